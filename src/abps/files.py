@@ -1,0 +1,60 @@
+"""Files appear whole or not at all: write beside the target, then rename."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from abps.core.errors import RequestError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path in the target's folder that takes the target's name if the block succeeds."""
+    path = Path(path)
+    folder(path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise RequestError(
+            f"cannot write in {path.parent}: {error.strerror}; choose another --out"
+        ) from error
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        part.chmod(0o644)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def folder(path: Path) -> Path:
+    """Make a folder (and its parents), or say in one sentence why not."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"cannot make the folder {path}: {error.strerror}; choose another --out") from error
+    return Path(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole, keys in the order given, no NaN (JSON has none)."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_with(path: Path, writer: Callable[[Path], object]) -> None:
+    """Write a file whole with a library's own writer."""
+    with replacing(path) as part:
+        writer(part)
