@@ -1,0 +1,1 @@
+"""From clinical tables to a federation."""

@@ -1,0 +1,265 @@
+"""From a federation to numbers: split, impute, standardise, encode; each center by itself.
+
+What a center fits (imputation values, means, standard deviations) it fits on its own training rows.
+What all must agree on for their models to have the same shape, the list of columns, is the union of
+what the centers see in their training rows: the names of category levels and of columns with gaps.
+A level that only occurs outside the training rows is encoded as "none of the known".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.cohorts.federation import Federation
+from abps.core import streams
+from abps.core.errors import RequestError
+
+#: Shares of training, validation and test rows.
+SHARES = (0.70, 0.15, 0.15)
+
+#: A category level rarer than this many training rows in the whole federation joins "none of the known".
+RARE_LEVEL = 10
+
+#: At most this many levels of one category are encoded, the most frequent ones.
+MOST_LEVELS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """One split of every center, rows of a center side by side.
+
+    x: (rows, features) float32.  y: (rows,) float32 of 0 and 1.
+    start: (centers + 1,) center i owns rows start[i]:start[i+1].
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[np.float32]
+    start: NDArray[np.int64]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(centers,) rows per center."""
+        return np.diff(self.start)
+
+    def positives(self) -> NDArray[np.int64]:
+        """(centers,) positive rows per center."""
+        total = np.concatenate([[0], np.cumsum(self.y, dtype=np.float64)])
+        return (total[self.start[1:]] - total[self.start[:-1]]).astype(np.int64)
+
+    def only(self, i: int) -> Rows:
+        """Center i alone: a federation of one."""
+        part = slice(int(self.start[i]), int(self.start[i + 1]))
+        return Rows(self.x[part], self.y[part], np.array([0, part.stop - part.start]))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What the learners see: three splits, column names and what each center publishes about itself.
+
+    metadata: (centers, k) positive rate, log training size, mean year / 2030 where time is known,
+    then the prevalence of each descriptor; from training rows only.
+    """
+
+    name: str
+    centers: tuple[str, ...]
+    columns: tuple[str, ...]
+    train: Rows
+    validation: Rows
+    test: Rows
+    metadata: NDArray[np.float64]
+    metadata_names: tuple[str, ...]
+    base_metadata: int
+    groups: tuple[str, ...] | None
+    seed: int
+
+    @property
+    def size(self) -> int:
+        """The number of centers."""
+        return len(self.centers)
+
+    @property
+    def width(self) -> int:
+        """The number of encoded features."""
+        return len(self.columns)
+
+    def only(self, i: int) -> Prepared:
+        """What center i alone holds of this federation; its columns and streams stay the same."""
+        return Prepared(
+            name=self.name,
+            centers=(self.centers[i],),
+            columns=self.columns,
+            train=self.train.only(i),
+            validation=self.validation.only(i),
+            test=self.test.only(i),
+            metadata=self.metadata[i : i + 1],
+            metadata_names=self.metadata_names,
+            base_metadata=self.base_metadata,
+            groups=None if self.groups is None else (self.groups[i],),
+            seed=self.seed,
+        )
+
+
+def quotas(count: int, shares: tuple[float, ...] = SHARES) -> tuple[int, ...]:
+    """How many of ``count`` units go to each split: the shares rounded, and one to each if it can be.
+
+    >>> quotas(20), quotas(3), quotas(2)
+    ((14, 3, 3), (1, 1, 1), (1, 0, 1))
+    """
+    if count == 2:
+        return (1, 0, 1)  # better a scored center without validation than the reverse
+    if count < 2:
+        return (count, 0, 0)
+    small = [max(1, math.floor(count * share + 0.5)) for share in shares[1:]]
+    return (count - sum(small), *small)
+
+
+def assign_splits(federation: Federation, seed: int) -> NDArray[np.int8]:
+    """(rows,) 0 training, 1 validation, 2 test: stratified by label in each center.
+
+    With patients known, all stays of a patient go to one split; the strata are then patients with and
+    without a positive stay.
+    """
+    split = np.zeros(federation.rows, dtype=np.int8)
+    order = np.argsort(federation.center, kind="stable")
+    bounds = np.searchsorted(federation.center[order], np.arange(federation.size + 1))
+    for i, name in enumerate(federation.centers):
+        rows = order[bounds[i] : bounds[i + 1]]
+        rng = streams.generator(seed, "split", 0, streams.center_id(name))
+        labels = federation.label[rows]
+        if federation.patient is None:
+            unit = np.arange(len(rows))
+            positive = labels > 0
+        else:
+            _, unit = np.unique(federation.patient[rows], return_inverse=True)
+            positive = np.bincount(unit, weights=labels) > 0
+        part = np.zeros(len(positive), dtype=np.int8)
+        for stratum in (True, False):
+            members = rng.permutation(np.flatnonzero(positive == stratum))
+            part[members] = np.repeat(np.arange(3, dtype=np.int8), quotas(len(members)))
+        split[rows] = part[unit]
+    return split
+
+
+def _segments(keys: NDArray[np.int32], n: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n,) sums of values by center."""
+    return np.bincount(keys, weights=values, minlength=n)
+
+
+def _encode_number(
+    values: NDArray[np.float64], center: NDArray[np.int32], train: NDArray[np.bool_], n: int
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Standardise one numeric column by each center's training rows; gaps get the center's mean.
+
+    A center that never saw a value of this column, or saw one value only, gets zeros for it.
+    Values are kept within ten standard deviations: a typing error must not own the first layer.
+    """
+    known = np.isfinite(values)
+    fit = known & train
+    filled = np.where(known, values, 0.0)
+    count = np.maximum(_segments(center[fit], n, np.ones(fit.sum())), 1)
+    mean = _segments(center[fit], n, filled[fit]) / count
+    deviation = np.where(fit, filled - mean[center], 0.0)
+    spread = np.sqrt(_segments(center, n, deviation**2) / count)
+    usable = spread > 1e-8 * (1.0 + np.abs(mean))
+    scale = np.where(usable, 1.0 / np.where(usable, spread, 1.0), 0.0)
+    z = np.where(known, (filled - mean[center]) * scale[center], 0.0)
+    return np.clip(z, -10.0, 10.0).astype(np.float32), ~known
+
+
+def encode(
+    federation: Federation, split: NDArray[np.int8]
+) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    """(rows, columns) the encoded features, and the columns' names."""
+    n, train = federation.size, split == 0
+    blocks: list[NDArray[np.float32]] = []
+    names: list[str] = []
+    for name in federation.features.columns:
+        column = federation.features[name]
+        if column.dtype == pl.String or column.dtype == pl.Categorical:
+            text = column.cast(pl.String)
+            seen = text.filter(pl.Series(train)).drop_nulls().value_counts(sort=True)
+            frequent = seen.filter(seen["count"] >= min(RARE_LEVEL, max(1, train.sum() // 100)))
+            levels = sorted(frequent[name].to_list()[:MOST_LEVELS])
+            if len(levels) == 2 and text.null_count() == 0:
+                levels = levels[:1]  # the second is the absence of the first
+            for level in levels:
+                blocks.append((text == level).fill_null(False).to_numpy().astype(np.float32))
+                names.append(f"{name}={level}")
+            gaps = text.is_null().to_numpy()
+        elif column.dtype == pl.Boolean or set(column.drop_nulls().unique().to_list()) <= {0, 1}:
+            values = column.cast(pl.Float64).to_numpy()
+            gaps = ~np.isfinite(values)
+            if np.unique(values[train & ~gaps]).size > 1:
+                blocks.append(np.where(gaps, 0.0, values).astype(np.float32))
+                names.append(name)
+        else:
+            values = column.cast(pl.Float64).to_numpy().copy()
+            z, gaps = _encode_number(values, federation.center, train, n)
+            if np.any(z[train]):
+                blocks.append(z)
+                names.append(name)
+        if gaps[train].any() and not gaps[train].all():
+            blocks.append(gaps.astype(np.float32))
+            names.append(f"{name} missing")
+    if not blocks:
+        raise RequestError(
+            f"{federation.name}: no feature is left after encoding (all are constant or empty); "
+            "check --drop and the columns of the table"
+        )
+    return np.stack(blocks, axis=1), tuple(names)
+
+
+def metadata(
+    federation: Federation, split: NDArray[np.int8]
+) -> tuple[NDArray[np.float64], tuple[str, ...], int]:
+    """(centers, k) the vector that each center publishes, the names of its entries, and how many are base."""
+    n, train = federation.size, split == 0
+    center = federation.center[train]
+    count = np.maximum(_segments(center, n, np.ones(len(center))), 1)
+    parts = [_segments(center, n, federation.label[train]) / count, np.log(count)]
+    names = ["positive rate", "log training rows"]
+    if federation.time is not None:
+        parts.append(_segments(center, n, federation.time[train]) / count / 2030.0)
+        names.append("mean year / 2030")
+    base = len(parts)
+    for name in federation.descriptors:
+        values = federation.features[name].cast(pl.Float64).fill_null(0.0).to_numpy()[train]
+        parts.append(_segments(center, n, values) / count)
+        names.append(f"prevalence of {name}")
+    return np.stack(parts, axis=1), tuple(names), base
+
+
+def prepare(federation: Federation, seed: int) -> Prepared:
+    """Split and encode a federation for one seed."""
+    split = assign_splits(federation, seed)
+    x, columns = encode(federation, split)
+    vectors, names, base = metadata(federation, split)
+
+    def rows(part: int) -> Rows:
+        chosen = np.flatnonzero(split == part)
+        chosen = chosen[np.argsort(federation.center[chosen], kind="stable")]
+        start = np.searchsorted(federation.center[chosen], np.arange(federation.size + 1))
+        return Rows(
+            np.ascontiguousarray(x[chosen]),
+            federation.label[chosen].astype(np.float32),
+            start.astype(np.int64),
+        )
+
+    return Prepared(
+        name=federation.name,
+        centers=federation.centers,
+        columns=columns,
+        train=rows(0),
+        validation=rows(1),
+        test=rows(2),
+        metadata=vectors,
+        metadata_names=names,
+        base_metadata=base,
+        groups=federation.groups,
+        seed=seed,
+    )
