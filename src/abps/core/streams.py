@@ -6,7 +6,7 @@ hospital that runs alone draws exactly what the simulation draws for it.
 
 Two forms of one idea:
 
-* ``generator`` gives a NumPy generator (Philox, counter based) for one center: shuffles, masks.
+* ``generator`` gives a NumPy generator (SFC64) for one center: shuffles, masks.
 * ``uniforms`` hashes whole arrays of (center, index) at once: what selection over many pairs needs.
 """
 
@@ -81,8 +81,7 @@ def key(seed: int, purpose: str, round: int = 0, center: int = 0) -> int:
 
 def generator(seed: int, purpose: str, round: int = 0, center: int = 0) -> np.random.Generator:
     """The stream of one (seed, center, round, purpose) as a NumPy generator."""
-    k = key(seed, purpose, round, center)
-    return np.random.Generator(np.random.Philox(key=k | (_mix(k) << 64)))
+    return np.random.Generator(np.random.SFC64(key(seed, purpose, round, center)))
 
 
 def bits(seed: int, purpose: str, round: int, centers: ArrayLike, index: ArrayLike = 0) -> NDArray[np.uint64]:

@@ -1,0 +1,114 @@
+"""Accuracy of many centers at once: ragged groups of scores, one pass of sorting.
+
+A metric is undefined (NaN) for a center whose rows are all of one class; means skip those and say how
+many were scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.cohorts.prepare import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Values of k groups side by side: group g owns values[start[g]:start[g+1]]."""
+
+    values: NDArray[np.float32]
+    start: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def __getitem__(self, g: int) -> NDArray[np.float32]:
+        return self.values[self.start[g] : self.start[g + 1]]
+
+    def group(self) -> NDArray[np.int64]:
+        """(values,) the group that each value belongs to."""
+        return np.repeat(np.arange(len(self)), np.diff(self.start))
+
+
+def labels_of(rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
+    """The labels of the rows of every owner, in the shape of a learner's answers."""
+    if owner is None:
+        return Segments(rows.y, rows.start)
+    sizes = rows.sizes[owner]
+    start = np.concatenate([[0], np.cumsum(sizes)])
+    index = np.arange(start[-1]) + np.repeat(rows.start[owner] - start[:-1], sizes)
+    return Segments(rows.y[index], start)
+
+
+def _sum(values: NDArray[np.float64], group: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+    return np.bincount(group, weights=values, minlength=n)
+
+
+def auroc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
+    """(k,) area under the ROC curve; tied scores count half (midranks)."""
+    group, n = scores.group(), len(scores)
+    order = np.lexsort((scores.values, group))
+    value, owner, y = scores.values[order], group[order], labels.values[order]
+    position = np.arange(len(value)) - scores.start[owner] + 1.0
+    # A run of equal scores inside a group shares the mean of its positions.
+    fresh = np.ones(len(value), dtype=bool)
+    fresh[1:] = (value[1:] != value[:-1]) | (owner[1:] != owner[:-1])
+    run = np.cumsum(fresh) - 1
+    rank = (np.bincount(run, weights=position) / np.bincount(run))[run] if len(value) else position
+    positives = _sum(y.astype(np.float64), owner, n)
+    negatives = np.diff(scores.start) - positives
+    with np.errstate(divide="ignore", invalid="ignore"):
+        area = (_sum(rank * y, owner, n) - positives * (positives + 1) / 2) / (positives * negatives)
+    area[(positives == 0) | (negatives == 0)] = np.nan
+    return area
+
+
+def auprc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
+    """(k,) average precision: mean precision at the positives, thresholds at distinct scores."""
+    group, n = scores.group(), len(scores)
+    order = np.lexsort((-scores.values, group))
+    value, owner, y = scores.values[order], group[order], labels.values[order].astype(np.float64)
+    last = np.ones(len(value), dtype=bool)
+    last[:-1] = (value[1:] != value[:-1]) | (owner[1:] != owner[:-1])
+    hits = np.cumsum(y)
+    before = np.concatenate([[0.0], hits])[scores.start[:-1]]
+    hits = hits - before[owner]
+    position = np.arange(len(value)) - scores.start[owner] + 1.0
+    # Precision at a threshold counts the whole run of ties that it lets in.
+    end = np.flatnonzero(last)
+    run = np.cumsum(last) - last
+    precision = (hits[end] / position[end])[run] if len(value) else hits
+    positives = _sum(y, owner, n)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        area = _sum(precision * y, owner, n) / positives
+    area[(positives == 0) | (positives == np.diff(scores.start))] = np.nan
+    return area
+
+
+def probabilities(logits: Segments) -> Segments:
+    """Logits to probabilities."""
+    with np.errstate(over="ignore"):
+        return Segments(1.0 / (1.0 + np.exp(-logits.values)), logits.start)
+
+
+def brier(logits: Segments, labels: Segments) -> NDArray[np.float64]:
+    """(k,) mean squared error of the predicted probability; NaN for an empty group."""
+    error = (probabilities(logits).values.astype(np.float64) - labels.values) ** 2
+    with np.errstate(invalid="ignore"):
+        return _sum(error, logits.group(), len(logits)) / np.diff(logits.start)
+
+
+def log_loss(logits: Segments, labels: Segments) -> NDArray[np.float64]:
+    """(k,) mean binary cross-entropy in nats; NaN for an empty group."""
+    z = logits.values.astype(np.float64)
+    loss = np.maximum(z, 0) - z * labels.values + np.log1p(np.exp(-np.abs(z)))
+    with np.errstate(invalid="ignore"):
+        return _sum(loss, logits.group(), len(logits)) / np.diff(logits.start)
+
+
+def mean_over_centers(values: NDArray[np.float64]) -> tuple[float, int]:
+    """The plain mean over the centers for which the metric is defined, and how many those are."""
+    scored = np.isfinite(values)
+    return (float(values[scored].mean()) if scored.any() else float("nan")), int(scored.sum())

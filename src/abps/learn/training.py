@@ -1,0 +1,347 @@
+"""Local training of all centers, stacked.
+
+``StackedLearner`` keeps every center's model as a row of one matrix and trains cache-sized chunks of
+rows side by side, one thread per core, each thread with single-threaded kernels: so the numbers do
+not depend on how many cores there are. ``LoopLearner`` is the same learning told plainly, one center
+at a time with ``nn.Module`` and ``torch.optim.Adam``; it is the ``debug`` engine and the oracle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from abps.cohorts.prepare import Prepared, Rows
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.learn import batches
+from abps.learn.kernels import Kernel, Pull, kernel_for, with_given_dropout
+from abps.learn.metrics import Segments
+from abps.learn.models import MLP, Layout, ModelFactory, initial_weights
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a center trains between two exchanges (the paper's settings)."""
+
+    epochs: int = 2
+    batch: int = 128
+    lr: float = 1e-3
+    weight_decay: float = 1e-5
+    optimizer: str = "adam"
+    hidden: tuple[int, ...] = (128, 64)
+    dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch < 1:
+            raise RequestError(f"epochs={self.epochs}, batch={self.batch}: both must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise RequestError(f"dropout={self.dropout}: a share of units, choose 0 to below 1")
+        if self.lr <= 0 or self.weight_decay < 0:
+            raise RequestError(
+                f"lr={self.lr}, weight_decay={self.weight_decay}: choose lr above 0 and weight_decay from 0"
+            )
+        if self.optimizer not in ("adam", "sgd"):
+            raise RequestError(f"optimizer={self.optimizer!r}: choose adam or sgd")
+
+    def model(self, width: int) -> nn.Module:
+        """The default network for a number of features."""
+        return MLP(width, self.hidden, self.dropout)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is added to a center's own loss; the default is nothing.
+
+    Adds ``strength * (w - anchor) + shift`` to the gradient (proximal, dynamic and control-variate
+    terms are of this form), and the gradient of an extra loss on the representation.
+
+    strength: a number or (n,).  anchor, shift: (P,) or (n, P).
+    pull: given the indices of a chunk's centers (m,) and its batch (m, b, d), a function of the
+    representation z (m, b, units) that returns the gradient with respect to z.
+    """
+
+    strength: float | Tensor = 0.0
+    anchor: Tensor | None = None
+    shift: Tensor | None = None
+    pull: Callable[[Tensor, Tensor, Tensor], Pull] | None = None
+
+    def add(self, w: Tensor, gradient: Tensor, members: Tensor) -> None:
+        """Add the terms to the gradients (m, P) of the centers ``members`` at the weights (m, P)."""
+        if self.anchor is not None:
+            strength = self.strength
+            if isinstance(strength, Tensor):
+                strength = strength[members].unsqueeze(1)
+            gradient.add_(strength * (w - _rows(self.anchor, members)))
+        if self.shift is not None:
+            gradient.add_(_rows(self.shift, members))
+
+
+def _rows(value: Tensor, members: Tensor) -> Tensor:
+    return value if value.dim() == 1 else value[members]
+
+
+PLAIN = Objective()
+
+
+class Learner(Protocol):
+    """Everything a method may ask of the local learning of all centers."""
+
+    data: Prepared
+    layout: Layout
+    training: Training
+    start: Tensor
+
+    def train(
+        self,
+        w: Tensor,
+        round: int,
+        objective: Objective = PLAIN,
+        columns: slice = slice(None),
+        epochs: int | None = None,
+    ) -> Tensor:
+        """(n, P) the models after every center's local epochs; ``w`` is left as it was.
+
+        Only ``columns`` of the parameters move.
+        """
+
+    def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
+        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+
+
+@dataclass
+class _Common:
+    """What both learners hold: data, the model's layout, the common start."""
+
+    data: Prepared
+    training: Training
+    factory: ModelFactory
+    seed: int
+    kernel: Kernel = field(init=False)
+    start: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kernel = kernel_for(self.factory(self.data.width), self.data.width)
+        self.start = initial_weights(self.factory, self.data.width, self.seed)
+        self.ids = streams.center_ids(self.data.centers)
+
+    @property
+    def layout(self) -> Layout:
+        """Where every parameter sits."""
+        return self.kernel.layout
+
+    def _optimizer(self, w: Tensor, fused: bool) -> torch.optim.Optimizer:
+        t = self.training
+        if t.optimizer == "sgd":
+            return torch.optim.SGD([w], lr=t.lr, weight_decay=t.weight_decay, fused=fused)
+        return torch.optim.Adam([w], lr=t.lr, weight_decay=t.weight_decay, fused=fused)
+
+
+class StackedLearner(_Common):
+    """All centers' models in one matrix, trained in chunks."""
+
+    #: Centers per chunk: small enough for a chunk's batch to stay in a core's cache.
+    most = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._x = torch.from_numpy(self.data.train.x)
+        self._y = torch.from_numpy(self.data.train.y)
+        self._chunks = batches.chunks(self.data.train.sizes, self.training.batch, self.most)
+        self._workers = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+
+    def _each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1 on all cores, each with single-threaded kernels."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            if self._workers == 1 or count == 1:
+                for k in range(count):
+                    work(k)
+            else:
+                with ThreadPoolExecutor(min(self._workers, count)) as pool:
+                    list(pool.map(work, range(count)))
+        finally:
+            torch.set_num_threads(before)
+
+    def train(
+        self,
+        w: Tensor,
+        round: int,
+        objective: Objective = PLAIN,
+        columns: slice = slice(None),
+        epochs: int | None = None,
+    ) -> Tensor:
+        """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
+        after = w.clone()
+        count = epochs if epochs is not None else self.training.epochs
+
+        def work(k: int) -> None:
+            self._train_chunk(self._chunks[k], after, round, objective, columns, count)
+
+        self._each(work, len(self._chunks))
+        return after
+
+    def _train_chunk(
+        self, chunk: batches.Chunk, after: Tensor, round: int, objective: Objective, columns: slice, epochs: int
+    ) -> None:
+        size, m = self.training.batch, len(chunk.members)
+        members = torch.from_numpy(chunk.members)
+        w = after[members]
+        moving = w[:, columns] if columns != slice(None) else w
+        if moving is not w:
+            moving = moving.contiguous()
+        gradient = torch.empty_like(w)
+        optimizer = self._optimizer(moving, fused=True)
+        order = [
+            batches.row_order(self.seed, int(self.ids[i]), round, int(n), epochs)
+            for i, n in zip(chunk.members, chunk.sizes)
+        ]
+        masks = self._masks(chunk, round, epochs)
+        start = self.data.train.start[chunk.members]
+        for epoch in range(epochs):
+            for step in range(chunk.batches):
+                lengths = chunk.lengths(step, size)
+                widest = int(lengths.max())
+                index = np.zeros((m, widest), dtype=np.int64)
+                weight = np.zeros((m, widest), dtype=np.float32)
+                for c in range(m):
+                    n = int(lengths[c])
+                    index[c, :n] = start[c] + order[c][epoch, step * size : step * size + n]
+                    weight[c, :n] = 1.0 / n
+                flat = torch.from_numpy(index.reshape(-1))
+                x = self._x.index_select(0, flat).view(m, widest, -1)
+                y = self._y.index_select(0, flat).view(m, widest)
+                keep = self._stack(masks, epoch * chunk.batches + step, m, widest)
+                pull = objective.pull(members, x, w) if objective.pull is not None else None
+                self.kernel.gradient(w, x, y, torch.from_numpy(weight), keep, gradient, pull)
+                objective.add(w, gradient, members)
+                moving.grad = gradient if moving is w else gradient[:, columns].contiguous()
+                optimizer.step()
+                if moving is not w:
+                    w[:, columns] = moving
+        after[members] = w
+
+    def _masks(self, chunk: batches.Chunk, round: int, epochs: int) -> list[list[list[NDArray[np.bool_]]]]:
+        """[center][step][site] kept units of a chunk; empty without dropout."""
+        if not self.kernel.sites:
+            return []
+        size = self.training.batch
+        lengths = np.stack([chunk.lengths(s, size) for s in range(chunk.batches)] * epochs, axis=1)
+        return [
+            batches.kept_units(self.seed, int(self.ids[i]), round, lengths[c].tolist(), self.kernel.sites)
+            for c, i in enumerate(chunk.members)
+        ]
+
+    def _stack(self, masks: Sequence, step: int, m: int, widest: int) -> list[Tensor]:
+        keep = []
+        for s, site in enumerate(self.kernel.sites):
+            stacked = np.zeros((m, widest, site.units), dtype=np.float32)
+            for c in range(m):
+                mask = masks[c][step][s]
+                np.multiply(mask, np.float32(1.0 / (1.0 - site.rate)), out=stacked[c, : len(mask)])
+            keep.append(torch.from_numpy(stacked))
+        return keep
+
+    def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
+        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+        owner = np.arange(len(w)) if owner is None else owner
+        sizes = rows.sizes[owner]
+        start = np.concatenate([[0], np.cumsum(sizes)])
+        answers = torch.empty(int(start[-1]))
+        x = torch.from_numpy(rows.x)
+        order = np.argsort(sizes, kind="stable")
+        order = order[sizes[order] > 0]
+        pieces = np.array_split(order, max(1, -(-len(order) // self.most)))
+
+        def work(k: int) -> None:
+            piece = pieces[k]
+            widest = int(sizes[piece].max())
+            column = np.arange(widest)
+            real = column < sizes[piece][:, None]
+            index = np.where(real, rows.start[owner[piece]][:, None] + column, 0)
+            batch = x.index_select(0, torch.from_numpy(index.reshape(-1))).view(len(piece), widest, -1)
+            out = self.kernel.logits(w[torch.from_numpy(piece)], batch)
+            place = (start[piece][:, None] + column)[real]
+            answers[torch.from_numpy(place)] = out[torch.from_numpy(real)]
+
+        if len(order):
+            self._each(work, len(pieces))
+        return Segments(answers.numpy(), start)
+
+
+class LoopLearner(_Common):
+    """One center at a time, with a plain module, autograd and a plain optimiser."""
+
+    def train(
+        self,
+        w: Tensor,
+        round: int,
+        objective: Objective = PLAIN,
+        columns: slice = slice(None),
+        epochs: int | None = None,
+    ) -> Tensor:
+        """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
+        return torch.stack(
+            [
+                self.train_center(i, w[i], round, objective, columns, epochs or self.training.epochs)
+                for i in range(self.data.size)
+            ]
+        )
+
+    def train_center(
+        self, i: int, w: Tensor, round: int, objective: Objective, columns: slice, epochs: int
+    ) -> Tensor:
+        """(P,) center i's model after its local epochs."""
+        rows, size = self.data.train.only(i), self.training.batch
+        x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
+        model = with_given_dropout(self.factory(self.data.width), self.data.width)
+        torch.nn.utils.vector_to_parameters(w.clone(), model.network.parameters())
+        flat = w[columns].clone().requires_grad_()
+        optimizer = self._optimizer(flat, fused=False)
+        whole = w.clone()
+        center, member = int(self.ids[i]), torch.tensor([i])
+        order = batches.row_order(self.seed, center, round, len(y), epochs)
+        lengths = [min(size, len(y) - at) for at in range(0, len(y), size)] * epochs
+        masks = batches.kept_units(self.seed, center, round, lengths, self.kernel.sites)
+        pieces = [torch.from_numpy(part) for epoch in order for part in np.split(epoch, range(size, len(y), size))]
+        for index, kept in zip(pieces, masks if self.kernel.sites else [[]] * len(pieces)):
+            model.give([torch.from_numpy(m) / (1.0 - s.rate) for m, s in zip(kept, self.kernel.sites)])
+            model.network.zero_grad()
+            loss = F.binary_cross_entropy_with_logits(model.network(x[index]).reshape(-1), y[index])
+            loss.backward()
+            gradient = torch.cat([p.grad.reshape(-1) for p in model.network.parameters()])[None]  # type: ignore[union-attr]
+            if objective.pull is not None:
+                z = model.network.representation(x[index])[None]  # type: ignore[operator]
+                dz = objective.pull(member, x[index][None], whole[None])(z.detach())
+                extra = torch.autograd.grad((z * dz).sum(), list(model.network.parameters()), allow_unused=True)
+                gradient = gradient + torch.cat(
+                    [torch.zeros(p.numel()) if g is None else g.reshape(-1)
+                     for g, p in zip(extra, model.network.parameters())]
+                )
+            objective.add(whole[None], gradient, member)
+            flat.grad = gradient[0][columns].clone()
+            optimizer.step()
+            whole[columns] = flat.detach()
+            torch.nn.utils.vector_to_parameters(whole, model.network.parameters())
+        return whole
+
+    def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
+        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+        owner = np.arange(len(w)) if owner is None else owner
+        model = self.factory(self.data.width).eval()
+        answers = []
+        with torch.no_grad():
+            for weights, i in zip(w, owner):
+                torch.nn.utils.vector_to_parameters(weights, model.parameters())
+                answers.append(model(torch.from_numpy(rows.only(int(i)).x)).reshape(-1).numpy())
+        return Segments(np.concatenate(answers), np.concatenate([[0], np.cumsum(rows.sizes[owner])]))
