@@ -1,0 +1,108 @@
+"""``fedprox-synthetic``: Synthetic(alpha, beta) of Li et al., "Federated Optimization in Heterogeneous
+Networks" (MLSys 2020), with two classes instead of ten.
+
+Center k draws u_k ~ N(0, alpha) and B_k ~ N(0, beta). Its own logistic model has weights and bias
+~ N(u_k, 1); its features are x ~ N(v_k, S) with v_k ~ N(B_k, 1) per feature and S diagonal,
+S_jj = j^-1.2. So alpha says how much the centers' models differ, beta how much their data do, and
+the label is the class with the higher score (with two classes: the sign of one score, whose weights are
+the difference of two draws around the same u_k and therefore keep no trace of u_k; see below).
+
+Two departures, both because the label is binary. The difference of two class models cancels u_k, so
+that alpha would do nothing: here the score's weights are drawn around u_k directly. And a center whose
+features lie far from zero would have one class only: the score is centred on the center's own mean
+before the sign is taken, then shifted so that ``positive`` of the stays are positive on average over
+centers.
+
+Columns: y (label), center, x01, x02, ... (features, float).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from abps.core import streams
+from abps.core.errors import RequestError
+
+
+@dataclass(frozen=True)
+class FedproxSynthetic:
+    """The knobs of ``fedprox-synthetic``.
+
+    alpha: variance of u_k, how much the centers' models differ.
+    beta: variance of B_k, how much the centers' data differ.
+    iid: one model and one feature distribution for all centers (alpha and beta then say nothing).
+    centers, features: how many of each.
+    smallest, mean_log, spread_log: sizes are smallest + exp(N(mean_log, spread_log**2)), heavy-tailed.
+    largest: no center has more rows than this.
+    positive: share of positives, on average over centers.
+    seed: which federation of this kind.
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    iid: bool = False
+    centers: int = 30
+    features: int = 60
+    smallest: int = 50
+    mean_log: float = 4.0
+    spread_log: float = 2.0
+    largest: int = 5_000
+    positive: float = 0.3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("alpha", 0, 1_000),
+            ("beta", 0, 1_000),
+            ("centers", 1, 100_000),
+            ("features", 1, 10_000),
+            ("smallest", 20, 1_000_000),
+            ("mean_log", 0, 12),
+            ("spread_log", 0, 4),
+            ("largest", 20, 10_000_000),
+            ("positive", 0.01, 0.99),
+            ("seed", 0, 2**63 - 1),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:  # also refuses NaN
+                raise RequestError(
+                    f"fedprox-synthetic: {name}={value} is out of range; choose {low} to {high}"
+                )
+        if self.largest < self.smallest:
+            raise RequestError(
+                f"fedprox-synthetic: largest={self.largest} is below smallest={self.smallest}; "
+                "raise the one or lower the other"
+            )
+
+    def generate(self) -> pl.DataFrame:
+        """One row per sample: y, center, then the features."""
+        d = self.features
+        scale = np.arange(1, d + 1) ** -0.6  # square root of the diagonal of S
+        digits = len(str(self.centers - 1))
+        names = [f"center-{k:0{digits}d}" for k in range(self.centers)]
+        xs, ys, sizes = [], [], []
+        for name in names:
+            # The center's own stream: adding centers leaves those that exist as they are.
+            rng = streams.generator(self.seed, "generate", 0, streams.center_id(name))
+            model = streams.generator(self.seed, "generate", 1, 0) if self.iid else rng
+            size = min(self.smallest + int(np.exp(rng.normal(self.mean_log, self.spread_log))), self.largest)
+            u = 0.0 if self.iid else rng.normal(0.0, np.sqrt(self.alpha))
+            b = 0.0 if self.iid else rng.normal(0.0, np.sqrt(self.beta))
+            weights = model.normal(u, 1.0, d)
+            v = np.zeros(d) if self.iid else rng.normal(b, 1.0, d)
+            x = v + scale * rng.standard_normal((size, d))
+            score = (x - v) @ weights
+            xs.append(x)
+            ys.append(score > np.quantile(score, 1.0 - self.positive))
+            sizes.append(size)
+        x = np.concatenate(xs)
+        return pl.DataFrame(
+            {
+                "y": np.concatenate(ys).astype(np.int8),
+                "center": pl.Series(names).gather(np.repeat(np.arange(self.centers), sizes)),
+                **{f"x{j + 1:0{len(str(d))}d}": x[:, j] for j in range(d)},
+            }
+        )

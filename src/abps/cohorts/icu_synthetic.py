@@ -1,0 +1,547 @@
+"""``icu-synthetic``: intensive-care stays of many centers, made from a formula.
+
+A center is one care unit in one two-year window. The stays of a center follow its care unit's case
+mix; who dies follows a latent severity: what the features explain (the risk) plus what nothing
+explains (logistic noise), and the unit's share of stays with the highest severity dies. So the
+chance of death is logistic in the risk, and every unit has exactly its stated mortality.
+
+The risk has three clinically shaped parts: direct effects (age, comorbidity, the way of admission, a
+temperature that nobody charted), U-shaped effects (a vital sign may be too low or too high), and
+interactions (age with comorbidity, a fast pulse at low pressure, fast breathing at low saturation).
+Care units may differ in case mix and in risk; two knobs say how much, a third whether the two go
+together. No number here was fitted to patients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import ArrayLike, NDArray
+
+from abps.core import streams
+from abps.core.errors import RequestError
+
+Floats = NDArray[np.float64]
+
+# ---------------------------------------------------------------------------------------------------
+# Difficulty: the only numbers that were chosen by how well models do (docs/icu-synthetic.md).
+
+#: Standard deviation of the risk common to all units, in log-odds, at ``signal=1``.
+RISK_SPREAD = 2.2
+#: How the variance of the common risk divides over its three parts.
+DIRECT_SHARE, CURVED_SHARE, INTERACTION_SHARE = 0.25, 0.50, 0.25
+#: Standard deviation of a unit's own risk, in log-odds, at ``risk=1``.
+UNIT_RISK_SPREAD = 0.5
+
+# ---------------------------------------------------------------------------------------------------
+# The schema.
+
+COMORBIDITIES = (
+    "myocardial_infarct",
+    "congestive_heart_failure",
+    "peripheral_vascular",
+    "cerebrovascular",
+    "dementia",
+    "chronic_pulmonary",
+    "rheumatic",
+    "peptic_ulcer",
+    "liver",
+    "diabetes",
+    "renal",
+    "cancer",
+)
+VITALS = ("heart_rate", "sbp", "dbp", "mbp", "resp_rate", "spo2", "temperature")
+
+#: Mean and standard deviation of a stay's 24-hour mean, and how far its extremes lie from it.
+VITAL_MEAN = np.array([86.0, 119.0, 63.0, 79.0, 19.5, 96.9, 36.9])
+VITAL_SD = np.array([16.0, 17.0, 11.0, 11.0, 4.0, 2.0, 0.55])
+VITAL_RANGE = np.array([18.0, 24.0, 16.0, 18.0, 7.0, 3.5, 0.65])
+VITAL_LOWEST = np.array([20.0, 40.0, 15.0, 25.0, 3.0, 50.0, 30.0])
+VITAL_HIGHEST = np.array([220.0, 260.0, 160.0, 190.0, 65.0, 100.0, 42.5])
+
+#: Levels and their shares over all units. The empty level is "not recorded" (a missing value).
+CATEGORIES: dict[str, dict[str, float]] = {
+    "race": {"WHITE": 0.66, "BLACK": 0.11, "HISPANIC": 0.04, "ASIAN": 0.03, "OTHER": 0.06, "": 0.10},
+    "admission_type": {
+        "EW EMER.": 0.40,
+        "OBSERVATION ADMIT": 0.14,
+        "URGENT": 0.16,
+        "SURGICAL SAME DAY ADMISSION": 0.10,
+        "DIRECT EMER.": 0.05,
+        "ELECTIVE": 0.06,
+        "EU OBSERVATION": 0.04,
+        "DIRECT OBSERVATION": 0.03,
+        "AMBULATORY OBSERVATION": 0.02,
+    },
+    "admission_location": {
+        "EMERGENCY ROOM": 0.40,
+        "PHYSICIAN REFERRAL": 0.22,
+        "TRANSFER FROM HOSPITAL": 0.20,
+        "CLINIC REFERRAL": 0.04,
+        "WALK-IN/SELF REFERRAL": 0.04,
+        "PROCEDURE SITE": 0.03,
+        "PACU": 0.02,
+        "TRANSFER FROM SKILLED NURSING FACILITY": 0.02,
+        "INTERNAL TRANSFER": 0.01,
+        "AMBULATORY SURGERY TRANSFER": 0.01,
+        "": 0.01,
+    },
+    "insurance": {"Medicare": 0.47, "Private": 0.27, "Medicaid": 0.17, "Other": 0.04, "": 0.05},
+}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What sets one care unit apart. The figures are round and plausible, not measured."""
+
+    name: str
+    mortality: float  # share of its stays that end in death
+    volume: float  # its stays relative to an average unit's
+    age: float  # mean age
+    male: float
+    comorbidity: tuple[float, ...]  # prevalence, in the order of COMORBIDITIES
+    vitals: tuple[float, ...]  # shift of the mean, in standard deviations, in the order of VITALS
+    planned: float  # shift of the log-odds of planned over emergency admission
+
+
+UNITS = (
+    Unit(
+        "CVICU", 0.033, 1.15, 66.5, 0.66,
+        (0.26, 0.30, 0.20, 0.10, 0.02, 0.22, 0.03, 0.02, 0.05, 0.34, 0.20, 0.08),
+        (-0.20, -0.35, -0.35, -0.30, -0.45, 0.40, 0.10), 1.6,
+    ),
+    Unit(
+        "SICU", 0.106, 1.05, 63.0, 0.52,
+        (0.10, 0.18, 0.10, 0.20, 0.05, 0.20, 0.03, 0.03, 0.15, 0.26, 0.17, 0.20),
+        (0.00, 0.20, 0.05, 0.15, -0.10, 0.10, 0.05), 0.3,
+    ),
+    Unit(
+        "TSICU", 0.108, 0.85, 61.0, 0.60,
+        (0.09, 0.14, 0.08, 0.22, 0.06, 0.17, 0.03, 0.03, 0.11, 0.23, 0.14, 0.12),
+        (0.05, 0.30, 0.20, 0.25, -0.10, 0.15, 0.20), 0.1,
+    ),
+    Unit(
+        "CCU", 0.130, 0.85, 70.0, 0.58,
+        (0.42, 0.56, 0.16, 0.10, 0.06, 0.27, 0.03, 0.02, 0.07, 0.38, 0.32, 0.09),
+        (-0.10, -0.20, -0.05, -0.10, 0.05, -0.05, -0.30), -0.2,
+    ),
+    Unit(
+        "MICU-SICU", 0.141, 0.95, 63.5, 0.54,
+        (0.14, 0.28, 0.10, 0.12, 0.06, 0.30, 0.04, 0.03, 0.18, 0.31, 0.25, 0.20),
+        (0.15, 0.00, 0.05, 0.00, 0.25, -0.25, 0.00), -0.6,
+    ),
+    Unit(
+        "MICU", 0.154, 1.15, 64.0, 0.53,
+        (0.15, 0.32, 0.10, 0.11, 0.07, 0.33, 0.04, 0.04, 0.21, 0.34, 0.29, 0.19),
+        (0.20, 0.00, 0.05, 0.05, 0.35, -0.35, 0.00), -0.9,
+    ),
+)  # fmt: skip
+
+#: The first two-year window, and how many there are.
+FIRST_YEAR, WINDOWS = 2110, 41
+#: Stays and centers of the default federation, so that the mean size carries over to other numbers.
+STAYS, CENTERS = 71_008, 230
+#: No center has fewer stays than this.
+SMALLEST_CENTER = 20
+#: Share of stays whose patient was in the same center before (and left it alive).
+READMITTED = 0.10
+#: How far the centers of one unit scatter around it: log-odds of a prevalence, SDs of a vital's mean.
+CENTER_SCATTER = 0.06
+
+
+@dataclass(frozen=True)
+class IcuSynthetic:
+    """The knobs of ``icu-synthetic``. The defaults give the 230 centers that the reports use.
+
+    heterogeneity: how much care units differ: 0 same risk everywhere, 1 mild, 2 medium, 4 severe.
+    risk: differences in the risk function alone; unset, it follows ``heterogeneity``.
+    case_mix: differences in who is admitted, and how ill; unset, (1 + heterogeneity) / 2.
+    aligned: units with one case mix also share one risk function. If false, a center takes case mix,
+        size and mortality from any unit by chance, so that published metadata say nothing about the
+        risk function; ``careunit`` still names the unit whose risk function the center follows.
+    alike: share of the centers that follow the common risk and the common case mix; their
+        ``careunit`` is ``COMMON``.
+    centers, groups: how many centers, from how many care units.
+    group_sizes: centers per care unit, if they are not to be equal.
+    stays: stays in all centers together; unset, 309 per center as in the default federation.
+    size_spread: standard deviation of the logarithm of a center's size.
+    signal: scale of the common risk against the unexplained; 1 is calibrated.
+    drift: change from the first window to the last in case mix, mortality and risk; 0 is none.
+    seed: which federation of this kind.
+    """
+
+    heterogeneity: float = 1.0
+    risk: float | None = None
+    case_mix: float | None = None
+    aligned: bool = True
+    alike: float = 0.0
+    centers: int = CENTERS
+    groups: int = 6
+    group_sizes: tuple[int, ...] = ()
+    stays: int | None = None
+    size_spread: float = 0.30
+    signal: float = 1.0
+    drift: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("heterogeneity", 0, 20),
+            ("risk", 0, 20),
+            ("case_mix", 0, 5),
+            ("alike", 0, 1),
+            ("size_spread", 0, 2),
+            ("signal", 0, 10),
+            ("drift", 0, 10),
+            ("centers", 1, 100_000),
+            ("groups", 1, 1_000),
+            ("seed", 0, 2**63 - 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:  # also refuses NaN
+                raise RequestError(f"icu-synthetic: {name}={value} is out of range; choose {low} to {high}")
+        if self.group_sizes:
+            if len(self.group_sizes) != self.groups and self.groups != type(self).groups:
+                raise RequestError(
+                    f"icu-synthetic: group_sizes names {len(self.group_sizes)} groups "
+                    f"but groups={self.groups}; leave groups out"
+                )
+            if min(self.group_sizes) < 1 or sum(self.group_sizes) != self.centers:
+                raise RequestError(
+                    f"icu-synthetic: group_sizes add up to {sum(self.group_sizes)} but "
+                    f"centers={self.centers}; give positive sizes that add up to the number of centers"
+                )
+        elif self.groups > self.centers:
+            raise RequestError(
+                f"icu-synthetic: groups={self.groups} but centers={self.centers}; every group needs a center"
+            )
+        if self.total_stays < SMALLEST_CENTER * self.centers:
+            raise RequestError(
+                f"icu-synthetic: stays={self.stays} is too few for {self.centers} centers; "
+                f"give at least {SMALLEST_CENTER * self.centers} ({SMALLEST_CENTER} per center)"
+            )
+
+    @property
+    def total_stays(self) -> int:
+        """Stays in all centers together."""
+        return round(STAYS * self.centers / CENTERS) if self.stays is None else self.stays
+
+    def generate(self) -> pl.DataFrame:
+        """One row per stay: died, center, careunit, admission_year, patient, then the features."""
+        population = _population(self)
+        return _draw(population, self.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """What the stays of every center are drawn from; (n,) or (n, k) arrays, one row per center.
+
+    Everything that sets a center apart is here, so a federation that changes over time is a sequence
+    of populations.
+    """
+
+    names: tuple[str, ...]
+    groups: tuple[str, ...]
+    stratum: NDArray[np.int64]  # centers of one stratum share one mortality
+    mortality: Floats  # (strata,)
+    year: Floats  # first year of the window
+    sizes: NDArray[np.int64]
+    age: Floats  # mean age
+    male: Floats  # log-odds
+    comorbidity: Floats  # (n, 12) log-odds
+    vitals: Floats  # (n, 7) shift of the mean in standard deviations
+    categories: dict[str, Floats]  # (n, levels) log-shares
+    level: Floats  # shift of severity: how mortality moves within a stratum
+    common: float  # scale of the risk that all share
+    own: Floats  # (n, terms) weights of the center's own direct effects
+
+
+def _stream(seed: int, what: str) -> np.random.Generator:
+    """A stream per ingredient: a new ingredient does not change the draws of the others."""
+    return streams.generator(seed, "generate", 0, streams.center_id(what))
+
+
+def _logit(p: ArrayLike) -> Floats:
+    p = np.asarray(p, dtype=np.float64)
+    return np.asarray(np.log(p / (1.0 - p)))
+
+
+def _apportion(weights: Floats, total: int, least: int) -> NDArray[np.int64]:
+    """Whole numbers in proportion to the weights, at least ``least`` each, adding up to ``total``."""
+    spare = total - least * len(weights)
+    share = weights / weights.sum() * spare
+    sizes = np.floor(share).astype(np.int64)
+    rest = spare - int(sizes.sum())
+    sizes[np.argsort(sizes - share, kind="stable")[:rest]] += 1
+    return np.asarray(sizes + least)
+
+
+def _units(knobs: IcuSynthetic, groups: int) -> tuple[list[str], dict[str, Floats]]:
+    """Names of the care units and their profiles, (groups, k) arrays on an unbounded scale.
+
+    Beyond six, a unit repeats one of the six with a variation of its own.
+    """
+    table = [UNITS[g % len(UNITS)] for g in range(groups)]
+    names = [u.name if g < len(UNITS) else f"UNIT{g + 1}" for g, u in enumerate(table)]
+    rng = _stream(knobs.seed, "further units")
+    novel = (np.arange(groups) >= len(UNITS))[:, None]
+    profile = {
+        "mortality": _logit([[u.mortality] for u in table]),
+        "volume": np.log([[u.volume] for u in table]),
+        "age": np.array([[u.age] for u in table]),
+        "male": _logit([[u.male] for u in table]),
+        "comorbidity": _logit([u.comorbidity for u in table]),
+        "vitals": np.array([u.vitals for u in table]),
+        "planned": np.array([[u.planned] for u in table]),
+    }
+    for name, width in (("age", 3.0), ("comorbidity", 0.4), ("vitals", 0.2), ("planned", 0.5)):
+        profile[name] = profile[name] + novel * rng.normal(0.0, width, profile[name].shape)
+    return names, profile
+
+
+def _windows(knobs: IcuSynthetic, counts: list[int], volume: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """(n,) the window of every center, and its expected size.
+
+    Each unit has a cell in every window; where there are more cells than centers, its smallest are left out.
+    """
+    rng = _stream(knobs.seed, "sizes")
+    cells = max(WINDOWS, *counts)
+    size = np.exp(volume + knobs.size_spread * rng.standard_normal((len(counts), cells)))
+    kept = [np.sort(np.argsort(-size[g], kind="stable")[:count]) for g, count in enumerate(counts)]
+    return np.concatenate(kept), np.concatenate([size[g, k] for g, k in enumerate(kept)])
+
+
+def _population(knobs: IcuSynthetic) -> Population:
+    """What each center's stays are drawn from."""
+    n = knobs.centers
+    counts = list(knobs.group_sizes) or [len(part) for part in np.array_split(np.arange(n), knobs.groups)]
+    groups = len(counts)
+    risk = knobs.heterogeneity if knobs.risk is None else knobs.risk
+    case_mix = (1.0 + knobs.heterogeneity) / 2.0 if knobs.case_mix is None else knobs.case_mix
+    unit_names, profile = _units(knobs, groups)
+    risk_unit = np.repeat(np.arange(groups), counts)
+    window, size = _windows(knobs, counts, profile["volume"])
+
+    # Whose case mix: the center's own unit's, or that of a center drawn without replacement.
+    rng = _stream(knobs.seed, "alignment")
+    donor = np.arange(n) if knobs.aligned else rng.permutation(n)
+    mix_unit = risk_unit[donor]
+    size = size[donor]
+    common = _stream(knobs.seed, "alike").permutation(n) < round(knobs.alike * n)
+
+    # Position in time, -1 (first window) to 1 (last): what drift acts on.
+    span = max(WINDOWS, *counts) - 1
+    position = knobs.drift * (2.0 * window / span - 1.0)
+    scatter = _stream(knobs.seed, "scatter")
+
+    def of_center(name: str, drift: float | Floats = 0.0, jitter: float = CENTER_SCATTER) -> Floats:
+        """(n, k) the average over units, plus the unit's difference, drift and the center's scatter."""
+        average = profile[name].mean(axis=0)
+        difference = np.where(common[:, None], 0.0, case_mix * (profile[name][mix_unit] - average))
+        noise = scatter.normal(0.0, jitter, difference.shape) if jitter else 0.0
+        moved = np.outer(position, np.broadcast_to(drift, average.shape))
+        return np.asarray(average + difference + moved + noise)
+
+    planned = of_center("planned", -0.3)
+    categories = {}
+    for name, levels in CATEGORIES.items():
+        tilt = np.array([_PLANNED.get(level, 0.0) for level in levels])
+        categories[name] = np.log(list(levels.values())) + planned * tilt
+
+    # A unit's own risk: direct effects beside the common ones, which cancel over the units, so that
+    # the common risk stays the average of all. With drift they turn away from where they began.
+    terms = len(_DIRECT)
+    own = _stream(knobs.seed, "unit risk").standard_normal((2, groups, terms))
+    if groups > 1:
+        own = own - own.mean(axis=1, keepdims=True)
+    own = own / np.sqrt((own**2).sum(axis=2, keepdims=True)) * UNIT_RISK_SPREAD
+    shared = _stream(knobs.seed, "drifting risk").standard_normal(terms)
+    shared = shared / np.sqrt((shared**2).sum()) * UNIT_RISK_SPREAD
+    weights = np.where(common[:, None], 0.0, risk * own[0][risk_unit]) + position[:, None] * (
+        shared + np.where(common[:, None], 0.0, risk * own[1][risk_unit])
+    )
+
+    years = FIRST_YEAR + 2 * window
+    careunit = [unit_names[g] for g in risk_unit]
+    return Population(
+        names=tuple(f"{unit}/{year}" for unit, year in zip(careunit, years)),
+        groups=tuple("COMMON" if alike else unit for alike, unit in zip(common, careunit)),
+        stratum=mix_unit,
+        mortality=1.0 / (1.0 + np.exp(-profile["mortality"][:, 0])),
+        year=years.astype(np.float64),
+        sizes=_apportion(size, knobs.total_stays, SMALLEST_CENTER),
+        age=of_center("age", 1.5, 0.5)[:, 0],
+        male=of_center("male")[:, 0],
+        comorbidity=of_center("comorbidity", 0.15),
+        vitals=of_center("vitals", np.array([0.1, -0.1, 0.0, -0.05, 0.1, -0.1, 0.0])),
+        categories=categories,
+        level=0.3 * position,
+        common=RISK_SPREAD * knobs.signal,
+        own=weights,
+    )
+
+
+#: Levels that go with planned (+) or unplanned (-) admission.
+_PLANNED = {
+    "SURGICAL SAME DAY ADMISSION": 1.0,
+    "ELECTIVE": 1.0,
+    "AMBULATORY OBSERVATION": 0.5,
+    "EW EMER.": -0.4,
+    "DIRECT EMER.": -0.4,
+    "EMERGENCY ROOM": -0.5,
+    "TRANSFER FROM SKILLED NURSING FACILITY": -0.5,
+    "PHYSICIAN REFERRAL": 0.7,
+    "PROCEDURE SITE": 0.5,
+    "AMBULATORY SURGERY TRANSFER": 0.5,
+}
+
+# How the vitals move together: two shared factors (pressure, distress) and each vital's own part.
+_PRESSURE = np.array([-0.15, 0.80, 0.75, 0.93, -0.05, 0.05, 0.00])
+_DISTRESS = np.array([0.55, -0.10, 0.10, 0.00, 0.60, -0.45, 0.35])
+_OWN = np.sqrt(1.0 - _PRESSURE**2 - _DISTRESS**2)
+
+#: Direct effects: term and its weight in the common risk (only the proportions matter).
+_DIRECT = {
+    "age": 1.0,
+    **dict(zip(
+        (f"cci_{name}" for name in COMORBIDITIES),
+        (0.1, 0.4, 0.2, 0.4, 0.2, 0.2, 0.0, 0.0, 0.5, -0.1, 0.3, 0.6),
+    )),
+    **{f"{v}_level": w for v, w in zip(VITALS, (0.4, -0.3, -0.1, -0.3, 0.5, -0.4, -0.3))},
+    **{f"{v}_range": w for v, w in zip(VITALS, (0.3, 0.2, 0.1, 0.1, 0.3, 0.4, 0.2))},
+    "temperature_missing": 0.4,
+    "planned": -0.6,
+}  # fmt: skip
+
+#: Weights of the U-shapes of the vitals' means, and of the interactions.
+_CURVED = np.array([1.0, 1.0, 0.6, 0.8, 1.0, 0.6, 1.0])
+
+
+def _choose(log_shares: Floats, center: NDArray[np.int64], u: Floats) -> NDArray[np.int64]:
+    """(rows,) a level for every stay, from its center's shares."""
+    shares = np.exp(log_shares - log_shares.max(axis=1, keepdims=True))
+    bounds = np.cumsum(shares / shares.sum(axis=1, keepdims=True), axis=1)[:, :-1]
+    chosen = np.zeros(len(u), dtype=np.int64)
+    for bound in bounds.T:
+        chosen += u > bound[center]
+    return chosen
+
+
+def _draw(population: Population, seed: int) -> pl.DataFrame:
+    """Stays of every center, and who dies."""
+    center = np.repeat(np.arange(len(population.sizes)), population.sizes)
+    rows = len(center)
+    first = np.concatenate([[0], np.cumsum(population.sizes)[:-1]])
+
+    # Who comes back: the row takes the person (not the physiology) of the last row that is somebody new.
+    again = _stream(seed, "readmission").random(rows) < READMITTED
+    again[first] = False
+    person = np.maximum.accumulate(np.where(again, 0, np.arange(rows)))
+
+    rng = _stream(seed, "person")
+    frailty = rng.standard_normal(rows)[person]
+    age = np.clip(population.age[center] + 15.0 * rng.standard_normal(rows)[person], 18.0, 95.0)
+    age_z = (age - 64.0) / 15.0
+    male = rng.random(rows)[person] < 1.0 / (1.0 + np.exp(-population.male[center]))
+    odds = population.comorbidity[center] + 0.4 * frailty[:, None] + 0.35 * age_z[:, None]
+    sick = rng.random((rows, len(COMORBIDITIES)))[person] < 1.0 / (1.0 + np.exp(-odds))
+
+    rng = _stream(seed, "admission")
+    columns: dict[str, pl.Series] = {}
+    planned = np.zeros(rows)
+    for name, levels in CATEGORIES.items():
+        u = rng.random(rows)
+        chosen = _choose(population.categories[name], center, u[person] if name == "race" else u)
+        labels = pl.Series(name, [level or None for level in levels], dtype=pl.String)
+        columns[name] = labels.gather(chosen)
+        planned += np.array([_PLANNED.get(level, 0.0) for level in levels])[chosen]
+
+    # Vitals: the day's mean, and extremes on either side of it, further away in the unstable.
+    rng = _stream(seed, "vitals")
+    factors = rng.standard_normal((rows, 2))
+    own = rng.standard_normal((rows, len(VITALS)))
+    z = factors[:, :1] * _PRESSURE + factors[:, 1:] * _DISTRESS + own * _OWN + population.vitals[center]
+    unstable = rng.standard_normal((rows, 1)) * 0.25 + rng.standard_normal((rows, len(VITALS))) * 0.30
+    swing = VITAL_RANGE * np.exp(unstable)
+    lean = 0.5 + 0.12 * rng.standard_normal((rows, len(VITALS)))  # which side the day leaned to
+    mean = np.clip(VITAL_MEAN + VITAL_SD * z, VITAL_LOWEST, VITAL_HIGHEST)
+    lowest = np.clip(mean - 2.0 * swing * np.clip(lean, 0.1, 0.9), VITAL_LOWEST, mean)
+    highest = np.clip(mean + 2.0 * swing * np.clip(1.0 - lean, 0.1, 0.9), mean, VITAL_HIGHEST)
+
+    # Temperature goes uncharted in the calm, and in those who die before anyone takes it.
+    calm = -0.5 * factors[:, 1]
+    uncharted = rng.random(rows) < 1.0 / (1.0 + np.exp(2.6 - calm))
+
+    direct = np.column_stack(
+        [
+            age_z,
+            (sick - 0.2) / 0.4,
+            z,
+            unstable / 0.39,
+            (uncharted - 0.08) / 0.27,
+            planned / 0.7,
+        ]
+    )
+    severity = (
+        population.common * _common_risk(direct, z, age_z, sick)
+        + np.einsum("rk,rk->r", direct, population.own[center])
+        + population.level[center]
+        + _stream(seed, "unexplained").logistic(size=rows)
+    )
+    died = _most_severe(severity, population.stratum[center], population.mortality)
+    # The dead do not come back: the stay after a death belongs to somebody new.
+    again &= ~died[np.maximum(np.arange(rows) - 1, 0)]
+    patient = np.cumsum(~again) + 10_000_000
+
+    year = population.year[center] + 2.0 * _stream(seed, "date").random(rows)
+    table: dict[str, pl.Series | NDArray[np.generic]] = {
+        "died": died.astype(np.int8),
+        "center": pl.Series(population.names).gather(center),
+        "careunit": pl.Series(population.groups).gather(center),
+        "admission_year": np.round(year, 3),
+        "patient": patient,
+        "age": np.round(age),
+        "sex": pl.Series(["F", "M"]).gather(male.astype(np.int64)),
+        **columns,
+        **{f"cci_{name}": sick[:, k].astype(np.int8) for k, name in enumerate(COMORBIDITIES)},
+    }
+    for k, name in enumerate(VITALS):
+        decimals = 2 if name == "temperature" else 1
+        for what, values in (("mean", mean), ("min", lowest), ("max", highest)):
+            column = pl.Series(np.round(values[:, k], decimals))
+            if name == "temperature":
+                column = column.zip_with(pl.Series(~uncharted), pl.Series([None], dtype=pl.Float64))
+            table[f"{name}_{what}"] = column
+    return pl.DataFrame(table)
+
+
+def _common_risk(direct: Floats, z: Floats, age_z: Floats, sick: NDArray[np.bool_]) -> Floats:
+    """(rows,) the risk that all units share, standard deviation about 1."""
+    weights = np.array(list(_DIRECT.values()))
+    linear = direct @ weights / np.sqrt((weights**2).sum())
+    curved = ((np.minimum(z**2, 9.0) - 1.0) / 1.35) @ _CURVED / np.sqrt((_CURVED**2).sum())
+    burden = (sick.sum(axis=1) - 2.4) / 1.4
+    interactions = (
+        age_z * burden
+        - z[:, 0] * z[:, 1]  # fast pulse at low pressure
+        - z[:, 4] * z[:, 5]  # fast breathing at low saturation
+        + z[:, 6] * burden  # fever in the frail
+    ) / 2.0
+    return np.asarray(
+        math.sqrt(DIRECT_SHARE) * linear
+        + math.sqrt(CURVED_SHARE) * curved
+        + math.sqrt(INTERACTION_SHARE) * interactions
+    )
+
+
+def _most_severe(severity: Floats, stratum: NDArray[np.int64], mortality: Floats) -> NDArray[np.bool_]:
+    """(rows,) true for the most severe stays of each stratum, as many as its mortality says."""
+    died = np.zeros(len(severity), dtype=bool)
+    for s, rate in enumerate(mortality):
+        rows = np.flatnonzero(stratum == s)
+        deaths = round(rate * len(rows))
+        died[rows[np.argsort(-severity[rows], kind="stable")[:deaths]]] = True
+    return died
