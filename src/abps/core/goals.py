@@ -1,0 +1,115 @@
+"""Goals: whom a center wants to consider at all, judged on small public metadata vectors.
+
+A goal gives every ordered pair a score f_i(v_i, v_j); peer j is a candidate of center i when the
+score reaches a threshold, calibrated so that a fixed share of pairs remains. Every center may have
+a goal of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError, nearest
+
+Floats = NDArray[np.float64]
+
+#: A goal scores centers' vectors (a, k) against peers' vectors (b, k): the result is (a, b).
+Goal = Callable[[Floats, Floats], Floats]
+
+
+def homogeneity(centers: Floats, peers: Floats) -> Floats:
+    """cos(v_i, v_j): like with like. A zero vector is like nobody (0)."""
+    return _unit(centers) @ _unit(peers).T
+
+
+def diversity(centers: Floats, peers: Floats) -> Floats:
+    """-cos(v_i, v_j): the unlike."""
+    return -homogeneity(centers, peers)
+
+
+def alignment(centers: Floats, peers: Floats) -> Floats:
+    """-|v_i0 - v_j0|: the same outcome rate, the paper's marker of a shared KPI."""
+    return -np.abs(centers[:, None, 0] - peers[None, :, 0])
+
+
+def _unit(v: Floats) -> Floats:
+    length = np.linalg.norm(v, axis=1, keepdims=True)
+    return v / np.where(length > 0, length, 1.0)
+
+
+GOALS: Final[dict[str, Goal]] = {
+    "homogeneity": homogeneity,
+    "diversity": diversity,
+    "alignment": alignment,
+}
+
+
+def goal(name: str) -> Goal:
+    """A goal by its name."""
+    if name not in GOALS:
+        raise RequestError(f"goal={name!r} is not one of {', '.join(GOALS)}{nearest(name, GOALS)}")
+    return GOALS[name]
+
+
+def scaled(vectors: Floats, how: str) -> Floats:
+    """Metadata as it stands (``raw``, the paper) or standardised over the centers (``zscore``)."""
+    if how == "raw":
+        return vectors
+    if how == "zscore":
+        spread = vectors.std(axis=0)
+        return (vectors - vectors.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    raise RequestError(f"meta_scale={how!r}: choose raw or zscore")
+
+
+def pair_scores(vectors: Floats, goals: Goal | Sequence[Goal]) -> Floats:
+    """(n, n) score of every ordered pair under each center's goal; the diagonal is -inf."""
+    if callable(goals):
+        scores = np.array(goals(vectors, vectors), dtype=np.float64)
+    else:
+        if len(goals) != len(vectors):
+            raise RequestError(f"{len(goals)} goals for {len(vectors)} centers; give one, or one per center")
+        scores = np.empty((len(vectors), len(vectors)))
+        # Centers that share a goal are scored together.
+        for g in dict.fromkeys(goals):
+            rows = np.array([k for k, other in enumerate(goals) if other is g])
+            scores[rows] = g(vectors[rows], vectors)
+    if scores.shape != (len(vectors), len(vectors)) or np.isnan(scores).any():
+        raise RequestError("a goal must return a (centers, peers) array of scores without NaN")
+    np.fill_diagonal(scores, -np.inf)
+    return scores
+
+
+def thresholds(scores: Floats, keep: float, scope: str) -> Floats:
+    """(n,) the score that a peer must reach so that the share ``keep`` of pairs remains.
+
+    ``global_pairs``: one threshold over all pairs (Sec. 4.1); with several goals in one federation, one
+    over the pairs of all. ``per_center``: every center keeps that share of its own peers (Sec. 6.5).
+    Ties at the threshold stay in.
+    """
+    n = len(scores)
+    if not 0 < keep <= 1:
+        raise RequestError(f"keep={keep}: the share of pairs to keep must be above 0 and at most 1")
+    if n < 2:
+        return np.full(n, -np.inf)
+    if scope == "per_center":
+        ranked = np.sort(scores, axis=1)[:, ::-1]
+        return np.asarray(ranked[:, max(1, round(keep * (n - 1))) - 1])
+    if scope == "global_pairs":
+        pairs = scores[~np.eye(n, dtype=bool)]
+        kept = max(1, round(keep * len(pairs)))
+        return np.full(n, np.partition(pairs, len(pairs) - kept)[len(pairs) - kept])
+    raise RequestError(f"tau_scope={scope!r}: choose global_pairs or per_center")
+
+
+def candidates(scores: Floats, threshold: Floats, mutual: bool) -> NDArray[np.bool_]:
+    """(n, n) is peer j in center i's candidate set C_i?
+
+    With ``mutual``, only where j also admits i: a receiver is asked for its consent to the filter too.
+    """
+    admitted = scores >= threshold[:, None]
+    np.fill_diagonal(admitted, False)
+    return admitted & admitted.T if mutual else admitted

@@ -1,0 +1,75 @@
+"""The ledger: one definition of a byte, used by every method.
+
+``edge`` counts a payload once per undirected edge and round (the paper's column); ``directed`` counts
+every one-way transfer; ``control`` is everything that is not model weights: metadata, proposals,
+answers, rankings, losses. Payloads are the encoded frames, header included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Dollars per gigabyte that leaves a center (the paper's figure).
+EGRESS_USD_PER_GB = 0.09
+
+#: A proposal, an answer or a small report: kind, round, center, value.
+CONTROL_MESSAGE = 16
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of something: a round, or a whole run."""
+
+    edge: int = 0
+    directed: int = 0
+    control: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.edge + other.edge, self.directed + other.directed, self.control + other.control)
+
+    @property
+    def usd(self) -> float:
+        """Dollars for every byte that left a center."""
+        return (self.directed + self.control) / 1e9 * EGRESS_USD_PER_GB
+
+
+def star(centers: int, payload: int) -> Traffic:
+    """Every center sends to the server and receives: n edges, 2n transfers."""
+    return Traffic(edge=centers * payload, directed=2 * centers * payload)
+
+
+def pairs(edges: int, payload: int, proposals: int = 0) -> Traffic:
+    """Partners swap payloads: one edge, two transfers; each proposal is one message and one answer."""
+    return Traffic(
+        edge=edges * payload, directed=2 * edges * payload, control=2 * proposals * CONTROL_MESSAGE
+    )
+
+
+def directory(centers: int, entries: int) -> Traffic:
+    """Every center publishes a vector of 4-byte numbers once and reads everybody else's."""
+    return Traffic(control=centers * centers * (CONTROL_MESSAGE + 4 * entries))
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What has been spent, round by round, against a budget of edge bytes.
+
+    When a round's weights would overdraw the budget, communication ends for good.
+    """
+
+    budget: float | None = None
+    spent: Traffic = Traffic()
+    rounds: tuple[Traffic, ...] = ()
+    closed: bool = False
+
+    def affords(self, planned: Traffic) -> bool:
+        """Whether a planned exchange still fits."""
+        return not self.closed and (self.budget is None or self.spent.edge + planned.edge <= self.budget)
+
+    def book(self, round: Traffic) -> Ledger:
+        """The ledger after a round."""
+        return Ledger(self.budget, self.spent + round, (*self.rounds, round), self.closed)
+
+    def close(self) -> Ledger:
+        """The ledger after the budget was reached."""
+        return Ledger(self.budget, self.spent, self.rounds, True)

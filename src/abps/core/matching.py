@@ -1,0 +1,131 @@
+"""Propose and reject: who works with whom this round, who rests, and why.
+
+One greedy pass as in Algorithm 1: centers take turns; each goes down its ranking and proposes until it
+has κ partners or nobody is left. A peer that is asked answers
+
+* ``full``      if it already has κ partners,
+* ``filtered``  if its own goal does not admit the proposer,
+* ``declined``  if its score of the proposer is below its threshold,
+* ``accepted``  otherwise: the two are partners of each other from then on.
+
+Partner sets are cleared once, before the pass: clearing them inside the loop, as the printed algorithm
+does, would erase links already granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+class Answer(IntEnum):
+    """How a peer answers a proposal."""
+
+    ACCEPTED = 0
+    FULL = 1
+    FILTERED = 2
+    DECLINED = 3
+
+
+class Rest(IntEnum):
+    """Why a center has no partner this round."""
+
+    NOT = 0  # it has one
+    NO_CANDIDATES = 1  # nobody passes the filter, its own or the other side's
+    ALL_FULL = 2  # whoever it asked had no place left
+    DECLINED = 3  # somebody with a place left did not want it, or it did not want anybody
+    BUDGET = 4  # the byte budget is spent
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The outcome of one round's proposals.
+
+    pairs: (e, 2) partners, each pair once, proposer first, in the order of acceptance.
+    center, peer, answer: (p,) every proposal made and how the peer answered, in order.
+    rest: (n,) a :class:`Rest` per center.
+    """
+
+    n: int
+    pairs: Ints
+    center: Ints
+    peer: Ints
+    answer: NDArray[np.int8]
+    rest: NDArray[np.int8]
+
+    def partners(self) -> list[Ints]:
+        """The partner set of every center, ascending."""
+        sets: list[list[int]] = [[] for _ in range(self.n)]
+        for i, j in self.pairs.tolist():
+            sets[i].append(j)
+            sets[j].append(i)
+        return [np.array(sorted(s), dtype=np.int64) for s in sets]
+
+    def degrees(self) -> Ints:
+        """(n,) the number of partners of every center."""
+        return np.bincount(self.pairs.ravel(), minlength=self.n).astype(np.int64)
+
+
+#: Does a peer that has a place left admit, and want, the proposer? ``(peer, proposer) -> Answer``.
+Verdict = Callable[[int, int], Answer]
+
+
+def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], verdict: Verdict, kappa: int) -> Plan:
+    """One greedy pass.
+
+    order: the centers in the order of their turns.  rankings: for every center, the peers it is ready to
+    ask, best first.  verdict: asked only of peers with a place left, and never for a pair already made.
+    """
+    n = len(rankings)
+    load = [0] * n
+    mine: list[set[int]] = [set() for _ in range(n)]
+    proposer: list[int] = []
+    asked: list[int] = []
+    answers: list[int] = []
+    pairs: list[tuple[int, int]] = []
+    turned_down = [Rest.NO_CANDIDATES] * n
+    for i in order:
+        worst = Rest.NO_CANDIDATES
+        for j in rankings[i]:
+            if load[i] >= kappa:
+                break
+            if j in mine[i]:
+                continue
+            if load[j] >= kappa:
+                answer = Answer.FULL
+                worst = max(worst, Rest.ALL_FULL)
+            else:
+                answer = verdict(j, i)
+                if answer == Answer.ACCEPTED:
+                    mine[i].add(j)
+                    mine[j].add(i)
+                    load[i] += 1
+                    load[j] += 1
+                    pairs.append((i, j))
+                elif answer == Answer.DECLINED:
+                    worst = Rest.DECLINED
+            proposer.append(i)
+            asked.append(j)
+            answers.append(answer)
+        turned_down[i] = worst
+    rest = [Rest.NOT if load[i] else turned_down[i] for i in range(n)]
+    return Plan(
+        n=n,
+        pairs=np.array(pairs, dtype=np.int64).reshape(-1, 2),
+        center=np.array(proposer, dtype=np.int64),
+        peer=np.array(asked, dtype=np.int64),
+        answer=np.array(answers, dtype=np.int8),
+        rest=np.array(rest, dtype=np.int8),
+    )
+
+
+def nobody(n: int, why: Rest) -> Plan:
+    """A round in which every center rests for one reason."""
+    none = np.zeros(0, dtype=np.int64)
+    return Plan(n, none.reshape(0, 2), none, none, none.astype(np.int8), np.full(n, why, dtype=np.int8))

@@ -1,0 +1,178 @@
+"""Selection: from beliefs to a ranking, a verdict and a plan.
+
+The same functions serve the simulation (all centers' rows at once) and a hospital (its own row).
+A "row" below is one center's view of its n possible peers; arrays carry rows on their first axis.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core import permutation, scores, streams
+from abps.core.beliefs import Beliefs, Posterior
+from abps.core.errors import RequestError
+from abps.core.matching import Answer, Plan, Rest, propose
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How partners are chosen (defaults: the paper's settings, read literally).
+
+    kappa: how many partners a center may have.  gamma: weight of the confidence radius.
+    epsilon, eps_schedule: exploration (constant, inv_sqrt_horizon or c_over_t).
+    tau_acc: the score from which a proposal is accepted.  prior: Beta(alpha0, beta0).
+    proposer_check: a center also asks only peers whose score reaches tau_acc (Lemma 1's reading).
+    tie_break: random, index, or similarity of the metadata.  order: random or index turns.
+    explore_pool: exploration draws from all candidates, or from the unproven (never observed) ones.
+    policy: ucb, or random (the control: every candidate is as good as any other).
+    """
+
+    kappa: int = 3
+    gamma: float = math.sqrt(2.0)
+    epsilon: float = 0.1
+    eps_schedule: str = "constant"
+    tau_acc: float = 0.5
+    prior: tuple[float, float] = (1.0, 1.0)
+    proposer_check: bool = False
+    tie_break: str = "random"
+    order: str = "random"
+    explore_pool: str = "all"
+    policy: str = "ucb"
+
+    def __post_init__(self) -> None:
+        if self.kappa < 1:
+            raise RequestError(f"kappa={self.kappa}: a center needs room for at least 1 partner")
+        if not 0 <= self.epsilon <= 1 and self.eps_schedule == "constant":
+            raise RequestError(f"epsilon={self.epsilon}: a probability, choose 0 to 1")
+        if self.gamma < 0:
+            raise RequestError(f"gamma={self.gamma}: the exploration weight must not be negative")
+        if min(self.prior) <= 0:
+            raise RequestError(f"prior={self.prior}: both Beta parameters must be above 0")
+        for name, value, known in (
+            ("tie_break", self.tie_break, ("random", "index", "similarity")),
+            ("order", self.order, ("random", "index")),
+            ("explore_pool", self.explore_pool, ("all", "unproven")),
+            ("policy", self.policy, ("ucb", "random")),
+            ("eps_schedule", self.eps_schedule, scores.EPSILON_SCHEDULES),
+        ):
+            if value not in known:
+                raise RequestError(f"{name}={value!r}: choose {', '.join(known)}")
+
+
+def turns(config: Selection, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
+    """(n,) the centers in the order of their turns this round."""
+    if config.order == "index":
+        return np.arange(len(ids))
+    return np.argsort(streams.bits(seed, "proposal-order", t, ids), kind="stable")
+
+
+def peer_scores(config: Selection, belief: Posterior, t: int) -> Floats:
+    """What a center thinks of peers: the number that ranks them and that acceptance is decided on."""
+    if config.policy == "random":
+        return np.ones_like(belief.alpha)
+    return scores.ucb(belief, t, config.gamma)
+
+
+def rank(
+    config: Selection,
+    score: Floats,
+    count: Floats,
+    candidate: Mask,
+    similarity: Floats | None,
+    ids: NDArray[np.uint64],
+    seed: int,
+    t: int,
+    horizon: int,
+) -> list[list[int]]:
+    """Rankings of r centers over n peers: best score first, ties broken, then the ε swap.
+
+    score, count, candidate, similarity: (r, n).  ids: (r,) the centers' stream numbers.
+    """
+    r, n = score.shape
+    if config.tie_break == "random":
+        keys = streams.bits(seed, "tie-break", t, ids)
+        tie: NDArray[np.float64] | Ints = permutation.place_of(np.arange(n)[None, :], keys[:, None], n)
+    elif config.tie_break == "similarity" and similarity is not None:
+        tie = -similarity
+    else:
+        tie = np.broadcast_to(np.arange(n), (r, n))
+    eligible = candidate & (score >= config.tau_acc) if config.proposer_check else candidate
+    best_first = np.lexsort((tie, np.where(eligible, -score, np.inf)), axis=-1)
+    epsilon = scores.epsilon(config.eps_schedule, config.epsilon, t, horizon)
+    explores = streams.uniforms(seed, "explore", t, ids) < epsilon
+    draw = streams.uniforms(seed, "explore-peer", t, ids)
+    rankings = []
+    for k in range(r):
+        listed = best_first[k, : int(eligible[k].sum())].tolist()
+        if explores[k] and listed and config.policy != "random":
+            pool = [j for j in listed if count[k, j] == 0] if config.explore_pool == "unproven" else listed
+            if pool:
+                chosen = sorted(pool)[int(draw[k] * len(pool))]
+                at = listed.index(chosen)
+                listed[0], listed[at] = listed[at], listed[0]
+        rankings.append(listed)
+    return rankings
+
+
+def verdict(config: Selection, admits: bool, score: float) -> Answer:
+    """How a center with a place left answers: does it admit the proposer, and is its score enough?"""
+    if not admits:
+        return Answer.FILTERED
+    return Answer.ACCEPTED if score >= config.tau_acc else Answer.DECLINED
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round's plan and the numbers it was decided on: score and posterior of every ordered pair."""
+
+    plan: Plan
+    score: Floats
+    belief: Posterior
+
+
+def select(
+    config: Selection,
+    beliefs: Beliefs,
+    candidate: Mask,
+    consent: Mask,
+    similarity: Floats | None,
+    ids: NDArray[np.uint64],
+    seed: int,
+    t: int,
+    horizon: int,
+) -> Round:
+    """One round of proposals among all centers.
+
+    candidate: (n, n) may i ask j?  consent: (n, n) does i admit j when asked?
+    """
+    n = beliefs.n
+    everyone = np.arange(n)
+    belief = beliefs.posterior(everyone[:, None], everyone[None, :])
+    score = peer_scores(config, belief, t)
+    rankings = rank(config, score, belief.count, candidate, similarity, ids, seed, t, horizon)
+    plan = propose(
+        turns(config, seed, t, ids).tolist(),
+        rankings,
+        lambda peer, proposer: verdict(config, bool(consent[peer, proposer]), float(score[peer, proposer])),
+        config.kappa,
+    )
+    if config.proposer_check:
+        plan = _unwanted(plan, candidate, rankings)
+    return Round(plan, score, belief)
+
+
+def _unwanted(plan: Plan, candidate: Mask, rankings: list[list[int]]) -> Plan:
+    """A center that wanted none of its candidates rests because it declined them all, not for want of any."""
+    rest = plan.rest.copy()
+    for i, listed in enumerate(rankings):
+        if rest[i] == Rest.NO_CANDIDATES and not listed and candidate[i].any():
+            rest[i] = Rest.DECLINED
+    return replace(plan, rest=rest)
