@@ -38,6 +38,7 @@ PURPOSES: Final = (
     "sketch",
     "generate",
     "bootstrap",
+    "partition",
 )
 
 _MASK: Final = (1 << 64) - 1

@@ -1,0 +1,267 @@
+"""How two samples, two outcome distributions or two labellings differ.
+
+The statistics behind ``abps drift``: Welch's t-test with the outlier rule of the paper's Appendix A,
+Jensen-Shannon divergence of outcomes between and within groups of centers, and the association of
+two partitions (Cramér's V, purity). NumPy and the standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from abps.core.errors import RequestError
+
+Floats = NDArray[np.float64]
+
+
+# --- Student's t ------------------------------------------------------------------------------------
+
+
+def _stirling_rest(a: float) -> float:
+    """ln Γ(a) − [(a − ½) ln a − a + ½ ln 2π], by its asymptotic series (a ≥ 15)."""
+    s = 1.0 / (a * a)
+    return (1 / 12 - s * (1 / 360 - s * (1 / 1260 - s * (1 / 1680 - s / 1188)))) / a
+
+
+def log_beta(a: float, b: float) -> float:
+    """ln B(a, b) for a, b > 0, without the cancellation of three large ln Γ.
+
+    With n = 71 000 stays the plain formula subtracts numbers near 10⁶ and loses the digits that a
+    p-value needs.
+    """
+    small, large = min(a, b), max(a, b)
+    if large < 15:
+        return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    total = large + small
+    # ln Γ(large) − ln Γ(total), term by term from Stirling's formula
+    ratio = (large - 0.5) * math.log1p(-small / total) - small * math.log(total) + small
+    ratio += _stirling_rest(large) - _stirling_rest(total)
+    return math.lgamma(small) + ratio
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """The continued fraction of the incomplete beta function, by the modified Lentz method."""
+    tiny = 1e-300
+    c, d = 1.0, 1.0 - (a + b) * x / (a + 1.0)
+    d = 1.0 / (d if abs(d) > tiny else tiny)
+    h = d
+    for m in range(1, 10_000):
+        even = m * (b - m) * x / ((a + 2 * m - 1.0) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1.0))
+        for step in (even, odd):
+            d = 1.0 + step * d
+            d = 1.0 / (d if abs(d) > tiny else tiny)
+            c = 1.0 + step / c
+            c = c if abs(c) > tiny else tiny
+            h *= c * d
+        if abs(c * d - 1.0) < 1e-16:
+            break
+    return h
+
+
+def incomplete_beta(a: float, b: float, x: float, y: float | None = None) -> float:
+    """The regularised incomplete beta function I_x(a, b); ``y`` = 1 − x where it is known more exactly."""
+    y = 1.0 - x if y is None else y
+    if not (a > 0 and b > 0) or x < 0 or y < 0:
+        raise RequestError(
+            f"the incomplete beta function needs a, b > 0 and 0 ≤ x ≤ 1, not a={a}, b={b}, x={x}"
+        )
+    if x == 0 or y == 0:
+        return 0.0 if x == 0 else 1.0
+    if x > (a + 1.0) / (a + b + 2.0):  # the fraction converges fast on the other side
+        return 1.0 - incomplete_beta(b, a, y, x)
+    log_x = math.log(x) if x < 0.5 else math.log1p(-y)
+    log_y = math.log(y) if y < 0.5 else math.log1p(-x)
+    return math.exp(a * log_x + b * log_y - log_beta(a, b)) * _beta_fraction(a, b, x) / a
+
+
+def student_t_p(t: float, df: float) -> float:
+    """The two-sided p-value of Student's t with ``df`` (not necessarily whole) degrees of freedom."""
+    if math.isnan(t) or math.isnan(df):
+        return math.nan
+    if math.isinf(t):
+        return 0.0
+    square = t * t
+    return incomplete_beta(df / 2.0, 0.5, df / (df + square), square / (df + square))
+
+
+@dataclass(frozen=True)
+class Welch:
+    """Welch's two-sample t-test, with what was compared. NaN where it is not defined."""
+
+    count: tuple[int, int]
+    mean: tuple[float, float]
+    sd: tuple[float, float]
+    t: float
+    df: float
+    p: float
+
+    @property
+    def effect(self) -> float:
+        """The difference of means in units of the root mean of the two variances (Cohen's d)."""
+        pooled = math.sqrt((self.sd[0] ** 2 + self.sd[1] ** 2) / 2)
+        return (self.mean[0] - self.mean[1]) / pooled if pooled > 0 else math.nan
+
+
+def welch(first: ArrayLike, second: ArrayLike) -> Welch:
+    """Compare the means of two samples that may differ in variance; positive t: the first is larger."""
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    counts = (len(a), len(b))
+    means = (float(a.mean()) if len(a) else math.nan, float(b.mean()) if len(b) else math.nan)
+    sds = (
+        float(a.std(ddof=1)) if len(a) > 1 else math.nan,
+        float(b.std(ddof=1)) if len(b) > 1 else math.nan,
+    )
+    t = df = math.nan
+    if min(counts) > 1:
+        va, vb = sds[0] ** 2 / len(a), sds[1] ** 2 / len(b)
+        if va + vb > 0:
+            t = (means[0] - means[1]) / math.sqrt(va + vb)
+            df = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
+    return Welch(counts, means, sds, t, df, student_t_p(t, df))
+
+
+def holm(p: ArrayLike) -> Floats:
+    """Holm's adjustment of several p-values; NaN (a test that was not defined) stays and does not count."""
+    values = np.asarray(p, dtype=np.float64)
+    adjusted = np.full(values.shape, np.nan)
+    defined = np.flatnonzero(~np.isnan(values))
+    order = defined[np.argsort(values[defined], kind="stable")]
+    factors = len(order) - np.arange(len(order))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * factors))
+    return adjusted
+
+
+def within_deviations(values: ArrayLike, deviations: float = 3.0) -> NDArray[np.bool_]:
+    """The outlier rule: True where a value is at most so many standard deviations from the mean.
+
+    One pass, mean and standard deviation (ddof 1) of all the values given, as in Appendix A.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if len(x) < 2:
+        return np.ones(x.shape, dtype=np.bool_)
+    return np.asarray(np.abs(x - x.mean()) <= deviations * x.std(ddof=1))
+
+
+# --- Jensen-Shannon ---------------------------------------------------------------------------------
+
+
+def _x_log_ratio(p: Floats, q: Floats) -> Floats:
+    """p ln(p / q) elementwise with 0 ln 0 = 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(p > 0, p * np.log(p / q), 0.0))
+
+
+def jensen_shannon(p: ArrayLike, q: ArrayLike) -> Floats:
+    """Jensen-Shannon divergence in nats of distributions along the last axis; in [0, ln 2]."""
+    a, b = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
+    middle = (a + b) / 2
+    total = (_x_log_ratio(a, middle) + _x_log_ratio(b, middle)).sum(axis=-1) / 2
+    return np.asarray(np.maximum(total, 0.0))
+
+
+def bernoulli_js(p: ArrayLike, q: ArrayLike) -> Floats:
+    """Jensen-Shannon divergence in nats of two yes/no outcomes with rates p and q (broadcast)."""
+    a, b = np.broadcast_arrays(np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64))
+    return jensen_shannon(np.stack([a, 1 - a], axis=-1), np.stack([b, 1 - b], axis=-1))
+
+
+@dataclass(frozen=True)
+class OutcomeDivergence:
+    """Mean pairwise divergence of the centers' outcome rates, in nats; NaN where there is no pair.
+
+    The noise is what centers of these sizes would show on average if all pairs had one and the same
+    rate: to first order (1/n₁ + 1/n₂)/8, whatever the rate.
+    """
+
+    between: float
+    within: float
+    between_noise: float
+    within_noise: float
+    between_pairs: int
+    within_pairs: int
+
+
+def outcome_divergence(rates: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> OutcomeDivergence:
+    """Compare (n,) outcome rates of centers of (n,) sizes between and within their (n,) groups."""
+    rate = np.asarray(rates, dtype=np.float64)
+    size = np.asarray(sizes, dtype=np.float64)
+    group = np.unique(np.asarray(groups), return_inverse=True)[1]
+    sums = np.zeros((2, 2))  # [same group?, divergence or noise]
+    pairs = np.zeros(2, dtype=np.int64)
+    for i in range(len(rate) - 1):  # row by row: n² numbers are never held at once
+        same = (group[i + 1 :] == group[i]).astype(np.int64)
+        divergence = bernoulli_js(rate[i], rate[i + 1 :])
+        noise = (1 / size[i] + 1 / size[i + 1 :]) / 8
+        sums[:, 0] += np.bincount(same, weights=divergence, minlength=2)
+        sums[:, 1] += np.bincount(same, weights=noise, minlength=2)
+        pairs += np.bincount(same, minlength=2)
+    with np.errstate(invalid="ignore"):
+        mean = sums / pairs[:, None]
+    return OutcomeDivergence(
+        between=float(mean[0, 0]),
+        within=float(mean[1, 0]),
+        between_noise=float(mean[0, 1]),
+        within_noise=float(mean[1, 1]),
+        between_pairs=int(pairs[0]),
+        within_pairs=int(pairs[1]),
+    )
+
+
+# --- two labellings of the same rows ----------------------------------------------------------------
+
+
+def contingency(first: ArrayLike, second: ArrayLike) -> NDArray[np.int64]:
+    """(values of first, values of second) how often each pair of labels occurs, labels sorted."""
+    a_names, a = np.unique(np.asarray(first), return_inverse=True)
+    b_names, b = np.unique(np.asarray(second), return_inverse=True)
+    flat = np.bincount(a * len(b_names) + b, minlength=len(a_names) * len(b_names))
+    return flat.reshape(len(a_names), len(b_names)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Association:
+    """How far one labelling tells another.
+
+    v: Cramér's V. v_corrected: with the chance part taken out (Bergsma). purity: the share of the most
+    frequent second label, mean over the first labels; chance_purity: the same share in all rows.
+    """
+
+    v: float
+    v_corrected: float
+    purity: float
+    chance_purity: float
+    chi2: float
+    df: int
+    rows: int
+
+
+def association(table: ArrayLike) -> Association:
+    """Cramér's V and purity of a (rows, columns) contingency table of counts."""
+    counts = np.asarray(table, dtype=np.float64)
+    counts = counts[counts.sum(axis=1) > 0][:, counts.sum(axis=0) > 0]
+    total = counts.sum()
+    r, c = counts.shape
+    if total == 0:
+        return Association(math.nan, math.nan, math.nan, math.nan, math.nan, 0, 0)
+    purity = float((counts.max(axis=1) / counts.sum(axis=1)).mean())
+    chance = float(counts.sum(axis=0).max() / total)
+    if min(r, c) < 2:  # one label only: nothing to be associated with
+        return Association(math.nan, math.nan, purity, chance, 0.0, 0, int(total))
+    expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0, keepdims=True) / total
+    chi2 = float(((counts - expected) ** 2 / expected).sum())
+    phi2 = chi2 / total
+    v = math.sqrt(phi2 / (min(r, c) - 1))
+    df = (r - 1) * (c - 1)
+    if total > 1:
+        phi2 = max(0.0, phi2 - df / (total - 1))
+        r_fair, c_fair = r - (r - 1) ** 2 / (total - 1), c - (c - 1) ** 2 / (total - 1)
+        spread = min(r_fair, c_fair) - 1
+        corrected = math.sqrt(phi2 / spread) if spread > 0 else math.nan
+    else:
+        corrected = math.nan
+    return Association(v, corrected, purity, chance, chi2, df, int(total))
