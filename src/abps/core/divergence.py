@@ -121,7 +121,8 @@ def welch(first: ArrayLike, second: ArrayLike) -> Welch:
         va, vb = sds[0] ** 2 / len(a), sds[1] ** 2 / len(b)
         if va + vb > 0:
             t = (means[0] - means[1]) / math.sqrt(va + vb)
-            df = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
+            share = va / (va + vb)  # squares of tiny variances would underflow; squares of shares do not
+            df = 1.0 / (share**2 / (len(a) - 1) + (1.0 - share) ** 2 / (len(b) - 1))
     return Welch(counts, means, sds, t, df, student_t_p(t, df))
 
 
