@@ -1,0 +1,295 @@
+"""Drift: windows that grow while nothing changes, alarms, and beliefs that forget.
+
+A center watches a stream of one number per round (an outcome rate, a feature mean, the utility its
+peers bring). :func:`grow` is the window rule by Welch's test: the window expands while the newest
+observations agree with it, and starts anew with them when they do not. It runs for all centers at
+once. :class:`Detector` is the interface for one stream; Page and Hinkley's test is the alternative
+that needs no library. What an alarm does to beliefs is a :class:`Forgetting` policy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from abps.core.errors import RequestError
+from abps.core.student import two_sided_p
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+# --------------------------------------------------------------------------- windows by Welch's test
+
+
+class Summary(NamedTuple):
+    """Mean, variance (divided by size - 1) and number of observations; arrays of one shape (centers,)."""
+
+    mean: Floats
+    variance: Floats
+    size: Floats
+
+
+def summary(mean: ArrayLike, variance: ArrayLike = 0.0, size: ArrayLike = 1.0) -> Summary:
+    """A summary from what is at hand; a single number per center is a batch of size 1."""
+    arrays = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (mean, variance, size)))
+    return Summary(*(np.array(each) for each in arrays))
+
+
+def empty(centers: int) -> Summary:
+    """No observations yet."""
+    return summary(np.zeros(centers), 0.0, 0.0)
+
+
+def merge(a: Summary, b: Summary) -> Summary:
+    """The summary of both sets of observations together (exact; no observation is kept)."""
+    size = a.size + b.size
+    share = np.divide(b.size, size, out=np.zeros_like(size), where=size > 0)
+    delta = b.mean - a.mean
+    squares = (
+        np.maximum(a.size - 1, 0) * a.variance
+        + np.maximum(b.size - 1, 0) * b.variance
+        + delta**2 * a.size * share
+    )
+    variance = np.divide(squares, size - 1, out=np.zeros_like(size), where=size > 1)
+    return Summary(a.mean + delta * share, variance, size)
+
+
+def welch(a: Summary, b: Summary) -> tuple[Floats, Floats]:
+    """Welch's statistic and its degrees of freedom (Satterthwaite), per center.
+
+    Two sets without any spread give 0 if their means agree, else infinity.
+    """
+    va = np.divide(a.variance, a.size, out=np.zeros_like(a.size), where=a.size > 0)
+    vb = np.divide(b.variance, b.size, out=np.zeros_like(b.size), where=b.size > 0)
+    difference = np.asarray(a.mean - b.mean, np.float64)
+    spread = np.asarray(va + vb)
+    t = np.where(difference == 0.0, 0.0, np.copysign(np.inf, difference))
+    np.divide(difference, np.sqrt(spread), out=t, where=spread > 0)
+    # in units of the whole spread, so that squares of tiny variances do not underflow
+    wa = np.divide(va, spread, out=np.zeros_like(spread), where=spread > 0)
+    wb = np.divide(vb, spread, out=np.zeros_like(spread), where=spread > 0)
+    below = wa**2 / np.maximum(a.size - 1, 1) + wb**2 / np.maximum(b.size - 1, 1)
+    freedom = np.divide(1.0, below, out=np.ones_like(below), where=below > 0)
+    return t, freedom
+
+
+@dataclass(frozen=True)
+class WelchRule:
+    """When a window ends.
+
+    alpha: level of one comparison. block: observations gathered before they are compared (single
+    numbers need several; a round's patients are a block by themselves). spend: a window is tested
+    over and over, and at a fixed level a false alarm is only a matter of time; spending gives the
+    k-th comparison of a window alpha / (k (k + 1)), so that all of them together stay at alpha.
+    """
+
+    alpha: float = 0.05
+    block: int = 2
+    spend: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.alpha < 1.0:
+            raise RequestError(f"alpha is {self.alpha}; a test level lies strictly between 0 and 1")
+        if self.block < 2:
+            raise RequestError(f"block is {self.block}; a variance needs at least 2 observations")
+
+    def level(self, comparison: ArrayLike) -> Floats:
+        """The level of a window's first, second, ... comparison."""
+        k = np.asarray(comparison, np.float64)
+        return np.asarray(self.alpha / (k * (k + 1.0)) if self.spend else np.full(k.shape, self.alpha))
+
+
+@dataclass(frozen=True)
+class WelchState:
+    """Per center: the window in force, what waits to be compared with it, comparisons and rounds so far."""
+
+    window: Summary
+    pending: Summary
+    comparisons: NDArray[np.int64]
+    rounds: NDArray[np.int64]
+
+    @classmethod
+    def start(cls, centers: int) -> WelchState:
+        zero = np.zeros(centers, np.int64)
+        return cls(empty(centers), empty(centers), zero, zero.copy())
+
+
+def grow(rule: WelchRule, state: WelchState, batch: Summary) -> tuple[WelchState, Bools]:
+    """One round for all centers: the new state, and who raised an alarm.
+
+    Without alarm the batch joins the window. With alarm the window in force begins with what raised it.
+    A center that saw nothing (size 0) keeps its state.
+    """
+    pending = merge(state.pending, batch)
+    ready = pending.size >= rule.block
+    tested = ready & (state.window.size >= 2)
+    alarm = np.zeros(ready.shape, bool)
+    if tested.any():
+        t, freedom = welch(
+            Summary(*(each[tested] for each in state.window)), Summary(*(each[tested] for each in pending))
+        )
+        alarm[tested] = two_sided_p(t, freedom) <= rule.level(state.comparisons[tested] + 1)
+    joined = merge(state.window, pending)
+    zero = empty(ready.size)
+    window = _choose(alarm, pending, _choose(ready, joined, state.window))
+    waiting = np.where(batch.size > 0, 1, 0)
+    return (
+        WelchState(
+            window,
+            _choose(ready, zero, pending),
+            np.where(alarm, 0, state.comparisons + tested),
+            np.where(alarm, waiting, state.rounds + waiting),
+        ),
+        alarm,
+    )
+
+
+def segment(rule: WelchRule, batches: Summary) -> NDArray[np.int64]:
+    """(rounds, centers) -> the first round of the window in force in every round, per center."""
+    rounds, centers = batches.size.shape
+    state, start = WelchState.start(centers), np.zeros((rounds, centers), np.int64)
+    current = np.zeros(centers, np.int64)
+    for r in range(rounds):
+        state, alarm = grow(rule, state, Summary(*(each[r] for each in batches)))
+        current = np.where(alarm, r, current)
+        start[r] = current
+    return start
+
+
+def _choose(where: Bools, a: Summary, b: Summary) -> Summary:
+    return Summary(*(np.where(where, x, y) for x, y in zip(a, b, strict=True)))
+
+
+# --------------------------------------------------------------------------- detectors of one stream
+
+
+class Detector(Protocol):
+    """Watches one stream of numbers."""
+
+    def update(self, value: float) -> bool:
+        """Take the next number; True if it raises an alarm (the detector then starts anew)."""
+        ...
+
+
+class WelchDetector:
+    """The window rule on a stream of single numbers."""
+
+    def __init__(self, rule: WelchRule | None = None) -> None:
+        self.rule = rule or WelchRule(alpha=0.05, block=20, spend=True)
+        self.state = WelchState.start(1)
+
+    def update(self, value: float) -> bool:
+        self.state, alarm = grow(self.rule, self.state, summary(np.array([value])))
+        return bool(alarm[0])
+
+
+@dataclass(frozen=True)
+class PageHinkleyRule:
+    """Page's cumulative sum test on deviations from the running mean (Page 1954; Hinkley 1971).
+
+    An alarm is a cumulative deviation beyond ``threshold`` in either direction, where changes of less
+    than ``tolerance`` per number do not count, after ``grace`` numbers. Both are in units of the stream.
+    """
+
+    threshold: float = 5.0
+    tolerance: float = 0.05
+    grace: int = 30
+
+    def __post_init__(self) -> None:
+        if self.threshold <= 0.0 or self.tolerance < 0.0 or self.grace < 1:
+            raise RequestError("Page-Hinkley needs threshold > 0, tolerance >= 0 and grace >= 1")
+
+
+class PageHinkleyDetector:
+    """Page and Hinkley's test on many streams at once, or on one through :meth:`update`."""
+
+    def __init__(self, rule: PageHinkleyRule | None = None, streams: int = 1) -> None:
+        self.rule = rule or PageHinkleyRule()
+        self._count = np.zeros(streams, np.int64)
+        self._mean, self._up, self._down = (np.zeros(streams) for _ in range(3))
+
+    def step(self, values: ArrayLike) -> Bools:
+        """(streams,) the next number of every stream, NaN where there is none -> who raised an alarm."""
+        x = np.asarray(values, np.float64)
+        seen = ~np.isnan(x)
+        self._count = self._count + seen
+        delta = np.where(seen, x, self._mean) - self._mean
+        self._mean = self._mean + delta / np.maximum(self._count, 1)
+        deviation = np.where(seen, x, self._mean) - self._mean
+        slack = np.where(seen, self.rule.tolerance, 0.0)
+        # distance of the cumulative sum from its own minimum, and from its maximum: reset at 0
+        self._up = np.maximum(self._up + deviation - slack, 0.0)
+        self._down = np.maximum(self._down - deviation - slack, 0.0)
+        far = np.maximum(self._up, self._down) > self.rule.threshold
+        alarm = seen & far & (self._count >= self.rule.grace)
+        for name in ("_count", "_mean", "_up", "_down"):
+            setattr(self, name, np.where(alarm, 0, getattr(self, name)))
+        return np.asarray(alarm)
+
+    def update(self, value: float) -> bool:
+        return bool(self.step([value])[0])
+
+
+# --------------------------------------------------------------------------- forgetting
+
+Policy = Literal["never", "alarm", "rounds", "window"]
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """What becomes of what was learnt about peers.
+
+    never: nothing is forgotten (the original algorithm). alarm: a center whose detector raised an
+    alarm keeps the share ``keep`` of its evidence. rounds: everybody keeps ``keep`` in every round.
+    window: evidence older than ``window`` rounds is taken back, the rest counts in full.
+    """
+
+    policy: Policy = "never"
+    keep: float = 0.0
+    window: int = 10
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise RequestError(
+                f"forgetting policy {self.policy!r} is not one of {', '.join(get_args(Policy))}"
+            )
+        if not 0.0 <= self.keep <= 1.0:
+            raise RequestError(f"keep is {self.keep}; the share of evidence kept lies between 0 and 1")
+        if self.window < 1:
+            raise RequestError(f"window is {self.window}; it must be at least one round")
+
+    def kept(self, alarms: Bools) -> Floats:
+        """(centers,) the share of its evidence each center keeps before this round."""
+        if self.policy == "alarm":
+            return np.where(alarms, self.keep, 1.0)
+        return np.full(np.shape(alarms), self.keep if self.policy == "rounds" else 1.0)
+
+
+def decay(parameter: ArrayLike, prior: float, keep: ArrayLike) -> Floats:
+    """A parameter of a Beta belief after forgetting: prior + keep (parameter - prior). Counts: prior 0."""
+    return np.asarray(prior + np.asarray(keep) * (np.asarray(parameter, np.float64) - prior))
+
+
+class Observed(NamedTuple):
+    """One round's observations: who, about whom, which clipped utility; arrays of one length."""
+
+    center: NDArray[np.int64]
+    peer: NDArray[np.int64]
+    value: Floats
+
+
+@dataclass
+class Recent:
+    """The last ``window`` rounds of observations, so that the oldest can be taken back."""
+
+    window: int
+    _rounds: deque[Observed] = field(default_factory=deque)
+
+    def push(self, observed: Observed) -> Observed | None:
+        """Add a round; gives back the round that left the window, if one did."""
+        self._rounds.append(observed)
+        return self._rounds.popleft() if len(self._rounds) > self.window else None

@@ -1,0 +1,393 @@
+"""The guarantees of adaptive Bayesian partner selection, as functions that can be checked.
+
+Three statements about one center i and its candidate peers j. The observations of a peer are the
+clipped Shapley values phi_bar in [0, 1], their expectation is mu*, the belief is a Beta posterior.
+
+* Theorem 1 (:func:`concentration`): how far the posterior mean can be from mu*.
+* Theorem 2 (:func:`regret_bound`): what choosing partners by upper confidence bound costs.
+* Lemma 1 (:func:`negative_transfer_threshold`, :func:`rest_dominates`): when resting is best.
+
+Some of what the original text says about them does not hold as printed. Each correction is a
+function here, so that it is shown by a number and not by a remark: the constant of the regret
+(:func:`leading_constant`), the gaps of several slots (:func:`slot_gaps`), the exploration that
+remains (:meth:`Epsilon.total`), what clipping does to the threshold (:func:`clipped_mean`), how
+late the score can reject at all (:func:`first_rejection`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from abps.core.errors import RequestError
+
+Floats = NDArray[np.float64]
+Prior = tuple[float, float]
+
+#: Uniform belief; the text never states its prior.
+UNIFORM: Final[Prior] = (1.0, 1.0)
+#: The exploration weight of the text.
+GAMMA: Final = math.sqrt(2.0)
+#: 1 + pi^2 / 3, what the failures of the confidence bounds add per unit of gap.
+TAIL: Final = 1.0 + math.pi**2 / 3.0
+
+
+# --------------------------------------------------------------------------- Theorem 1
+
+
+@dataclass(frozen=True)
+class Concentration:
+    """The three terms of Theorem 1; arrays of the shape of the counts."""
+
+    noise: Floats
+    prior: Floats
+    drift: Floats
+
+    @property
+    def total(self) -> Floats:
+        """|posterior mean - mu*| stays below this with probability at least 1 - delta."""
+        return np.asarray(self.noise + self.prior + self.drift)
+
+
+def posterior_mean(total: ArrayLike, count: ArrayLike, prior: Prior = UNIFORM) -> Floats:
+    """Mean of the Beta belief after ``count`` observations that sum to ``total``."""
+    a, b = _checked_prior(prior)
+    return np.asarray((a + np.asarray(total, np.float64)) / (a + b + np.asarray(count, np.float64)))
+
+
+def concentration(
+    count: ArrayLike,
+    delta: float,
+    *,
+    drift: float = 0.0,
+    prior: Prior = UNIFORM,
+    at_all_times: bool = False,
+) -> Concentration:
+    """Theorem 1: Hoeffding noise + pull of the prior + drift, for one count or an array of counts.
+
+    ``count`` is the number K of observations, fixed in advance. A belief that is looked at after
+    every round has no fixed K: with ``at_all_times`` the failure probability is spent as
+    delta / (K (K + 1)), and the bound holds for all K together.
+
+    A *discounted* belief may be put in with its discounted count: weights w <= 1 have
+    sum(w^2) <= sum(w), so Hoeffding for the weighted mean is no wider than for sum(w) observations.
+    No observation (count 0) says nothing: the noise is infinite.
+    """
+    if not 0.0 < delta < 1.0:
+        raise RequestError(f"delta is {delta}; a failure probability lies strictly between 0 and 1")
+    if drift < 0.0:
+        raise RequestError(f"drift is {drift}; a tolerance is not negative")
+    a, b = _checked_prior(prior)
+    k = np.asarray(count, np.float64)
+    with np.errstate(divide="ignore"):
+        level = math.log(2.0 / delta) + (np.log(np.maximum(k, 1.0) * (k + 1.0)) if at_all_times else 0.0)
+        noise = np.sqrt(level / (2.0 * k))
+    return Concentration(np.asarray(noise), np.asarray((a + b) / (a + b + k)), np.full(k.shape, float(drift)))
+
+
+def observations_for(radius: float, delta: float, *, prior: Prior = UNIFORM) -> int:
+    """The least K for which Theorem 1 without drift promises an error of at most ``radius``."""
+    if not radius > 0.0:
+        raise RequestError(f"radius is {radius}; an error must be positive to be reached")
+    low, high = 0, 1
+    while float(concentration(high, delta, prior=prior).total) > radius:
+        low, high = high, 2 * high
+    while high - low > 1:  # the bound falls in K, so bisection finds the first K that suffices
+        middle = (low + high) // 2
+        if float(concentration(middle, delta, prior=prior).total) > radius:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+# --------------------------------------------------------------------------- the score
+
+
+def ucb(mean: ArrayLike, count: ArrayLike, t: float, gamma: float = GAMMA) -> Floats:
+    """The score of a peer in round t: posterior mean + gamma sqrt(2 ln t / (count + 1))."""
+    n = np.asarray(count, np.float64)
+    return np.asarray(np.asarray(mean, np.float64) + gamma * np.sqrt(2.0 * math.log(t) / (n + 1.0)))
+
+
+def lowest_ucb(t: int, gamma: float = GAMMA, prior: Prior = UNIFORM, value: float = 0.0) -> float:
+    """The score in round t of a peer that was met in every earlier round and always gave ``value``.
+
+    With value 0 no history of t - 1 rounds leads to a lower score, so this is how far down the
+    score *can* be: the acceptance threshold is out of reach while it lies above it.
+    """
+    n = t - 1
+    return float(ucb(posterior_mean(n * value, n, prior), n, t, gamma))
+
+
+def first_rejection(
+    gamma: float = GAMMA, prior: Prior = UNIFORM, threshold: float = 0.5, value: float = 0.0
+) -> int | None:
+    """The first round in which such a peer scores below the threshold; None if that is beyond 10^7."""
+    a, b = _checked_prior(prior)
+    start = 1
+    while start < 10**7:
+        t = np.arange(start, 4 * start, dtype=np.float64)
+        below = (a + (t - 1) * value) / (a + b + t - 1) + gamma * np.sqrt(2.0 * np.log(t) / t) < threshold
+        if below.any():
+            return int(t[int(np.argmax(below))])
+        start *= 4
+    return None
+
+
+def untried_wins(t: int, count: int, gamma: float = GAMMA, prior: Prior = UNIFORM) -> bool:
+    """Does an untried peer outscore *every* peer tried ``count`` times in round t, whatever it gave?"""
+    perfect = posterior_mean(count, count, prior)
+    untried = posterior_mean(0.0, 0.0, prior)
+    return bool(ucb(untried, 0, t, gamma) > ucb(perfect, count, t, gamma))
+
+
+# --------------------------------------------------------------------------- Theorem 2
+
+Schedule = Literal["const", "inv_sqrt_T", "c_over_t"]
+Constant = Literal["printed", "gamma"]
+Gaps = Literal["best", "slots"]
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """How often the first choice is swapped for a random peer.
+
+    ``const``: value in every round. ``inv_sqrt_T``: min(1, value / sqrt T) in every round of a run of
+    T. ``c_over_t``: min(1, value / t) in round t.
+    """
+
+    schedule: Schedule = "const"
+    value: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.schedule not in get_args(Schedule):
+            raise RequestError(f"epsilon schedule {self.schedule!r} is not one of {get_args(Schedule)}")
+        if self.value < 0.0 or (self.schedule == "const" and self.value > 1.0):
+            raise RequestError(f"epsilon {self.value} cannot be a probability; take a value between 0 and 1")
+
+    def at(self, t: ArrayLike, horizon: float) -> Floats:
+        """The probability in round(s) t of a run of ``horizon`` rounds."""
+        t = np.asarray(t, np.float64)
+        if self.schedule == "const":
+            return np.full(t.shape, self.value)
+        if self.schedule == "inv_sqrt_T":
+            return np.full(t.shape, min(1.0, self.value / math.sqrt(horizon)))
+        return np.asarray(np.minimum(1.0, self.value / t))
+
+    def total(self, horizon: int) -> float:
+        """Expected number of swaps in a run: value T, value sqrt T, or about value ln T."""
+        if self.schedule == "c_over_t":
+            sure = min(int(self.value), horizon)  # rounds in which value / t is 1 or more
+            return sure + self.value * (_harmonic(horizon) - _harmonic(sure))
+        return float(horizon * self.at(1.0, horizon))
+
+
+@dataclass(frozen=True)
+class RegretBound:
+    """Theorem 2 in its two parts, arrays of the shape of the horizons."""
+
+    greedy: Floats
+    explore: Floats
+
+    @property
+    def total(self) -> Floats:
+        return np.asarray(self.greedy + self.explore)
+
+
+def leading_constant(gamma: float = GAMMA, constant: Constant = "gamma") -> float:
+    """What stands before ln T / gap.
+
+    The confidence radius is sqrt(c ln t / n) with c = 2 gamma^2, and the analysis of UCB1 gives 4 c.
+    The printed 8 is the case gamma = 1; the text's own gamma = sqrt 2 gives 16.
+    """
+    if constant == "printed":
+        return 8.0
+    if constant == "gamma":
+        return 8.0 * gamma**2
+    raise RequestError(f"constant {constant!r} is not one of {get_args(Constant)}")
+
+
+def tail_constant(gamma: float = GAMMA, constant: Constant = "gamma") -> float:
+    """What stands before each gap: 1 + 2 sum over t of t^(2 - 4 gamma^2), at most 1 + pi^2/3 if gamma >= 1.
+
+    Below gamma = sqrt(3)/2 the sum diverges: the analysis then proves nothing, and this is infinite.
+    """
+    if constant == "printed" or gamma >= 1.0:
+        return TAIL
+    power = 4.0 * gamma**2 - 2.0
+    return 1.0 + 2.0 * _zeta(power) if power > 1.0 else math.inf
+
+
+def slot_gaps(means: ArrayLike, slots: int, gaps: Gaps = "best") -> tuple[float, float]:
+    """(factor of the leading constant times ln T, factor of the tail constant) for ``slots`` slots.
+
+    ``best``, as printed: slots * sum 1/gap and slots * sum gap, gaps to the best peer.
+
+    ``slots``: regret is counted against the best ``slots`` peers, and a peer just behind the last of
+    them is as hard to tell from *that* one; its gap to the very best says nothing about it. With
+    D_k the gap of peer j to the k-th best, the factor of j is 1/D_1 + sum_k D_k (1/D_k^2 - 1/D_(k-1)^2)
+    (the greedy argument for matroids: Kveton et al., Matroid bandits, UAI 2014), which is 1/gap for
+    one slot and at most 2/D_slots.
+    """
+    mu = -np.sort(-np.asarray(means, np.float64))
+    if slots < 1 or slots > mu.size:
+        raise RequestError(f"slots is {slots}; there are {mu.size} candidate peers")
+    if gaps == "best":
+        d = mu[0] - mu
+        d = d[d > 0.0]
+        return slots * float((1.0 / d).sum()), slots * float(d.sum())
+    if gaps != "slots":
+        raise RequestError(f"gaps {gaps!r} is not one of {get_args(Gaps)}")
+    leading = tail = 0.0
+    for low in mu[slots:]:
+        d = mu[:slots] - low
+        d = d[d > 0.0]
+        if d.size:
+            inverse = 1.0 / d**2
+            leading += float((d * np.diff(inverse, prepend=0.0)).sum())
+            tail += float(d.sum())
+    return leading, tail
+
+
+def regret_bound(
+    means: ArrayLike,
+    horizon: ArrayLike,
+    *,
+    slots: int = 1,
+    gamma: float = GAMMA,
+    epsilon: Epsilon | None = None,
+    constant: Constant = "gamma",
+    gaps: Gaps = "best",
+) -> RegretBound:
+    """Theorem 2 for candidate peers with true utilities ``means`` and one or many horizons T.
+
+    ``constant="printed", gaps="best"`` is the text's formula; ``constant="gamma"`` corrects the 8 to
+    8 gamma^2; ``gaps="slots"`` counts gaps to the slots that are filled (no difference for one slot).
+    """
+    mu = np.asarray(means, np.float64)
+    t = np.asarray(horizon)
+    leading, tail = slot_gaps(mu, slots, gaps)
+    greedy = leading * leading_constant(gamma, constant) * np.log(t.astype(np.float64))
+    greedy = greedy + (tail * tail_constant(gamma, constant) if tail else 0.0)
+    swaps = np.array([(epsilon or Epsilon()).total(int(each)) for each in t.ravel()]).reshape(t.shape)
+    return RegretBound(np.asarray(greedy), np.asarray(swaps * float(mu.max() - mu.mean())))
+
+
+def first_informative_round(
+    means: ArrayLike, *, slots: int = 1, gamma: float = GAMMA, epsilon: Epsilon | None = None
+) -> int | None:
+    """The first T at which Theorem 2 says more than "no round can lose more than the worst choice".
+
+    Before it, the bound is above slots * T * (largest gap to the top), which any policy satisfies.
+    None if that is not before 10^12 rounds.
+    """
+    mu = -np.sort(-np.asarray(means, np.float64))
+    worst = float(mu[:slots].sum() - mu[-slots:].sum())
+
+    def informative(t: int) -> bool:
+        return float(regret_bound(mu, t, slots=slots, gamma=gamma, epsilon=epsilon).total) < worst * t
+
+    high = 1
+    while not informative(high):
+        high *= 2
+        if high > 10**12:
+            return None
+    low = high // 2
+    while high - low > 1:  # informative stays true once it is: the bound grows slower than its rival
+        middle = (low + high) // 2
+        low, high = (low, middle) if informative(middle) else (middle, high)
+    return high
+
+
+# --------------------------------------------------------------------------- Lemma 1
+
+
+def negative_transfer_threshold(phi_min: float = -0.1, phi_max: float = 0.1) -> float:
+    """c_neg: the mu* at which a peer neither helps nor harms, if no utility was ever clipped."""
+    _checked_clip(phi_min, phi_max)
+    return -phi_min / (phi_max - phi_min)
+
+
+def clip_utility(phi: ArrayLike, phi_min: float = -0.1, phi_max: float = 0.1) -> Floats:
+    """phi_bar: the utility on [0, 1], clipped at both ends."""
+    _checked_clip(phi_min, phi_max)
+    return np.asarray(np.clip((np.asarray(phi, np.float64) - phi_min) / (phi_max - phi_min), 0.0, 1.0))
+
+
+def clipped_mean(
+    values: ArrayLike, weights: ArrayLike, phi_min: float = -0.1, phi_max: float = 0.1
+) -> tuple[float, float]:
+    """(E[phi], E[phi_bar]) of a utility that takes ``values`` with probabilities ``weights``.
+
+    Shows what clipping does to the lemma: E[phi] < 0 and E[phi_bar] < c_neg are the same statement
+    only while every value lies between phi_min and phi_max.
+    """
+    v, w = np.asarray(values, np.float64), np.asarray(weights, np.float64)
+    if w.min() < 0.0 or abs(float(w.sum()) - 1.0) > 1e-9:
+        raise RequestError("weights must be probabilities that sum to 1")
+    return float((v * w).sum()), float((clip_utility(v, phi_min, phi_max) * w).sum())
+
+
+#: A peer that helps a little four times in five and does great harm once: (values, probabilities).
+#: E[phi] = -0.10, but the belief converges to 0.60 > c_neg: the rule collaborates for ever.
+HARMFUL_YET_ACCEPTED: Final = ((0.05, -0.70), (0.8, 0.2))
+#: Its mirror image: helps on average (+0.10), believed harmful (0.40 < c_neg), never chosen.
+HELPFUL_YET_REJECTED: Final = ((-0.05, 0.70), (0.8, 0.2))
+
+
+def rest_dominates(expected: ArrayLike, slack: float = 0.0) -> bool:
+    """Lemma 1: is resting strictly better than working with peers of these expected utilities E[phi]?
+
+    ``slack`` is the largest error of an estimated Shapley value: with it, every E[phi] must lie below
+    -slack. That every mu* lies below c_neg is not enough (E[phi] = -slack/2 is the counterexample).
+    """
+    phi = np.asarray(expected, np.float64)
+    if phi.size == 0:
+        return False  # there is nobody to rest from
+    return bool((phi < -slack).all())
+
+
+def bytes_saved(partners: ArrayLike, payload: int) -> NDArray[np.int64]:
+    """What each center's own link is spared in a round by resting: one model up, one down, per partner."""
+    return np.asarray(2 * np.asarray(partners, np.int64) * payload)
+
+
+def network_bytes_saved(edges: int, payload: int) -> int:
+    """What the network is spared when ``edges`` pairs do not form: two one-way transfers each.
+
+    Half of the sum of :func:`bytes_saved` over the centers, which sees every transfer at both ends.
+    """
+    return 2 * edges * payload
+
+
+# --------------------------------------------------------------------------- helpers
+
+
+def _zeta(s: float) -> float:
+    """Riemann zeta for s > 1: first terms, then the Euler-Maclaurin tail."""
+    n = 20
+    head = float((np.arange(1.0, n) ** -s).sum())
+    return head + math.pow(n, 1.0 - s) * (1.0 / (s - 1.0) + 0.5 / n + s / (12.0 * n**2))
+
+
+def _harmonic(n: int) -> float:
+    """1 + 1/2 + ... + 1/n: added up, or by its asymptotic series."""
+    if n < 1000:
+        return float((1.0 / np.arange(1.0, n + 1.0)).sum())
+    return math.log(n) + 0.5772156649015329 + 1.0 / (2.0 * n) - 1.0 / (12.0 * n**2)
+
+
+def _checked_prior(prior: Prior) -> Prior:
+    if min(prior) <= 0.0:
+        raise RequestError(f"prior {prior} is no Beta distribution; both numbers must be positive")
+    return prior
+
+
+def _checked_clip(phi_min: float, phi_max: float) -> None:
+    if not phi_min < 0.0 < phi_max:
+        raise RequestError(f"utilities are clipped to [{phi_min}, {phi_max}]; 0 must lie strictly inside")
