@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from abps.core import theory
+from abps.core import scores, theory
 from abps.core.errors import RequestError
 
 means_of = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=8)
@@ -138,9 +138,11 @@ def test_the_bound_is_the_printed_formula() -> None:
     mu, t, kappa, eps = np.array([0.9, 0.7, 0.4]), 500, 2, 0.1
     d = np.array([0.2, 0.5])
     printed = kappa * (8 * math.log(t) / d + d * (1 + math.pi**2 / 3)).sum() + eps * t * (0.7 / 3)
-    bound = theory.regret_bound(mu, t, slots=kappa, epsilon=theory.Epsilon("const", eps), constant="printed")
+    bound = theory.regret_bound(
+        mu, t, slots=kappa, epsilon=theory.Epsilon("constant", eps), constant="printed"
+    )
     assert float(bound.total) == pytest.approx(printed)
-    corrected = theory.regret_bound(mu, t, slots=kappa, epsilon=theory.Epsilon("const", eps))
+    corrected = theory.regret_bound(mu, t, slots=kappa, epsilon=theory.Epsilon("constant", eps))
     assert float(corrected.greedy - bound.greedy) == pytest.approx(kappa * 8 * math.log(t) * (1 / d).sum())
     assert float(corrected.explore) == pytest.approx(float(bound.explore))
 
@@ -176,28 +178,30 @@ def test_slot_gaps_against_the_staircase(means: list[float], slots: int) -> None
     )
 
 
-@pytest.mark.parametrize("schedule", ["const", "inv_sqrt_T", "c_over_t"])
+@pytest.mark.parametrize("schedule", ["constant", "inv_sqrt_horizon", "c_over_t"])
 @pytest.mark.parametrize("horizon", [1, 3, 10, 999, 1000, 5000])
 @pytest.mark.parametrize("value", [0.1, 0.9, 3.5])
 def test_epsilon_total_is_the_sum_over_rounds(schedule: str, horizon: int, value: float) -> None:
-    if schedule == "const" and value > 1:
+    if schedule == "constant" and value > 1:
         with pytest.raises(RequestError, match="probability"):
-            theory.Epsilon("const", value)
+            theory.Epsilon("constant", value)
         return
     eps = theory.Epsilon(schedule, value)  # type: ignore[arg-type]
     each = eps.at(np.arange(1, horizon + 1), horizon)
     assert ((each >= 0) & (each <= 1)).all()
     assert eps.total(horizon) == pytest.approx(each.sum(), rel=1e-9)
+    in_use = [scores.epsilon(schedule, value, t, horizon) for t in range(1, horizon + 1)]
+    assert each.tolist() == in_use  # the same schedules as the method's own
 
 
 def test_only_c_over_t_leaves_a_logarithm() -> None:
     """Ten thousand times the rounds: the swaps grow 10^4, 10^2 and like the logarithm."""
     grow = {
         s: theory.Epsilon(s, 0.9).total(10**8) / theory.Epsilon(s, 0.9).total(10**4)
-        for s in ("const", "inv_sqrt_T", "c_over_t")
+        for s in ("constant", "inv_sqrt_horizon", "c_over_t")
     }
-    assert grow["const"] == pytest.approx(1e4)
-    assert grow["inv_sqrt_T"] == pytest.approx(1e2)
+    assert grow["constant"] == pytest.approx(1e4)
+    assert grow["inv_sqrt_horizon"] == pytest.approx(1e2)
     assert grow["c_over_t"] == pytest.approx(math.log(1e8) / math.log(1e4), rel=0.05)
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from abps.core.errors import RequestError
+from abps.core.scores import radius
 
 Floats = NDArray[np.float64]
 Prior = tuple[float, float]
@@ -89,16 +90,16 @@ def concentration(
     return Concentration(np.asarray(noise), np.asarray((a + b) / (a + b + k)), np.full(k.shape, float(drift)))
 
 
-def observations_for(radius: float, delta: float, *, prior: Prior = UNIFORM) -> int:
-    """The least K for which Theorem 1 without drift promises an error of at most ``radius``."""
-    if not radius > 0.0:
-        raise RequestError(f"radius is {radius}; an error must be positive to be reached")
+def observations_for(error: float, delta: float, *, prior: Prior = UNIFORM) -> int:
+    """The least K for which Theorem 1 without drift promises an error of at most ``error``."""
+    if not error > 0.0:
+        raise RequestError(f"error is {error}; an error must be positive to be reached")
     low, high = 0, 1
-    while float(concentration(high, delta, prior=prior).total) > radius:
+    while float(concentration(high, delta, prior=prior).total) > error:
         low, high = high, 2 * high
     while high - low > 1:  # the bound falls in K, so bisection finds the first K that suffices
         middle = (low + high) // 2
-        if float(concentration(middle, delta, prior=prior).total) > radius:
+        if float(concentration(middle, delta, prior=prior).total) > error:
             low = middle
         else:
             high = middle
@@ -108,10 +109,9 @@ def observations_for(radius: float, delta: float, *, prior: Prior = UNIFORM) -> 
 # --------------------------------------------------------------------------- the score
 
 
-def ucb(mean: ArrayLike, count: ArrayLike, t: float, gamma: float = GAMMA) -> Floats:
+def ucb(mean: ArrayLike, count: ArrayLike, t: int, gamma: float = GAMMA) -> Floats:
     """The score of a peer in round t: posterior mean + gamma sqrt(2 ln t / (count + 1))."""
-    n = np.asarray(count, np.float64)
-    return np.asarray(np.asarray(mean, np.float64) + gamma * np.sqrt(2.0 * math.log(t) / (n + 1.0)))
+    return np.asarray(np.asarray(mean, np.float64) + radius(count, t, gamma))
 
 
 def lowest_ucb(t: int, gamma: float = GAMMA, prior: Prior = UNIFORM, value: float = 0.0) -> float:
@@ -148,7 +148,7 @@ def untried_wins(t: int, count: int, gamma: float = GAMMA, prior: Prior = UNIFOR
 
 # --------------------------------------------------------------------------- Theorem 2
 
-Schedule = Literal["const", "inv_sqrt_T", "c_over_t"]
+Schedule = Literal["constant", "inv_sqrt_horizon", "c_over_t"]
 Constant = Literal["printed", "gamma"]
 Gaps = Literal["best", "slots"]
 
@@ -157,25 +157,25 @@ Gaps = Literal["best", "slots"]
 class Epsilon:
     """How often the first choice is swapped for a random peer.
 
-    ``const``: value in every round. ``inv_sqrt_T``: min(1, value / sqrt T) in every round of a run of
-    T. ``c_over_t``: min(1, value / t) in round t.
+    ``constant``: value in every round. ``inv_sqrt_horizon``: min(1, value / sqrt T) in every round of
+    a run of T. ``c_over_t``: min(1, value / t) in round t.
     """
 
-    schedule: Schedule = "const"
+    schedule: Schedule = "constant"
     value: float = 0.1
 
     def __post_init__(self) -> None:
         if self.schedule not in get_args(Schedule):
             raise RequestError(f"epsilon schedule {self.schedule!r} is not one of {get_args(Schedule)}")
-        if self.value < 0.0 or (self.schedule == "const" and self.value > 1.0):
+        if self.value < 0.0 or (self.schedule == "constant" and self.value > 1.0):
             raise RequestError(f"epsilon {self.value} cannot be a probability; take a value between 0 and 1")
 
     def at(self, t: ArrayLike, horizon: float) -> Floats:
         """The probability in round(s) t of a run of ``horizon`` rounds."""
         t = np.asarray(t, np.float64)
-        if self.schedule == "const":
+        if self.schedule == "constant":
             return np.full(t.shape, self.value)
-        if self.schedule == "inv_sqrt_T":
+        if self.schedule == "inv_sqrt_horizon":
             return np.full(t.shape, min(1.0, self.value / math.sqrt(horizon)))
         return np.asarray(np.minimum(1.0, self.value / t))
 
