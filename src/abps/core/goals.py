@@ -65,51 +65,55 @@ def scaled(vectors: Floats, how: str) -> Floats:
     raise RequestError(f"meta_scale={how!r}: choose raw or zscore")
 
 
-def pair_scores(vectors: Floats, goals: Goal | Sequence[Goal]) -> Floats:
-    """(n, n) score of every ordered pair under each center's goal; the diagonal is -inf."""
-    if callable(goals):
-        scores = np.array(goals(vectors, vectors), dtype=np.float64)
-    else:
-        if len(goals) != len(vectors):
-            raise RequestError(f"{len(goals)} goals for {len(vectors)} centers; give one, or one per center")
-        scores = np.empty((len(vectors), len(vectors)))
-        # Centers that share a goal are scored together.
-        for g in dict.fromkeys(goals):
-            rows = np.array([k for k, other in enumerate(goals) if other is g])
-            scores[rows] = g(vectors[rows], vectors)
-    if scores.shape != (len(vectors), len(vectors)) or np.isnan(scores).any():
-        raise RequestError("a goal must return a (centers, peers) array of scores without NaN")
+def pair_scores(vectors: Floats, goals: Sequence[Goal]) -> Floats:
+    """(n, n) score of every ordered pair under the goal of its first center; the diagonal is -inf."""
+    n = len(vectors)
+    if len(goals) != n:
+        raise RequestError(f"{len(goals)} goals for {n} centers; give one per center")
+    scores = np.empty((n, n))
+    for rows in same_goal(goals):  # centers that share a goal are scored together
+        block = np.asarray(goals[rows[0]](vectors[rows], vectors), dtype=np.float64)
+        if block.shape != (len(rows), n) or np.isnan(block).any():
+            raise RequestError(
+                f"the goal {getattr(goals[rows[0]], '__name__', 'given')!r} must return an array of "
+                f"({len(rows)}, {n}) scores without NaN, one row per center and one column per peer"
+            )
+        scores[rows] = block
     np.fill_diagonal(scores, -np.inf)
     return scores
 
 
-def thresholds(scores: Floats, keep: float, scope: str) -> Floats:
+def same_goal(goals: Sequence[Goal]) -> list[NDArray[np.int64]]:
+    """The centers of each distinct goal."""
+    return [np.array([k for k, other in enumerate(goals) if other is g]) for g in dict.fromkeys(goals)]
+
+
+def thresholds(scores: Floats, goals: Sequence[Goal], keep: float, scope: str) -> Floats:
     """(n,) the score that a peer must reach so that the share ``keep`` of pairs remains.
 
-    ``global_pairs``: one threshold over all pairs (Sec. 4.1); with several goals in one federation, one
-    over the pairs of all. ``per_center``: every center keeps that share of its own peers (Sec. 6.5).
+    ``global_pairs``: one threshold per goal, over all pairs of the centers that have it (Sec. 4.1: goals
+    live on different scales). ``per_center``: every center keeps that share of its own peers (Sec. 6.5).
     Ties at the threshold stay in.
     """
     n = len(scores)
     if not 0 < keep <= 1:
         raise RequestError(f"keep={keep}: the share of pairs to keep must be above 0 and at most 1")
+    if scope not in ("global_pairs", "per_center"):
+        raise RequestError(f"tau_scope={scope!r}: choose global_pairs or per_center")
     if n < 2:
         return np.full(n, -np.inf)
     if scope == "per_center":
         ranked = np.sort(scores, axis=1)[:, ::-1]
         return np.asarray(ranked[:, max(1, round(keep * (n - 1))) - 1])
-    if scope == "global_pairs":
-        pairs = scores[~np.eye(n, dtype=bool)]
-        kept = max(1, round(keep * len(pairs)))
-        return np.full(n, np.partition(pairs, len(pairs) - kept)[len(pairs) - kept])
-    raise RequestError(f"tau_scope={scope!r}: choose global_pairs or per_center")
+    threshold = np.empty(n)
+    for rows in same_goal(goals):
+        pairs = np.sort(scores[rows][scores[rows] > -np.inf])[::-1]
+        threshold[rows] = pairs[max(1, round(keep * len(pairs))) - 1]
+    return threshold
 
 
-def candidates(scores: Floats, threshold: Floats, mutual: bool) -> NDArray[np.bool_]:
-    """(n, n) is peer j in center i's candidate set C_i?
-
-    With ``mutual``, only where j also admits i: a receiver is asked for its consent to the filter too.
-    """
-    admitted = scores >= threshold[:, None]
-    np.fill_diagonal(admitted, False)
-    return admitted & admitted.T if mutual else admitted
+def admitted(scores: Floats, threshold: Floats) -> NDArray[np.bool_]:
+    """(n, n) does center i's goal admit peer j? These are the candidate sets C_i."""
+    mask = scores >= threshold[:, None]
+    np.fill_diagonal(mask, False)
+    return mask

@@ -117,6 +117,9 @@ class Learner(Protocol):
     def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
 
+    def on(self, data: Prepared) -> Learner:
+        """The same way of learning on other data."""
+
 
 @dataclass
 class _Common:
@@ -138,6 +141,10 @@ class _Common:
     def layout(self) -> Layout:
         """Where every parameter sits."""
         return self.kernel.layout
+
+    def on(self, data: Prepared) -> Learner:
+        """The same way of learning on other data."""
+        return type(self)(data, self.training, self.factory, self.seed)  # type: ignore[return-value]
 
     def _optimizer(self, w: Tensor, fused: bool) -> torch.optim.Optimizer:
         t = self.training

@@ -1,0 +1,1 @@
+"""Methods: one file each, a frozen configuration with ``init`` and ``apply``."""

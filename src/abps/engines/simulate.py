@@ -1,0 +1,207 @@
+"""Run a method on a federation, in one process, all centers at once.
+
+``engine="debug"`` runs the same method with one center at a time, a plain ``nn.Module`` and a plain
+optimiser: slow, easy to step through, the same answers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.cohorts.federation import Federation
+from abps.cohorts.prepare import Prepared, prepare
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.core.ledger import Ledger
+from abps.core.matching import Rest
+from abps.engines.result import Bytes, History, RestShares, Run, accuracy
+from abps.learn.metrics import auprc, auroc, brier, labels_of, mean_over_centers
+from abps.learn.models import ModelFactory
+from abps.learn.training import Learner, LoopLearner, StackedLearner
+from abps.methods.base import Decisions, Method, World
+from abps.methods.catalog import find
+from abps.methods.settings import describe, with_settings
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
+
+#: FedAvg's rounds in the comparison of bytes.
+FEDAVG_ROUNDS = 50
+
+_LEARNERS: dict[str, Callable[..., Learner]] = {"simulate": StackedLearner, "debug": LoopLearner}
+
+_CAUSES = {
+    "no_candidates": Rest.NO_CANDIDATES,
+    "all_full": Rest.ALL_FULL,
+    "declined": Rest.DECLINED,
+    "budget": Rest.BUDGET,
+}
+
+#: Called after every round with (round, rounds at most, mean validation AUROC).
+Progress = Callable[[int, int, float], None]
+
+
+def configure(method: str | Method, settings: Mapping[str, Any] | None = None, rounds: int | None = None) -> Method:
+    """A method's configuration: by name or as it is, with settings replaced."""
+    config = find(method) if isinstance(method, str) else method
+    if rounds is not None:
+        config = with_settings(config, {"rounds": rounds})
+    return with_settings(config, settings or {})
+
+
+def simulate(
+    federation: Federation | Prepared,
+    method: str | Method,
+    seed: int = 11,
+    rounds: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    model: ModelFactory | None = None,
+    engine: str = "simulate",
+    progress: Progress | None = None,
+) -> Run:
+    """One method, one seed.
+
+    federation: a :class:`Federation`, or one already prepared for this seed.
+    method: a name of the catalog, or a configuration (also of a method of one's own).
+    model: builds a ``torch.nn.Module`` for a number of features; default: the paper's MLP.
+    """
+    began = time.perf_counter()
+    if seed < 0:
+        raise RequestError(f"seed={seed}: choose a whole number from 0")
+    if engine not in _LEARNERS:
+        raise RequestError(f"engine={engine!r}: choose {' or '.join(_LEARNERS)}")
+    config = configure(method, settings, rounds)
+    name = method if isinstance(method, str) else type(method).__name__.lower()
+    data = federation if isinstance(federation, Prepared) else prepare(federation, seed)
+    fingerprint = federation.fingerprint() if isinstance(federation, Federation) else ""
+    learner = _LEARNERS[engine](data, config.training, model or config.training.model, seed)
+    world = World(learner, data, streams.center_ids(data.centers), seed, config.stop.rounds)
+
+    state = config.init(world)
+    ledger = Ledger(config.budget)
+    track = _Track(data)
+    best_state = state
+    for t in range(1, config.stop.rounds + 1):
+        state, outcome = config.apply(world, state, t, ledger)
+        ledger = ledger.book(outcome.traffic)
+        if outcome.overdrawn:
+            ledger = ledger.close()
+        if track.add(config, world, state, outcome, config.stop.min_delta):
+            best_state = state
+        if progress is not None:
+            progress(t, config.stop.rounds, track.validation[-1])
+        if config.stop.patience is not None and t - track.best >= config.stop.patience:
+            break
+
+    final = best_state if config.stop.restore_best else state
+    logits, labels = config.logits(world, final, data.test), labels_of(data.test)
+    fedavg = data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), learner.layout.size)
+    done = len(track.validation)
+    shares = {cause: float(np.mean([np.mean(r == code) for r in track.rest])) for cause, code in _CAUSES.items()}
+    return Run(
+        method=name,
+        seed=seed,
+        rounds=done,
+        data={
+            "name": data.name,
+            "centers": data.size,
+            "rows": int(sum(len(part.y) for part in (data.train, data.validation, data.test))),
+            "features": data.width,
+            "fingerprint": fingerprint,
+            "left_out": [
+                {"center": o.center, "rows": o.rows, "reason": o.reason}
+                for o in getattr(federation, "left_out", ())
+            ],
+        },
+        config=describe(config),
+        auroc=accuracy(data.centers, auroc(logits, labels), track.test[track.best - 1]),
+        auprc=accuracy(data.centers, auprc(logits, labels)),
+        brier=accuracy(data.centers, brier(logits, labels)),
+        bytes=Bytes(
+            ledger.spent.edge, ledger.spent.directed, ledger.spent.control, ledger.spent.edge / fedavg
+        ),
+        cost_usd=ledger.spent.usd,
+        partners_mean=float(np.mean(track.partners)),
+        rest=RestShares(share=sum(shares.values()), **shares),
+        history=History(
+            auroc=tuple(track.test),
+            validation_auroc=tuple(track.validation),
+            edge_bytes=tuple(np.cumsum([r.edge for r in ledger.rounds]).tolist()),
+            rest=tuple(float(np.mean(r != Rest.NOT)) for r in track.rest),
+            rest_causes={
+                cause: tuple(float(np.mean(r == code)) for r in track.rest) for cause, code in _CAUSES.items()
+            },
+        ),
+        seconds=round(time.perf_counter() - began, 3),
+        decisions=track.trail(),
+        models=getattr(final, "models", None),
+        beliefs=config.beliefs(final),
+    )
+
+
+class _Track:
+    """What is noted after every round."""
+
+    def __init__(self, data: Prepared) -> None:
+        self.data = data
+        self.validation: list[float] = []
+        self.test: list[float] = []
+        self.rest: list[NDArray[np.int8]] = []
+        self.partners: list[float] = []
+        self.best = 1
+        self._decisions: list[tuple[int, Decisions]] = []
+
+    def add(self, config: Method, world: World, state: Any, outcome: Any, min_delta: float) -> bool:
+        """Note a round; True if its mean validation AUROC is the best so far."""
+        for rows, into in ((self.data.validation, self.validation), (self.data.test, self.test)):
+            value, _ = mean_over_centers(auroc(config.logits(world, state, rows), labels_of(rows)))
+            into.append(value)
+        self.rest.append(outcome.rest)
+        self.partners.append(float(np.mean(outcome.partners)))
+        t = len(self.validation)
+        if outcome.decisions is not None:
+            self._decisions.append((t, outcome.decisions))
+        best = self.validation[self.best - 1]
+        better = t == 1 or self.validation[-1] > best + min_delta or math.isnan(best)
+        if better:
+            self.best = t
+        return better
+
+    def trail(self) -> pl.DataFrame:
+        """The audit trail: one row per decision."""
+        names = np.array([*self.data.centers, None], dtype=object)  # -1: nobody in particular
+        frames = [
+            pl.DataFrame(
+                {
+                    "round": np.full(len(d.center), t, dtype=np.int32),
+                    "center": pl.Series(names[d.center].tolist(), dtype=pl.String),
+                    "peer": pl.Series(names[d.peer].tolist(), dtype=pl.String),
+                    "decision": pl.Series(d.decision, dtype=pl.String),
+                    "score": pl.Series(d.score).fill_nan(None),
+                    "posterior_mean": pl.Series(d.mean).fill_nan(None),
+                    "count": pl.Series(d.count).fill_nan(None),
+                    "reason": pl.Series(d.reason, dtype=pl.String),
+                }
+            )
+            for t, d in self._decisions
+        ]
+        return pl.concat(frames) if frames else pl.DataFrame(schema=TRAIL)
+
+
+#: Columns of ``decisions.parquet``.
+TRAIL = {
+    "round": pl.Int32,
+    "center": pl.String,
+    "peer": pl.String,
+    "decision": pl.String,
+    "score": pl.Float64,
+    "posterior_mean": pl.Float64,
+    "count": pl.Float64,
+    "reason": pl.String,
+}

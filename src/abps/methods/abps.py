@@ -1,0 +1,276 @@
+"""ABPS: Adaptive Bayesian Partner Selection, read literally where the paper is clear.
+
+A round: every center trains; centers propose to peers ranked by their beliefs, accept, reject or rest;
+partners swap the shared part of their models and average; each center credits its partners by the
+Shapley value of its validation AUROC and updates its beliefs. Resting centers train all the same.
+
+The controls are this method with the belief taken out: partners drawn at random (``policy=random``), or
+at random inside the declared group (``candidates=group``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from abps.core import credit, goals, selection
+from abps.core import ledger as bytes_of
+from abps.core.beliefs import Beliefs
+from abps.core.errors import RequestError
+from abps.core.ledger import Ledger, Traffic
+from abps.core.matching import Answer, Plan, Rest
+from abps.core.selection import Round, Selection
+from abps.learn.metrics import auroc, log_loss
+from abps.methods.base import Decisions, Method, Outcome, Wire, World, center_weights
+from abps.methods.pairing import Floats, mix, shapley_credit
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Whom a center considers at all.
+
+    goal: none, homogeneity, diversity or alignment; ``goals`` gives one per center instead, and
+    ``goal_function`` is a user's own (centers (a, k), peers (b, k)) -> (a, b).
+    keep: share of pairs that stays in; tau_scope: over all pairs, or of each center's peers.
+    metadata: base (outcome rate, size, year) or full (with the descriptors' prevalences).
+    meta_scale: raw (the paper) or zscore.  mutual_filter: the receiver's goal must admit the proposer too.
+    candidates: all, or group: only peers of the same declared group (the oracle control).
+    """
+
+    goal: str = "none"
+    goals: tuple[str, ...] = ()
+    goal_function: goals.Goal | None = None
+    keep: float = 0.25
+    tau_scope: str = "global_pairs"
+    metadata: str = "base"
+    meta_scale: str = "raw"
+    mutual_filter: bool = True
+    candidates: str = "all"
+
+    def __post_init__(self) -> None:
+        if self.metadata not in ("base", "full"):
+            raise RequestError(f"metadata={self.metadata!r}: choose base or full")
+        if self.candidates not in ("all", "group"):
+            raise RequestError(f"candidates={self.candidates!r}: choose all or group")
+        for name in (self.goal, *self.goals):
+            if name != "none":
+                goals.goal(name)
+
+    def admitted(self, world: World) -> tuple[NDArray[np.bool_], Floats]:
+        """(n, n) C_i of every center, and the similarity of the metadata (for ties)."""
+        vectors = self.vectors(world)
+        n = world.n
+        everyone = ~np.eye(n, dtype=bool)
+        if self.candidates == "group":
+            if world.data.groups is None:
+                raise RequestError(
+                    "partners inside a declared group need groups; name the column with --group COL"
+                )
+            group = np.unique(np.array(world.data.groups), return_inverse=True)[1]
+            everyone &= group[:, None] == group[None, :]
+        chosen = self._goals(n)
+        if chosen is not None:
+            score = goals.pair_scores(vectors, chosen)
+            everyone &= goals.admitted(score, goals.thresholds(score, chosen, self.keep, self.tau_scope))
+        return everyone, goals.homogeneity(vectors, vectors)
+
+    def vectors(self, world: World) -> Floats:
+        """(n, k) the metadata that centers publish."""
+        width = world.data.base_metadata if self.metadata == "base" else world.data.metadata.shape[1]
+        return goals.scaled(world.data.metadata[:, :width], self.meta_scale)
+
+    def _goals(self, n: int) -> list[goals.Goal] | None:
+        if self.goal_function is not None:
+            return [self.goal_function] * n
+        if self.goals:
+            if len(self.goals) != n:
+                raise RequestError(f"goals: {len(self.goals)} given for {n} centers; give one per center")
+            return [_anybody if g == "none" else goals.goal(g) for g in self.goals]
+        return None if self.goal == "none" else [goals.goal(self.goal)] * n
+
+
+def _anybody(centers: Floats, peers: Floats) -> Floats:
+    """The goal of a center that has none: all peers are equal, and ties stay in."""
+    return np.zeros((len(centers), len(peers)))
+
+
+#: What a center calls useful, measured on its own validation rows.
+UTILITIES = {
+    "auroc": auroc,
+    # Log-loss differences are of the size of AUROC differences here, and defined with one class only.
+    "log_loss": lambda logits, labels: -log_loss(logits, labels),
+}
+
+
+@dataclass(frozen=True)
+class Credit:
+    """How partners are judged.
+
+    utility: auroc or log_loss, on validation rows.  phi_min, phi_max: the range of the affine clip.
+    undefined_utility: skip (no observation, as if it had not happened) or half (counts as 0.5).
+    tmc_permutations, tmc_tol: sampled Shapley values above five partners.
+    """
+
+    utility: str = "auroc"
+    phi_min: float = -0.1
+    phi_max: float = 0.1
+    undefined_utility: str = "skip"
+    tmc_permutations: int = 8
+    tmc_tol: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.utility not in UTILITIES:
+            raise RequestError(f"utility={self.utility!r}: choose {', '.join(UTILITIES)}")
+        if self.undefined_utility not in ("skip", "half"):
+            raise RequestError(f"undefined_utility={self.undefined_utility!r}: choose skip or half")
+        if not self.phi_min < self.phi_max:
+            raise RequestError(f"phi_min={self.phi_min} must be below phi_max={self.phi_max}")
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Models (n, P), beliefs, and who admits whom (fixed: metadata do not change)."""
+
+    models: Tensor
+    beliefs: Beliefs
+    admitted: NDArray[np.bool_]
+    similarity: Floats
+
+
+@dataclass(frozen=True)
+class ABPS(Method):
+    """selection: ranking and acceptance.  filter: goals.  credit: utility.  wire: codec, private layers.
+
+    weighting: size or uniform, of the average with partners.
+    smoothing: share of its previous trunk that a center keeps after mixing (the paper's EMA); 0 is none.
+    discount: share of evidence that survives each round (1: nothing is forgotten).
+    adopt: always, or if_helpful: keep the mix only where it does not lower the own validation utility.
+    """
+
+    selection: Selection = field(default_factory=Selection)
+    filter: Filter = field(default_factory=Filter)
+    credit: Credit = field(default_factory=Credit)
+    wire: Wire = field(default_factory=Wire)
+    weighting: str = "size"
+    smoothing: float = 0.0
+    discount: float = 1.0
+    adopt: str = "always"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise RequestError(f"smoothing={self.smoothing}: a share, choose 0 to below 1")
+        if not 0 <= self.discount <= 1:
+            raise RequestError(f"discount={self.discount}: a share, choose 0 to 1")
+        if self.adopt not in ("always", "if_helpful"):
+            raise RequestError(f"adopt={self.adopt!r}: choose always or if_helpful")
+
+    def init(self, world: World) -> State:
+        """The common start, prior beliefs, and the goal filter."""
+        admitted, similarity = self.filter.admitted(world)
+        beliefs = Beliefs(world.n, self.selection.prior)
+        return State(world.common_start(), beliefs, admitted, similarity)
+
+    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
+        """One round: train, propose, swap, mix, credit, update."""
+        trained = world.learner.train(state.models, t)
+        beliefs = state.beliefs.discount(self.discount) if self.discount < 1 else state.beliefs
+        if ledger.closed:
+            return _next(state, trained, beliefs), Outcome.alone(world.n, Rest.BUDGET)
+        chosen = self.choose(world, state, beliefs, t)
+        traffic = self.traffic(world, chosen.plan, t)
+        if not ledger.affords(traffic):
+            return _next(state, trained, beliefs), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
+        partners = chosen.plan.partners()
+        shared = self.wire.shared(world)
+        arrived = self.wire.arrive(trained[:, :shared])
+        weights = center_weights(world, self.weighting)
+        mixed = mix(trained, arrived, partners, weights)
+        if self.selection.policy != "random" or self.adopt == "if_helpful":
+            center, peer, phi = shapley_credit(
+                world, UTILITIES[self.credit.utility], trained, arrived, weights, partners, t,
+                self.credit.tmc_permutations, self.credit.tmc_tol,
+            )
+            beliefs = self.learn(beliefs, center, peer, phi)
+            if self.adopt == "if_helpful":
+                # Shapley values add up to U(all partners) - U(nobody): the worth of the whole mix.
+                worth = np.bincount(center, weights=phi, minlength=world.n)
+                worse = torch.from_numpy(np.flatnonzero(worth < 0))
+                mixed[worse] = trained[worse]
+        if self.smoothing:
+            met = torch.from_numpy(np.flatnonzero(chosen.plan.degrees()))
+            mixed[met, :shared] = torch.lerp(mixed[met, :shared], state.models[met, :shared], self.smoothing)
+        outcome = Outcome(
+            traffic, chosen.plan.degrees(), chosen.plan.rest, decisions(chosen.plan, chosen)
+        )
+        return _next(state, mixed, beliefs), outcome
+
+    def choose(self, world: World, state: State, beliefs: Beliefs, t: int) -> Round:
+        """This round's proposals and answers."""
+        everyone = np.ones_like(state.admitted)
+        return selection.select(
+            self.selection,
+            beliefs,
+            state.admitted,
+            state.admitted if self.filter.mutual_filter else everyone,
+            state.similarity,
+            world.ids,
+            world.seed,
+            t,
+            world.horizon,
+        )
+
+    def learn(self, beliefs: Beliefs, center: NDArray[np.int64], peer: NDArray[np.int64], phi: Floats) -> Beliefs:
+        """Beliefs after a round's credit."""
+        value = credit.clip_affine(phi, self.credit.phi_min, self.credit.phi_max)
+        if self.credit.undefined_utility == "half":
+            value = np.where(np.isnan(value), 0.5, value)
+        return beliefs.observe(center, peer, value)
+
+    def traffic(self, world: World, plan: Plan, t: int) -> Traffic:
+        """Bytes of a round's plan; the metadata directory is paid for in the first round."""
+        spent = bytes_of.pairs(len(plan.pairs), self.wire.payload(world), len(plan.center))
+        if t == 1 and self.selection.policy != "random":
+            spent += bytes_of.directory(world.n, self.filter.vectors(world).shape[1])
+        return spent
+
+
+def _next(state: State, models: Tensor, beliefs: Beliefs) -> State:
+    return State(models, beliefs, state.admitted, state.similarity)
+
+
+_ANSWERS = {
+    Answer.ACCEPTED: "accepted",
+    Answer.FULL: "full",
+    Answer.FILTERED: "filtered",
+    Answer.DECLINED: "declined",
+}
+
+_REASONS = {
+    Rest.NO_CANDIDATES: "no candidates",
+    Rest.ALL_FULL: "all full",
+    Rest.DECLINED: "declined",
+    Rest.BUDGET: "budget",
+}
+
+
+def decisions(plan: Plan, chosen: Round) -> Decisions:
+    """The audit trail of a plan: each proposal, each answer, each rest, with what it was decided on."""
+    resting = np.flatnonzero(plan.rest != Rest.NOT)
+    # A proposal is the center's decision, its answer the peer's: two rows, in that order.
+    center = np.stack([plan.center, plan.peer], axis=1).ravel()
+    peer = np.stack([plan.peer, plan.center], axis=1).ravel()
+    what = [word for a in plan.answer.tolist() for word in ("proposed", _ANSWERS[Answer(a)])]
+    nothing = np.full(len(resting), np.nan)
+    return Decisions(
+        center=np.concatenate([center, resting]),
+        peer=np.concatenate([peer, np.full(len(resting), -1)]),
+        decision=what + ["rested"] * len(resting),
+        score=np.concatenate([chosen.score[center, peer], nothing]),
+        mean=np.concatenate([chosen.belief.mean[center, peer], nothing]),
+        count=np.concatenate([chosen.belief.count[center, peer], nothing]),
+        reason=[None] * len(what) + [_REASONS[Rest(r)] for r in plan.rest[resting].tolist()],
+    )

@@ -1,0 +1,179 @@
+"""What a method is: a frozen configuration with ``init`` and ``apply``.
+
+A method sees all centers' models as one matrix (n, P) and asks a learner to train and to predict; it
+never knows how (stacked, or one center at a time). A run is ``state = init(world)`` and then, for every
+round, ``state, outcome = apply(world, state, t, ledger)``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from abps.cohorts.prepare import Prepared, Rows
+from abps.core.errors import RequestError
+from abps.core.ledger import Ledger, Traffic
+from abps.core.matching import Rest
+from abps.learn.metrics import Segments
+from abps.learn.training import Learner, Training
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What is sent, and how it is written: the codec, and how many last layers stay private."""
+
+    codec: str = "fp32"
+    private_layers: int = 0
+
+    def __post_init__(self) -> None:
+        codec(self.codec)
+
+    def shared(self, world: World) -> int:
+        """How many leading columns of a model are shared."""
+        return world.learner.layout.shared(self.private_layers)
+
+    def payload(self, world: World) -> int:
+        """Bytes of the frame that carries one center's shared weights."""
+        return frame_size(codec(self.codec), self.shared(world))
+
+    def arrive(self, weights: Tensor) -> Tensor:
+        """(senders, shared) as the receivers see them after encoding and decoding."""
+        return torch.from_numpy(codec(self.codec).arrive(weights.numpy()))
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """When a run ends: after ``rounds``, or after ``patience`` rounds without a better validation AUROC.
+
+    restore_best: report the models of the best validation round instead of the last.
+    """
+
+    rounds: int = 50
+    patience: int | None = None
+    min_delta: float = 0.0
+    restore_best: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise RequestError(f"rounds={self.rounds}: a run needs at least 1 round")
+        if self.patience is not None and self.patience < 1:
+            raise RequestError(f"patience={self.patience}: choose at least 1, or none")
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """What a method works with: the learner of all centers, their data, and the seed."""
+
+    learner: Learner
+    data: Prepared
+    ids: NDArray[np.uint64]
+    seed: int
+    horizon: int
+
+    @property
+    def n(self) -> int:
+        """The number of centers."""
+        return self.data.size
+
+    def sizes(self) -> Tensor:
+        """(n,) training rows per center."""
+        return torch.from_numpy(self.data.train.sizes.astype(np.float32))
+
+    def common_start(self) -> Tensor:
+        """(n, P) the same initial model for every center."""
+        return self.learner.start.expand(self.n, -1).clone()
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """One round's audit trail in columns; ``peer`` is -1 where a decision concerns nobody in particular."""
+
+    center: NDArray[np.int64]
+    peer: NDArray[np.int64]
+    decision: list[str]
+    score: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    count: NDArray[np.float64]
+    reason: list[str | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a round did besides changing models.
+
+    partners: (n,) how many peers' models each center received.  rest: (n,) a :class:`Rest` each.
+    overdrawn: the budget did not allow the exchange, so communication is over.
+    """
+
+    traffic: Traffic
+    partners: NDArray[np.int64]
+    rest: NDArray[np.int8]
+    decisions: Decisions | None = None
+    overdrawn: bool = False
+
+    @staticmethod
+    def alone(n: int, rest: Rest = Rest.NOT, overdrawn: bool = False) -> Outcome:
+        """A round without any exchange."""
+        return Outcome(Traffic(), np.zeros(n, dtype=np.int64), np.full(n, rest, dtype=np.int8), None, overdrawn)
+
+    @staticmethod
+    def of_star(n: int, traffic: Traffic) -> Outcome:
+        """A round in which every center exchanged with the server."""
+        return Outcome(traffic, np.full(n, n - 1, dtype=np.int64), np.zeros(n, dtype=np.int8))
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """The plainest state: one model per center, (n, P)."""
+
+    models: Tensor
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A method's configuration. Fields are settings; ``--set name=value`` reaches each by its name.
+
+    budget: edge bytes after which communication ends, or none.
+    """
+
+    training: Training = field(default_factory=Training)
+    stop: Stopping = field(default_factory=Stopping)
+    budget: float | None = None
+
+    @abstractmethod
+    def init(self, world: World) -> Any:
+        """The state before the first round."""
+
+    @abstractmethod
+    def apply(self, world: World, state: Any, t: int, ledger: Ledger) -> tuple[Any, Outcome]:
+        """One round t = 1, 2, …"""
+
+    def logits(self, world: World, state: Any, rows: Rows) -> Segments:
+        """Every center's predictions for its own rows."""
+        return world.learner.logits(state.models, rows)
+
+    def beliefs(self, state: Any) -> Any:
+        """What the centers believe of each other, for methods that keep beliefs."""
+        return getattr(state, "beliefs", None)
+
+
+def weighted_mean(models: Tensor, weights: Tensor) -> Tensor:
+    """(P,) mean of (n, P) rows with the given (n,) weights."""
+    return (weights / weights.sum()).to(models.dtype) @ models
+
+
+def center_weights(world: World, weighting: str) -> Tensor:
+    """(n,) a center's say in an average: its training rows, or the same for all."""
+    if weighting == "size":
+        return world.sizes()
+    if weighting == "uniform":
+        return torch.ones(world.n)
+    raise RequestError(f"weighting={weighting!r}: choose size or uniform")

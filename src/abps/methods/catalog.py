@@ -1,0 +1,94 @@
+"""Every method by name: a table row is a few lines of configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from abps.core.errors import RequestError, nearest
+from abps.core.selection import Selection
+from abps.methods.abps import ABPS, Filter
+from abps.methods.base import Method, Stopping, Wire
+from abps.methods.centralized import Centralized
+from abps.methods.fedavg import FedAvg
+from abps.methods.local import Local
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as it is listed: what it is, where it comes from, how it is set."""
+
+    config: Method
+    family: str
+    summary: str
+    source: str
+
+
+#: X: two private layers, half of the old trunk kept, stop after 10 rounds without a better validation.
+_X_WIRE = Wire("bf16", private_layers=2)
+_X_STOP = Stopping(rounds=100, patience=10)
+_PQ = Wire("bf16", private_layers=1)
+_ONE = Selection(kappa=1)
+_RANDOM_ONE = Selection(kappa=1, policy="random")
+
+_PAPER = "ABPS paper"
+
+CATALOG: Final[dict[str, Entry]] = {
+    "centralized": Entry(
+        Centralized(), "reference", "one model on all rows pooled (not federated)", _PAPER
+    ),
+    "local": Entry(Local(), "reference", "every center alone", _PAPER),
+    "fedavg": Entry(FedAvg(), "star", "average everybody's model every round", "McMahan et al. 2017"),
+    "fedavg-p": Entry(
+        FedAvg(wire=Wire(private_layers=1)), "star", "FedAvg with a private head", "Arivazhagan et al. 2019"
+    ),
+    "fedavg-pq": Entry(FedAvg(wire=_PQ), "star", "FedAvg, private head, bfloat16", _PAPER),
+    "fedavg-x": Entry(
+        FedAvg(wire=_X_WIRE, smoothing=0.5, stop=_X_STOP),
+        "star", "FedAvg with all extensions of ABPS-X", _PAPER,
+    ),
+    "random-k1": Entry(
+        ABPS(selection=_RANDOM_ONE, wire=_PQ), "control", "ABPS+P+Q, κ=1, partners at random", "control"
+    ),
+    "random-k3": Entry(
+        ABPS(selection=Selection(policy="random")), "control", "ABPS, κ=3, partners at random", "control"
+    ),
+    "group-oracle-k1": Entry(
+        ABPS(selection=_RANDOM_ONE, filter=Filter(candidates="group"), wire=_PQ),
+        "control", "random-k1 inside the declared group only", "control",
+    ),
+    "abps": Entry(ABPS(), "abps", "the paper's base method, κ=3", _PAPER),
+    "abps-p": Entry(ABPS(wire=Wire(private_layers=1)), "abps", "ABPS with a private head", _PAPER),
+    "abps-q": Entry(ABPS(wire=Wire("bf16")), "abps", "ABPS in bfloat16", _PAPER),
+    "abps-pq-k1": Entry(
+        ABPS(selection=_ONE, wire=_PQ), "abps", "ABPS, private head, bfloat16, one partner", _PAPER
+    ),
+    "abps-pq-k1-hom": Entry(
+        ABPS(selection=_ONE, filter=Filter("homogeneity", metadata="full"), wire=_PQ),
+        "abps", "… that looks for like peers", _PAPER,
+    ),
+    "abps-pq-k1-div": Entry(
+        ABPS(selection=_ONE, filter=Filter("diversity", metadata="full"), wire=_PQ),
+        "abps", "… that looks for unlike peers", _PAPER,
+    ),
+    "abps-pq-k1-align": Entry(
+        ABPS(selection=_ONE, filter=Filter("alignment", metadata="full"), wire=_PQ),
+        "abps", "… that looks for peers of the same outcome rate", _PAPER,
+    ),
+    "abps-x": Entry(
+        ABPS(
+            selection=_ONE, filter=Filter("homogeneity", metadata="full"), wire=_X_WIRE,
+            smoothing=0.5, stop=_X_STOP,
+        ),
+        "abps", "all extensions: two private layers, EMA, early stopping", _PAPER,
+    ),
+}
+
+
+def find(name: str) -> Method:
+    """A method's configuration by its name."""
+    if name not in CATALOG:
+        raise RequestError(
+            f"there is no method {name!r}{nearest(name, CATALOG)}; `abps methods` lists them all"
+        )
+    return CATALOG[name].config

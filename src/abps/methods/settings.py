@@ -1,0 +1,102 @@
+"""Configurations as data: every field of a method's configuration by its name.
+
+Names are unique across a method's parts, so ``gamma`` is enough; ``selection.gamma`` works too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from abps.core.errors import RequestError, nearest
+from abps.methods.base import Method
+
+
+def describe(config: Any) -> Any:
+    """A configuration as plain data for JSON: nested by part, with every setting in force."""
+    if dataclasses.is_dataclass(config):
+        return {f.name: describe(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, tuple | list):
+        return [describe(value) for value in config]
+    if callable(config):
+        return f"{getattr(config, '__module__', '')}.{getattr(config, '__qualname__', repr(config))}"
+    return config
+
+
+def names(config: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """Every setting's name (short and full) and the path to it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for f in dataclasses.fields(config):
+        value, full = getattr(config, f.name), f"{prefix}{f.name}"
+        if dataclasses.is_dataclass(value):
+            found |= names(value, f"{full}.")
+        else:
+            found[full] = tuple(full.split("."))
+    if not prefix:
+        for full, path in list(found.items()):
+            found.setdefault(path[-1], path)
+    return found
+
+
+def with_settings(config: Method, settings: Mapping[str, Any]) -> Method:
+    """The configuration with some settings replaced; text is read as the setting's type."""
+    for name, value in settings.items():
+        known = names(config)
+        if name not in known:
+            short = sorted(key for key in known if "." not in key)
+            raise RequestError(
+                f"{type(config).__name__} has no setting {name!r}{nearest(name, known)}; "
+                f"it has {', '.join(short)}"
+            )
+        config = _put(config, known[name], name, value)
+    return config
+
+
+def _put(config: Any, path: tuple[str, ...], name: str, value: Any) -> Any:
+    if len(path) > 1:
+        value = _put(getattr(config, path[0]), path[1:], name, value)
+    elif isinstance(value, str):
+        value = read(value, typing.get_type_hints(type(config))[path[0]], name)
+    return dataclasses.replace(config, **{path[0]: value})
+
+
+def read(text: str, kind: Any, name: str) -> Any:
+    """Text from the command line as a value of a type."""
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if type(None) in options and text.lower() in ("none", "null", ""):
+        return None
+    for option in options:
+        try:
+            return _as(text, option)
+        except ValueError:
+            continue
+    wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options if o is not type(None))
+    raise RequestError(f"{name}={text}: a value of type {wanted} is needed here")
+
+
+def _as(text: str, kind: Any) -> Any:
+    if kind is bool:
+        words = {"true": True, "yes": True, "on": True, "1": True,
+                 "false": False, "no": False, "off": False, "0": False}
+        if text.lower() not in words:
+            raise ValueError(text)
+        return words[text.lower()]
+    if kind is int:
+        return int(text)
+    if kind is float:
+        value = float(text)
+        if value != value:
+            raise ValueError(text)
+        return value
+    if kind is str:
+        return text
+    if typing.get_origin(kind) is tuple:
+        inner, *rest = typing.get_args(kind)
+        parts = [part for part in text.replace("+", ",").split(",") if part]
+        if rest and rest != [...] and len(parts) != 1 + len(rest):
+            raise ValueError(text)
+        return tuple(_as(part, inner) for part in parts)
+    raise ValueError(text)
