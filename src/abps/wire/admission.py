@@ -1,0 +1,200 @@
+"""What a center lets in: every message of a peer passes these checks before anything is done with it.
+
+A check returns what was said, or raises :class:`Refused` with a reason of a fixed list; the caller
+counts refusals per peer (:class:`Tally`) and writes them to its log. Checks are pure: the time that a
+rate needs is an argument. Cheap checks come first: who it is, how many bytes, and only then what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core.protocol import Message
+from abps.core.streams import center_id
+from abps.wire.codecs import Codec
+from abps.wire.frames import FrameError, frame_size, unpack
+from abps.wire.messages import MessageError, unpack_message, unpack_vector
+
+
+class Reason(StrEnum):
+    """Why something was refused."""
+
+    STRANGER = "not a member"
+    NOT_PARTNER = "not a partner"
+    SENDER = "wrong sender"
+    ROUND = "wrong round"
+    MALFORMED = "malformed"
+    SIZE = "wrong size"
+    CODEC = "wrong codec"
+    SHAPE = "wrong shape"
+    NOT_FINITE = "not finite"
+    TOO_LARGE = "implausibly large"
+    METADATA = "implausible metadata"
+    RATE = "too many messages"
+    PROTOCOL = "against the protocol"
+
+
+class Refused(Exception):
+    """A peer's message that was not let in."""
+
+    def __init__(self, peer: str, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason} from {peer}: {detail}")
+        self.peer = peer
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a center tolerates of one peer.
+
+    burst, per_second: messages at once, and in the long run.  weight: the largest absolute weight.
+    rounds_back: how old a round may be whose proposal is still being settled.
+    """
+
+    burst: int = 400
+    per_second: float = 50.0
+    weight: float = 1e6
+    rounds_back: int = 10_000
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How often each peer was refused, and why."""
+
+    counts: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def add(self, refused: Refused) -> Tally:
+        """The tally with one more refusal."""
+        key = (refused.peer, str(refused.reason))
+        return Tally(MappingProxyType({**self.counts, key: self.counts.get(key, 0) + 1}))
+
+    def of(self, peer: str) -> int:
+        """All refusals of a peer."""
+        return sum(count for (name, _), count in self.counts.items() if name == peer)
+
+
+@dataclass(frozen=True)
+class Meter:
+    """A bucket of messages that a peer may still send; it fills with time."""
+
+    left: float
+    at: float
+
+    def take(self, peer: str, now: float, limits: Limits) -> Meter:
+        """The meter after one message at the time ``now`` (seconds, any origin), or refused."""
+        left = min(float(limits.burst), self.left + max(0.0, now - self.at) * limits.per_second)
+        if left < 1.0:
+            raise Refused(peer, Reason.RATE, f"more than {limits.per_second:g} messages per second")
+        return replace(self, left=left - 1.0, at=now)
+
+
+def meter(limits: Limits, now: float) -> Meter:
+    """A full meter."""
+    return Meter(float(limits.burst), now)
+
+
+def admit_message(data: bytes, peer: str, members: Collection[str], round: int, limits: Limits) -> Message:
+    """A message of the matching protocol from a member, of this round or an earlier one."""
+    if peer not in members:
+        raise Refused(peer, Reason.STRANGER, "it is not in this federation")
+    try:
+        message, sender = unpack_message(data)
+    except MessageError as error:
+        raise Refused(peer, Reason.MALFORMED, str(error)) from error
+    _sent_by(peer, sender)
+    if not max(1, round - limits.rounds_back) <= message.round <= round:
+        raise Refused(peer, Reason.ROUND, f"round {message.round}, here it is {round}")
+    return message
+
+
+def admit_weights(
+    data: bytes,
+    peer: str,
+    partners: Collection[str],
+    round: int,
+    codec: Codec,
+    count: int,
+    limits: Limits,
+) -> NDArray[np.float32]:
+    """(count,) the weights of a partner's frame for this round."""
+    if peer not in partners:
+        raise Refused(peer, Reason.NOT_PARTNER, f"no partner in round {round}")
+    wanted = frame_size(codec, count)
+    if len(data) > wanted:
+        raise Refused(peer, Reason.SIZE, f"{len(data)} bytes, expected {wanted}")
+    try:
+        frame = unpack(data)
+    except FrameError as error:
+        raise Refused(peer, Reason.MALFORMED, str(error)) from error
+    _sent_by(peer, frame.sender)
+    if frame.round != round:
+        raise Refused(peer, Reason.ROUND, f"round {frame.round}, here it is {round}")
+    if frame.codec != codec.name:
+        raise Refused(peer, Reason.CODEC, f"{frame.codec}, agreed is {codec.name}")
+    if frame.weights.shape != (count,):
+        raise Refused(peer, Reason.SHAPE, f"{frame.weights.shape[0]} weights, expected {count}")
+    if not np.isfinite(frame.weights).all():
+        bad = int((~np.isfinite(frame.weights)).sum())
+        raise Refused(peer, Reason.NOT_FINITE, f"{bad} of {count} weights are NaN or infinite")
+    largest = float(np.abs(frame.weights).max(initial=0.0))
+    if largest > limits.weight:
+        raise Refused(peer, Reason.TOO_LARGE, f"a weight of {largest:.3g}, at most {limits.weight:g}")
+    return frame.weights
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that an entry of a metadata vector can plausibly have."""
+
+    low: float
+    high: float
+
+
+#: A share of rows; the logarithm of one to a hundred million rows; the year 1900 to 2300 over 2030
+#: (published data sets shift dates into the future).
+SHARE = Range(0.0, 1.0)
+LOG_ROWS = Range(0.0, 18.5)
+YEAR = Range(1900 / 2030, 2300 / 2030)
+
+
+def plausible(names: tuple[str, ...]) -> tuple[Range, ...]:
+    """The range of every entry, by the entry's name."""
+    known = {"log training rows": LOG_ROWS, "mean year / 2030": YEAR}
+    return tuple(known.get(name, SHARE) for name in names)
+
+
+def admit_vector(
+    data: bytes, peer: str, members: Collection[str], names: tuple[str, ...]
+) -> NDArray[np.float64]:
+    """(k,) a member's metadata vector, every entry within its plausible range."""
+    if peer not in members:
+        raise Refused(peer, Reason.STRANGER, "it is not in this federation")
+    try:
+        vector, _, sender = unpack_vector(data)
+    except MessageError as error:
+        raise Refused(peer, Reason.MALFORMED, str(error)) from error
+    _sent_by(peer, sender)
+    if len(vector) != len(names):
+        raise Refused(peer, Reason.SHAPE, f"{len(vector)} entries, expected {len(names)}")
+    for name, value, allowed in zip(names, vector.tolist(), plausible(names)):
+        # Published as float32: the ends of a range may be off by its last digit.
+        if not allowed.low - 1e-6 <= value <= allowed.high + 1e-6:
+            raise Refused(
+                peer,
+                Reason.METADATA,
+                f"{name} is {value:g}, plausible is {allowed.low:g} to {allowed.high:g}",
+            )
+    return vector
+
+
+def _sent_by(peer: str, sender: int) -> None:
+    """The claimed sender must be the one that the channel authenticated."""
+    if sender != center_id(peer):
+        raise Refused(peer, Reason.SENDER, f"it speaks for another center ({sender:#x})")

@@ -1,0 +1,83 @@
+"""The small messages of a round as bytes: proposals and their answers, and a center's metadata vector.
+
+A control message is sixteen bytes, the unit the ledger counts:
+
+    0  kind     u8
+    1  reason   u8
+    2  attempt  u16
+    4  round    u32
+    8  sender   u64   the sender's stream number
+
+A vector is a control message of kind ``VECTOR`` whose attempt is the number of entries, followed by
+the entries as little-endian float32.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core.ledger import CONTROL_MESSAGE
+from abps.core.protocol import Kind, Message
+
+_LAYOUT = struct.Struct("<BBHIQ")
+assert _LAYOUT.size == CONTROL_MESSAGE
+
+_KINDS = {1: Kind.PROPOSE, 2: Kind.ACCEPT, 3: Kind.REFUSE, 4: Kind.CONFIRM, 5: Kind.RELEASE}
+_NUMBERS = {kind: number for number, kind in _KINDS.items()}
+_VECTOR = 32
+_REASONS = (
+    "", "full", "declined", "filtered", "busy", "sealed", "crossed", "unreachable", "released",
+)  # fmt: skip
+
+#: The largest attempt number, and the longest vector, that a message can carry.
+MOST = 0xFFFF
+
+
+class MessageError(ValueError):
+    """The bytes are not a message that this version understands."""
+
+
+def pack_message(message: Message, sender: int) -> bytes:
+    """A message of the matching protocol, in sixteen bytes."""
+    return _LAYOUT.pack(
+        _NUMBERS[message.kind], _REASONS.index(message.reason), message.attempt, message.round, sender
+    )
+
+
+def unpack_message(data: bytes) -> tuple[Message, int]:
+    """The message and the stream number its sender claims, or :class:`MessageError`."""
+    if len(data) != CONTROL_MESSAGE:
+        raise MessageError(f"{len(data)} bytes, a message has {CONTROL_MESSAGE}")
+    number, reason, attempt, round, sender = _LAYOUT.unpack(data)
+    if number not in _KINDS:
+        raise MessageError(f"unknown kind {number}")
+    if reason >= len(_REASONS):
+        raise MessageError(f"unknown reason {reason}")
+    if attempt < 1:
+        raise MessageError("attempts count from 1")
+    return Message(_KINDS[number], round, attempt, _REASONS[reason]), sender
+
+
+def vector_size(entries: int) -> int:
+    """Bytes of a published vector."""
+    return CONTROL_MESSAGE + 4 * entries
+
+
+def pack_vector(vector: NDArray[np.float64], round: int, sender: int) -> bytes:
+    """A metadata vector (k,) as a center publishes it."""
+    return _LAYOUT.pack(_VECTOR, 0, len(vector), round, sender) + vector.astype("<f4").tobytes()
+
+
+def unpack_vector(data: bytes) -> tuple[NDArray[np.float64], int, int]:
+    """The vector, its round and the stream number its sender claims, or :class:`MessageError`."""
+    if len(data) < CONTROL_MESSAGE:
+        raise MessageError(f"{len(data)} bytes are shorter than a header of {CONTROL_MESSAGE}")
+    number, _, entries, round, sender = _LAYOUT.unpack_from(data)
+    if number != _VECTOR:
+        raise MessageError(f"kind {number} is not a vector")
+    if len(data) != vector_size(entries):
+        raise MessageError(f"{len(data)} bytes for a vector of {entries} entries")
+    return np.frombuffer(data, "<f4", offset=CONTROL_MESSAGE).astype(np.float64), round, sender
