@@ -64,12 +64,14 @@ def simulate(
     model: ModelFactory | None = None,
     engine: str = "simulate",
     progress: Progress | None = None,
+    name: str | None = None,
 ) -> Run:
     """One method, one seed.
 
     federation: a :class:`Federation`, or one already prepared for this seed.
     method: a name of the catalog, or a configuration (also of a method of one's own).
     model: builds a ``torch.nn.Module`` for a number of features; default: the paper's MLP.
+    name: what the result calls the method; default: its catalog name, or the configuration's class.
     """
     began = time.perf_counter()
     if seed < 0:
@@ -77,7 +79,7 @@ def simulate(
     if engine not in _LEARNERS:
         raise RequestError(f"engine={engine!r}: choose {' or '.join(_LEARNERS)}")
     config = configure(method, settings, rounds)
-    name = method if isinstance(method, str) else type(method).__name__.lower()
+    name = name or (method if isinstance(method, str) else type(method).__name__.lower())
     data = federation if isinstance(federation, Prepared) else prepare(federation, seed)
     fingerprint = federation.fingerprint() if isinstance(federation, Federation) else ""
     learner = _LEARNERS[engine](data, config.training, model or config.training.model, seed)

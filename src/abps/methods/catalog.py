@@ -89,6 +89,6 @@ def find(name: str) -> Method:
     """A method's configuration by its name."""
     if name not in CATALOG:
         raise RequestError(
-            f"there is no method {name!r}{nearest(name, CATALOG)}; `abps methods` lists them all"
+            f"there is no method {name!r}{nearest(name, CATALOG)} (`abps methods` lists them all)"
         )
     return CATALOG[name].config

@@ -1,0 +1,5 @@
+"""``python -m abps`` is ``abps``."""
+
+from abps.cli.main import main
+
+main()

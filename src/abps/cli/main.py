@@ -1,0 +1,72 @@
+"""The command ``abps``."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from abps import __version__
+from abps.core.errors import RequestError
+
+HELP = """Peer-to-peer federated learning for hospitals: who to work with, when, and at what cost.
+
+Start with `abps demo`. Then bring your own table:
+
+    abps run --data stays.csv --label died --center hospital --method abps-pq-k1 --out my-run
+"""
+
+
+def app() -> typer.Typer:
+    """The command line with all its commands."""
+    from abps.cli import COMMANDS
+
+    cli = typer.Typer(
+        help=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode="markdown",
+    )
+
+    @cli.callback(invoke_without_command=False)
+    def root(
+        version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+    ) -> None:
+        if version:
+            typer.echo(f"abps {__version__}")
+            raise typer.Exit()
+
+    for register in COMMANDS:
+        register(cli)
+    return cli
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line: exit 0 done, 2 the request was wrong, 1 a fault of ours."""
+    try:
+        code = app()(args=arguments, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except RequestError as error:
+        print(f"abps: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (KeyboardInterrupt, typer.Abort):
+        print("abps: stopped", file=sys.stderr)
+        sys.exit(130)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except Exception as error:
+        # Usage errors come from the click that this typer carries (its own copy in newer versions).
+        if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.exit(2)
+        context = getattr(error, "ctx", None)
+        where = f"; see `{context.command_path} --help`" if context is not None else ""
+        print(f"abps: {error.format_message().rstrip('.')}{where}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

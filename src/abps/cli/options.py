@@ -1,0 +1,60 @@
+"""Options that several commands share: the data, and how to read settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from abps.cohorts.builtin import Roles, is_builtin
+from abps.cohorts.federation import Federation
+from abps.cohorts.table import load
+from abps.core.errors import RequestError
+
+Data = Annotated[
+    str,
+    typer.Option(
+        help="A CSV or Parquet file, or a built-in federation: icu-synthetic, fedprox-synthetic "
+        "(with knobs: icu-synthetic:heterogeneity=4,centers=60)."
+    ),
+]
+Label = Annotated[str | None, typer.Option(help="The column to predict (two values).")]
+Center = Annotated[str | None, typer.Option(help="The column that says which center a row belongs to.")]
+Patient = Annotated[str | None, typer.Option(help="A patient's stays never fall into two splits.")]
+Time = Annotated[str | None, typer.Option(help="A date or year column; never a feature.")]
+Group = Annotated[str | None, typer.Option(help="A column that groups centers, for group-oracle-k1.")]
+Drop = Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")]
+MinStays = Annotated[
+    int | None, typer.Option(help="The smallest center that takes part (own tables: 50).")
+]
+Out = Annotated[Path, typer.Option(help="The folder to write to.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON line.")]
+
+
+def federation(
+    data: str,
+    label: str | None,
+    center: str | None,
+    patient: str | None,
+    time: str | None,
+    group: str | None,
+    drop: str,
+    min_stays: int | None,
+) -> Federation:
+    """The federation that the options describe."""
+    dropped = tuple(part.strip() for part in drop.split(",") if part.strip())
+    if not is_builtin(data) and (label is None or center is None) and Path(data).exists():
+        raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
+    return load(data, Roles(label or "", center or "", patient, time, group, dropped), min_stays)
+
+
+def settings(pairs: list[str]) -> dict[str, str]:
+    """``--set key=value`` as a mapping."""
+    given: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise RequestError(f"--set {pair}: write key=value, for instance --set gamma=0.5")
+        given[key.strip()] = value.strip()
+    return given
