@@ -1,0 +1,457 @@
+"""What a site remembers between jobs: its beliefs, its model, its promises, and what it sent to whom.
+
+One SQLite file in write-ahead mode, at the site, never shipped. A round changes it in one transaction,
+so that a site killed at any moment has either all of a round or nothing of it: no observation is lost
+and none is counted twice. What was promised to a peer (:mod:`abps.core.protocol`) is on disk before the
+promise leaves.
+
+A file that is damaged, of a newer version, or not a store at all is refused and left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps import files
+from abps.core.errors import RequestError
+from abps.core.protocol import Record, Stage
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: the check against a second writer is left out
+    fcntl = None  # type: ignore[assignment]
+
+#: "ABPS" as SQLite's application id.
+APPLICATION = 0x41425053
+
+#: One script per schema version; a store of version v is brought up to date by the scripts after the v-th.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE belief (
+        peer TEXT PRIMARY KEY, gain REAL NOT NULL, loss REAL NOT NULL, count REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE observation (
+        round INTEGER NOT NULL, peer TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (round, peer)
+    ) WITHOUT ROWID;
+    CREATE TABLE model (
+        which TEXT PRIMARY KEY, round INTEGER NOT NULL, weights BLOB NOT NULL, digest BLOB NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE round (
+        number INTEGER PRIMARY KEY, partners TEXT NOT NULL, rest TEXT NOT NULL, validation REAL
+    );
+    CREATE TABLE promise (
+        round INTEGER NOT NULL, peer TEXT NOT NULL, mine INTEGER NOT NULL, attempt INTEGER NOT NULL,
+        stage TEXT NOT NULL, PRIMARY KEY (round, peer, mine)
+    ) WITHOUT ROWID;
+    CREATE TABLE traffic (
+        number INTEGER PRIMARY KEY, at TEXT NOT NULL, round INTEGER NOT NULL, peer TEXT NOT NULL,
+        sent INTEGER NOT NULL, kind TEXT NOT NULL, bytes INTEGER NOT NULL, why TEXT NOT NULL
+    );
+    CREATE TABLE refusal (
+        peer TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL, latest TEXT NOT NULL,
+        PRIMARY KEY (peer, reason)
+    ) WITHOUT ROWID;
+    """,
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was observed of a peer: for it, against it, and how often (decayed alike)."""
+
+    gain: float
+    loss: float
+    count: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One payload that left the site or came in: what, to or from whom, how many bytes, why."""
+
+    at: str
+    round: int
+    peer: str
+    sent: bool
+    kind: str  # weights, message or vector
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """Everything that one round changes, written together.
+
+    observations: the credit given to each partner, in [0, 1].  beliefs: evidence after the round.
+    """
+
+    round: int
+    weights: NDArray[np.float32]
+    beliefs: Mapping[str, Evidence]
+    observations: Mapping[str, float]
+    partners: tuple[str, ...]
+    rest: str
+    validation: float
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """A finished round as it was written down."""
+
+    number: int
+    partners: tuple[str, ...]
+    rest: str
+    validation: float | None
+
+
+class Store:
+    """A site's own memory. One process writes at a time; reading alongside is always possible."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, lock: int | None) -> None:
+        self.path = path
+        self._db = connection
+        self._file_lock = lock
+        self._lock = threading.RLock()
+
+    # Opening
+
+    @staticmethod
+    def open(path: Path, site: str, agreement: str) -> Store:
+        """The store of ``site`` for one agreement (method, seed, columns); made if there is none.
+
+        A store of another site or another agreement is refused: its beliefs are about something else.
+        """
+        path = Path(path)
+        files.folder(path.parent)
+        lock = _single_writer(path)
+        try:
+            if not path.exists():
+                _make(path, {"site": site, "agreement": agreement, "round": "0"})
+            store = Store(_connect(path, write=True), path, lock)
+        except BaseException:
+            _unlock(lock)
+            raise
+        try:
+            store._check(site, agreement)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @staticmethod
+    def look(path: Path) -> Store:
+        """A store to read from, whoever else has it open."""
+        if not Path(path).exists():
+            raise RequestError(f"{path}: no store here; it is made when the site's first job starts")
+        store = Store(_connect(Path(path), write=False), Path(path), None)
+        try:
+            store._check(None, None)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        """Close the file; nothing is pending, every change was written when it was made."""
+        with self._lock:
+            self._db.close()
+            _unlock(self._file_lock)
+            self._file_lock = None
+
+    def _check(self, site: str | None, agreement: str | None) -> None:
+        facts = self.facts()
+        for key, wanted, words in (
+            ("site", site, "belongs to the site"),
+            ("agreement", agreement, "was made under the agreement"),
+        ):
+            if wanted is not None and facts.get(key) != wanted:
+                raise RequestError(
+                    f"{self.path} {words} {facts.get(key)!r}, not {wanted!r}; "
+                    "give this study a store of its own or move the file away"
+                )
+        with _refusing(self.path):
+            if facts.get("digest", "") != self._digest():
+                raise RequestError(
+                    f"{self.path} is damaged: its content does not match its own digest; "
+                    "it was left as it is, restore it from a backup or move it away to start anew"
+                )
+
+    # Reading
+
+    def facts(self) -> dict[str, str]:
+        """Site, agreement, round, digest."""
+        return dict(self._rows("SELECT key, value FROM fact"))
+
+    @property
+    def round(self) -> int:
+        """The last round that was finished; 0 before the first."""
+        return int(self.facts()["round"])
+
+    def beliefs(self) -> dict[str, Evidence]:
+        """The evidence about every peer observed so far."""
+        return {peer: Evidence(*rest) for peer, *rest in self._rows("SELECT * FROM belief")}
+
+    def observations(self) -> dict[tuple[int, str], float]:
+        """Every observation ever made, by round and peer."""
+        return {(r, peer): value for r, peer, value in self._rows("SELECT * FROM observation")}
+
+    def model(self, which: str = "current") -> NDArray[np.float32] | None:
+        """(P,) the model after the last round, or the ``best`` one; None before the first round."""
+        rows = self._rows("SELECT weights FROM model WHERE which = ?", which)
+        return None if not rows else np.frombuffer(rows[0][0], dtype="<f4").astype(np.float32)
+
+    def rounds(self) -> list[RoundRow]:
+        """The finished rounds, in order."""
+        return [
+            RoundRow(number, tuple(json.loads(partners)), rest, validation)
+            for number, partners, rest, validation in self._rows("SELECT * FROM round ORDER BY number")
+        ]
+
+    def promises(self, round: int) -> tuple[Record, ...]:
+        """What was promised in a round, for :func:`abps.core.protocol.restore`."""
+        rows = self._rows("SELECT peer, mine, attempt, stage FROM promise WHERE round = ?", round)
+        return tuple(Record(peer, bool(mine), attempt, Stage(stage)) for peer, mine, attempt, stage in rows)
+
+    def in_doubt(self) -> list[int]:
+        """The rounds in which an accepted proposal was neither confirmed nor released."""
+        rows = self._rows(
+            "SELECT DISTINCT round FROM promise WHERE stage = ? ORDER BY round", str(Stage.HELD)
+        )
+        return [number for (number,) in rows]
+
+    def partners(self) -> dict[int, frozenset[str]]:
+        """The matched peers of every round."""
+        found: dict[int, set[str]] = {}
+        for number, peer in self._rows("SELECT round, peer FROM promise WHERE stage = ?", str(Stage.MATCHED)):
+            found.setdefault(number, set()).add(peer)
+        return {number: frozenset(peers) for number, peers in found.items()}
+
+    def traffic(self) -> list[Entry]:
+        """Every payload, in the order it was written down."""
+        rows = self._rows("SELECT at, round, peer, sent, kind, bytes, why FROM traffic ORDER BY number")
+        return [
+            Entry(at, r, peer, bool(sent), kind, size, why) for at, r, peer, sent, kind, size, why in rows
+        ]
+
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes sent so far, by kind."""
+        return dict(self._rows("SELECT kind, SUM(bytes) FROM traffic WHERE sent GROUP BY kind ORDER BY kind"))
+
+    def refusals(self) -> dict[tuple[str, str], int]:
+        """How often each peer's messages were refused, by reason."""
+        return {(peer, why): n for peer, why, n in self._rows("SELECT peer, reason, count FROM refusal")}
+
+    # Writing
+
+    def promise(self, round: int, kept: Iterable[Record]) -> None:
+        """Write down a round's promises in the place of what was written for it before."""
+        rows = [(round, r.peer, int(r.mine), r.attempt, str(r.stage)) for r in kept]
+        with self._change() as db:
+            db.execute("DELETE FROM promise WHERE round = ?", (round,))
+            db.executemany("INSERT INTO promise VALUES (?, ?, ?, ?, ?)", rows)
+
+    def log(self, *entries: Entry) -> None:
+        """Write down payloads; a payload that leaves is written down before it does."""
+        rows = [(e.at, e.round, e.peer, int(e.sent), e.kind, e.bytes, e.why) for e in entries]
+        with self._change() as db:
+            db.executemany(
+                "INSERT INTO traffic (at, round, peer, sent, kind, bytes, why) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                rows,
+            )
+
+    def refused(self, peer: str, reason: str, detail: str) -> None:
+        """Count a refused message against its sender."""
+        with self._change() as db:
+            db.execute(
+                "INSERT INTO refusal VALUES (?, ?, 1, ?) ON CONFLICT (peer, reason) "
+                "DO UPDATE SET count = count + 1, latest = excluded.latest",
+                (peer, reason, detail),
+            )
+
+    def finish(self, done: Finished) -> bool:
+        """Write a round, whole. False if it had been finished before: nothing is counted twice."""
+        blob = done.weights.astype("<f4").tobytes()
+        with self._change() as db:
+            if done.round <= self.round:
+                return False
+            db.executemany(
+                "INSERT INTO observation VALUES (?, ?, ?)",
+                [(done.round, peer, float(value)) for peer, value in sorted(done.observations.items())],
+            )
+            db.execute("DELETE FROM belief")
+            db.executemany(
+                "INSERT INTO belief VALUES (?, ?, ?, ?)",
+                [(peer, e.gain, e.loss, e.count) for peer, e in sorted(done.beliefs.items())],
+            )
+            for which in ("current", "best") if done.best else ("current",):
+                db.execute(
+                    "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?)", (which, done.round, blob, _hash(blob))
+                )
+            validation = done.validation if math.isfinite(done.validation) else None
+            db.execute(
+                "INSERT INTO round VALUES (?, ?, ?, ?)",
+                (done.round, json.dumps(sorted(done.partners)), done.rest, validation),
+            )
+            db.execute("UPDATE fact SET value = ? WHERE key = 'round'", (str(done.round),))
+            db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
+        return True
+
+    # Inside
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock, _refusing(self.path):
+            return self._db.execute(query, values).fetchall()
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it, or nothing."""
+        with self._lock, _refusing(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _digest(self) -> str:
+        return _digest(self._db)
+
+
+def _digest(db: sqlite3.Connection) -> str:
+    """A digest of what must not change by itself: round, beliefs, observations and models."""
+    digest = hashlib.blake2b(digest_size=16)
+    for query in (
+        "SELECT key, value FROM fact WHERE key <> 'digest' ORDER BY key",
+        "SELECT * FROM belief ORDER BY peer",
+        "SELECT * FROM observation ORDER BY round, peer",
+        "SELECT * FROM round ORDER BY number",
+    ):
+        for row in db.execute(query):
+            digest.update(repr(row).encode())
+        digest.update(b"|")
+    for which, number, weights, written in db.execute("SELECT * FROM model ORDER BY which"):
+        # A model is hashed once, when written; here it must still have that hash.
+        intact = _hash(weights) == written
+        digest.update(repr((which, number, written if intact else b"damaged")).encode())
+    return digest.hexdigest()
+
+
+def _hash(blob: bytes) -> bytes:
+    return hashlib.blake2b(blob, digest_size=16).digest()
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """SQLite's complaints in our words; the file stays as it is."""
+    try:
+        yield
+    except (sqlite3.DatabaseError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, RequestError | sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            raise
+        busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+        advice = "try again" if busy else "restore it from a backup or move it away to start anew"
+        raise RequestError(f"{path} cannot be used ({error}); it was left as it is, {advice}") from error
+
+
+def _connect(path: Path, write: bool) -> sqlite3.Connection:
+    """Open an existing store after looking whether it is one; bring it up to date if we may write."""
+    header = path.read_bytes()[:100] if path.is_file() else b""
+    if len(header) < 100 or header[:16] != b"SQLite format 3\0":
+        raise RequestError(
+            f"{path} is not a site's store (or is cut short); it was left as it is, move it away"
+        )
+    if int.from_bytes(header[68:72], "big") != APPLICATION:
+        raise RequestError(
+            f"{path} is a database of something else; it was left as it is, choose another path"
+        )
+    mode = "rw" if write else "ro"
+    with _refusing(path):
+        db = sqlite3.connect(
+            f"file:{path.absolute().as_posix().replace('?', '%3f').replace('#', '%23')}?mode={mode}",
+            uri=True, timeout=10.0, isolation_level=None, check_same_thread=False,
+        )  # fmt: skip
+    try:
+        with _refusing(path):
+            db.execute("PRAGMA synchronous = FULL")  # a promise must outlive a power cut
+            (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise RequestError(f"{path} is damaged ({verdict}); it was left as it is, restore a backup")
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version > len(MIGRATIONS):
+            raise RequestError(
+                f"{path} was written by a newer version of abps (schema {version}, this one knows "
+                f"{len(MIGRATIONS)}); update abps at this site"
+            )
+        if version < len(MIGRATIONS):
+            if not write:
+                raise RequestError(f"{path} has the older schema {version}; the site's next job updates it")
+            _migrate(db, path, version)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _migrate(db: sqlite3.Connection, path: Path, version: int) -> None:
+    """Bring a store of an older version up to date, keeping a copy of what it was."""
+    copy = path.with_name(f"{path.name}.schema{version}")
+    with files.replacing(copy) as part, contextlib.closing(sqlite3.connect(part)) as backup:
+        db.backup(backup)
+    with _refusing(path):
+        steps = "\n".join(MIGRATIONS[version:])
+        db.executescript(f"BEGIN IMMEDIATE;\n{steps}\nPRAGMA user_version = {len(MIGRATIONS)};\nCOMMIT;")
+
+
+def _make(path: Path, facts: Mapping[str, str]) -> None:
+    """A new store, complete before it has its name: a file with the name is never half made."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as db:
+            db.execute(f"PRAGMA application_id = {APPLICATION}")
+            db.execute("PRAGMA journal_mode = WAL")
+            steps = "\n".join(MIGRATIONS)
+            db.executescript(f"BEGIN;\n{steps}\nPRAGMA user_version = {len(MIGRATIONS)};\nCOMMIT;")
+            db.executemany("INSERT INTO fact VALUES (?, ?)", list(facts.items()))
+            db.execute("INSERT INTO fact VALUES ('digest', ?)", (_digest(db),))
+        part.replace(path)  # closing wrote the journal back, so the one file is all of it
+    finally:
+        for rest in (part, Path(f"{name}-wal"), Path(f"{name}-shm")):
+            rest.unlink(missing_ok=True)
+
+
+def _single_writer(path: Path) -> int | None:
+    """Hold a lock for as long as the store is open, or say that another job has it."""
+    if fcntl is None:
+        return None
+    handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise RequestError(
+            f"{path} is in use by another process of this site; wait for its job to end"
+        ) from error
+    return handle
+
+
+def _unlock(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)

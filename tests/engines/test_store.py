@@ -1,0 +1,281 @@
+"""The site's store: whole rounds or nothing, also when the process is killed; damage is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import time
+
+import numpy as np
+import pytest
+
+from abps.core.errors import RequestError
+from abps.core.protocol import Record, Stage
+from abps.engines import store as module
+from abps.engines.store import Entry, Evidence, Finished, Store
+
+
+def finished(t=1, **changes):
+    given = {
+        "round": t,
+        "weights": np.arange(6, dtype=np.float32) + t,
+        "beliefs": {"bea": Evidence(0.7 * t, 0.3 * t, t)},
+        "observations": {"bea": 0.7},
+        "partners": ("bea",),
+        "rest": "",
+        "validation": 0.6,
+    }
+    return Finished(**(given | changes))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "site.sqlite"
+
+
+def fresh(path):
+    return Store.open(path, "ada", "one")
+
+
+def test_what_is_written_is_read_back_after_reopening(path):
+    store = fresh(path)
+    assert store.round == 0 and store.model() is None and store.beliefs() == {}
+    assert store.finish(finished(1, best=True)) and store.finish(finished(2, validation=float("nan")))
+    kept = (Record("bea", True, 1, Stage.MATCHED), Record("cyr", False, 2, Stage.HELD))
+    store.promise(2, kept)
+    entry = Entry("2026-01-01T00:00:00", 2, "bea", True, "weights", 123, "partner of round 2")
+    store.log(entry)
+    store.refused("eve", "wrong round", "round 9")
+    store.refused("eve", "wrong round", "round 10")
+    store.close()
+    store = fresh(path)
+    assert store.round == 2
+    assert store.beliefs() == {"bea": Evidence(1.4, 0.6, 2)}
+    assert store.observations() == {(1, "bea"): 0.7, (2, "bea"): 0.7}
+    np.testing.assert_array_equal(store.model(), np.arange(6, dtype=np.float32) + 2)
+    np.testing.assert_array_equal(store.model("best"), np.arange(6, dtype=np.float32) + 1)
+    assert set(store.promises(2)) == set(kept) and store.in_doubt() == [2]
+    assert store.partners() == {2: {"bea"}}
+    assert store.traffic() == [entry] and store.sent_bytes() == {"weights": 123}
+    assert store.refusals() == {("eve", "wrong round"): 2}
+    assert [r.validation for r in store.rounds()] == [0.6, None]
+    store.close()
+
+
+def test_a_round_is_counted_once(path):
+    store = fresh(path)
+    assert store.finish(finished(1))
+    before = store.beliefs()
+    assert not store.finish(finished(1, beliefs={"bea": Evidence(9.0, 9.0, 9)}, observations={"bea": 0.1}))
+    assert store.beliefs() == before and store.observations() == {(1, "bea"): 0.7}
+    store.close()
+
+
+def test_a_round_that_fails_halfway_leaves_nothing(path):
+    store = fresh(path)
+    store.finish(finished(1))
+    with pytest.raises((TypeError, sqlite3.Error)):
+        store.finish(finished(2, beliefs={"bea": Evidence(1.0, None, 1)}))
+    assert store.round == 1 and store.observations() == {(1, "bea"): 0.7}
+    assert store.beliefs() == {"bea": Evidence(0.7, 0.3, 1)}
+    assert store.finish(finished(2))
+    store.close()
+
+
+def test_one_writer_at_a_time_and_any_reader(path):
+    store = fresh(path)
+    store.finish(finished(1))
+    with pytest.raises(RequestError, match="in use by another process"):
+        fresh(path)
+    reader = Store.look(path)
+    assert reader.round == 1
+    store.finish(finished(2))
+    assert reader.round == 2
+    with pytest.raises(RequestError, match="readonly"):
+        reader.finish(finished(3))
+    reader.close()
+    store.close()
+    fresh(path).close()
+
+
+@pytest.mark.parametrize(("site", "agreement"), [("bea", "one"), ("ada", "two")])
+def test_a_store_of_something_else_is_refused(path, site, agreement):
+    fresh(path).close()
+    with pytest.raises(RequestError, match="not"):
+        Store.open(path, site, agreement)
+    fresh(path).close()  # untouched
+
+
+def refused_and_untouched(path, match):
+    before = path.read_bytes()
+    for open_ in (lambda: fresh(path), lambda: Store.look(path)):
+        with pytest.raises(RequestError, match=match):
+            open_()
+    assert path.read_bytes() == before
+
+
+def test_files_that_are_no_store_are_refused_and_kept(path):
+    for content in (
+        b"",
+        b"hello",
+        b"SQLite format 3\0",
+        b"SQLite format 3\0" + b"\0" * 200,
+        os.urandom(5000),
+    ):
+        path.write_bytes(content)
+        refused_and_untouched(path, "left as it is")
+
+
+def test_somebody_elses_database_is_refused(path):
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE patients (name TEXT)")
+    db.close()
+    refused_and_untouched(path, "something else")
+
+
+def test_a_newer_schema_is_refused(path):
+    fresh(path).close()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    refused_and_untouched(path, "newer version")
+
+
+def test_a_cut_off_store_is_refused(path):
+    store = fresh(path)
+    for t in range(1, 20):
+        store.finish(finished(t, weights=np.zeros(2000, dtype=np.float32)))
+    store.close()
+    path.write_bytes(path.read_bytes()[:-6000])
+    refused_and_untouched(path, "damaged|cannot be used")
+
+
+def test_flipped_bits_are_noticed_or_harmless(path):
+    """Whatever byte is damaged: the store is refused, or all it says of rounds is still right."""
+    store = fresh(path)
+    for t in range(1, 6):
+        store.finish(finished(t, weights=np.full(300, t, dtype=np.float32)))
+    told = (store.round, store.beliefs(), store.observations(), store.model().tolist(), store.rounds())
+    store.close()
+    whole = path.read_bytes()
+    rng = random.Random(5)
+    refused = 0
+    for _ in range(150):
+        at = rng.randrange(len(whole))
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :])
+        damaged = path.read_bytes()
+        try:
+            store = Store.look(path)
+        except RequestError:
+            refused += 1
+            assert path.read_bytes() == damaged
+            continue
+        now = (store.round, store.beliefs(), store.observations(), store.model().tolist(), store.rounds())
+        store.close()
+        assert now == told
+    assert refused > 10
+
+
+def test_an_older_store_is_brought_up_to_date_and_a_copy_kept(path, monkeypatch):
+    store = fresh(path)
+    store.finish(finished(1))
+    store.close()
+    newer = (*module.MIGRATIONS, "ALTER TABLE refusal ADD COLUMN first TEXT NOT NULL DEFAULT '';")
+    monkeypatch.setattr(module, "MIGRATIONS", newer)
+    with pytest.raises(RequestError, match="older schema 1"):
+        Store.look(path)
+    store = fresh(path)
+    assert store.round == 1 and store.beliefs() == {"bea": Evidence(0.7, 0.3, 1)}
+    assert store._rows("PRAGMA user_version") == [(len(newer),)]
+    store.close()
+    with sqlite3.connect(path.with_name("site.sqlite.schema1")) as copy:
+        assert copy.execute("PRAGMA user_version").fetchone() == (1,)
+        assert copy.execute("SELECT count(*) FROM observation").fetchone() == (1,)
+    copy.close()
+
+
+def test_a_migration_that_fails_changes_nothing(path, monkeypatch):
+    fresh(path).close()
+    monkeypatch.setattr(
+        module, "MIGRATIONS", (*module.MIGRATIONS, "CREATE TABLE extra (x); SELECT nonsense;")
+    )
+    with pytest.raises(RequestError, match="left as it is"):
+        fresh(path)
+    monkeypatch.undo()
+    store = fresh(path)
+    assert ("extra",) not in store._rows("SELECT name FROM sqlite_master")
+    store.close()
+
+
+def test_no_store_yet(tmp_path):
+    with pytest.raises(RequestError, match="no store here"):
+        Store.look(tmp_path / "nothing.sqlite")
+
+
+def credit(t, peer):
+    return ((t * 37 + len(peer) * 11) % 100) / 100
+
+
+def peers_of(t):
+    return ("bea", "cyrus") if t % 3 else ("bea",)
+
+
+def finish_rounds_until_killed(path, pipe):
+    """The life of a site's process that does nothing but finish rounds and report them."""
+    store = fresh(path)
+    os.write(pipe, f"open {store.round}\n".encode())
+    while True:
+        t = store.round + 1
+        store.promise(t, [Record(peer, True, 1, Stage.MATCHED) for peer in peers_of(t)])
+        beliefs = store.beliefs()
+        for peer in peers_of(t):
+            store.log(Entry("now", t, peer, True, "weights", 100, "partner of this round"))
+            old = beliefs.get(peer, Evidence(0.0, 0.0, 0.0))
+            value = credit(t, peer)
+            beliefs[peer] = Evidence(old.gain + value, old.loss + 1 - value, old.count + 1)
+        observed = {peer: credit(t, peer) for peer in peers_of(t)}
+        weights = np.full(5000, t, dtype=np.float32)
+        store.finish(Finished(t, weights, beliefs, observed, peers_of(t), "", 0.5))
+        os.write(pipe, f"done {t}\n".encode())
+
+
+def test_killed_at_random_moments_nothing_is_lost_or_doubled(path):
+    """Twelve SIGKILLs: every round that was reported is there, whole, and once."""
+    rng = random.Random(7)
+    last = 0
+    for _ in range(12):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            try:
+                finish_rounds_until_killed(path, writing)
+            finally:
+                os._exit(1)
+        os.close(writing)
+        with os.fdopen(reading) as told:
+            assert told.readline() == f"open {last}\n"
+            time.sleep(rng.uniform(0.0, 0.15))
+            os.kill(child, signal.SIGKILL)
+            done = [int(line.split()[1]) for line in told if line.endswith("\n")]
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        reported = max([last, *done])
+
+        store = fresh(path)
+        last = store.round
+        assert last in (reported, reported + 1)  # the last one may have been written and not reported
+        expected = {(t, peer): credit(t, peer) for t in range(1, last + 1) for peer in peers_of(t)}
+        assert store.observations() == expected
+        for peer, evidence in store.beliefs().items():
+            values = [value for (_, name), value in expected.items() if name == peer]
+            assert evidence.count == len(values)
+            assert evidence.gain == pytest.approx(sum(values), abs=1e-9)
+        assert [row.number for row in store.rounds()] == list(range(1, last + 1))
+        if last:
+            assert set(store.model().tolist()) == {float(last)}
+        assert set(store.partners()) <= set(range(1, last + 2))
+        store.close()
+    assert last > 12
