@@ -1,9 +1,9 @@
 """abps: peer-to-peer federated learning for hospitals.
 
-    import abps
-    fed = abps.read_table("stays.parquet", label="died", center="hospital")
-    run = abps.simulate(fed, "abps-pq-k1", seed=11)
-    run.auroc.mean, run.bytes.vs_fedavg, run.rest.share
+import abps
+fed = abps.read_table("stays.parquet", label="died", center="hospital")
+run = abps.simulate(fed, "abps-pq-k1", seed=11)
+run.auroc.mean, run.bytes.vs_fedavg, run.rest.share
 """
 
 from __future__ import annotations

@@ -39,8 +39,20 @@ def folder(path: Path) -> Path:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RequestError(f"cannot make the folder {path}: {error.strerror}; choose another --out") from error
+        raise RequestError(
+            f"cannot make the folder {path}: {error.strerror}; choose another --out"
+        ) from error
     return Path(path)
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the work, not after it, whether a folder can be written to."""
+    folder(path)
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise RequestError(f"cannot write in {path}: {error.strerror}; choose another --out") from error
 
 
 def write_text(path: Path, text: str) -> None:

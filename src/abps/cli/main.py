@@ -30,13 +30,18 @@ def app() -> typer.Typer:
         rich_markup_mode="markdown",
     )
 
-    @cli.callback(invoke_without_command=False)
-    def root(
-        version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
-    ) -> None:
-        if version:
+    def say_version(asked: bool) -> None:
+        if asked:
             typer.echo(f"abps {__version__}")
             raise typer.Exit()
+
+    @cli.callback()
+    def root(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and stop.", is_eager=True, callback=say_version
+        ),
+    ) -> None:
+        pass
 
     for register in COMMANDS:
         register(cli)

@@ -23,8 +23,13 @@ def methods(as_json: options.Json = False) -> None:
     """List every method with its paper and its defaults (--json for machines)."""
     if as_json:
         listed = [
-            {"name": name, "family": e.family, "summary": e.summary, "source": e.source,
-             "config": describe(e.config)}
+            {
+                "name": name,
+                "family": e.family,
+                "summary": e.summary,
+                "source": e.source,
+                "config": describe(e.config),
+            }
             for name, e in CATALOG.items()
         ]
         print(json.dumps(listed))
@@ -42,7 +47,9 @@ def defaults(config: dict[str, Any]) -> str:
     wire, stop = config.get("wire"), config["stop"]
     parts = [f"{stop['rounds']} rounds" + (f", patience {stop['patience']}" if stop["patience"] else "")]
     if wire is not None:
-        parts.append(wire["codec"] + (f", {wire['private_layers']} private" if wire["private_layers"] else ""))
+        parts.append(
+            wire["codec"] + (f", {wire['private_layers']} private" if wire["private_layers"] else "")
+        )
     for name, value in config.items():
         if name == "selection":
             parts.append(f"κ={value['kappa']}")

@@ -25,9 +25,7 @@ Patient = Annotated[str | None, typer.Option(help="A patient's stays never fall 
 Time = Annotated[str | None, typer.Option(help="A date or year column; never a feature.")]
 Group = Annotated[str | None, typer.Option(help="A column that groups centers, for group-oracle-k1.")]
 Drop = Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")]
-MinStays = Annotated[
-    int | None, typer.Option(help="The smallest center that takes part (own tables: 50).")
-]
+MinStays = Annotated[int | None, typer.Option(help="The smallest center that takes part (own tables: 50).")]
 Out = Annotated[Path, typer.Option(help="The folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON line.")]
 

@@ -33,7 +33,9 @@ def run(
         list[str] | None,
         typer.Option("--set", help="Any setting of the method: --set gamma=0.5 --set kappa=2."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="simulate (fast), or debug (one center at a time).")] = "simulate",
+    engine: Annotated[
+        str, typer.Option(help="simulate (fast), or debug (one center at a time).")
+    ] = "simulate",
     label: options.Label = None,
     center: options.Center = None,
     patient: options.Patient = None,
@@ -58,13 +60,22 @@ def run(
     for left in federation.left_out:
         console.print(f"left out: {left.center} ({left.reason})", highlight=False, markup=False)
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
         TextColumn("validation AUROC {task.fields[auroc]:.3f}"),
-        console=console, disable=not console.is_terminal, transient=True,
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
     ) as bar:
         task = bar.add_task(method, total=config.stop.rounds, auroc=float("nan"))
         result = simulate(
-            federation, config, seed, engine=engine, name=method,
+            federation,
+            config,
+            seed,
+            engine=engine,
+            name=method,
             progress=lambda t, _most, value: bar.update(task, completed=t, auroc=value),
         )
     save(result, out)
@@ -100,7 +111,10 @@ def summary_table(result: Run) -> Table:
     """A run as a table for the terminal."""
     table = Table(title=f"{result.method} on {result.data['name']}, seed {result.seed}", show_header=False)
     rows = [
-        ("centers", f"{result.data['centers']} ({result.auroc.scored_centers} scored), {result.data['rows']:,} stays"),
+        (
+            "centers",
+            f"{result.data['centers']} ({result.auroc.scored_centers} scored), {result.data['rows']:,} stays",
+        ),
         ("rounds", str(result.rounds)),
         ("AUROC, mean over centers", f"{result.auroc.mean:.3f}"),
         ("… at the best validation round", f"{result.auroc.at_best_validation:.3f}"),

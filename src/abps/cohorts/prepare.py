@@ -171,9 +171,7 @@ def _encode_number(
     return np.clip(z, -10.0, 10.0).astype(np.float32), ~known
 
 
-def encode(
-    federation: Federation, split: NDArray[np.int8]
-) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+def encode(federation: Federation, split: NDArray[np.int8]) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """(rows, columns) the encoded features, and the columns' names."""
     n, train = federation.size, split == 0
     blocks: list[NDArray[np.float32]] = []

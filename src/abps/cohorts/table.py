@@ -13,7 +13,7 @@ Every rule is stated and every center left out is listed with its reason:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,9 @@ def read_table(
 ) -> Federation:
     """A federation from a CSV or Parquet file."""
     frame = read_frame(Path(path))
-    return federate(frame, Roles(label, center, patient, time, group, tuple(drop)), Path(path).stem, min_stays)
+    return federate(
+        frame, Roles(label, center, patient, time, group, tuple(drop)), Path(path).stem, min_stays
+    )
 
 
 def load(data: str, roles: Roles | None = None, min_stays: int | None = None) -> Federation:
@@ -86,14 +88,20 @@ def read_frame(path: Path) -> pl.DataFrame:
             header = pl.read_csv(path, separator=separator, has_header=False, n_rows=1, infer_schema=False)
             _no_twins([str(v) for v in header.row(0)], path)
             frame = pl.read_csv(
-                path, separator=separator, infer_schema_length=None, null_values=_GAPS, try_parse_dates=True,
+                path,
+                separator=separator,
+                infer_schema_length=None,
+                null_values=_GAPS,
+                try_parse_dates=True,
                 encoding="utf8",
             )
     except RequestError:
         raise
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RequestError(f"{path} cannot be read as a table ({first}); give a UTF-8 CSV or a Parquet file") from error
+        raise RequestError(
+            f"{path} cannot be read as a table ({first}); give a UTF-8 CSV or a Parquet file"
+        ) from error
     if frame.height == 0:
         raise RequestError(f"{path} has a header and no rows; give a table with rows")
     return frame
@@ -102,7 +110,9 @@ def read_frame(path: Path) -> pl.DataFrame:
 def _no_twins(names: list[str], path: Path) -> None:
     twins = sorted({name for name in names if names.count(name) > 1})
     if twins:
-        raise RequestError(f"{path}: the column name {twins[0]!r} occurs {names.count(twins[0])} times; rename one")
+        raise RequestError(
+            f"{path}: the column name {twins[0]!r} occurs {names.count(twins[0])} times; rename one"
+        )
 
 
 def _column(frame: pl.DataFrame, name: str, role: str) -> pl.Series:
@@ -149,7 +159,9 @@ def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_
         centers=centers,
         patient=None if roles.patient is None else _codes(frame[roles.patient]),
         time=None if roles.time is None else _years(frame[roles.time], roles.time),
-        groups=None if roles.group is None else _group_of(frame[roles.group], centers_of, centers, roles.group),
+        groups=None
+        if roles.group is None
+        else _group_of(frame[roles.group], centers_of, centers, roles.group),
         descriptors=_descriptors(features),
         left_out=tuple(left_out),
     )
@@ -216,7 +228,11 @@ def _who_takes_part(
         elif min(p, n - p) < MIN_CLASS:
             rare = "positive" if p < n - p else "negative"
             left_out.append(
-                LeftOut(name, n, f"{min(p, n - p)} {rare} row(s), fewer than the {MIN_CLASS} that three splits need")
+                LeftOut(
+                    name,
+                    n,
+                    f"{min(p, n - p)} {rare} row(s), fewer than the {MIN_CLASS} that three splits need",
+                )
             )
         else:
             kept.append(name)
@@ -278,7 +294,9 @@ def _years(column: pl.Series, name: str) -> NDArray[np.float64]:
     else:
         years = column.cast(pl.Float64, strict=False)
         if years.null_count() > column.null_count():
-            raise RequestError(f"the time column {name!r} holds text that is neither a date nor a number; fix it or leave --time out")
+            raise RequestError(
+                f"the time column {name!r} holds text that is neither a date nor a number; fix it or leave --time out"
+            )
     if years.null_count() == len(years):
         raise RequestError(f"the time column {name!r} has no values; leave --time out")
     return years.fill_null(years.mean()).to_numpy()
@@ -289,7 +307,11 @@ def _group_of(
 ) -> tuple[str, ...]:
     """One group per center; a center in two groups is an error."""
     groups: dict[str, str] = {}
-    pairs = pl.DataFrame({"c": centers_of, "g": column.cast(pl.String).fill_null("(none)")}).unique().sort("c", "g")
+    pairs = (
+        pl.DataFrame({"c": centers_of, "g": column.cast(pl.String).fill_null("(none)")})
+        .unique()
+        .sort("c", "g")
+    )
     for center, group in pairs.iter_rows():
         if center in groups:
             raise RequestError(
@@ -306,7 +328,9 @@ def _descriptors(features: pl.DataFrame) -> tuple[str, ...]:
     if charlson:
         return charlson
     binary = [
-        c.name for c in features.get_columns()
-        if c.dtype == pl.Boolean or (c.dtype.is_numeric() and set(c.drop_nulls().unique().to_list()) <= {0, 1})
+        c.name
+        for c in features.get_columns()
+        if c.dtype == pl.Boolean
+        or (c.dtype.is_numeric() and set(c.drop_nulls().unique().to_list()) <= {0, 1})
     ]
     return tuple(binary[:12])

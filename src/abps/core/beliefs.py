@@ -89,7 +89,9 @@ class Beliefs:
         low, high = np.searchsorted(self.key, [center * self.n, (center + 1) * self.n])
         return self.key[low:high] - center * self.n
 
-    def observe(self, center: ArrayLike, peer: ArrayLike, value: ArrayLike, weight: ArrayLike = 1.0) -> Beliefs:
+    def observe(
+        self, center: ArrayLike, peer: ArrayLike, value: ArrayLike, weight: ArrayLike = 1.0
+    ) -> Beliefs:
         """The beliefs after soft Bernoulli observations ``value`` in [0, 1]: Eq. (6) of the paper.
 
         Every observation adds ``weight * value`` to alpha and ``weight * (1 - value)`` to beta, and one to

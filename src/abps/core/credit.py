@@ -36,9 +36,7 @@ def shapley(utility: Floats) -> Floats:
     return values
 
 
-def sampled_shapley(
-    permutations: Ints, utility: Callable[[list[int]], Floats], tolerance: float
-) -> Floats:
+def sampled_shapley(permutations: Ints, utility: Callable[[list[int]], Floats], tolerance: float) -> Floats:
     """(k,) truncated Monte-Carlo Shapley values over the permutations (B, k) of k partners.
 
     utility: the utilities of a list of coalitions; every coalition is asked for once. A permutation is cut
@@ -69,7 +67,7 @@ def sampled_shapley(
 def clip_affine(value: ArrayLike, low: float = -0.1, high: float = 0.1) -> Floats:
     """Eq. (5): map [low, high] to [0, 1] and clip; NaN (undefined utility) stays NaN.
 
-    >>> clip_affine([-0.2, 0.0, 0.05]).tolist()
-    [0.0, 0.5, 0.75]
+    >>> clip_affine([-0.2, 0.0, 0.2]).tolist()
+    [0.0, 0.5, 1.0]
     """
     return np.clip((np.asarray(value, dtype=np.float64) - low) / (high - low), 0.0, 1.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.engines.result import SCHEMA, Run
-from abps.files import folder, write_json, write_with
+from abps.files import check_writable, folder, write_json, write_with
 
 RESULT = "result.json"
 DECISIONS = "decisions.parquet"
@@ -42,6 +42,7 @@ def check_free(out: Path, identity: dict[str, Any], fingerprint: str) -> None:
     path = out / RESULT
     if out.exists() and not out.is_dir():
         raise RequestError(f"{out} is a file; give a folder to --out")
+    check_writable(out)
     if not path.exists():
         return
     there = read_result(path)

@@ -47,7 +47,9 @@ _CAUSES = {
 Progress = Callable[[int, int, float], None]
 
 
-def configure(method: str | Method, settings: Mapping[str, Any] | None = None, rounds: int | None = None) -> Method:
+def configure(
+    method: str | Method, settings: Mapping[str, Any] | None = None, rounds: int | None = None
+) -> Method:
     """A method's configuration: by name or as it is, with settings replaced."""
     config = find(method) if isinstance(method, str) else method
     if rounds is not None:
@@ -105,7 +107,9 @@ def simulate(
     logits, labels = config.logits(world, final, data.test), labels_of(data.test)
     fedavg = data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), learner.layout.size)
     done = len(track.validation)
-    shares = {cause: float(np.mean([np.mean(r == code) for r in track.rest])) for cause, code in _CAUSES.items()}
+    shares = {
+        cause: float(np.mean([np.mean(r == code) for r in track.rest])) for cause, code in _CAUSES.items()
+    }
     return Run(
         method=name,
         seed=seed,

@@ -47,7 +47,13 @@ class Kernel(Protocol):
     sites: tuple[DropSite, ...]
 
     def gradient(
-        self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, keep: list[Tensor], out: Tensor,
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        keep: list[Tensor],
+        out: Tensor,
         pull: Pull | None = None,
     ) -> None:
         """Write d(mean BCE)/dw of every center into ``out`` (m, P)."""
@@ -78,7 +84,13 @@ class MLPKernel:
         )
 
     def gradient(
-        self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, keep: list[Tensor], out: Tensor,
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        keep: list[Tensor],
+        out: Tensor,
         pull: Pull | None = None,
     ) -> None:
         """Write d(mean BCE)/dw of every center into ``out`` (m, P)."""
@@ -90,7 +102,9 @@ class MLPKernel:
                 extra = pull(hidden)
                 active.append(hidden)
             if keep:
-                hidden = hidden * keep[k] if pull is not None and k == self._depth - 1 else hidden.mul_(keep[k])
+                hidden = (
+                    hidden * keep[k] if pull is not None and k == self._depth - 1 else hidden.mul_(keep[k])
+                )
             inputs.append(hidden)
         matrix, bias = self._layer(w, self._depth)
         logits = torch.baddbmm(bias, inputs[-1], matrix.transpose(1, 2)).squeeze(2)
@@ -213,13 +227,21 @@ class ModuleKernel:
 
     def _named(self, keep: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """One center's masks by the name of their dropout."""
-        return {name: mask.reshape(-1, *site.shape) for name, mask, site in zip(self._masks, keep, self.sites)}
+        return {
+            name: mask.reshape(-1, *site.shape) for name, mask, site in zip(self._masks, keep, self.sites)
+        }
 
     def _answer(self, w: Tensor, x: Tensor) -> Tensor:
         return self._call(w, x, self._plain)
 
     def gradient(
-        self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, keep: list[Tensor], out: Tensor,
+        self,
+        w: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        keep: list[Tensor],
+        out: Tensor,
         pull: Pull | None = None,
     ) -> None:
         """Write d(mean BCE)/dw of every center into ``out`` (m, P)."""

@@ -6,6 +6,7 @@ stays private is a range of columns, and the optimiser is one pass over memory.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class MLP(nn.Module):
         self.hidden = tuple(hidden)
         self.rate = float(dropout)
         sizes = [width, *self.hidden]
-        self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])])
+        self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
         self.drops = nn.ModuleList([nn.Dropout(dropout) for _ in self.hidden])
         self.head = nn.Linear(sizes[-1], 1)
 

@@ -199,7 +199,13 @@ class StackedLearner(_Common):
         return after
 
     def _train_chunk(
-        self, chunk: batches.Chunk, after: Tensor, round: int, objective: Objective, columns: slice, epochs: int
+        self,
+        chunk: batches.Chunk,
+        after: Tensor,
+        round: int,
+        objective: Objective,
+        columns: slice,
+        epochs: int,
     ) -> None:
         size, m = self.training.batch, len(chunk.members)
         members = torch.from_numpy(chunk.members)
@@ -320,7 +326,9 @@ class LoopLearner(_Common):
         order = batches.row_order(self.seed, center, round, len(y), epochs)
         lengths = [min(size, len(y) - at) for at in range(0, len(y), size)] * epochs
         masks = batches.kept_units(self.seed, center, round, lengths, self.kernel.sites)
-        pieces = [torch.from_numpy(part) for epoch in order for part in np.split(epoch, range(size, len(y), size))]
+        pieces = [
+            torch.from_numpy(part) for epoch in order for part in np.split(epoch, range(size, len(y), size))
+        ]
         for index, kept in zip(pieces, masks if self.kernel.sites else [[]] * len(pieces)):
             model.give([torch.from_numpy(m) / (1.0 - s.rate) for m, s in zip(kept, self.kernel.sites)])
             model.network.zero_grad()
@@ -330,10 +338,14 @@ class LoopLearner(_Common):
             if objective.pull is not None:
                 z = model.network.representation(x[index])[None]  # type: ignore[operator]
                 dz = objective.pull(member, x[index][None], whole[None])(z.detach())
-                extra = torch.autograd.grad((z * dz).sum(), list(model.network.parameters()), allow_unused=True)
+                extra = torch.autograd.grad(
+                    (z * dz).sum(), list(model.network.parameters()), allow_unused=True
+                )
                 gradient = gradient + torch.cat(
-                    [torch.zeros(p.numel()) if g is None else g.reshape(-1)
-                     for g, p in zip(extra, model.network.parameters())]
+                    [
+                        torch.zeros(p.numel()) if g is None else g.reshape(-1)
+                        for g, p in zip(extra, model.network.parameters())
+                    ]
                 )
             objective.add(whole[None], gradient, member)
             flat.grad = gradient[0][columns].clone()

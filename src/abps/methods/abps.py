@@ -191,8 +191,15 @@ class ABPS(Method):
         mixed = mix(trained, arrived, partners, weights)
         if self.selection.policy != "random" or self.adopt == "if_helpful":
             center, peer, phi = shapley_credit(
-                world, UTILITIES[self.credit.utility], trained, arrived, weights, partners, t,
-                self.credit.tmc_permutations, self.credit.tmc_tol,
+                world,
+                UTILITIES[self.credit.utility],
+                trained,
+                arrived,
+                weights,
+                partners,
+                t,
+                self.credit.tmc_permutations,
+                self.credit.tmc_tol,
             )
             beliefs = self.learn(beliefs, center, peer, phi)
             if self.adopt == "if_helpful":
@@ -203,9 +210,7 @@ class ABPS(Method):
         if self.smoothing:
             met = torch.from_numpy(np.flatnonzero(chosen.plan.degrees()))
             mixed[met, :shared] = torch.lerp(mixed[met, :shared], state.models[met, :shared], self.smoothing)
-        outcome = Outcome(
-            traffic, chosen.plan.degrees(), chosen.plan.rest, decisions(chosen.plan, chosen)
-        )
+        outcome = Outcome(traffic, chosen.plan.degrees(), chosen.plan.rest, decisions(chosen.plan, chosen))
         return _next(state, mixed, beliefs), outcome
 
     def choose(self, world: World, state: State, beliefs: Beliefs, t: int) -> Round:
@@ -223,7 +228,9 @@ class ABPS(Method):
             world.horizon,
         )
 
-    def learn(self, beliefs: Beliefs, center: NDArray[np.int64], peer: NDArray[np.int64], phi: Floats) -> Beliefs:
+    def learn(
+        self, beliefs: Beliefs, center: NDArray[np.int64], peer: NDArray[np.int64], phi: Floats
+    ) -> Beliefs:
         """Beliefs after a round's credit."""
         value = credit.clip_affine(phi, self.credit.phi_min, self.credit.phi_max)
         if self.credit.undefined_utility == "half":

@@ -122,7 +122,9 @@ class Outcome:
     @staticmethod
     def alone(n: int, rest: Rest = Rest.NOT, overdrawn: bool = False) -> Outcome:
         """A round without any exchange."""
-        return Outcome(Traffic(), np.zeros(n, dtype=np.int64), np.full(n, rest, dtype=np.int8), None, overdrawn)
+        return Outcome(
+            Traffic(), np.zeros(n, dtype=np.int64), np.full(n, rest, dtype=np.int8), None, overdrawn
+        )
 
     @staticmethod
     def of_star(n: int, traffic: Traffic) -> Outcome:

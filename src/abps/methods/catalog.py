@@ -34,9 +34,7 @@ _RANDOM_ONE = Selection(kappa=1, policy="random")
 _PAPER = "ABPS paper"
 
 CATALOG: Final[dict[str, Entry]] = {
-    "centralized": Entry(
-        Centralized(), "reference", "one model on all rows pooled (not federated)", _PAPER
-    ),
+    "centralized": Entry(Centralized(), "reference", "one model on all rows pooled (not federated)", _PAPER),
     "local": Entry(Local(), "reference", "every center alone", _PAPER),
     "fedavg": Entry(FedAvg(), "star", "average everybody's model every round", "McMahan et al. 2017"),
     "fedavg-p": Entry(
@@ -45,7 +43,9 @@ CATALOG: Final[dict[str, Entry]] = {
     "fedavg-pq": Entry(FedAvg(wire=_PQ), "star", "FedAvg, private head, bfloat16", _PAPER),
     "fedavg-x": Entry(
         FedAvg(wire=_X_WIRE, smoothing=0.5, stop=_X_STOP),
-        "star", "FedAvg with all extensions of ABPS-X", _PAPER,
+        "star",
+        "FedAvg with all extensions of ABPS-X",
+        _PAPER,
     ),
     "random-k1": Entry(
         ABPS(selection=_RANDOM_ONE, wire=_PQ), "control", "ABPS+P+Q, κ=1, partners at random", "control"
@@ -55,7 +55,9 @@ CATALOG: Final[dict[str, Entry]] = {
     ),
     "group-oracle-k1": Entry(
         ABPS(selection=_RANDOM_ONE, filter=Filter(candidates="group"), wire=_PQ),
-        "control", "random-k1 inside the declared group only", "control",
+        "control",
+        "random-k1 inside the declared group only",
+        "control",
     ),
     "abps": Entry(ABPS(), "abps", "the paper's base method, κ=3", _PAPER),
     "abps-p": Entry(ABPS(wire=Wire(private_layers=1)), "abps", "ABPS with a private head", _PAPER),
@@ -65,22 +67,33 @@ CATALOG: Final[dict[str, Entry]] = {
     ),
     "abps-pq-k1-hom": Entry(
         ABPS(selection=_ONE, filter=Filter("homogeneity", metadata="full"), wire=_PQ),
-        "abps", "… that looks for like peers", _PAPER,
+        "abps",
+        "… that looks for like peers",
+        _PAPER,
     ),
     "abps-pq-k1-div": Entry(
         ABPS(selection=_ONE, filter=Filter("diversity", metadata="full"), wire=_PQ),
-        "abps", "… that looks for unlike peers", _PAPER,
+        "abps",
+        "… that looks for unlike peers",
+        _PAPER,
     ),
     "abps-pq-k1-align": Entry(
         ABPS(selection=_ONE, filter=Filter("alignment", metadata="full"), wire=_PQ),
-        "abps", "… that looks for peers of the same outcome rate", _PAPER,
+        "abps",
+        "… that looks for peers of the same outcome rate",
+        _PAPER,
     ),
     "abps-x": Entry(
         ABPS(
-            selection=_ONE, filter=Filter("homogeneity", metadata="full"), wire=_X_WIRE,
-            smoothing=0.5, stop=_X_STOP,
+            selection=_ONE,
+            filter=Filter("homogeneity", metadata="full"),
+            wire=_X_WIRE,
+            smoothing=0.5,
+            stop=_X_STOP,
         ),
-        "abps", "all extensions: two private layers, EMA, early stopping", _PAPER,
+        "abps",
+        "all extensions: two private layers, EMA, early stopping",
+        _PAPER,
     ),
 }
 

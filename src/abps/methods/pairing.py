@@ -101,9 +101,7 @@ def shapley_credit(
     for k in sorted({len(partners[i]) for i in exact}):
         who = np.array([i for i in exact if len(partners[i]) == k])
         owner = np.repeat(who, 1 << k)
-        members = [
-            partners[i][[p for p in range(k) if mask >> p & 1]] for i in who for mask in range(1 << k)
-        ]
+        members = [partners[i][[p for p in range(k) if mask >> p & 1]] for i in who for mask in range(1 << k)]
         value = utilities(world, score, trained, arrived, weights, owner, members)
         center.append(np.repeat(who, k))
         peer.append(np.concatenate([partners[i] for i in who]))
@@ -116,9 +114,7 @@ def shapley_credit(
 
         def ask(masks: list[int], i: int = i, mine: Ints = mine) -> Floats:
             members = [mine[[p for p in range(len(mine)) if mask >> p & 1]] for mask in masks]
-            return utilities(
-                world, score, trained, arrived, weights, np.full(len(masks), i), members
-            )
+            return utilities(world, score, trained, arrived, weights, np.full(len(masks), i), members)
 
         center.append(np.full(len(mine), i))
         peer.append(mine)

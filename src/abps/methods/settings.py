@@ -36,7 +36,7 @@ def names(config: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
         else:
             found[full] = tuple(full.split("."))
     if not prefix:
-        for full, path in list(found.items()):
+        for path in list(found.values()):
             found.setdefault(path[-1], path)
     return found
 
@@ -79,8 +79,16 @@ def read(text: str, kind: Any, name: str) -> Any:
 
 def _as(text: str, kind: Any) -> Any:
     if kind is bool:
-        words = {"true": True, "yes": True, "on": True, "1": True,
-                 "false": False, "no": False, "off": False, "0": False}
+        words = {
+            "true": True,
+            "yes": True,
+            "on": True,
+            "1": True,
+            "false": False,
+            "no": False,
+            "off": False,
+            "0": False,
+        }
         if text.lower() not in words:
             raise ValueError(text)
         return words[text.lower()]
