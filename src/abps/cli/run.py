@@ -125,7 +125,8 @@ def summary_table(result: Run) -> Table:
     ]
     if result.rest.share:
         causes = (
-            f"{100 * result.rest.no_candidates:.1f} no candidates, {100 * result.rest.all_full:.1f} all full, "
+            f"{100 * result.rest.no_candidates:.1f} no candidates, "
+            f"{100 * result.rest.all_full:.1f} all full, "
             f"{100 * result.rest.declined:.1f} declined, {100 * result.rest.budget:.1f} budget"
         )
         rows.append(("rest, % of center-rounds", f"{100 * result.rest.share:.1f} ({causes})"))

@@ -147,7 +147,7 @@ def assign_splits(federation: Federation, seed: int) -> NDArray[np.int8]:
 
 def _segments(keys: NDArray[np.int32], n: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """(n,) sums of values by center."""
-    return np.bincount(keys, weights=values, minlength=n)
+    return np.bincount(keys, weights=values, minlength=n).astype(np.float64)
 
 
 def _encode_number(

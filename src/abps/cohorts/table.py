@@ -175,7 +175,7 @@ def binary_label(column: pl.Series, name: str) -> NDArray[np.int8]:
     if missing.any():
         first = int(missing.arg_max() or 0)
         raise RequestError(
-            f"the label {name!r} is missing in {int(missing.sum())} row(s), first in row {first + 2} of the file; "
+            f"the label {name!r} is missing in {int(missing.sum())} row(s), first in line {first + 2}; "
             "remove these rows or fill them in"
         )
     text = [str(v).strip().lower() for v in column.unique().to_list()]
@@ -202,8 +202,8 @@ def center_names(column: pl.Series, name: str) -> NDArray[np.str_]:
     if column.null_count():
         first = int(column.is_null().arg_max() or 0)
         raise RequestError(
-            f"the center {name!r} is missing in {column.null_count()} row(s), first in row {first + 2} of the "
-            "file; remove these rows or fill them in"
+            f"the center {name!r} is missing in {column.null_count()} row(s), first in line {first + 2}; "
+            "remove these rows or fill them in"
         )
     text = column.cast(pl.String).str.strip_chars()
     bad = text.filter(text.str.contains(r"[\x00-\x1f\x7f]"))
@@ -295,7 +295,8 @@ def _years(column: pl.Series, name: str) -> NDArray[np.float64]:
         years = column.cast(pl.Float64, strict=False)
         if years.null_count() > column.null_count():
             raise RequestError(
-                f"the time column {name!r} holds text that is neither a date nor a number; fix it or leave --time out"
+                f"the time column {name!r} holds text that is neither a date nor a number; "
+                "fix it or leave --time out"
             )
     if years.null_count() == len(years):
         raise RequestError(f"the time column {name!r} has no values; leave --time out")

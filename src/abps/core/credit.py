@@ -61,7 +61,7 @@ def sampled_shapley(permutations: Ints, utility: Callable[[list[int]], Floats], 
         for b, mask in grown.items():
             value[permutations[b, step]] += known[mask] - known[prefix[b]]
             prefix[b] = mask
-    return value / count
+    return np.asarray(value / count)
 
 
 def clip_affine(value: ArrayLike, low: float = -0.1, high: float = 0.1) -> Floats:

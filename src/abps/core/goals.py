@@ -38,7 +38,7 @@ def alignment(centers: Floats, peers: Floats) -> Floats:
 
 def _unit(v: Floats) -> Floats:
     length = np.linalg.norm(v, axis=1, keepdims=True)
-    return v / np.where(length > 0, length, 1.0)
+    return np.asarray(v / np.where(length > 0, length, 1.0))
 
 
 GOALS: Final[dict[str, Goal]] = {
@@ -61,7 +61,7 @@ def scaled(vectors: Floats, how: str) -> Floats:
         return vectors
     if how == "zscore":
         spread = vectors.std(axis=0)
-        return (vectors - vectors.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+        return np.asarray((vectors - vectors.mean(axis=0)) / np.where(spread > 0, spread, 1.0))
     raise RequestError(f"meta_scale={how!r}: choose raw or zscore")
 
 

@@ -38,5 +38,6 @@ def epsilon(schedule: str, c: float, t: int, horizon: int) -> float:
     if schedule == "c_over_t":
         return min(1.0, c / t)
     raise RequestError(
-        f"eps_schedule={schedule!r} is not one of {', '.join(EPSILON_SCHEDULES)}{nearest(schedule, EPSILON_SCHEDULES)}"
+        f"eps_schedule={schedule!r} is not one of {', '.join(EPSILON_SCHEDULES)}"
+        f"{nearest(schedule, EPSILON_SCHEDULES)}"
     )

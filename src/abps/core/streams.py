@@ -98,4 +98,4 @@ def uniforms(
     seed: int, purpose: str, round: int, centers: ArrayLike, index: ArrayLike = 0
 ) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1) for every (center, index)."""
-    return (bits(seed, purpose, round, centers, index) >> _U64(11)) * (1.0 / (1 << 53))
+    return (bits(seed, purpose, round, centers, index) >> _U64(11)).astype(np.float64) / (1 << 53)

@@ -51,6 +51,6 @@ def check_free(out: Path, identity: dict[str, Any], fingerprint: str) -> None:
         differing.append("data")
     if differing:
         raise RequestError(
-            f"{out} already holds a run of {there.get('method')!r} (seed {there.get('seed')}) that differs in "
-            f"{', '.join(differing)}; choose another --out or delete it"
+            f"{out} already holds a run of {there.get('method')!r} (seed {there.get('seed')}) "
+            f"that differs in {', '.join(differing)}; choose another --out or delete it"
         )

@@ -24,7 +24,7 @@ from abps.core.matching import Rest
 from abps.engines.result import Bytes, History, RestShares, Run, accuracy
 from abps.learn.metrics import auprc, auroc, brier, labels_of, mean_over_centers
 from abps.learn.models import ModelFactory
-from abps.learn.training import Learner, LoopLearner, StackedLearner
+from abps.learn.training import LoopLearner, StackedLearner
 from abps.methods.base import Decisions, Method, World
 from abps.methods.catalog import find
 from abps.methods.settings import describe, with_settings
@@ -34,7 +34,10 @@ from abps.wire.frames import frame_size
 #: FedAvg's rounds in the comparison of bytes.
 FEDAVG_ROUNDS = 50
 
-_LEARNERS: dict[str, Callable[..., Learner]] = {"simulate": StackedLearner, "debug": LoopLearner}
+_LEARNERS: dict[str, type[StackedLearner] | type[LoopLearner]] = {
+    "simulate": StackedLearner,
+    "debug": LoopLearner,
+}
 
 _CAUSES = {
     "no_candidates": Rest.NO_CANDIDATES,

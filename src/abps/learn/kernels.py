@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from abps.core.errors import RequestError
 from abps.learn.models import MLP, Layout, layout_of
 
-#: From the representation (m, b, units) to the gradient of an extra loss with respect to it.
+#: From the representation (m, b, units) to the gradient of each row's extra loss with respect to it; the
+#: kernel takes the mean over the batch.
 Pull = Callable[[Tensor], Tensor]
 
 
@@ -99,7 +100,7 @@ class MLPKernel:
             matrix, bias = self._layer(w, k)
             hidden = torch.baddbmm(bias, inputs[-1], matrix.transpose(1, 2)).relu_()
             if pull is not None and k == self._depth - 1:
-                extra = pull(hidden)
+                extra = pull(hidden) * weight.unsqueeze(2)
                 active.append(hidden)
             if keep:
                 hidden = (
@@ -144,7 +145,7 @@ class _GivenDropout(nn.Module):
         self.register_buffer("keep", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.keep
+        return x * self.keep  # type: ignore[operator]
 
 
 @dataclass
@@ -252,7 +253,7 @@ class ModuleKernel:
             with torch.enable_grad():
                 leaf = w.detach().requires_grad_()
                 z = self._represent(leaf, x, tuple(keep))
-                out.add_(torch.autograd.grad((z * pull(z.detach())).sum(), leaf)[0])
+                out.add_(torch.autograd.grad((z * pull(z.detach()) * weight.unsqueeze(2)).sum(), leaf)[0])
 
     def logits(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b) logits without dropout."""
@@ -286,7 +287,7 @@ class _Representation(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model.representation(x)
+        return self.model.representation(x)  # type: ignore[operator]
 
 
 def kernel_for(model: nn.Module, width: int) -> Kernel:

@@ -42,8 +42,8 @@ def labels_of(rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
     return Segments(rows.y[index], start)
 
 
-def _sum(values: NDArray[np.float64], group: NDArray[np.int64], n: int) -> NDArray[np.float64]:
-    return np.bincount(group, weights=values, minlength=n)
+def _sum(values: NDArray[np.floating], group: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+    return np.bincount(group, weights=values, minlength=n).astype(np.float64)
 
 
 def auroc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
@@ -90,7 +90,7 @@ def auprc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
 def probabilities(logits: Segments) -> Segments:
     """Logits to probabilities."""
     with np.errstate(over="ignore"):
-        return Segments(1.0 / (1.0 + np.exp(-logits.values)), logits.start)
+        return Segments((1.0 / (1.0 + np.exp(-logits.values))).astype(np.float32), logits.start)
 
 
 def brier(logits: Segments, labels: Segments) -> NDArray[np.float64]:

@@ -98,7 +98,10 @@ def layout_of(model: nn.Module) -> Layout:
             f"the model keeps buffers ({', '.join(buffers[:3])}), which federated averaging would mishandle; "
             "use a model without them (for instance LayerNorm instead of BatchNorm)"
         )
-    blocks, layer_names, layer_starts, at = [], [], [], 0
+    blocks: list[Block] = []
+    layer_names: list[str] = []
+    layer_starts: list[int] = []
+    at = 0
     for name, parameter in model.named_parameters():
         owner = name.rpartition(".")[0]
         if not layer_names or layer_names[-1] != owner:

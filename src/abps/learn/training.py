@@ -67,7 +67,7 @@ class Objective:
 
     strength: a number or (n,).  anchor, shift: (P,) or (n, P).
     pull: given the indices of a chunk's centers (m,) and its batch (m, b, d), a function of the
-    representation z (m, b, units) that returns the gradient with respect to z.
+    representation z (m, b, units) that returns the gradient of each row's extra loss with respect to z.
     """
 
     strength: float | Tensor = 0.0
@@ -97,9 +97,12 @@ class Learner(Protocol):
     """Everything a method may ask of the local learning of all centers."""
 
     data: Prepared
-    layout: Layout
     training: Training
     start: Tensor
+
+    @property
+    def layout(self) -> Layout:
+        """Where every parameter sits."""
 
     def train(
         self,
@@ -255,7 +258,9 @@ class StackedLearner(_Common):
             for c, i in enumerate(chunk.members)
         ]
 
-    def _stack(self, masks: Sequence, step: int, m: int, widest: int) -> list[Tensor]:
+    def _stack(
+        self, masks: Sequence[list[list[NDArray[np.bool_]]]], step: int, m: int, widest: int
+    ) -> list[Tensor]:
         keep = []
         for s, site in enumerate(self.kernel.sites):
             stacked = np.zeros((m, widest, site.units), dtype=np.float32)
@@ -337,7 +342,7 @@ class LoopLearner(_Common):
             gradient = torch.cat([p.grad.reshape(-1) for p in model.network.parameters()])[None]  # type: ignore[union-attr]
             if objective.pull is not None:
                 z = model.network.representation(x[index])[None]  # type: ignore[operator]
-                dz = objective.pull(member, x[index][None], whole[None])(z.detach())
+                dz = objective.pull(member, x[index][None], whole[None])(z.detach()) / len(index)
                 extra = torch.autograd.grad(
                     (z * dz).sum(), list(model.network.parameters()), allow_unused=True
                 )

@@ -21,6 +21,7 @@ from abps.core import credit, goals, selection
 from abps.core import ledger as bytes_of
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
+from abps.core.goals import Goal
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Answer, Plan, Rest
 from abps.core.selection import Round, Selection
@@ -43,7 +44,7 @@ class Filter:
 
     goal: str = "none"
     goals: tuple[str, ...] = ()
-    goal_function: goals.Goal | None = None
+    goal_function: Goal | None = None
     keep: float = 0.25
     tau_scope: str = "global_pairs"
     metadata: str = "base"
@@ -83,7 +84,7 @@ class Filter:
         width = world.data.base_metadata if self.metadata == "base" else world.data.metadata.shape[1]
         return goals.scaled(world.data.metadata[:, :width], self.meta_scale)
 
-    def _goals(self, n: int) -> list[goals.Goal] | None:
+    def _goals(self, n: int) -> list[Goal] | None:
         if self.goal_function is not None:
             return [self.goal_function] * n
         if self.goals:

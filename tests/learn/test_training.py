@@ -1,0 +1,226 @@
+"""The stacked engine against a plain loop of nn.Module and torch.optim.Adam fed the same batches and masks."""
+
+import numpy as np
+import pytest
+import torch
+from federations import tiny
+from torch import nn
+from torch.nn import functional as F
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.learn import batches
+from abps.learn.kernels import DropSite, MLPKernel, ModuleKernel, kernel_for
+from abps.learn.models import MLP, initial_weights, layout_of
+from abps.learn.training import LoopLearner, Objective, StackedLearner, Training
+
+SEED = 5
+
+
+def plain_round(data, i, model, t, training):
+    """One center's round, written as anybody would write it."""
+    x, y = torch.from_numpy(data.train.only(i).x), torch.from_numpy(data.train.only(i).y)
+    optimizer = torch.optim.Adam(model.parameters(), lr=training.lr, weight_decay=training.weight_decay)
+    center = streams.center_id(data.centers[i])
+    order = batches.row_order(SEED, center, t, len(y), training.epochs)
+    lengths = [min(training.batch, len(y) - a) for a in range(0, len(y), training.batch)] * training.epochs
+    sites = tuple(DropSite((h,), training.dropout) for h in training.hidden)
+    masks = iter(batches.kept_units(SEED, center, t, lengths, sites))
+    for epoch in order:
+        for at in range(0, len(y), training.batch):
+            index = torch.from_numpy(epoch[at : at + training.batch])
+            keep = [torch.from_numpy(m).float() / (1 - training.dropout) for m in next(masks)]
+            hidden = x[index]
+            for layer, mask in zip(model.layers, keep):
+                hidden = torch.relu(layer(hidden)) * mask
+            loss = F.binary_cross_entropy_with_logits(model.head(hidden).squeeze(1), y[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("hidden", [(128, 64), (16,), (24, 12, 6)])
+def test_stacked_equals_a_plain_loop_after_three_rounds(hidden):
+    data = tiny()
+    training = Training(hidden=hidden)
+    stacked = StackedLearner(data, training, training.model, SEED)
+    w = stacked.start.expand(data.size, -1).clone()
+    for t in (1, 2, 3):
+        w = stacked.train(w, t)
+    for i in range(data.size):
+        model = MLP(data.width, hidden, 0.2)
+        nn.utils.vector_to_parameters(stacked.start.clone(), model.parameters())
+        for t in (1, 2, 3):
+            plain_round(data, i, model, t, training)
+        want = nn.utils.parameters_to_vector(model.parameters())
+        assert (w[i] - want).abs().max() < 1e-5
+
+
+class Own(nn.Module):
+    """A user's own network: another order of parts, LayerNorm, tanh, dropout on the input."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first = nn.Dropout(0.1)
+        self.norm = nn.LayerNorm(width)
+        self.body = nn.Sequential(nn.Linear(width, 9), nn.Tanh(), nn.Dropout(0.3))
+        self.out = nn.Linear(9, 1)
+
+    def forward(self, x):
+        return self.out(self.body(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize("factory", [Own, lambda width: MLP(width, (20, 10), 0.2)])
+def test_debug_equals_simulate_for_any_module(factory):
+    data = tiny((90, 40, 130))
+    training = Training(batch=32)
+    learners = [kind(data, training, factory, SEED) for kind in (StackedLearner, LoopLearner)]
+    w = [learner.start.expand(3, -1).clone() for learner in learners]
+    for t in (1, 2, 3):
+        w = [learner.train(each, t) for learner, each in zip(learners, w)]
+    assert (w[0] - w[1]).abs().max() < 1e-5
+    logits = [learner.logits(each, data.test).values for learner, each in zip(learners, w)]
+    np.testing.assert_allclose(*logits, atol=1e-5)
+
+
+def test_the_general_kernel_gives_the_fast_kernels_numbers():
+    torch.manual_seed(0)
+    model = MLP(7, (12, 5), 0.2)
+    fast, general = MLPKernel(model), ModuleKernel(model, 7)
+    w = torch.randn(4, fast.layout.size) * 0.3
+    x, y = torch.randn(4, 9, 7), torch.randint(0, 2, (4, 9)).float()
+    weight = torch.full((4, 9), 1 / 9)
+    weight[2, 5:] = 0
+    keep = [(torch.rand(4, 9, s.units) > 0.2).float() / 0.8 for s in fast.sites]
+
+    def pull(z):
+        return torch.sin(z)
+
+    for masks in (keep, []):
+        for extra in (None, pull):
+            a, b = torch.empty_like(w), torch.empty_like(w)
+            fast.gradient(w, x, y, weight, list(masks), a, extra)
+            general.gradient(w, x, y, weight, list(masks), b, extra)
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(fast.logits(w, x), general.logits(w, x), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(fast.representation(w, x), general.representation(w, x), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_chunks_do_not_change_the_numbers(most, monkeypatch):
+    data = tiny((300, 290, 280, 140, 139, 20))
+    training = Training(hidden=(16, 8))
+    whole = StackedLearner(data, training, training.model, SEED)
+    w = whole.start.expand(data.size, -1).clone()
+    monkeypatch.setattr(StackedLearner, "most", most)
+    cut = StackedLearner(data, training, training.model, SEED)
+    torch.testing.assert_close(whole.train(w, 1), cut.train(w, 1), atol=1e-6, rtol=1e-5)
+
+
+def test_the_number_of_cores_does_not_change_a_bit():
+    data = tiny((300, 290, 280, 140, 139, 20))
+    training = Training()
+    many = StackedLearner(data, training, training.model, SEED)
+    one = StackedLearner(data, training, training.model, SEED)
+    many._workers, one._workers = 3, 1
+    w = many.start.expand(data.size, -1).clone()
+    assert torch.equal(many.train(w, 1), one.train(w, 1))
+
+
+def test_a_center_learns_the_same_alone_as_among_others():
+    data = tiny()
+    training = Training(hidden=(16, 8))
+    together = StackedLearner(data, training, training.model, SEED)
+    w = together.start.expand(data.size, -1).clone()
+    after = together.train(w, 4)
+    for i in range(data.size):
+        alone = StackedLearner(data.only(i), training, training.model, SEED)
+        torch.testing.assert_close(alone.train(w[:1], 4)[0], after[i], atol=1e-6, rtol=1e-5)
+
+
+def test_the_input_is_left_alone_and_streams_differ_by_round():
+    data = tiny((60, 60))
+    training = Training(hidden=(8,))
+    learner = StackedLearner(data, training, training.model, SEED)
+    w = learner.start.expand(2, -1).clone()
+    before = w.clone()
+    first, second = learner.train(w, 1), learner.train(w, 2)
+    assert torch.equal(w, before) and not torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_only_the_named_columns_move():
+    data = tiny((60, 200))
+    training = Training(hidden=(8,))
+    for kind in (StackedLearner, LoopLearner):
+        learner = kind(data, training, training.model, SEED)
+        w = learner.start.expand(2, -1).clone()
+        cut = learner.layout.shared(1)
+        head = learner.train(w, 1, columns=slice(cut, None))
+        assert torch.equal(head[:, :cut], w[:, :cut]) and not torch.equal(head[:, cut:], w[:, cut:])
+    torch.testing.assert_close(
+        head,
+        StackedLearner(data, training, training.model, SEED).train(w, 1, columns=slice(cut, None)),
+        atol=1e-6,
+        rtol=1e-5,
+    )
+
+
+def test_extra_terms_of_the_objective_agree_between_the_learners():
+    data = tiny((60, 200, 30))
+    training = Training(hidden=(8, 6), optimizer="sgd", lr=0.05)
+    results = []
+    for kind in (StackedLearner, LoopLearner):
+        learner = kind(data, training, training.model, SEED)
+        w = learner.start.expand(3, -1).clone()
+        objective = Objective(
+            strength=torch.tensor([0.1, 0.5, 2.0]),
+            anchor=learner.start + 0.1,
+            shift=torch.linspace(-0.1, 0.1, 3 * w.shape[1]).view(3, -1),
+            pull=lambda members, x, w: lambda z: 0.01 * z,
+        )
+        results.append(learner.train(w, 1, objective))
+    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
+
+
+def test_layers_and_what_is_shared():
+    layout = layout_of(MLP(66))
+    assert layout.size == 128 * 66 + 8449
+    assert layout.shared(0) == layout.size
+    assert layout.shared(1) == layout.size - 65
+    assert layout.shared(2) == 128 * 67
+    with pytest.raises(RequestError, match="3 layers"):
+        layout.shared(3)
+
+
+def test_models_that_cannot_be_used_are_refused_in_a_sentence():
+    with pytest.raises(RequestError, match="buffers"):
+        layout_of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)))
+    with pytest.raises(RequestError, match="no parameters"):
+        layout_of(nn.ReLU())
+    with pytest.raises(RequestError, match="one logit per row"):
+        kernel_for(nn.Linear(3, 2), 3)
+
+
+def test_a_common_start_for_a_seed_and_no_trace_on_the_global_generator():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    a, b = (initial_weights(MLP, 5, seed) for seed in (1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(a, initial_weights(MLP, 5, 1)) and not torch.equal(a, b)
+
+
+def test_dropout_keeps_the_share_it_should():
+    site = (DropSite((64,), 0.2), DropSite((32,), 0.5))
+    steps = batches.kept_units(1, 2, 3, [500, 300], site)
+    assert [m.shape for m in steps[1]] == [(300, 64), (300, 32)]
+    first = np.concatenate([s[0] for s in steps])
+    assert abs(first.mean() - 0.8) < 5 * np.sqrt(0.16 / first.size)
+    second = np.concatenate([s[1] for s in steps])
+    assert abs(second.mean() - 0.5) < 5 * np.sqrt(0.25 / second.size)
+
+
+def test_every_row_is_seen_once_an_epoch():
+    order = batches.row_order(1, 2, 3, 17, 4)
+    assert (np.sort(order, axis=1) == np.arange(17)).all()
+    assert not (order[0] == order[1]).all()
