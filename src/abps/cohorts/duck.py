@@ -1,0 +1,261 @@
+"""DuckDB as a bounded pipe: CSV of any size in, small typed tables out.
+
+Every table is found by its name, read by the names of its columns (so an extra column in the next
+release does no harm), and every failure of the files becomes one sentence about the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import polars as pl
+
+from abps.core.errors import RequestError, nearest
+
+#: Called with what is being done and the share of it that is done (0 to 1).
+Progress = Callable[[str, float], None]
+
+#: What DuckDB may hold in memory; beyond it spills to the temporary folder.
+MEMORY_LIMIT = "2GB"
+THREADS = 2
+
+
+def silent(_what: str, _share: float) -> None:
+    """The progress callback that shows nothing."""
+
+
+def import_duckdb() -> ModuleType:
+    """DuckDB, or the sentence that says how to get it."""
+    try:
+        import duckdb
+    except ImportError:
+        raise RequestError(
+            "reading raw clinical tables needs DuckDB, which is not installed; "
+            "run: pip install 'abps[cohorts]'"
+        ) from None
+    return duckdb
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """One source table: its name in the distribution, where it is, and its columns as written there."""
+
+    name: str
+    path: Path
+    columns: tuple[str, ...]
+
+    def scan(self, types: Mapping[str, str]) -> str:
+        """SQL that reads the columns in ``types`` (name in lower case -> SQL type); others stay unread.
+
+        Column names come out in lower case. A value that is not of its type is an error, not a null.
+        """
+        declared = ", ".join(
+            f"{quoted(column)}: {quoted(types.get(column.strip().lower(), 'VARCHAR'))}" for column in self.columns
+        )
+        wanted = ", ".join(
+            f'"{column}" AS "{column.strip().lower()}"'
+            for column in self.columns
+            if column.strip().lower() in types
+        )
+        return (
+            f"(SELECT {wanted} FROM read_csv({quoted(str(self.path))}, header=true, auto_detect=false, "
+            f"delim=',', quote='\"', escape='\"', columns={{{declared}}}))"
+        )
+
+
+def quoted(text: str) -> str:
+    """A string as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def find_table(root: Path, name: str) -> Path | None:
+    """``root/name.csv.gz`` or ``root/name.csv``, the compressed one first; None if neither is there."""
+    for suffix in (".csv.gz", ".csv"):
+        path = root / f"{name}{suffix}"
+        if path.is_file():
+            return path
+    return None
+
+
+def folder_of(root: Path, needs: str, what: str) -> Path:
+    """``root`` if it holds the table ``needs``; otherwise a sentence, with the folder that does hold it."""
+    root = Path(root)
+    if not root.exists():
+        raise RequestError(f"{root} does not exist; give the folder of {what}")
+    if not root.is_dir():
+        raise RequestError(f"{root} is a file; give the folder of {what} that contains {needs}.csv.gz")
+    if find_table(root, needs) is None:
+        inner = [p for suffix in (".csv.gz", ".csv") for p in sorted(root.glob(f"**/{needs}{suffix}"))[:1]]
+        if inner:
+            better = inner[0]
+            for _ in Path(needs).parts:
+                better = better.parent
+            raise RequestError(f"{needs}.csv.gz is not in {root} but in {better}; give that folder")
+    return root
+
+
+def open_table(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable:
+    """A table that must be there, with the columns that it must have."""
+    table = open_optional(root, name, columns)
+    if table is None:
+        present = sorted(p.name for p in (root / name).parent.glob("*.csv*"))
+        close = nearest(Path(name).name + ".csv.gz", present)
+        raise RequestError(
+            f"the table {name}.csv.gz (or .csv) is missing in {root}{close}; download it from the same release"
+        )
+    return table
+
+
+def open_optional(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable | None:
+    """The same for a table that may be absent (None)."""
+    path = find_table(root, name)
+    if path is None:
+        return None
+    header = read_header(path)
+    known = [column.strip().lower() for column in header]
+    for column in columns:
+        if column not in known:
+            raise RequestError(
+                f"{path} has no column {column!r}{nearest(column, known)}; it has {', '.join(known)} "
+                "(was it renamed or saved by another program? use the file as distributed)"
+            )
+    return CsvTable(name, path, header)
+
+
+def read_header(path: Path) -> tuple[str, ...]:
+    """The column names in the first line of a CSV file, compressed or not."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8-sig", newline="") if path.suffix == ".gz" else path.open(
+            encoding="utf-8-sig", newline=""
+        ) as lines:
+            header = next(csv.reader(lines), [])
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise RequestError(_broken(path)) from None
+    except UnicodeDecodeError:
+        raise RequestError(f"{path} is not text in UTF-8; use the file as distributed") from None
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
+    if not header:
+        raise RequestError(f"{path} is empty; download it again")
+    return tuple(header)
+
+
+def _broken(path: Path | str) -> str:
+    return (
+        f"{path} is cut off or damaged (its gzip data end early); download it again "
+        "and compare it with SHA256SUMS.txt"
+    )
+
+
+class Session:
+    """One DuckDB connection with bounded memory, and its temporary folder. Made by :func:`session`."""
+
+    def __init__(self, temporary: Path, progress: Progress) -> None:
+        self._duckdb = import_duckdb()
+        self._folder = temporary
+        self._progress = progress
+        self._frames = 0
+        self._connection = self._duckdb.connect(":memory:")
+        for setting in (
+            f"SET memory_limit = '{MEMORY_LIMIT}'",
+            f"SET threads = {THREADS}",
+            f"SET temp_directory = {quoted(str(temporary / 'spill'))}",
+            "SET preserve_insertion_order = false",
+            "SET enable_progress_bar = true",  # without it the connection does not measure progress
+            "SET enable_progress_bar_print = false",
+        ):
+            self._connection.execute(setting)
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._connection.close()
+
+    def execute(self, sql: str, what: str, files: tuple[Path, ...] = ()) -> None:
+        """Run a statement that may take long; ``files`` are those it reads, for the message if it fails."""
+        failure: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._connection.execute(sql)
+            except BaseException as error:
+                failure.append(error)
+
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        self._progress(what, 0.0)
+        try:
+            while worker.is_alive():
+                worker.join(0.1)
+                done = self._connection.query_progress()
+                if 0 <= done <= 100:
+                    self._progress(what, done / 100)
+        except KeyboardInterrupt:
+            self._connection.interrupt()
+            worker.join()
+            raise
+        if failure:
+            raise self._sentence(failure[0], files) from failure[0]
+        self._progress(what, 1.0)
+
+    def frame(self, sql: str, what: str, files: tuple[Path, ...] = ()) -> pl.DataFrame:
+        """The result of a query as a frame (through a Parquet file: no other library is needed)."""
+        self._frames += 1
+        path = self._folder / f"frame-{self._frames}.parquet"
+        self.execute(f"COPY ({sql}) TO {quoted(str(path))} (FORMAT parquet)", what, files)
+        frame = pl.read_parquet(path)
+        path.unlink()
+        return frame
+
+    def table(self, name: str, frame: pl.DataFrame) -> None:
+        """Make a frame a table of the connection."""
+        path = self._folder / f"{name}.parquet"
+        frame.write_parquet(path)
+        self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS FROM read_parquet({quoted(str(path))})")
+        path.unlink()
+
+    def _sentence(self, error: BaseException, files: tuple[Path, ...]) -> BaseException:
+        """The user's sentence for a DuckDB error about the data; other errors as they are."""
+        text = " ".join(str(error).split())
+        names = " and ".join(str(f) for f in files) or "the source"
+        if "GZIP" in text.upper() or "gzip" in text:
+            hit = next((f for f in files if str(f) in text), None)
+            return RequestError(_broken(hit or names))
+        if isinstance(error, self._duckdb.OutOfMemoryException):
+            return RequestError(
+                f"the working set does not fit in {MEMORY_LIMIT} and {self._folder} is full or not writable; "
+                "set TMPDIR to a folder with more room"
+            )
+        expected = (self._duckdb.InvalidInputException, self._duckdb.ConversionException, self._duckdb.IOException)
+        if isinstance(error, expected):
+            detail = str(error).split("Possible fixes")[0].split("Possible Solution")[0]
+            return RequestError(
+                f"{names} cannot be read: {' '.join(detail.split())[:300]} (use the file as distributed)"
+            )
+        return error
+
+
+@contextmanager
+def session(progress: Progress = silent) -> Iterator[Session]:
+    """A connection that leaves nothing behind."""
+    import_duckdb()
+    with tempfile.TemporaryDirectory(prefix="abps-cohort-") as temporary:
+        opened = Session(Path(temporary), progress)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+def as_list(values: tuple[Any, ...]) -> str:
+    """Values as an SQL list of literals."""
+    return "[" + ", ".join(quoted(v) if isinstance(v, str) else str(v) for v in values) + "]"

@@ -1,0 +1,357 @@
+"""MEDS events (Parquet) and a small map of their codes: the same cohort from the common event format.
+
+The map says which codes carry what; one for MIMIC-IV is shipped, another is a JSON file of a page.
+MEDS has no stay identifiers, so an event belongs to the stay during which it happened; between two
+stays of one subject it belongs to the nearer one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from abps.cohorts import charlson, provenance, vitals
+from abps.cohorts.builtin import Roles
+from abps.cohorts.cohort import (
+    Cohort,
+    Column,
+    Flow,
+    comorbidity_columns,
+    fractional_year,
+    in_order,
+    keep_ages,
+    race_group,
+    vital_columns,
+)
+from abps.cohorts.duck import Progress, Session, quoted, session, silent
+from abps.core.errors import RequestError, nearest
+
+RECIPE = "meds/1"
+
+#: Diagnoses of the admission, of earlier ones only, or none: see :mod:`abps.cohorts.mimiciv`.
+DIAGNOSES = ("this", "earlier", "none")
+
+
+@dataclass(frozen=True)
+class CodeMap:
+    """Beginnings of codes, by what they carry. Optional ones are empty where the source has none."""
+
+    source: str
+    birth: str
+    sex: str
+    icu_admission: str
+    icu_discharge: str
+    hospital_admission: str
+    hospital_discharge: str
+    died: tuple[str, ...]
+    vitals: dict[str, tuple[str, ...]]
+    diagnosis: dict[int, str]
+    race: str = ""
+    insurance: str = ""
+
+
+@dataclass(frozen=True)
+class MedsOptions:
+    """As :class:`abps.cohorts.mimiciv.MimicOptions`; map_file: the code map, unset the shipped one."""
+
+    map_file: str | None = None
+    window: str = "24h"
+    diagnoses: str = "this"
+    charlson: str = "12"
+    min_age: float | None = 18
+    max_age: float | None = 95
+
+    def __post_init__(self) -> None:
+        vitals.window_of(self.window)
+        charlson.table().columns(self.charlson)
+        if self.diagnoses not in DIAGNOSES:
+            raise RequestError(f"--diagnoses is {', '.join(DIAGNOSES)}, not {self.diagnoses!r}")
+
+
+def read_map(path: str | None) -> CodeMap:
+    """A code map from a JSON file, or the one shipped for MIMIC-IV."""
+    if path is None:
+        text = resources.files("abps.cohorts").joinpath("tables/meds_mimiciv.json").read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"cannot read the code map {path}: {error.strerror}") from None
+    try:
+        raw: dict[str, Any] = json.loads(text)
+        raw.pop("about", None)
+        raw["died"] = tuple(raw["died"])
+        raw["vitals"] = {name: tuple(codes) for name, codes in raw["vitals"].items()}
+        raw["diagnosis"] = {int(version): code for version, code in raw.get("diagnosis", {}).items()}
+        made = CodeMap(**raw)
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise RequestError(
+            f"the code map {path} is not what it should be ({error}); start from the shipped meds_mimiciv.json"
+        ) from None
+    for name in made.vitals:
+        if name not in vitals.signals():
+            raise RequestError(
+                f"the code map {path} names an unknown vital {name!r}{nearest(name, vitals.signals())}; "
+                f"known are {', '.join(vitals.signals())}"
+            )
+    return made
+
+
+def find_events(source: Path) -> list[Path]:
+    """The event files of a MEDS folder (``data/**/*.parquet``, or Parquet files in it), or one file."""
+    source = Path(source)
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise RequestError(f"{source} does not exist; give a MEDS folder or a Parquet file of MEDS events")
+    found = sorted((source / "data").glob("**/*.parquet")) or sorted(source.glob("*.parquet"))
+    if not found:
+        raise RequestError(f"no Parquet file is in {source} or {source / 'data'}; give a folder of MEDS events")
+    return found
+
+
+def build(source: Path, options: MedsOptions = MedsOptions(), progress: Progress = silent) -> Cohort:
+    """Make the cohort from MEDS events."""
+    codes = read_map(options.map_file)
+    paths = find_events(source)
+    value = _check_columns(paths)
+    listed = "[" + ", ".join(quoted(str(p)) for p in paths) + "]"
+    events = f"(SELECT subject_id, time, code, {value} AS value FROM read_parquet({listed}))"
+    with session(progress) as duck:
+        flow = keep_ages(_stays(duck, events, codes, tuple(paths)), options.min_age, options.max_age)
+        first_day = _vitals(duck, events, codes, flow, options, tuple(paths))
+        coded, warnings = _comorbidities(duck, events, codes, flow.table, options, tuple(paths))
+    table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
+    without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
+    if without:
+        warnings.append(f"{without} stays have no vital sign in the window; they stay in, with missing values")
+    dictionary = _dictionary(options)
+    root = source if Path(source).is_dir() else Path(source).parent
+    return Cohort(
+        source="meds",
+        recipe=RECIPE,
+        table=in_order(table, dictionary),
+        roles=Roles("died", "careunit", "patient", "admission_year", drop=("stay",)),
+        steps=flow.steps,
+        dictionary=tuple(dictionary),
+        files=provenance.describe_files(paths, Path(root), progress),
+        options={**asdict(options), "code_map": asdict(codes)},
+        facts={
+            "stays_without_vitals": without,
+            "vital_values_used": first_day.counted,
+            "vital_values_out_of_range": first_day.dropped,
+        },
+        warnings=(*warnings, *first_day.warnings()),
+    )
+
+
+def _check_columns(paths: list[Path]) -> str:
+    """The name of the column with numbers; every file must have the columns of the format."""
+    value = "numeric_value"
+    for path in paths:
+        try:
+            columns = pl.read_parquet_schema(path)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise RequestError(f"{path} is not a readable Parquet file ({error}); copy it again") from None
+        for column in ("subject_id", "time", "code"):
+            if column not in columns:
+                raise RequestError(
+                    f"{path} has no column {column!r}{nearest(column, columns)}; MEDS events have subject_id, time, "
+                    "code and numeric_value"
+                )
+        value = next((name for name in ("numeric_value", "value") if name in columns), "")
+        if not value:
+            raise RequestError(f"{path} has no column 'numeric_value' (or 'value'); it has {', '.join(columns)}")
+    return value
+
+
+def _starting(duck: Session, events: str, prefix: str, name: str, files: tuple[Path, ...]) -> pl.DataFrame:
+    """Events whose code begins with a prefix: patient, time and what follows the prefix."""
+    if not prefix:
+        return pl.DataFrame(schema={"patient": pl.Int64, "time": pl.Datetime("us"), name: pl.String})
+    return duck.frame(
+        f"SELECT subject_id AS patient, CAST(time AS TIMESTAMP) AS time, code[{len(prefix) + 1}:] AS {name} "
+        f"FROM {events} WHERE starts_with(code, {quoted(prefix)})",
+        f"reading {name.replace('_', ' ')}",
+        files,
+    )
+
+
+def _stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> Flow:
+    """ICU stays: each admission with the next discharge, in the hospital stay that overlaps it most."""
+    enter = _starting(duck, events, codes.icu_admission, "careunit_name", files)
+    leave = _starting(duck, events, codes.icu_discharge, "left_to", files)
+    if enter.height == 0:
+        raise RequestError(
+            f"no event code begins with {codes.icu_admission!r} (icu_admission of the code map) in {files[0]}; "
+            "give the code map of this source with --map"
+        )
+    stays = (
+        enter.rename({"time": "intime"})
+        .sort("patient", "intime")
+        .join_asof(
+            leave.select("patient", pl.col("time").alias("outtime")).sort("patient", "outtime"),
+            left_on="intime",
+            right_on="outtime",
+            by="patient",
+            strategy="forward",
+            check_sortedness=False,
+            coalesce=False,
+        )
+        .with_row_index("stay", offset=1)
+        .with_columns(pl.col("stay").cast(pl.Int64))
+    )
+    hospital = _hospital_stays(duck, events, codes, files)
+    overlap = (
+        pl.min_horizontal(pl.col("outtime").fill_null(pl.col("intime")), "dischtime")
+        - pl.max_horizontal("intime", "admittime")
+    ).dt.total_seconds()
+    best = (
+        stays.join(hospital, on="patient")
+        .with_columns(overlap=overlap)
+        .filter(pl.col("overlap") >= 0)
+        .sort("stay", "overlap", "admittime", descending=[False, True, False])
+        .unique("stay", keep="first", maintain_order=True)
+    )
+    extra = ["admittime", "dischtime", "admission_type", "admission_location", "discharge"]
+    table = stays.join(best.select("stay", *extra), on="stay", how="left")
+    birth = _starting(duck, events, codes.birth, "birth", files).group_by("patient").agg(birth=pl.col("time").min())
+    table = table.join(birth, on="patient", how="left")
+    for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
+        known = _starting(duck, events, prefix, name, files).sort("patient", "time", nulls_last=False)
+        table = table.join(known.group_by("patient").agg(pl.col(name).last()), on="patient", how="left")
+
+    def day(column: str) -> pl.Expr:  # of the year, such that 1 March is the same day in every year
+        return pl.col(column).dt.month().cast(pl.Int32) * 100 + pl.col(column).dt.day()
+
+    before_birthday = day("intime") < day("birth")
+    table = table.with_columns(
+        died=pl.when(pl.col("discharge").is_null())
+        .then(None)
+        .otherwise(pl.col("discharge").is_in([d.removeprefix(codes.hospital_discharge) for d in codes.died]))
+        .cast(pl.Int8),
+        careunit=pl.col("careunit_name").str.extract(r"\(([^()]+)\)\s*$").fill_null(pl.col("careunit_name")),
+        age=(pl.col("intime").dt.year() - pl.col("birth").dt.year() - before_birthday.cast(pl.Int32)).cast(pl.Float64),
+        admission_year=fractional_year("intime"),
+        race=race_group("race_text"),
+    )
+    flow = Flow.start(table, "ICU admissions among the events")
+    flow = flow.keep(pl.col("outtime").is_not_null(), "ICU discharge missing", always=False)
+    return flow.keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
+
+
+def _hospital_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> pl.DataFrame:
+    """Hospital admissions with the next discharge; the admission's code holds its type and location."""
+    admitted = _starting(duck, events, codes.hospital_admission, "admission", files)
+    left = _starting(duck, events, codes.hospital_discharge, "discharge", files)
+    parts = pl.col("admission").str.split("//")
+    known = lambda part: pl.when(part.is_in(["", "UNK"])).then(None).otherwise(part)  # noqa: E731
+    return (
+        admitted.rename({"time": "admittime"})
+        .sort("patient", "admittime")
+        .join_asof(
+            left.rename({"time": "dischtime"}).sort("patient", "dischtime"),
+            left_on="admittime",
+            right_on="dischtime",
+            by="patient",
+            strategy="forward",
+            check_sortedness=False,
+            coalesce=False,
+        )
+        .with_columns(
+            admission_type=known(parts.list.get(0, null_on_oob=True)),
+            admission_location=known(parts.list.get(1, null_on_oob=True)),
+        )
+    )
+
+
+def _vitals(
+    duck: Session, events: str, codes: CodeMap, flow: Flow, options: MedsOptions, files: tuple[Path, ...]
+) -> vitals.FirstDay:
+    """Events of the window, each with the stay during which it happened."""
+    prefixes = [(signal, prefix) for signal, many in codes.vitals.items() for prefix in many]
+    duck.table("prefixes", pl.DataFrame(prefixes, schema=["signal", "prefix"], orient="row"))
+    duck.execute(
+        "CREATE OR REPLACE TABLE vital_codes AS SELECT code, min(signal) AS signal FROM "
+        f"(SELECT DISTINCT code FROM {events}) JOIN prefixes ON starts_with(code, prefix) GROUP BY code",
+        "finding the codes of vitals",
+        files,
+    )
+    window = vitals.window_of(options.window)
+    opens = pl.col("intime") if window is None else pl.col("intime") + pl.duration(hours=window[0])
+    closes = pl.col("outtime") if window is None else pl.col("intime") + pl.duration(hours=window[1])
+    previous_out = pl.col("outtime").shift(1).over("patient")
+    # the hour between two stays goes to the nearer one: half way from the last exit to this entry
+    border = (previous_out + (pl.col("intime") - previous_out) / 2).fill_null(pl.datetime(1, 1, 1))
+    stays = flow.table.sort("patient", "intime").select(
+        "stay", "patient", border=border, opens=opens, closes=closes
+    )
+    duck.table("stays", stays)
+    return vitals.summarise(
+        duck,
+        f"""
+        SELECT s.stay, e.time AS moment, e.signal, CAST(e.value AS DOUBLE) AS value
+        FROM (SELECT subject_id, CAST(time AS TIMESTAMP) AS time, signal, value
+              FROM {events} JOIN vital_codes USING (code)) e
+        ASOF JOIN stays s ON e.subject_id = s.patient AND e.time >= s.border
+        WHERE e.time >= s.opens AND e.time <= s.closes
+        """,
+        "reading vitals",
+        files,
+    )
+
+
+def _comorbidities(
+    duck: Session, events: str, codes: CodeMap, stays: pl.DataFrame, options: MedsOptions, files: tuple[Path, ...]
+) -> tuple[pl.DataFrame, list[str]]:
+    """Charlson flags from the diagnosis events between hospital admission and discharge (or before)."""
+    if options.diagnoses == "none":
+        return stays.select("stay"), []
+    coded = [
+        _starting(duck, events, prefix, "icd_code", files).with_columns(icd_version=pl.lit(version, pl.Int16))
+        for version, prefix in codes.diagnosis.items()
+    ]
+    if not coded:
+        raise RequestError("the code map has no 'diagnosis'; use --diagnoses none")
+    if options.diagnoses == "this":
+        inside = pl.col("time").is_between(pl.col("admittime"), pl.col("dischtime"))
+    else:
+        inside = pl.col("time") < pl.col("admittime")
+    matched = (
+        pl.concat(coded)
+        .join(stays.select("stay", "patient", "admittime", "dischtime"), on="patient")
+        .filter(inside)
+        .select(pl.col("stay").alias("key"), "icd_code", "icd_version")
+        .unique()
+    )
+    warning = charlson.lost_zeros(matched)
+    made = charlson.flags(matched, stays["stay"], options.charlson).rename({"key": "stay"})
+    return made, [warning] if warning else []
+
+
+def _dictionary(options: MedsOptions) -> list[Column]:
+    origin = {
+        "this": "diagnosis events of this admission (coded at discharge)",
+        "earlier": "diagnosis events before this admission",
+        "none": "",
+    }[options.diagnoses]
+    return [
+        Column("died", "label", "0/1", "left the hospital dead (a discharge code named in the map)"),
+        Column("careunit", "context", "", "care unit of the ICU admission event, short name"),
+        Column("patient", "identifier", "", "subject_id"),
+        Column("stay", "identifier", "", "running number by patient and time of ICU admission"),
+        Column("admission_year", "context", "year", "ICU admission"),
+        Column("age", "feature", "years", "completed years from the birth event to ICU admission"),
+        Column("sex", "feature", "", "sex as in the source"),
+        Column("race", "feature", "", "race in five groups; missing where not recorded"),
+        Column("admission_type", "feature", "", "type of hospital admission"),
+        Column("admission_location", "feature", "", "where the patient came from"),
+        Column("insurance", "feature", "", "insurance"),
+        *comorbidity_columns("none" if options.diagnoses == "none" else options.charlson, origin),
+        *vital_columns(options.window),
+    ]

@@ -1,0 +1,293 @@
+"""MIMIC-IV v2.2 to v3.1 as distributed: in-hospital mortality from the first day in the ICU.
+
+One row per ICU stay of an adult. Demographics and admission context from ``hosp``, vitals from
+``icu/chartevents`` (streamed, in bounded memory), Charlson comorbidities from ``hosp/diagnoses_icd``.
+
+The diagnoses of an admission are coded after discharge: used for a prediction at 24 hours they leak
+from the future. ``diagnoses`` says which to use: ``this`` admission's (as the paper does), those of
+``earlier`` admissions only (known in time), or ``none``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import polars as pl
+
+from abps.cohorts import charlson, provenance, vitals
+from abps.cohorts.builtin import Roles
+from abps.cohorts.cohort import (
+    Cohort,
+    Column,
+    Flow,
+    comorbidity_columns,
+    fractional_year,
+    in_order,
+    keep_ages,
+    race_group,
+    vital_columns,
+)
+from abps.cohorts.duck import CsvTable, Progress, Session, folder_of, open_table, session, silent
+from abps.core.errors import RequestError
+
+#: Rises whenever the same files and options would give another table.
+RECIPE = "mimiciv/1"
+
+DIAGNOSES = ("this", "earlier", "none")
+
+
+@dataclass(frozen=True)
+class MimicOptions:
+    """window: see :data:`abps.cohorts.vitals.WINDOWS`. diagnoses: this, earlier or none. charlson: 12 or 17."""
+
+    window: str = "24h"
+    diagnoses: str = "this"
+    charlson: str = "12"
+    min_age: float | None = 18
+    max_age: float | None = 95
+    min_hours: float = 0
+
+    def __post_init__(self) -> None:
+        vitals.window_of(self.window)
+        charlson.table().columns(self.charlson)
+        if self.diagnoses not in DIAGNOSES:
+            raise RequestError(f"--diagnoses is {', '.join(DIAGNOSES)}, not {self.diagnoses!r}")
+
+    @property
+    def comorbidities(self) -> str:
+        """The Charlson columns that are made."""
+        return "none" if self.diagnoses == "none" else self.charlson
+
+
+@dataclass(frozen=True)
+class _Tables:
+    patients: CsvTable
+    admissions: CsvTable
+    icustays: CsvTable
+    chartevents: CsvTable
+    diagnoses: CsvTable | None
+
+    @property
+    def paths(self) -> list[Path]:
+        every = (self.patients, self.admissions, self.icustays, self.diagnoses, self.chartevents)
+        return [t.path for t in every if t is not None]
+
+
+def build(root: Path, options: MimicOptions = MimicOptions(), progress: Progress = silent) -> Cohort:
+    """Make the cohort from the folder that holds ``hosp`` and ``icu``."""
+    tables = _open(Path(root), options)
+    with session(progress) as duck:
+        flow = _stays(duck, tables, options)
+        flow = keep_ages(flow, options.min_age, options.max_age)
+        if options.min_hours:
+            flow = flow.keep(
+                pl.col("hours") >= options.min_hours, f"ICU stay shorter than {options.min_hours:g} h"
+            )
+        first_day = _vitals(duck, tables, flow.table, options)
+        coded, warnings = _comorbidities(duck, tables, flow.table, options)
+    table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
+    without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
+    if without:
+        warnings.append(f"{without} stays have no vital sign in the window; they stay in, with missing values")
+    dictionary = _dictionary(options)
+    return Cohort(
+        source="mimiciv",
+        recipe=RECIPE,
+        table=in_order(table, dictionary),
+        roles=Roles("died", "careunit", "patient", "admission_year", drop=("stay", "anchor_year_group")),
+        steps=flow.steps,
+        dictionary=tuple(dictionary),
+        files=provenance.describe_files(tables.paths, Path(root), progress),
+        options=asdict(options),
+        facts={
+            "stays_without_vitals": without,
+            "vital_values_used": first_day.counted,
+            "vital_values_out_of_range": first_day.dropped,
+        },
+        warnings=(*warnings, *first_day.warnings()),
+    )
+
+
+def _open(root: Path, options: MimicOptions) -> _Tables:
+    """Find all tables and check their columns before anything is read."""
+    root = folder_of(root, "icu/icustays", "MIMIC-IV (it contains hosp and icu)")
+    return _Tables(
+        patients=open_table(
+            root, "hosp/patients", ("subject_id", "gender", "anchor_age", "anchor_year", "anchor_year_group")
+        ),
+        admissions=open_table(
+            root,
+            "hosp/admissions",
+            (
+                *("subject_id", "hadm_id", "admittime", "dischtime", "admission_type", "admission_location"),
+                *("insurance", "race", "hospital_expire_flag"),
+            ),
+        ),
+        icustays=open_table(
+            root, "icu/icustays", ("subject_id", "hadm_id", "stay_id", "first_careunit", "intime", "outtime")
+        ),
+        chartevents=open_table(root, "icu/chartevents", ("stay_id", "charttime", "itemid", "valuenum")),
+        diagnoses=None
+        if options.diagnoses == "none"
+        else open_table(root, "hosp/diagnoses_icd", ("subject_id", "hadm_id", "icd_code", "icd_version")),
+    )
+
+
+def _stays(duck: Session, tables: _Tables, options: MimicOptions) -> Flow:
+    """All ICU stays with their patient and admission; those that cannot be used are the first exclusions."""
+    scans = {
+        "i": tables.icustays.scan(
+            {
+                "subject_id": "BIGINT",
+                "hadm_id": "BIGINT",
+                "stay_id": "BIGINT",
+                "first_careunit": "VARCHAR",
+                "intime": "TIMESTAMP",
+                "outtime": "TIMESTAMP",
+            }
+        ),
+        "p": tables.patients.scan(
+            {
+                "subject_id": "BIGINT",
+                "gender": "VARCHAR",
+                "anchor_age": "DOUBLE",
+                "anchor_year": "INTEGER",
+                "anchor_year_group": "VARCHAR",
+            }
+        ),
+        "a": tables.admissions.scan(
+            {
+                "hadm_id": "BIGINT",
+                "admittime": "TIMESTAMP",
+                "dischtime": "TIMESTAMP",
+                "admission_type": "VARCHAR",
+                "admission_location": "VARCHAR",
+                "insurance": "VARCHAR",
+                "race": "VARCHAR",
+                "hospital_expire_flag": "TINYINT",
+            }
+        ),
+    }
+    files = (tables.icustays.path, tables.patients.path, tables.admissions.path)
+    raw = duck.frame(
+        f"""
+        SELECT i.stay_id AS stay, i.subject_id AS patient, i.hadm_id AS hadm, i.first_careunit, i.intime, i.outtime,
+               p.gender, p.anchor_age, p.anchor_year, p.anchor_year_group,
+               a.admittime, a.dischtime, a.admission_type, a.admission_location, a.insurance, a.race AS race_text,
+               a.hospital_expire_flag AS died, p.subject_id IS NOT NULL AS has_patient,
+               a.hadm_id IS NOT NULL AS has_admission
+        FROM {scans["i"]} i LEFT JOIN {scans["p"]} p ON i.subject_id = p.subject_id
+        LEFT JOIN {scans["a"]} a ON i.hadm_id = a.hadm_id
+        """,
+        "reading stays, patients and admissions",
+        files,
+    )
+    if raw["stay"].n_unique() != raw.height:
+        raise RequestError(
+            f"{tables.icustays.path}, {tables.patients.path} or {tables.admissions.path} has rows twice "
+            "(a stay, patient or admission must occur once); use the files as distributed"
+        )
+    text = ("admission_type", "admission_location", "insurance", "gender")
+    table = raw.with_columns(
+        *(pl.col(c).str.strip_chars().replace("", None) for c in text),
+        # "Medical Intensive Care Unit (MICU)" is MICU; names without brackets stay
+        careunit=pl.col("first_careunit").str.extract(r"\(([^()]+)\)\s*$").fill_null(pl.col("first_careunit")),
+        # the release's own formula: the shift of dates keeps differences of years
+        age=pl.col("anchor_age") + pl.col("intime").dt.year() - pl.col("anchor_year"),
+        admission_year=fractional_year("intime"),
+        sex=pl.col("gender"),
+        race=race_group("race_text"),
+        hours=(pl.col("outtime") - pl.col("intime")).dt.total_seconds() / 3600,
+    )
+    flow = Flow.start(table, "ICU stays in icu/icustays")
+    flow = flow.keep(pl.col("has_patient") & pl.col("has_admission"), "no patient or admission record", always=False)
+    flow = flow.keep(
+        pl.col("intime").is_not_null() & (pl.col("outtime").is_null() | (pl.col("outtime") >= pl.col("intime"))),
+        "times missing or out of order (out of the ICU before into it)",
+        always=False,
+    )
+    return flow.keep(pl.col("died").is_in([0, 1]), "hospital outcome unknown", always=False)
+
+
+def _vitals(duck: Session, tables: _Tables, stays: pl.DataFrame, options: MimicOptions) -> vitals.FirstDay:
+    """The streaming pass over chartevents."""
+    window = vitals.window_of(options.window)
+    duck.table("stays", stays.select("stay", "intime"))
+    items = [
+        {"itemid": item, "signal": signal.signal} for signal in vitals.signals().values() for item in signal.items
+    ]
+    duck.table("items", pl.DataFrame(items, schema={"itemid": pl.Int32, "signal": pl.String}))
+    scan = tables.chartevents.scan(
+        {"stay_id": "BIGINT", "charttime": "TIMESTAMP", "itemid": "INTEGER", "valuenum": "DOUBLE"}
+    )
+    inside = "true"
+    if window is not None:
+        inside = (
+            f"c.charttime >= s.intime + to_hours({window[0]:.0f}) "
+            f"AND c.charttime <= s.intime + to_hours({window[1]:.0f})"
+        )
+    events = f"""
+        SELECT s.stay, c.charttime AS moment, i.signal, c.valuenum AS value
+        FROM {scan} c JOIN items i ON c.itemid = i.itemid JOIN stays s ON c.stay_id = s.stay WHERE {inside}
+    """
+    return vitals.summarise(duck, events, "reading chartevents", (tables.chartevents.path,))
+
+
+def _comorbidities(
+    duck: Session, tables: _Tables, stays: pl.DataFrame, options: MimicOptions
+) -> tuple[pl.DataFrame, list[str]]:
+    """One row of Charlson flags per stay, and what to warn about."""
+    if tables.diagnoses is None:
+        return stays.select("stay"), []
+    scan = tables.diagnoses.scan(
+        {"subject_id": "BIGINT", "hadm_id": "BIGINT", "icd_code": "VARCHAR", "icd_version": "SMALLINT"}
+    )
+    duck.table("admitted", stays.select("stay", "hadm", "patient", "admittime"))
+    if options.diagnoses == "this":
+        join = "JOIN admitted s ON d.hadm_id = s.hadm"
+    else:
+        ended = tables.admissions.scan({"hadm_id": "BIGINT", "dischtime": "TIMESTAMP"})
+        join = (
+            f"JOIN {ended} e ON d.hadm_id = e.hadm_id "
+            "JOIN admitted s ON d.subject_id = s.patient AND e.dischtime <= s.admittime"
+        )
+    files = (tables.diagnoses.path, tables.admissions.path)
+    coded = duck.frame(
+        f"SELECT DISTINCT s.stay AS key, trim(d.icd_code) AS icd_code, d.icd_version FROM {scan} d {join} "
+        "WHERE d.icd_code IS NOT NULL",
+        "reading diagnoses",
+        files,
+    )
+    odd = coded.filter(~pl.col("icd_version").is_in([9, 10]))
+    if odd.height:
+        raise RequestError(
+            f"{tables.diagnoses.path} has icd_version {odd['icd_version'][0]}; it must be 9 or 10 in every row"
+        )
+    warning = charlson.lost_zeros(coded)
+    made = charlson.flags(coded, stays["stay"], options.charlson).rename({"key": "stay"})
+    return made, [warning] if warning else []
+
+
+def _dictionary(options: MimicOptions) -> list[Column]:
+    origin = {
+        "this": "ICD codes of this admission, coded after discharge",
+        "earlier": "ICD codes of earlier admissions only",
+        "none": "",
+    }[options.diagnoses]
+    return [
+        Column("died", "label", "0/1", "died in hospital during this admission (hospital_expire_flag)"),
+        Column("careunit", "context", "", "first care unit of the ICU stay, short name"),
+        Column("anchor_year_group", "context", "", "true three-year era of the patient's anchor year"),
+        Column("patient", "identifier", "", "subject_id"),
+        Column("stay", "identifier", "", "stay_id"),
+        Column("admission_year", "context", "year", "ICU admission, shifted per patient: not calendar time"),
+        Column("age", "feature", "years", "anchor_age + year of ICU admission − anchor_year"),
+        Column("sex", "feature", "F/M", "gender"),
+        Column("race", "feature", "", "race in five groups; missing where not recorded"),
+        Column("admission_type", "feature", "", "type of hospital admission"),
+        Column("admission_location", "feature", "", "where the patient came from"),
+        Column("insurance", "feature", "", "insurance"),
+        *comorbidity_columns(options.comorbidities, origin),
+        *vital_columns(options.window),
+    ]

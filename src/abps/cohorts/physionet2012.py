@@ -1,0 +1,307 @@
+"""PhysioNet/Computing in Cardiology Challenge 2012: 12,000 ICU stays of four ICU types.
+
+Records are text files of (time, parameter, value), in folders set-a, set-b, set-c or in tar archives;
+outcomes are in Outcomes-a.txt and so on. −1 means missing.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import polars as pl
+
+from abps.cohorts import provenance, vitals
+from abps.cohorts.builtin import Roles
+from abps.cohorts.cohort import Cohort, Column, Flow, in_order, keep_ages, vital_columns
+from abps.cohorts.duck import Progress, silent
+from abps.core.errors import RequestError, nearest
+
+RECIPE = "physionet2012/1"
+
+UNITS = {1: "CCU", 2: "CSRU", 3: "MICU", 4: "SICU"}
+
+#: parameter -> signal of the shared vitals table. Invasive and cuff pressures count alike.
+VITAL_SIGNALS = {
+    "HR": "heart_rate",
+    "SysABP": "sbp",
+    "NISysABP": "sbp",
+    "DiasABP": "dbp",
+    "NIDiasABP": "dbp",
+    "MAP": "mbp",
+    "NIMAP": "mbp",
+    "RespRate": "resp_rate",
+    "SaO2": "spo2",
+    "Temp": "temperature",
+}
+
+#: The other parameters: our name, unit, lowest and highest value that counts.
+LABS = {
+    "Albumin": ("albumin", "g/dL", 0.1, 10),
+    "ALP": ("alp", "IU/L", 1, 10_000),
+    "ALT": ("alt", "IU/L", 1, 50_000),
+    "AST": ("ast", "IU/L", 1, 50_000),
+    "Bilirubin": ("bilirubin", "mg/dL", 0, 100),
+    "BUN": ("bun", "mg/dL", 0, 300),
+    "Cholesterol": ("cholesterol", "mg/dL", 1, 1_000),
+    "Creatinine": ("creatinine", "mg/dL", 0, 50),
+    "FiO2": ("fio2", "", 0.2, 1.0),
+    "GCS": ("gcs", "", 3, 15),
+    "Glucose": ("glucose", "mg/dL", 1, 3_000),
+    "HCO3": ("hco3", "mmol/L", 1, 100),
+    "HCT": ("hematocrit", "%", 5, 75),
+    "K": ("potassium", "mmol/L", 0.5, 25),
+    "Lactate": ("lactate", "mmol/L", 0, 50),
+    "Mg": ("magnesium", "mmol/L", 0, 20),
+    "Na": ("sodium", "mmol/L", 90, 200),
+    "PaCO2": ("paco2", "mmHg", 1, 250),
+    "PaO2": ("pao2", "mmHg", 1, 800),
+    "pH": ("ph", "", 6.3, 8.2),
+    "Platelets": ("platelets", "10⁹/L", 1, 3_000),
+    "TroponinI": ("troponin_i", "µg/L", 0, 1_000),
+    "TroponinT": ("troponin_t", "µg/L", 0, 1_000),
+    "Urine": ("urine", "mL", 0, 11_000),
+    "WBC": ("wbc", "10⁹/L", 0, 1_000),
+}
+
+@dataclass(frozen=True)
+class PhysionetOptions:
+    """hours: how much of the 48 recorded hours is used. Ages: unset, the challenge's own inclusion."""
+
+    hours: float = 24
+    min_age: float | None = None
+    max_age: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hours <= 48:
+            raise RequestError(f"--hours {self.hours:g} must be between 0 and 48 (what was recorded)")
+
+
+def build(root: Path, options: PhysionetOptions = PhysionetOptions(), progress: Progress = silent) -> Cohort:
+    """Make the cohort from the folder with the sets (folders or tar archives) and the outcomes."""
+    root = Path(root)
+    outcome_paths, set_paths = _find(root)
+    outcomes = _outcomes(outcome_paths)
+    events = _events(set_paths, outcomes.height, progress)
+    progress("summarising", 0.0)
+    stays = _stays(events, outcomes)
+    flow = Flow.start(stays, "ICU stays in the sets", patient=None)
+    flow = flow.keep(pl.col("died").is_not_null(), "outcome unknown", always=False)
+    flow = flow.keep(pl.col("careunit").is_not_null(), "ICU type unknown", always=False)
+    flow = keep_ages(flow, options.min_age, options.max_age)
+    inside = events.filter(pl.col("minute") <= options.hours * 60)
+    first_day, dropped = _summaries(inside)
+    table = flow.table.join(first_day, on="stay", how="left")
+    dictionary = _dictionary(options)
+    without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
+    unnamed = int(events["parameter"].is_null().sum())
+    warnings = []
+    if without:
+        warnings.append(f"{without} stays have no vital sign in the window; they stay in, with missing values")
+    if unnamed:
+        warnings.append(f"{unnamed} lines have no parameter name and were left out")
+    progress("summarising", 1.0)
+    return Cohort(
+        source="physionet2012",
+        recipe=RECIPE,
+        table=in_order(table, dictionary),
+        roles=Roles("died", "careunit", drop=("stay",)),
+        steps=flow.steps,
+        dictionary=tuple(dictionary),
+        files=provenance.describe_files([*outcome_paths, *(p for p in set_paths if p.is_file())], root, progress),
+        options=asdict(options),
+        facts={"stays_without_vitals": without, "values_out_of_range": dropped, "lines_without_name": unnamed},
+        warnings=tuple(warnings),
+    )
+
+
+def _find(root: Path) -> tuple[list[Path], list[Path]]:
+    """Outcome files, and what holds the records: archives, or folders whose set is in no archive."""
+    if not root.is_dir():
+        raise RequestError(f"{root} is not a folder; give the folder with Outcomes-a.txt and the sets")
+    outcomes = sorted(root.glob("Outcomes-[abc].txt"))
+    if not outcomes:
+        present = [p.name for p in root.iterdir()]
+        raise RequestError(
+            f"no Outcomes-a.txt (or -b, -c) is in {root}{nearest('Outcomes-a.txt', present)}; "
+            "download it from the challenge's page"
+        )
+    folders = sorted(p for p in root.glob("set-[abc]") if p.is_dir())
+    archives = sorted(p for p in root.glob("set-*.tar*") if p.is_file())
+    in_folders = {p.name[-1] for p in folders}
+    used: list[Path] = [*folders]
+    for archive in archives:
+        named = set(re.findall(r"(?<=-)[abc](?=[-.])", archive.name))
+        if not named <= in_folders:
+            used.append(archive)
+    if not used:
+        raise RequestError(f"no set-a folder or set-a.tar.gz is in {root}; download the records of each set")
+    return outcomes, used
+
+
+def _outcomes(paths: list[Path]) -> pl.DataFrame:
+    parts = []
+    for path in paths:
+        part = pl.read_csv(path, infer_schema=False)
+        for column in ("RecordID", "In-hospital_death"):
+            if column not in part.columns:
+                raise RequestError(f"{path} has no column {column!r}{nearest(column, part.columns)}; download it again")
+        parts.append(
+            part.select(
+                stay=pl.col("RecordID").str.strip_chars().cast(pl.Int64),
+                died=pl.col("In-hospital_death").str.strip_chars().cast(pl.Int8),
+            )
+        )
+    outcomes = pl.concat(parts)
+    if outcomes["stay"].n_unique() != outcomes.height:
+        raise RequestError(f"a RecordID has two outcomes in {', '.join(map(str, paths))}; download them again")
+    return outcomes
+
+
+def _records(paths: list[Path]) -> Iterator[tuple[str, bytes]]:
+    """(name, text) of every record."""
+    for path in paths:
+        if path.is_dir():
+            for file in sorted(path.glob("*.txt")):
+                yield str(file), file.read_bytes()
+            continue
+        try:
+            with tarfile.open(path, "r|*") as archive:
+                for member in archive:
+                    if member.isfile() and re.search(r"(^|/)\d+\.txt$", member.name):
+                        stream = archive.extractfile(member)
+                        yield f"{path}:{member.name}", stream.read() if stream else b""
+        except (tarfile.TarError, EOFError, zlib.error, OSError):
+            raise RequestError(f"{path} is cut off or damaged; download it again") from None
+
+
+def _events(paths: list[Path], expected: int, progress: Progress) -> pl.DataFrame:
+    """All lines of all records: stay, minute, parameter, value."""
+    header = b"Time,Parameter,Value"
+    text = io.BytesIO()
+    text.write(header + b"\n")
+    seen: set[int] = set()
+    for count, (name, content) in enumerate(_records(paths), 1):
+        first, _, rest = content.partition(b"\n")
+        match = re.search(rb"^00:00,RecordID,(\d+)", rest)
+        if first.strip() != header or not match:
+            raise RequestError(
+                f"{name} is not a record of the challenge (it must begin with Time,Parameter,Value and RecordID)"
+            )
+        if int(match[1]) not in seen:  # a set may be there both as a folder and in an archive
+            seen.add(int(match[1]))
+            text.write(rest if rest.endswith(b"\n") else rest + b"\n")
+        if count % 100 == 0:
+            progress("reading records", min(1.0, count / expected))
+    if not seen:
+        raise RequestError(f"no record (like set-a/132539.txt) is in {', '.join(map(str, paths))}")
+    try:
+        raw = pl.read_csv(
+            text.getvalue(),
+            schema={"Time": pl.String, "Parameter": pl.String, "Value": pl.Float64},
+            null_values=["", "NaN"],
+        )
+    except pl.exceptions.PolarsError as error:
+        raise RequestError(f"a record cannot be read as time, parameter, number: {str(error)[:200]}") from None
+    clock = pl.col("Time").str.split_exact(":", 1)
+    return raw.select(
+        # a record's first line names it; the lines that follow are its
+        stay=pl.when(pl.col("Parameter") == "RecordID").then(pl.col("Value")).forward_fill().cast(pl.Int64),
+        minute=clock.struct.field("field_0").cast(pl.Float64) * 60
+        + clock.struct.field("field_1").cast(pl.Float64),
+        parameter=pl.col("Parameter"),
+        value=pl.col("Value"),
+    )
+
+
+def _stays(events: pl.DataFrame, outcomes: pl.DataFrame) -> pl.DataFrame:
+    """One row per record with what was noted at admission."""
+    admission = events.filter(pl.col("minute") == 0)
+
+    def first(parameter: str) -> pl.Expr:
+        value = pl.col("value").filter(pl.col("parameter") == parameter).first()
+        return pl.when(value >= 0).then(value)
+
+    noted = admission.group_by("stay").agg(
+        age=first("Age"), gender=first("Gender"), height=first("Height"), weight=first("Weight"), kind=first("ICUType")
+    )
+    return noted.join(outcomes, on="stay", how="left").with_columns(
+        sex=pl.col("gender").replace_strict({0.0: "F", 1.0: "M"}, default=None, return_dtype=pl.String),
+        careunit=pl.col("kind").cast(pl.Int64).replace_strict(UNITS, default=None, return_dtype=pl.String),
+        height=pl.when(pl.col("height").is_between(100, 230)).then(pl.col("height")),
+        weight=pl.when(pl.col("weight").is_between(20, 400)).then(pl.col("weight")),
+    )
+
+
+def _summaries(events: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+    """Mean, min and max of every vital and laboratory value, and how many values did not count."""
+    signals = vitals.signals()
+    rules = {p: (signals[s].vital, signals[s].low, signals[s].high, signals[s].high_included, False)
+             for p, s in VITAL_SIGNALS.items()}  # fmt: skip
+    rules |= {p: (name, low, high, True, True) for p, (name, _, low, high) in LABS.items()}
+    table = pl.DataFrame(
+        [(parameter, *rule) for parameter, rule in rules.items()],
+        schema={
+            "parameter": pl.String,
+            "name": pl.String,
+            "low": pl.Float64,
+            "high": pl.Float64,
+            "high_in": pl.Boolean,
+            "low_in": pl.Boolean,
+        },
+        orient="row",
+    )
+    judged = events.join(table, on="parameter").filter(pl.col("value") != -1)
+    counts = (
+        (pl.col("value") > pl.col("low")) | (pl.col("low_in") & (pl.col("value") == pl.col("low")))
+    ) & ((pl.col("value") < pl.col("high")) | (pl.col("high_in") & (pl.col("value") == pl.col("high"))))
+    judged = judged.with_columns(counts=counts)
+    out = judged.filter(~pl.col("counts"))["name"].value_counts(sort=True)
+    # whole billionths, as in the shared vitals: a sum that does not depend on the order of rows
+    nano = (pl.col("value") * 1e9).round().cast(pl.Int64)
+    moments = (
+        judged.filter("counts")
+        .group_by("stay", "name", "minute")
+        .agg(nano=(nano.sum() / pl.len()).round().cast(pl.Int64))
+        .group_by("stay", "name")
+        .agg(
+            mean=pl.col("nano").sum() / pl.len() / 1e9,
+            min=pl.col("nano").min() / 1e9,
+            max=pl.col("nano").max() / 1e9,
+        )
+    )
+    wide = moments.select("stay").unique().sort("stay")
+    for name in [*vitals.VITALS, *(name for name, *_ in LABS.values())]:
+        part = moments.filter(pl.col("name") == name)
+        wide = wide.join(
+            part.select("stay", *(pl.col(s).alias(f"{name}_{s}") for s in vitals.SUMMARIES)), on="stay", how="left"
+        )
+    return wide, {name: count for name, count in sorted(out.iter_rows())}
+
+
+def _dictionary(options: PhysionetOptions) -> list[Column]:
+    when = f"first {options.hours:g} h"
+    words = {"mean": "mean", "min": "lowest", "max": "highest"}
+    return [
+        Column("died", "label", "0/1", "In-hospital_death"),
+        Column("careunit", "context", "", "ICU type: coronary (CCU), cardiac surgery recovery (CSRU), MICU, SICU"),
+        Column("stay", "identifier", "", "RecordID"),
+        Column("age", "feature", "years", "age (90 for all above)"),
+        Column("sex", "feature", "F/M", "gender"),
+        Column("height", "feature", "cm", "height at admission, if between 100 and 230"),
+        Column("weight", "feature", "kg", "weight at admission, if between 20 and 400"),
+        *(
+            Column(c.name, c.role, c.unit, c.meaning.replace("first 24 h", when).replace("oxygen", "arterial oxygen"))
+            for c in vital_columns("24h")
+        ),
+        *(
+            Column(f"{name}_{s}", "feature", unit, f"{words[s]} {name.replace('_', ' ')}, {when}")
+            for name, unit, _, _ in LABS.values()
+            for s in vitals.SUMMARIES
+        ),
+    ]
