@@ -127,12 +127,12 @@ def lost_zeros(codes: pl.DataFrame) -> str | None:
     if short.height:
         examples = ", ".join(short["icd_code"].head(3).to_list())
         return (
-            f"{short.height} ICD-9 codes have fewer than three digits ({examples}): leading zeros were lost, and "
-            "comorbidities whose codes begin with 0 are missed; use the diagnoses file as distributed"
+            f"{short.height} ICD-9 codes have fewer than three digits ({examples}): leading zeros were lost, "
+            "and comorbidities whose codes begin with 0 are missed; use the diagnoses file as distributed"
         )
     if numeric.height >= _ENOUGH and not numeric["icd_code"].str.starts_with("0").any():
         return (
-            f"none of {numeric.height} numeric ICD-9 codes begins with 0: leading zeros were probably lost, and "
-            "comorbidities whose codes begin with 0 are missed; use the diagnoses file as distributed"
+            f"none of {numeric.height} numeric ICD-9 codes begins with 0: leading zeros were probably lost, "
+            "and comorbidities whose codes begin with 0 are missed; use the diagnoses file as distributed"
         )
     return None

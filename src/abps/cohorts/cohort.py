@@ -54,7 +54,7 @@ class Flow:
         return Flow(table, label, patient, (flow._count(what, 0),))
 
     def keep(self, condition: pl.Expr, why_out: str, always: bool = True) -> Flow:
-        """Keep the rows where the condition is true; null is not true. ``always``: a step even if none goes."""
+        """Keep the rows where the condition is true (null is not). ``always``: a step even if none goes."""
         kept = self.table.filter(condition)
         left_out = self.table.height - kept.height
         if not left_out and not always:
@@ -75,7 +75,13 @@ def keep_ages(flow: Flow, low: float | None, high: float | None) -> Flow:
         return flow
     condition = pl.col("age").is_between(low if low is not None else -1e9, high if high is not None else 1e9)
     flow = flow.keep(pl.col("age").is_not_null(), "age unknown", always=False)
-    text = f"{low:g}–{high:g}" if low is not None and high is not None else f"≥ {low:g}" if low else f"≤ {high:g}"
+    text = (
+        f"{low:g}–{high:g}"
+        if low is not None and high is not None
+        else f"≥ {low:g}"
+        if low
+        else f"≤ {high:g}"
+    )
     return flow.keep(condition, f"age outside {text} years")
 
 
@@ -153,7 +159,11 @@ def comorbidity_columns(choice: str, origin: str) -> list[Column]:
 
 def vital_columns(window: str) -> list[Column]:
     """Dictionary lines of the 21 vitals."""
-    when = {"24h": "first 24 h", "mimic-code": "6 h before to 24 h after ICU admission", "stay": "whole stay"}[window]
+    when = {
+        "24h": "first 24 h",
+        "mimic-code": "6 h before to 24 h after ICU admission",
+        "stay": "whole stay",
+    }[window]
     words = {"mean": "mean", "min": "lowest", "max": "highest"}
     return [
         Column(f"{v}_{s}", "feature", vitals.UNITS[v], f"{words[s]} {vitals.LABELS[v]}, {when}")

@@ -89,7 +89,8 @@ def feature_lines(table: pl.DataFrame, features: list[str]) -> list[FeatureLine]
         else:
             numbers = known.cast(pl.Float64)
             mean, sd = float(numbers.mean()), float(numbers.std() or 0.0)  # type: ignore[arg-type]
-            kind, summary = "number", f"{mean:.4g} ({sd:.3g}), {numbers.min():.4g} to {numbers.max():.4g}"
+            least, most = float(numbers.min()), float(numbers.max())  # type: ignore[arg-type]
+            kind, summary = "number", f"{mean:.4g} ({sd:.3g}), {least:.4g} to {most:.4g}"
         lines.append(FeatureLine(name, kind, missing, summary, mean, sd))
     return lines
 

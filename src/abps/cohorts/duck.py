@@ -60,7 +60,8 @@ class CsvTable:
         Column names come out in lower case. A value that is not of its type is an error, not a null.
         """
         declared = ", ".join(
-            f"{quoted(column)}: {quoted(types.get(column.strip().lower(), 'VARCHAR'))}" for column in self.columns
+            f"{quoted(column)}: {quoted(types.get(column.strip().lower(), 'VARCHAR'))}"
+            for column in self.columns
         )
         wanted = ", ".join(
             f'"{column}" AS "{column.strip().lower()}"'
@@ -111,7 +112,8 @@ def open_table(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable:
         present = sorted(p.name for p in (root / name).parent.glob("*.csv*"))
         close = nearest(Path(name).name + ".csv.gz", present)
         raise RequestError(
-            f"the table {name}.csv.gz (or .csv) is missing in {root}{close}; download it from the same release"
+            f"the table {name}.csv.gz (or .csv) is missing in {root}{close}; "
+            "download it from the same release"
         )
     return table
 
@@ -135,9 +137,11 @@ def open_optional(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable |
 def read_header(path: Path) -> tuple[str, ...]:
     """The column names in the first line of a CSV file, compressed or not."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8-sig", newline="") if path.suffix == ".gz" else path.open(
-            encoding="utf-8-sig", newline=""
-        ) as lines:
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8-sig", newline="") as lines
+        ):
             header = next(csv.reader(lines), [])
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise RequestError(_broken(path)) from None
@@ -235,7 +239,11 @@ class Session:
                 f"the working set does not fit in {MEMORY_LIMIT} and {self._folder} is full or not writable; "
                 "set TMPDIR to a folder with more room"
             )
-        expected = (self._duckdb.InvalidInputException, self._duckdb.ConversionException, self._duckdb.IOException)
+        expected = (
+            self._duckdb.InvalidInputException,
+            self._duckdb.ConversionException,
+            self._duckdb.IOException,
+        )
         if isinstance(error, expected):
             detail = str(error).split("Possible fixes")[0].split("Possible Solution")[0]
             return RequestError(

@@ -98,7 +98,13 @@ APERIODIC = {"noninvasivesystolic": "sbp", "noninvasivediastolic": "dbp", "nonin
 
 _PATIENT = (
     *("patientunitstayid", "gender", "age", "ethnicity", "hospitalid", "admissionheight", "admissionweight"),
-    *("hospitaldischargeyear", "hospitaldischargestatus", "unittype", "unitadmitsource", "unitdischargeoffset"),
+    *(
+        "hospitaldischargeyear",
+        "hospitaldischargestatus",
+        "unittype",
+        "unitadmitsource",
+        "unitdischargeoffset",
+    ),
     "uniquepid",
 )
 
@@ -133,14 +139,19 @@ class _Tables:
         return [t for t in vars(self).values() if t is not None]
 
 
-def build(root: Path, options: EicuOptions = EicuOptions(), progress: Progress = silent) -> Cohort:
+def build(root: Path, options: EicuOptions | None = None, progress: Progress = silent) -> Cohort:
     """Make the cohort from the folder with eICU's tables."""
+    options = options or EicuOptions()
     root = Path(root)
     tables = _open(root)
     warnings = [
         f"{name}.csv.gz is not in {root}: {effect}"
         for name, table, effect in (
-            ("vitalPeriodic", tables.periodic, "heart rate, respiration, saturation and temperature are empty"),
+            (
+                "vitalPeriodic",
+                tables.periodic,
+                "heart rate, respiration, saturation and temperature are empty",
+            ),
             ("vitalAperiodic", tables.aperiodic, "non-invasive blood pressures are missing"),
             ("apacheApsVar", tables.aps, "the aps_ columns are empty"),
             ("diagnosis", tables.diagnosis, "comorbidities rest on history and APACHE alone"),
@@ -151,7 +162,9 @@ def build(root: Path, options: EicuOptions = EicuOptions(), progress: Progress =
     with session(progress) as duck:
         flow = keep_ages(_stays(duck, tables), options.min_age, options.max_age)
         if options.min_hours:
-            flow = flow.keep(pl.col("hours") >= options.min_hours, f"unit stay shorter than {options.min_hours:g} h")
+            flow = flow.keep(
+                pl.col("hours") >= options.min_hours, f"unit stay shorter than {options.min_hours:g} h"
+            )
         duck.table("stays", flow.table.select("stay"))
         first_day = _vitals(duck, tables)
         physiology = _physiology(duck, tables)
@@ -162,10 +175,13 @@ def build(root: Path, options: EicuOptions = EicuOptions(), progress: Progress =
         table = table.join(part, on="stay", how="left")
     without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
     if without:
-        warnings.append(f"{without} stays have no vital sign in the first 24 h; they stay in, with missing values")
+        warnings.append(
+            f"{without} stays have no vital sign in the first 24 h; they stay in, with missing values"
+        )
     if disagreeing:
         warnings.append(
-            f"{disagreeing} stays have another outcome in apachePatientResult than in patient; patient was used"
+            f"{disagreeing} stays have another outcome in apachePatientResult than in patient; "
+            "patient was used"
         )
     dictionary = _dictionary(options)
     return Cohort(
@@ -207,7 +223,9 @@ def _open(root: Path) -> _Tables:
             root, "pastHistory", ("patientunitstayid", "pasthistoryenteredoffset", "pasthistorypath")
         ),
         periodic=open_optional(root, "vitalPeriodic", ("patientunitstayid", "observationoffset", *PERIODIC)),
-        aperiodic=open_optional(root, "vitalAperiodic", ("patientunitstayid", "observationoffset", *APERIODIC)),
+        aperiodic=open_optional(
+            root, "vitalAperiodic", ("patientunitstayid", "observationoffset", *APERIODIC)
+        ),
     )
 
 
@@ -221,13 +239,19 @@ def _stays(duck: Session, tables: _Tables) -> Flow:
         "unitdischargeoffset": "DOUBLE",
     }
     hospital = tables.hospital.scan(
-        {"hospitalid": "BIGINT", "numbedscategory": "VARCHAR", "teachingstatus": "VARCHAR", "region": "VARCHAR"}
+        {
+            "hospitalid": "BIGINT",
+            "numbedscategory": "VARCHAR",
+            "teachingstatus": "VARCHAR",
+            "region": "VARCHAR",
+        }
     )
     raw = duck.frame(
         f"""
         SELECT p.patientunitstayid AS stay, p.uniquepid AS patient, CAST(p.hospitalid AS VARCHAR) AS hospital,
                p.age AS age_text, p.gender, p.ethnicity, p.unittype AS careunit,
-               p.unitadmitsource AS admission_location, p.admissionheight AS height, p.admissionweight AS weight,
+               p.unitadmitsource AS admission_location, p.admissionheight AS height,
+               p.admissionweight AS weight,
                p.hospitaldischargeyear AS admission_year, p.hospitaldischargestatus AS status,
                p.unitdischargeoffset / 60 AS hours,
                h.region, h.numbedscategory AS beds, h.teachingstatus AS teaching
@@ -242,7 +266,17 @@ def _stays(duck: Session, tables: _Tables) -> Flow:
             "use the files as distributed"
         )
     age = pl.col("age_text").str.strip_chars()
-    known = ("gender", "ethnicity", "careunit", "admission_location", "region", "beds", "teaching", "status", "patient")
+    known = (
+        "gender",
+        "ethnicity",
+        "careunit",
+        "admission_location",
+        "region",
+        "beds",
+        "teaching",
+        "status",
+        "patient",
+    )
     table = raw.with_columns(pl.col(known).str.strip_chars().replace("", None)).with_columns(
         died=pl.col("status").replace_strict({"Expired": 1, "Alive": 0}, default=None, return_dtype=pl.Int8),
         age=pl.when(age == "> 89").then(OLDEST).otherwise(age.cast(pl.Float64, strict=False)),
@@ -268,7 +302,10 @@ def _vitals(duck: Session, tables: _Tables) -> vitals.FirstDay:
     for table, columns in ((tables.periodic, PERIODIC), (tables.aperiodic, APERIODIC)):
         if table is None:
             continue
-        types = dict.fromkeys(columns, "DOUBLE") | {"patientunitstayid": "BIGINT", "observationoffset": "BIGINT"}
+        types = dict.fromkeys(columns, "DOUBLE") | {
+            "patientunitstayid": "BIGINT",
+            "observationoffset": "BIGINT",
+        }
         parts.append(
             f"SELECT patientunitstayid AS stay, observationoffset AS moment, "
             f"unnest({as_list(tuple(columns.values()))}) AS signal, unnest([{', '.join(columns)}]) AS value "
@@ -289,15 +326,14 @@ def _physiology(duck: Session, tables: _Tables) -> pl.DataFrame:
     types = dict.fromkeys(APS, "DOUBLE") | {"patientunitstayid": "BIGINT"}
     picked = ", ".join(f"max(CASE WHEN {c} <> -1 THEN {c} END) AS {name}" for c, (name, _) in APS.items())
     return duck.frame(
-        f"SELECT patientunitstayid AS stay, {picked} FROM {tables.aps.scan(types)} GROUP BY patientunitstayid",
+        f"SELECT patientunitstayid AS stay, {picked} FROM {tables.aps.scan(types)} "
+        "GROUP BY patientunitstayid",
         "reading acute physiology",
         (tables.aps.path,),
     )
 
 
-def _comorbidities(
-    duck: Session, tables: _Tables, stays: pl.DataFrame, options: EicuOptions
-) -> pl.DataFrame:
+def _comorbidities(duck: Session, tables: _Tables, stays: pl.DataFrame, options: EicuOptions) -> pl.DataFrame:
     """Charlson flags from everything that was known at 24 hours."""
     found: list[pl.DataFrame] = []  # stay, category
     if tables.diagnosis is not None:
@@ -319,7 +355,11 @@ def _comorbidities(
         found.append(coded.join(matched, on="code").select("stay", "category"))
     if tables.history is not None:
         scan = tables.history.scan(
-            {"patientunitstayid": "BIGINT", "pasthistoryenteredoffset": "BIGINT", "pasthistorypath": "VARCHAR"}
+            {
+                "patientunitstayid": "BIGINT",
+                "pasthistoryenteredoffset": "BIGINT",
+                "pasthistorypath": "VARCHAR",
+            }
         )
         written = duck.frame(
             f"SELECT DISTINCT patientunitstayid AS stay, pasthistorypath AS path FROM {scan} "
@@ -339,7 +379,9 @@ def _comorbidities(
             (tables.pred.path,),
         )
         found.append(noted.filter(pl.col("flag") == 1).select("stay", "category"))
-    every = pl.concat(found).unique() if found else pl.DataFrame(schema={"stay": pl.Int64, "category": pl.String})
+    every = (
+        pl.concat(found).unique() if found else pl.DataFrame(schema={"stay": pl.Int64, "category": pl.String})
+    )
     result = stays.select("stay")
     for name, parts in charlson.table().columns(options.charlson).items():
         having = every.filter(pl.col("category").is_in(list(parts)))["stay"].unique()
@@ -369,8 +411,8 @@ def _label_check(duck: Session, tables: _Tables, stays: pl.DataFrame) -> int:
         return 0
     scan = tables.result.scan({"patientunitstayid": "BIGINT", "actualhospitalmortality": "VARCHAR"})
     actual = duck.frame(
-        f"SELECT DISTINCT patientunitstayid AS stay, upper(actualhospitalmortality) = 'EXPIRED' AS expired FROM {scan} "
-        "WHERE actualhospitalmortality IS NOT NULL",
+        f"SELECT DISTINCT patientunitstayid AS stay, upper(actualhospitalmortality) = 'EXPIRED' AS expired "
+        f"FROM {scan} WHERE actualhospitalmortality IS NOT NULL",
         "checking outcomes",
         (tables.result.path,),
     )
@@ -380,7 +422,12 @@ def _label_check(duck: Session, tables: _Tables, stays: pl.DataFrame) -> int:
 
 def _dictionary(options: EicuOptions) -> list[Column]:
     return [
-        Column("died", "label", "0/1", "hospital discharge status Expired; stays with unknown status are left out"),
+        Column(
+            "died",
+            "label",
+            "0/1",
+            "hospital discharge status Expired; stays with unknown status are left out",
+        ),
         Column("hospital", "context", "", "hospitalid"),
         Column("careunit", "context", "", "unit type"),
         Column("region", "context", "", "region of the hospital; missing where not told"),
@@ -388,7 +435,9 @@ def _dictionary(options: EicuOptions) -> list[Column]:
         Column("teaching", "context", "t/f", "teaching hospital"),
         Column("patient", "identifier", "", "uniquepid: one person may have several stays"),
         Column("stay", "identifier", "", "patientunitstayid"),
-        Column("admission_year", "context", "year", "year of hospital discharge (the only year that is given)"),
+        Column(
+            "admission_year", "context", "year", "year of hospital discharge (the only year that is given)"
+        ),
         Column("age", "feature", "years", f"age; '> 89' is {OLDEST:g}"),
         Column("sex", "feature", "F/M", "gender"),
         Column("race", "feature", "", "ethnicity in five groups; missing where not recorded"),

@@ -76,7 +76,9 @@ class MedsOptions:
 def read_map(path: str | None) -> CodeMap:
     """A code map from a JSON file, or the one shipped for MIMIC-IV."""
     if path is None:
-        text = resources.files("abps.cohorts").joinpath("tables/meds_mimiciv.json").read_text(encoding="utf-8")
+        text = (
+            resources.files("abps.cohorts").joinpath("tables/meds_mimiciv.json").read_text(encoding="utf-8")
+        )
     else:
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -91,7 +93,8 @@ def read_map(path: str | None) -> CodeMap:
         made = CodeMap(**raw)
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise RequestError(
-            f"the code map {path} is not what it should be ({error}); start from the shipped meds_mimiciv.json"
+            f"the code map {path} is not what it should be ({error}); "
+            "start from the shipped meds_mimiciv.json"
         ) from None
     for name in made.vitals:
         if name not in vitals.signals():
@@ -111,12 +114,15 @@ def find_events(source: Path) -> list[Path]:
         raise RequestError(f"{source} does not exist; give a MEDS folder or a Parquet file of MEDS events")
     found = sorted((source / "data").glob("**/*.parquet")) or sorted(source.glob("*.parquet"))
     if not found:
-        raise RequestError(f"no Parquet file is in {source} or {source / 'data'}; give a folder of MEDS events")
+        raise RequestError(
+            f"no Parquet file is in {source} or {source / 'data'}; give a folder of MEDS events"
+        )
     return found
 
 
-def build(source: Path, options: MedsOptions = MedsOptions(), progress: Progress = silent) -> Cohort:
+def build(source: Path, options: MedsOptions | None = None, progress: Progress = silent) -> Cohort:
     """Make the cohort from MEDS events."""
+    options = options or MedsOptions()
     codes = read_map(options.map_file)
     paths = find_events(source)
     value = _check_columns(paths)
@@ -129,7 +135,9 @@ def build(source: Path, options: MedsOptions = MedsOptions(), progress: Progress
     table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
     without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
     if without:
-        warnings.append(f"{without} stays have no vital sign in the window; they stay in, with missing values")
+        warnings.append(
+            f"{without} stays have no vital sign in the window; they stay in, with missing values"
+        )
     dictionary = _dictionary(options)
     root = source if Path(source).is_dir() else Path(source).parent
     return Cohort(
@@ -161,12 +169,14 @@ def _check_columns(paths: list[Path]) -> str:
         for column in ("subject_id", "time", "code"):
             if column not in columns:
                 raise RequestError(
-                    f"{path} has no column {column!r}{nearest(column, columns)}; MEDS events have subject_id, time, "
-                    "code and numeric_value"
+                    f"{path} has no column {column!r}{nearest(column, columns)}; MEDS events have "
+                    "subject_id, time, code and numeric_value"
                 )
         value = next((name for name in ("numeric_value", "value") if name in columns), "")
         if not value:
-            raise RequestError(f"{path} has no column 'numeric_value' (or 'value'); it has {', '.join(columns)}")
+            raise RequestError(
+                f"{path} has no column 'numeric_value' (or 'value'); it has {', '.join(columns)}"
+            )
     return value
 
 
@@ -188,8 +198,8 @@ def _stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) 
     leave = _starting(duck, events, codes.icu_discharge, "left_to", files)
     if enter.height == 0:
         raise RequestError(
-            f"no event code begins with {codes.icu_admission!r} (icu_admission of the code map) in {files[0]}; "
-            "give the code map of this source with --map"
+            f"no event code begins with {codes.icu_admission!r} (icu_admission of the code map) in "
+            f"{files[0]}; give the code map of this source with --map"
         )
     stays = (
         enter.rename({"time": "intime"})
@@ -220,7 +230,11 @@ def _stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) 
     )
     extra = ["admittime", "dischtime", "admission_type", "admission_location", "discharge"]
     table = stays.join(best.select("stay", *extra), on="stay", how="left")
-    birth = _starting(duck, events, codes.birth, "birth", files).group_by("patient").agg(birth=pl.col("time").min())
+    birth = (
+        _starting(duck, events, codes.birth, "birth", files)
+        .group_by("patient")
+        .agg(birth=pl.col("time").min())
+    )
     table = table.join(birth, on="patient", how="left")
     for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
         known = _starting(duck, events, prefix, name, files).sort("patient", "time", nulls_last=False)
@@ -236,7 +250,9 @@ def _stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) 
         .otherwise(pl.col("discharge").is_in([d.removeprefix(codes.hospital_discharge) for d in codes.died]))
         .cast(pl.Int8),
         careunit=pl.col("careunit_name").str.extract(r"\(([^()]+)\)\s*$").fill_null(pl.col("careunit_name")),
-        age=(pl.col("intime").dt.year() - pl.col("birth").dt.year() - before_birthday.cast(pl.Int32)).cast(pl.Float64),
+        age=(pl.col("intime").dt.year() - pl.col("birth").dt.year() - before_birthday.cast(pl.Int32)).cast(
+            pl.Float64
+        ),
         admission_year=fractional_year("intime"),
         race=race_group("race_text"),
     )
@@ -250,7 +266,10 @@ def _hospital_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Pat
     admitted = _starting(duck, events, codes.hospital_admission, "admission", files)
     left = _starting(duck, events, codes.hospital_discharge, "discharge", files)
     parts = pl.col("admission").str.split("//")
-    known = lambda part: pl.when(part.is_in(["", "UNK"])).then(None).otherwise(part)  # noqa: E731
+
+    def known(part: pl.Expr) -> pl.Expr:
+        return pl.when(part.is_in(["", "UNK"])).then(None).otherwise(part)
+
     return (
         admitted.rename({"time": "admittime"})
         .sort("patient", "admittime")
@@ -307,7 +326,12 @@ def _vitals(
 
 
 def _comorbidities(
-    duck: Session, events: str, codes: CodeMap, stays: pl.DataFrame, options: MedsOptions, files: tuple[Path, ...]
+    duck: Session,
+    events: str,
+    codes: CodeMap,
+    stays: pl.DataFrame,
+    options: MedsOptions,
+    files: tuple[Path, ...],
 ) -> tuple[pl.DataFrame, list[str]]:
     """Charlson flags from the diagnosis events between hospital admission and discharge (or before)."""
     if options.diagnoses == "none":

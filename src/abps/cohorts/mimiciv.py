@@ -39,7 +39,7 @@ DIAGNOSES = ("this", "earlier", "none")
 
 @dataclass(frozen=True)
 class MimicOptions:
-    """window: see :data:`abps.cohorts.vitals.WINDOWS`. diagnoses: this, earlier or none. charlson: 12 or 17."""
+    """window: one of :data:`abps.cohorts.vitals.WINDOWS`. charlson: 12 or 17 (or none) of the categories."""
 
     window: str = "24h"
     diagnoses: str = "this"
@@ -74,8 +74,9 @@ class _Tables:
         return [t.path for t in every if t is not None]
 
 
-def build(root: Path, options: MimicOptions = MimicOptions(), progress: Progress = silent) -> Cohort:
+def build(root: Path, options: MimicOptions | None = None, progress: Progress = silent) -> Cohort:
     """Make the cohort from the folder that holds ``hosp`` and ``icu``."""
+    options = options or MimicOptions()
     tables = _open(Path(root), options)
     with session(progress) as duck:
         flow = _stays(duck, tables, options)
@@ -89,7 +90,9 @@ def build(root: Path, options: MimicOptions = MimicOptions(), progress: Progress
     table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
     without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
     if without:
-        warnings.append(f"{without} stays have no vital sign in the window; they stay in, with missing values")
+        warnings.append(
+            f"{without} stays have no vital sign in the window; they stay in, with missing values"
+        )
     dictionary = _dictionary(options)
     return Cohort(
         source="mimiciv",
@@ -172,10 +175,10 @@ def _stays(duck: Session, tables: _Tables, options: MimicOptions) -> Flow:
     files = (tables.icustays.path, tables.patients.path, tables.admissions.path)
     raw = duck.frame(
         f"""
-        SELECT i.stay_id AS stay, i.subject_id AS patient, i.hadm_id AS hadm, i.first_careunit, i.intime, i.outtime,
-               p.gender, p.anchor_age, p.anchor_year, p.anchor_year_group,
-               a.admittime, a.dischtime, a.admission_type, a.admission_location, a.insurance, a.race AS race_text,
-               a.hospital_expire_flag AS died, p.subject_id IS NOT NULL AS has_patient,
+        SELECT i.stay_id AS stay, i.subject_id AS patient, i.hadm_id AS hadm, i.first_careunit,
+               i.intime, i.outtime, p.gender, p.anchor_age, p.anchor_year, p.anchor_year_group,
+               a.admittime, a.dischtime, a.admission_type, a.admission_location, a.insurance,
+               a.race AS race_text, a.hospital_expire_flag AS died, p.subject_id IS NOT NULL AS has_patient,
                a.hadm_id IS NOT NULL AS has_admission
         FROM {scans["i"]} i LEFT JOIN {scans["p"]} p ON i.subject_id = p.subject_id
         LEFT JOIN {scans["a"]} a ON i.hadm_id = a.hadm_id
@@ -192,7 +195,9 @@ def _stays(duck: Session, tables: _Tables, options: MimicOptions) -> Flow:
     table = raw.with_columns(
         *(pl.col(c).str.strip_chars().replace("", None) for c in text),
         # "Medical Intensive Care Unit (MICU)" is MICU; names without brackets stay
-        careunit=pl.col("first_careunit").str.extract(r"\(([^()]+)\)\s*$").fill_null(pl.col("first_careunit")),
+        careunit=pl.col("first_careunit")
+        .str.extract(r"\(([^()]+)\)\s*$")
+        .fill_null(pl.col("first_careunit")),
         # the release's own formula: the shift of dates keeps differences of years
         age=pl.col("anchor_age") + pl.col("intime").dt.year() - pl.col("anchor_year"),
         admission_year=fractional_year("intime"),
@@ -201,9 +206,12 @@ def _stays(duck: Session, tables: _Tables, options: MimicOptions) -> Flow:
         hours=(pl.col("outtime") - pl.col("intime")).dt.total_seconds() / 3600,
     )
     flow = Flow.start(table, "ICU stays in icu/icustays")
-    flow = flow.keep(pl.col("has_patient") & pl.col("has_admission"), "no patient or admission record", always=False)
     flow = flow.keep(
-        pl.col("intime").is_not_null() & (pl.col("outtime").is_null() | (pl.col("outtime") >= pl.col("intime"))),
+        pl.col("has_patient") & pl.col("has_admission"), "no patient or admission record", always=False
+    )
+    flow = flow.keep(
+        pl.col("intime").is_not_null()
+        & (pl.col("outtime").is_null() | (pl.col("outtime") >= pl.col("intime"))),
         "times missing or out of order (out of the ICU before into it)",
         always=False,
     )
@@ -215,7 +223,9 @@ def _vitals(duck: Session, tables: _Tables, stays: pl.DataFrame, options: MimicO
     window = vitals.window_of(options.window)
     duck.table("stays", stays.select("stay", "intime"))
     items = [
-        {"itemid": item, "signal": signal.signal} for signal in vitals.signals().values() for item in signal.items
+        {"itemid": item, "signal": signal.signal}
+        for signal in vitals.signals().values()
+        for item in signal.items
     ]
     duck.table("items", pl.DataFrame(items, schema={"itemid": pl.Int32, "signal": pl.String}))
     scan = tables.chartevents.scan(
@@ -262,7 +272,8 @@ def _comorbidities(
     odd = coded.filter(~pl.col("icd_version").is_in([9, 10]))
     if odd.height:
         raise RequestError(
-            f"{tables.diagnoses.path} has icd_version {odd['icd_version'][0]}; it must be 9 or 10 in every row"
+            f"{tables.diagnoses.path} has icd_version {odd['icd_version'][0]}; "
+            "it must be 9 or 10 in every row"
         )
     warning = charlson.lost_zeros(coded)
     made = charlson.flags(coded, stays["stay"], options.charlson).rename({"key": "stay"})

@@ -80,11 +80,15 @@ class Recipe:
         if not self.by and not random:
             raise RequestError("say how to divide: --by COLUMNS, --dirichlet ALPHA --centers N, or --iid N")
         if self.dirichlet is not None and not self.dirichlet > 0:
-            raise RequestError(f"--dirichlet {self.dirichlet:g} must be above 0 (small is uneven, 100 nearly even)")
+            raise RequestError(
+                f"--dirichlet {self.dirichlet:g} must be above 0 (small is uneven, 100 nearly even)"
+            )
         if random and (self.centers is None or self.centers < 1):
             raise RequestError("--dirichlet needs --centers N with N at least 1")
         if not random and self.centers is not None:
-            raise RequestError("--centers goes with --dirichlet; with --by alone the columns say how many there are")
+            raise RequestError(
+                "--centers goes with --dirichlet; with --by alone the columns say how many there are"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,19 +126,24 @@ class Partition:
 def divide(
     table: pl.DataFrame,
     recipe: Recipe,
-    rule: CellRule = CellRule(),
+    rule: CellRule | None = None,
     label: str = "died",
     patient: str | None = None,
     time: str | None = None,
 ) -> Partition:
     """Divide a table into centers. With ``patient``, random divisions keep a patient's stays together."""
+    rule = rule or CellRule()
     for name in ("center", "group"):
         if name in table.columns and name in recipe.by:
-            raise RequestError(f"--by {name}: the table already has this column and it would be replaced; rename it")
+            raise RequestError(
+                f"--by {name}: the table already has this column and it would be replaced; rename it"
+            )
     _check(table, [label, *([patient] if patient else [])])
     values = set(table[label].unique().to_list())
-    if not values <= {0, 1, True, False}:
-        raise RequestError(f"the label {label!r} must be 0 or 1 in every row, not {sorted(map(str, values))[:5]}")
+    if not values <= {0, 1}:
+        raise RequestError(
+            f"the label {label!r} must be 0 or 1 in every row, not {sorted(map(str, values))[:5]}"
+        )
     for column, allowed in recipe.only:
         table = _keep_only(table, column, allowed)
     random = recipe.dirichlet is not None or recipe.iid
@@ -154,8 +163,8 @@ def divide(
     kept = divided.filter(~pl.col("center").is_in([cell.center for cell in dropped]))
     if kept.height == 0:
         raise RequestError(
-            f"none of {len(dropped)} cells is large enough (the first, {dropped[0].center}: {dropped[0].reason}); "
-            "lower --min-stays or --min-positives, or divide more coarsely"
+            f"none of {len(dropped)} cells is large enough ({dropped[0].center}: {dropped[0].reason})"
+            "; lower --min-stays or --min-positives, or divide more coarsely"
         )
     return Partition(kept, recipe, rule, dropped, draws, _shared(kept, patient))
 
@@ -207,10 +216,13 @@ def _cells(table: pl.DataFrame, by: tuple[str, ...], time: str | None) -> pl.Ser
             column = table[key]
             if column.dtype.is_float() and column.n_unique() > 100:
                 raise RequestError(
-                    f"--by {key}: {column.n_unique()} different numbers are no groups; for years use window:2y"
+                    f"--by {key}: {column.n_unique()} different numbers are no groups; "
+                    "for years use window:2y"
                 )
             text = column.cast(pl.String).str.strip_chars()
-            parts.append(pl.select(pl.when(text == "").then(None).otherwise(text).fill_null(UNKNOWN)).to_series())
+            parts.append(
+                pl.select(pl.when(text == "").then(None).otherwise(text).fill_null(UNKNOWN)).to_series()
+            )
     frame = pl.DataFrame({str(i): part for i, part in enumerate(parts)})
     return frame.select(pl.concat_str(pl.all(), separator="/")).to_series().alias("center")
 

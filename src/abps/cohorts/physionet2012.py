@@ -69,6 +69,7 @@ LABS = {
     "WBC": ("wbc", "10⁹/L", 0, 1_000),
 }
 
+
 @dataclass(frozen=True)
 class PhysionetOptions:
     """hours: how much of the 48 recorded hours is used. Ages: unset, the challenge's own inclusion."""
@@ -82,8 +83,9 @@ class PhysionetOptions:
             raise RequestError(f"--hours {self.hours:g} must be between 0 and 48 (what was recorded)")
 
 
-def build(root: Path, options: PhysionetOptions = PhysionetOptions(), progress: Progress = silent) -> Cohort:
+def build(root: Path, options: PhysionetOptions | None = None, progress: Progress = silent) -> Cohort:
     """Make the cohort from the folder with the sets (folders or tar archives) and the outcomes."""
+    options = options or PhysionetOptions()
     root = Path(root)
     outcome_paths, set_paths = _find(root)
     outcomes = _outcomes(outcome_paths)
@@ -102,7 +104,9 @@ def build(root: Path, options: PhysionetOptions = PhysionetOptions(), progress: 
     unnamed = int(events["parameter"].is_null().sum())
     warnings = []
     if without:
-        warnings.append(f"{without} stays have no vital sign in the window; they stay in, with missing values")
+        warnings.append(
+            f"{without} stays have no vital sign in the window; they stay in, with missing values"
+        )
     if unnamed:
         warnings.append(f"{unnamed} lines have no parameter name and were left out")
     progress("summarising", 1.0)
@@ -113,9 +117,15 @@ def build(root: Path, options: PhysionetOptions = PhysionetOptions(), progress: 
         roles=Roles("died", "careunit", drop=("stay",)),
         steps=flow.steps,
         dictionary=tuple(dictionary),
-        files=provenance.describe_files([*outcome_paths, *(p for p in set_paths if p.is_file())], root, progress),
+        files=provenance.describe_files(
+            [*outcome_paths, *(p for p in set_paths if p.is_file())], root, progress
+        ),
         options=asdict(options),
-        facts={"stays_without_vitals": without, "values_out_of_range": dropped, "lines_without_name": unnamed},
+        facts={
+            "stays_without_vitals": without,
+            "values_out_of_range": dropped,
+            "lines_without_name": unnamed,
+        },
         warnings=tuple(warnings),
     )
 
@@ -150,7 +160,9 @@ def _outcomes(paths: list[Path]) -> pl.DataFrame:
         part = pl.read_csv(path, infer_schema=False)
         for column in ("RecordID", "In-hospital_death"):
             if column not in part.columns:
-                raise RequestError(f"{path} has no column {column!r}{nearest(column, part.columns)}; download it again")
+                raise RequestError(
+                    f"{path} has no column {column!r}{nearest(column, part.columns)}; download it again"
+                )
         parts.append(
             part.select(
                 stay=pl.col("RecordID").str.strip_chars().cast(pl.Int64),
@@ -159,7 +171,9 @@ def _outcomes(paths: list[Path]) -> pl.DataFrame:
         )
     outcomes = pl.concat(parts)
     if outcomes["stay"].n_unique() != outcomes.height:
-        raise RequestError(f"a RecordID has two outcomes in {', '.join(map(str, paths))}; download them again")
+        raise RequestError(
+            f"a RecordID has two outcomes in {', '.join(map(str, paths))}; download them again"
+        )
     return outcomes
 
 
@@ -191,7 +205,8 @@ def _events(paths: list[Path], expected: int, progress: Progress) -> pl.DataFram
         match = re.search(rb"^00:00,RecordID,(\d+)", rest)
         if first.strip() != header or not match:
             raise RequestError(
-                f"{name} is not a record of the challenge (it must begin with Time,Parameter,Value and RecordID)"
+                f"{name} is not a record of the challenge (it must begin with Time,Parameter,Value "
+                "and RecordID)"
             )
         if int(match[1]) not in seen:  # a set may be there both as a folder and in an archive
             seen.add(int(match[1]))
@@ -207,7 +222,9 @@ def _events(paths: list[Path], expected: int, progress: Progress) -> pl.DataFram
             null_values=["", "NaN"],
         )
     except pl.exceptions.PolarsError as error:
-        raise RequestError(f"a record cannot be read as time, parameter, number: {str(error)[:200]}") from None
+        raise RequestError(
+            f"a record cannot be read as time, parameter, number: {str(error)[:200]}"
+        ) from None
     clock = pl.col("Time").str.split_exact(":", 1)
     return raw.select(
         # a record's first line names it; the lines that follow are its
@@ -228,7 +245,11 @@ def _stays(events: pl.DataFrame, outcomes: pl.DataFrame) -> pl.DataFrame:
         return pl.when(value >= 0).then(value)
 
     noted = admission.group_by("stay").agg(
-        age=first("Age"), gender=first("Gender"), height=first("Height"), weight=first("Weight"), kind=first("ICUType")
+        age=first("Age"),
+        gender=first("Gender"),
+        height=first("Height"),
+        weight=first("Weight"),
+        kind=first("ICUType"),
     )
     return noted.join(outcomes, on="stay", how="left").with_columns(
         sex=pl.col("gender").replace_strict({0.0: "F", 1.0: "M"}, default=None, return_dtype=pl.String),
@@ -257,9 +278,9 @@ def _summaries(events: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
         orient="row",
     )
     judged = events.join(table, on="parameter").filter(pl.col("value") != -1)
-    counts = (
-        (pl.col("value") > pl.col("low")) | (pl.col("low_in") & (pl.col("value") == pl.col("low")))
-    ) & ((pl.col("value") < pl.col("high")) | (pl.col("high_in") & (pl.col("value") == pl.col("high"))))
+    counts = ((pl.col("value") > pl.col("low")) | (pl.col("low_in") & (pl.col("value") == pl.col("low")))) & (
+        (pl.col("value") < pl.col("high")) | (pl.col("high_in") & (pl.col("value") == pl.col("high")))
+    )
     judged = judged.with_columns(counts=counts)
     out = judged.filter(~pl.col("counts"))["name"].value_counts(sort=True)
     # whole billionths, as in the shared vitals: a sum that does not depend on the order of rows
@@ -279,9 +300,11 @@ def _summaries(events: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
     for name in [*vitals.VITALS, *(name for name, *_ in LABS.values())]:
         part = moments.filter(pl.col("name") == name)
         wide = wide.join(
-            part.select("stay", *(pl.col(s).alias(f"{name}_{s}") for s in vitals.SUMMARIES)), on="stay", how="left"
+            part.select("stay", *(pl.col(s).alias(f"{name}_{s}") for s in vitals.SUMMARIES)),
+            on="stay",
+            how="left",
         )
-    return wide, {name: count for name, count in sorted(out.iter_rows())}
+    return wide, dict(sorted(out.iter_rows()))
 
 
 def _dictionary(options: PhysionetOptions) -> list[Column]:
@@ -289,14 +312,21 @@ def _dictionary(options: PhysionetOptions) -> list[Column]:
     words = {"mean": "mean", "min": "lowest", "max": "highest"}
     return [
         Column("died", "label", "0/1", "In-hospital_death"),
-        Column("careunit", "context", "", "ICU type: coronary (CCU), cardiac surgery recovery (CSRU), MICU, SICU"),
+        Column(
+            "careunit", "context", "", "ICU type: coronary (CCU), cardiac surgery recovery (CSRU), MICU, SICU"
+        ),
         Column("stay", "identifier", "", "RecordID"),
         Column("age", "feature", "years", "age (90 for all above)"),
         Column("sex", "feature", "F/M", "gender"),
         Column("height", "feature", "cm", "height at admission, if between 100 and 230"),
         Column("weight", "feature", "kg", "weight at admission, if between 20 and 400"),
         *(
-            Column(c.name, c.role, c.unit, c.meaning.replace("first 24 h", when).replace("oxygen", "arterial oxygen"))
+            Column(
+                c.name,
+                c.role,
+                c.unit,
+                c.meaning.replace("first 24 h", when).replace("oxygen", "arterial oxygen"),
+            )
             for c in vital_columns("24h")
         ),
         *(

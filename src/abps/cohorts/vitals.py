@@ -102,15 +102,15 @@ class FirstDay:
         found = []
         if self.other_unit:
             found.append(
-                f"{self.other_unit} temperatures in the window are in the wrong unit for their item (°F charted "
-                "as °C or the reverse) and were left out"
+                f"{self.other_unit} temperatures in the window are in the wrong unit for their item (°F "
+                "charted as °C or the reverse) and were left out"
             )
         for vital, dropped in self.dropped.items():
             total = dropped + self.counted[vital]
             if dropped > 0.05 * total and total:
                 found.append(
-                    f"{dropped} of {total} {LABELS[vital]} values in the window ({dropped / total:.0%}) are outside "
-                    "the plausible range and were left out; check the unit"
+                    f"{dropped} of {total} {LABELS[vital]} values in the window ({dropped / total:.0%}) are "
+                    "outside the plausible range and were left out; check the unit"
                 )
         return found
 
@@ -169,7 +169,9 @@ def _wide(long: pl.DataFrame) -> FirstDay:
     """One row per stay from one row per stay and vital."""
     totals = {
         row["vital"]: row
-        for row in long.group_by("vital").agg(pl.col("counted", "dropped", "other_unit").sum()).iter_rows(named=True)
+        for row in long.group_by("vital")
+        .agg(pl.col("counted", "dropped", "other_unit").sum())
+        .iter_rows(named=True)
     }
     wide = long.select("stay").unique().sort("stay")
     for vital in VITALS:
