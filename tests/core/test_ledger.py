@@ -35,7 +35,8 @@ def test_abps_x_at_35_rounds():
 
 def test_edges_and_directions():
     assert ledger.star(10, 7) == Traffic(edge=70, directed=140)
-    assert ledger.pairs(3, 7, proposals=5) == Traffic(21, 42, 2 * 5 * ledger.CONTROL_MESSAGE)
+    assert ledger.pairs(3, 7, proposals=5) == Traffic(21, 42, (2 * 5 + 3) * ledger.CONTROL_MESSAGE)
+    assert ledger.directory(4, 15) == Traffic(control=4 * 3 * (ledger.CONTROL_MESSAGE + 60))
     assert (Traffic(1, 2, 3) + Traffic(10, 20, 30)) == Traffic(11, 22, 33)
     assert Traffic(0, 10**9, 0).usd == pytest.approx(0.09)
 

@@ -9,24 +9,20 @@ A level that only occurs outside the training rows is encoded as "none of the kn
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from abps.cohorts.codebook import Codebook, Column, candidates, encode_column, sums
 from abps.cohorts.federation import Federation
 from abps.core import streams
 from abps.core.errors import RequestError
 
 #: Shares of training, validation and test rows.
 SHARES = (0.70, 0.15, 0.15)
-
-#: A category level rarer than this many training rows in the whole federation joins "none of the known".
-RARE_LEVEL = 10
-
-#: At most this many levels of one category are encoded, the most frequent ones.
-MOST_LEVELS = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,71 +141,37 @@ def assign_splits(federation: Federation, seed: int) -> NDArray[np.int8]:
     return split
 
 
-def _segments(keys: NDArray[np.int32], n: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(n,) sums of values by center."""
-    return np.bincount(keys, weights=values, minlength=n).astype(np.float64)
-
-
-def _encode_number(
-    values: NDArray[np.float64], center: NDArray[np.int32], train: NDArray[np.bool_], n: int
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Standardise one numeric column by each center's training rows; gaps get the center's mean.
-
-    A center that never saw a value of this column, or saw one value only, gets zeros for it.
-    Values are kept within ten standard deviations: a typing error must not own the first layer.
-    """
-    known = np.isfinite(values)
-    fit = known & train
-    filled = np.where(known, values, 0.0)
-    count = np.maximum(_segments(center[fit], n, np.ones(fit.sum())), 1)
-    mean = _segments(center[fit], n, filled[fit]) / count
-    deviation = np.where(fit, filled - mean[center], 0.0)
-    spread = np.sqrt(_segments(center, n, deviation**2) / count)
-    usable = spread > 1e-8 * (1.0 + np.abs(mean))
-    scale = np.where(usable, 1.0 / np.where(usable, spread, 1.0), 0.0)
-    z = np.where(known, (filled - mean[center]) * scale[center], 0.0)
-    return np.clip(z, -10.0, 10.0).astype(np.float32), ~known
-
-
-def encode(federation: Federation, split: NDArray[np.int8]) -> tuple[NDArray[np.float32], tuple[str, ...]]:
-    """(rows, columns) the encoded features, and the columns' names."""
+def encode(
+    federation: Federation, split: NDArray[np.int8], book: Codebook | None = None
+) -> tuple[NDArray[np.float32], tuple[Column, ...]]:
+    """(rows, columns) the features, encoded as agreed or as the federation has them, and the columns."""
     n, train = federation.size, split == 0
     blocks: list[NDArray[np.float32]] = []
-    names: list[str] = []
-    for name in federation.features.columns:
-        column = federation.features[name]
-        if column.dtype == pl.String or column.dtype == pl.Categorical:
-            text = column.cast(pl.String)
-            seen = text.filter(pl.Series(train)).drop_nulls().value_counts(sort=True)
-            frequent = seen.filter(seen["count"] >= min(RARE_LEVEL, max(1, train.sum() // 100)))
-            levels = sorted(frequent[name].to_list()[:MOST_LEVELS])
-            if len(levels) == 2 and text.null_count() == 0:
-                levels = levels[:1]  # the second is the absence of the first
-            for level in levels:
-                blocks.append((text == level).fill_null(False).to_numpy().astype(np.float32))
-                names.append(f"{name}={level}")
-            gaps = text.is_null().to_numpy()
-        elif column.dtype == pl.Boolean or set(column.drop_nulls().unique().to_list()) <= {0, 1}:
-            values = column.cast(pl.Float64).to_numpy()
-            gaps = ~np.isfinite(values)
-            if np.unique(values[train & ~gaps]).size > 1:
-                blocks.append(np.where(gaps, 0.0, values).astype(np.float32))
-                names.append(name)
-        else:
-            values = column.cast(pl.Float64).to_numpy().copy()
-            z, gaps = _encode_number(values, federation.center, train, n)
-            if np.any(z[train]):
-                blocks.append(z)
-                names.append(name)
-        if gaps[train].any() and not gaps[train].all():
-            blocks.append(gaps.astype(np.float32))
-            names.append(f"{name} missing")
+    columns: list[Column] = []
+    given = None if book is None else book.columns
+    for column in _wanted(federation, train) if given is None else given:
+        block = encode_column(column, federation.features[column.source], federation.center, train, n)
+        if given is None and column.kind == "number" and not np.any(block[train]):
+            continue  # constant in every center: nothing to learn from
+        blocks.append(block)
+        columns.append(column)
     if not blocks:
         raise RequestError(
             f"{federation.name}: no feature is left after encoding (all are constant or empty); "
             "check --drop and the columns of the table"
         )
-    return np.stack(blocks, axis=1), tuple(names)
+    return np.stack(blocks, axis=1), tuple(columns)
+
+
+def _wanted(federation: Federation, train: NDArray[np.bool_]) -> Iterator[Column]:
+    for column in federation.features.get_columns():
+        yield from candidates(column, train)
+
+
+def codebook(federation: Federation, seed: int) -> Codebook:
+    """What the centers of a federation would have to agree on to encode their tables each by itself."""
+    _, columns = encode(federation, assign_splits(federation, seed))
+    return Codebook(columns, federation.descriptors, federation.time is not None)
 
 
 def metadata(
@@ -218,24 +180,25 @@ def metadata(
     """(centers, k) the vector that each center publishes, the names of its entries, and how many are base."""
     n, train = federation.size, split == 0
     center = federation.center[train]
-    count = np.maximum(_segments(center, n, np.ones(len(center))), 1)
-    parts = [_segments(center, n, federation.label[train]) / count, np.log(count)]
+    count = np.maximum(sums(center, n, np.ones(len(center))), 1)
+    parts = [sums(center, n, federation.label[train]) / count, np.log(count)]
     names = ["positive rate", "log training rows"]
     if federation.time is not None:
-        parts.append(_segments(center, n, federation.time[train]) / count / 2030.0)
+        parts.append(sums(center, n, federation.time[train]) / count / 2030.0)
         names.append("mean year / 2030")
     base = len(parts)
     for name in federation.descriptors:
         values = federation.features[name].cast(pl.Float64).fill_null(0.0).to_numpy()[train]
-        parts.append(_segments(center, n, values) / count)
+        parts.append(sums(center, n, values) / count)
         names.append(f"prevalence of {name}")
-    return np.stack(parts, axis=1), tuple(names), base
+    # Published as four-byte numbers: what a center computes with is what its peers see.
+    return np.stack(parts, axis=1).astype(np.float32).astype(np.float64), tuple(names), base
 
 
-def prepare(federation: Federation, seed: int) -> Prepared:
-    """Split and encode a federation for one seed."""
+def prepare(federation: Federation, seed: int, book: Codebook | None = None) -> Prepared:
+    """Split and encode a federation for one seed, by an agreed codebook or by its own."""
     split = assign_splits(federation, seed)
-    x, columns = encode(federation, split)
+    x, columns = encode(federation, split, book)
     vectors, names, base = metadata(federation, split)
 
     def rows(part: int) -> Rows:
@@ -251,7 +214,7 @@ def prepare(federation: Federation, seed: int) -> Prepared:
     return Prepared(
         name=federation.name,
         centers=federation.centers,
-        columns=columns,
+        columns=tuple(column.name for column in columns),
         train=rows(0),
         validation=rows(1),
         test=rows(2),

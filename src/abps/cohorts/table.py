@@ -21,6 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.cohorts.builtin import Roles, builtin_table, is_builtin
+from abps.cohorts.codebook import Codebook, typed
 from abps.cohorts.federation import Federation, LeftOut
 from abps.core.errors import RequestError, nearest
 
@@ -167,6 +168,52 @@ def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_
     )
 
 
+def own_table(
+    path: str | Path,
+    site: str,
+    label: str,
+    patient: str | None = None,
+    time: str | None = None,
+    drop: tuple[str, ...] = (),
+    book: Codebook | None = None,
+) -> Federation:
+    """One center's own table, read at that center: a federation of one.
+
+    With a codebook the features are those that it asks for; without, all that can be learned from.
+    """
+    frame = read_frame(Path(path))
+    values = binary_label(_column(frame, label, "label"), label)
+    used = [label, *(column for column in (patient, time) if column is not None)]
+    for column, role in ((patient, "patient"), (time, "time"), *((d, "drop") for d in drop)):
+        if column is not None:
+            _column(frame, column, role)
+    if min(values.sum(), len(values) - values.sum()) < MIN_CLASS:
+        raise RequestError(
+            f"{path}: {int(values.sum())} positive of {len(values)} rows; "
+            f"a center needs {MIN_CLASS} of each class"
+        )
+    if book is not None and book.time and time is None:
+        raise RequestError(f"{site}: the codebook asks for a time column; name it with --time COL")
+    rest = frame.drop([*dict.fromkeys([*used, *drop])])
+    if book is None:
+        features = feature_columns(rest)
+    else:
+        known = {column.name: as_feature(column) for column in rest.get_columns()}
+        features = typed({name: column for name, column in known.items() if column is not None}, book, site)
+    if features.width == 0:
+        raise RequestError(f"{path}: no column is left to learn from; check --drop and the table")
+    return Federation(
+        name=site,
+        features=features,
+        label=values,
+        center=np.zeros(len(values), dtype=np.int32),
+        centers=(site,),
+        patient=None if patient is None else _codes(frame[patient]),
+        time=None if time is None or (book is not None and not book.time) else _years(frame[time], time),
+        descriptors=_descriptors(features) if book is None else book.descriptors,
+    )
+
+
 def binary_label(column: pl.Series, name: str) -> NDArray[np.int8]:
     """(rows,) 0 or 1 from a column with two values."""
     missing = column.is_null()
@@ -243,32 +290,31 @@ def feature_columns(frame: pl.DataFrame) -> pl.DataFrame:
     """The columns that can be learned from, as numbers, booleans or text."""
     columns = []
     for column in frame.get_columns():
-        known = column.drop_nulls()
-        if column.dtype.is_float():
-            known = known.drop_nans()
-        if known.n_unique() < 2:
+        feature = as_feature(column)
+        if feature is None or feature.drop_nulls().n_unique() < 2:
             continue
-        if column.dtype.is_temporal():
-            column = column.cast(pl.Date) if column.dtype != pl.Duration else column
-            column = column.to_physical().cast(pl.Float64)
-        elif column.dtype in (pl.String, pl.Categorical, pl.Enum):
-            column = column.cast(pl.String).str.strip_chars()
-            column = column.set(column.is_in(_GAPS), None)
-            numbers = column.cast(pl.Float64, strict=False)
-            if numbers.null_count() == column.null_count():
-                column = numbers
-            elif _is_identifier(column):
-                continue
-        elif column.dtype == pl.Boolean:
-            pass
-        elif column.dtype.is_numeric():
-            column = column.cast(pl.Float64).fill_nan(None)
-            column = column.set(column.is_infinite().fill_null(False), None)
-        else:
-            continue  # lists, structs, binary: nothing that a table of stays should hold
-        if column.drop_nulls().n_unique() >= 2:
-            columns.append(column)
+        if feature.dtype == pl.String and _is_identifier(feature):
+            continue
+        columns.append(feature)
     return pl.DataFrame(columns)
+
+
+def as_feature(column: pl.Series) -> pl.Series | None:
+    """A column as numbers, booleans or text with gaps as null; None if it is nothing of the kind."""
+    if column.dtype.is_temporal():
+        column = column.cast(pl.Date) if column.dtype != pl.Duration else column
+        return column.to_physical().cast(pl.Float64)
+    if column.dtype in (pl.String, pl.Categorical, pl.Enum):
+        column = column.cast(pl.String).str.strip_chars()
+        column = column.set(column.is_in(_GAPS), None)
+        numbers = column.cast(pl.Float64, strict=False)
+        return numbers if numbers.null_count() == column.null_count() else column
+    if column.dtype == pl.Boolean:
+        return column
+    if column.dtype.is_numeric() or column.dtype == pl.Null:
+        column = column.cast(pl.Float64).fill_nan(None)
+        return column.set(column.is_infinite().fill_null(False), None)
+    return None  # lists, structs, binary: nothing that a table of stays should hold
 
 
 def _is_identifier(column: pl.Series) -> bool:

@@ -39,15 +39,17 @@ def star(centers: int, payload: int) -> Traffic:
 
 
 def pairs(edges: int, payload: int, proposals: int = 0) -> Traffic:
-    """Partners swap payloads: one edge, two transfers; each proposal is one message and one answer."""
-    return Traffic(
-        edge=edges * payload, directed=2 * edges * payload, control=2 * proposals * CONTROL_MESSAGE
-    )
+    """Partners swap payloads: one edge, two transfers.
+
+    Each proposal is one message and one answer; each match is confirmed by one message more.
+    """
+    control = (2 * proposals + edges) * CONTROL_MESSAGE
+    return Traffic(edge=edges * payload, directed=2 * edges * payload, control=control)
 
 
 def directory(centers: int, entries: int) -> Traffic:
-    """Every center publishes a vector of 4-byte numbers once and reads everybody else's."""
-    return Traffic(control=centers * centers * (CONTROL_MESSAGE + 4 * entries))
+    """Every center sends its vector of 4-byte numbers once to each of the others."""
+    return Traffic(control=centers * (centers - 1) * (CONTROL_MESSAGE + 4 * entries))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ at random inside the declared group (``candidates=group``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,15 +64,18 @@ class Filter:
 
     def admitted(self, world: World) -> tuple[NDArray[np.bool_], Floats]:
         """(n, n) C_i of every center, and the similarity of the metadata (for ties)."""
-        vectors = self.vectors(world)
-        n = world.n
+        return self.among(self.vectors(world), world.data.groups)
+
+    def among(self, vectors: Floats, groups: Sequence[str] | None = None) -> tuple[NDArray[np.bool_], Floats]:
+        """The same from the published vectors (n, k) alone: what every hospital computes for itself."""
+        n = len(vectors)
         everyone = ~np.eye(n, dtype=bool)
         if self.candidates == "group":
-            if world.data.groups is None:
+            if groups is None:
                 raise RequestError(
                     "partners inside a declared group need groups; name the column with --group COL"
                 )
-            group = np.unique(np.array(world.data.groups), return_inverse=True)[1]
+            group = np.unique(np.array(groups), return_inverse=True)[1]
             everyone &= group[:, None] == group[None, :]
         chosen = self._goals(n)
         if chosen is not None:
@@ -189,7 +193,28 @@ class ABPS(Method):
         shared = self.wire.shared(world)
         arrived = self.wire.arrive(trained[:, :shared])
         weights = center_weights(world, self.weighting)
+        mixed, center, peer, phi = self.together(world, state.models, trained, arrived, weights, partners, t)
+        beliefs = self.learn(beliefs, center, peer, phi)
+        outcome = Outcome(traffic, chosen.plan.degrees(), chosen.plan.rest, decisions(chosen.plan, chosen))
+        return _next(state, mixed, beliefs), outcome
+
+    def together(
+        self,
+        world: World,
+        before: Tensor,
+        trained: Tensor,
+        arrived: Tensor,
+        weights: Tensor,
+        partners: list[NDArray[np.int64]],
+        t: int,
+    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.int64], Floats]:
+        """What partners make of each other's models: (mixed, center, peer, phi).
+
+        before: (n, P) models at the start of the round.  arrived: (n, shared) what peers received.
+        """
         mixed = mix(trained, arrived, partners, weights)
+        center = peer = np.zeros(0, dtype=np.int64)
+        phi = np.zeros(0)
         if self.selection.policy != "random" or self.adopt == "if_helpful":
             center, peer, phi = shapley_credit(
                 world,
@@ -202,17 +227,16 @@ class ABPS(Method):
                 self.credit.tmc_permutations,
                 self.credit.tmc_tol,
             )
-            beliefs = self.learn(beliefs, center, peer, phi)
-            if self.adopt == "if_helpful":
-                # Shapley values add up to U(all partners) - U(nobody): the worth of the whole mix.
-                worth = np.bincount(center, weights=phi, minlength=world.n)
-                worse = torch.from_numpy(np.flatnonzero(worth < 0))
-                mixed[worse] = trained[worse]
+        if self.adopt == "if_helpful":
+            # Shapley values add up to U(all partners) - U(nobody): the worth of the whole mix.
+            worth = np.bincount(center, weights=phi, minlength=len(trained))
+            worse = torch.from_numpy(np.flatnonzero(worth < 0))
+            mixed[worse] = trained[worse]
         if self.smoothing:
-            met = torch.from_numpy(np.flatnonzero(chosen.plan.degrees()))
-            mixed[met, :shared] = torch.lerp(mixed[met, :shared], state.models[met, :shared], self.smoothing)
-        outcome = Outcome(traffic, chosen.plan.degrees(), chosen.plan.rest, decisions(chosen.plan, chosen))
-        return _next(state, mixed, beliefs), outcome
+            shared = arrived.shape[1]
+            met = torch.from_numpy(np.flatnonzero([len(p) for p in partners]))
+            mixed[met, :shared] = torch.lerp(mixed[met, :shared], before[met, :shared], self.smoothing)
+        return mixed, center, peer, phi
 
     def choose(self, world: World, state: State, beliefs: Beliefs, t: int) -> Round:
         """This round's proposals and answers."""

@@ -1,0 +1,217 @@
+"""The codebook: what centers must agree on before their models can meet.
+
+Each center encodes its own table by itself; for the models to have the same shape, all must use the
+same columns in the same order. In a simulation the codebook is read off the whole federation; between
+hospitals it is a small file that people exchange and read: names of columns, names of category levels,
+and nothing that was counted or measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError, nearest
+
+#: A category level rarer than this many training rows in the whole federation joins "none of the known".
+RARE_LEVEL = 10
+
+#: At most this many levels of one category are encoded, the most frequent ones.
+MOST_LEVELS = 30
+
+#: What an encoded column holds: a standardised number, a 0/1 value, whether a category has one certain
+#: level, or whether the value is missing.
+KINDS = ("number", "flag", "level", "missing")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One encoded column: of which column of the table, and how."""
+
+    source: str
+    kind: str
+    level: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name by which the encoded column is shown."""
+        return {"level": f"{self.source}={self.level}", "missing": f"{self.source} missing"}.get(
+            self.kind, self.source
+        )
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """columns: the encoded columns, in order.  descriptors: binary columns whose prevalence is published.
+
+    time: whether every center's table has a time column (its mean year is then published).
+    """
+
+    columns: tuple[Column, ...]
+    descriptors: tuple[str, ...] = ()
+    time: bool = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The columns of the table that are needed, in order."""
+        return tuple(dict.fromkeys([*(c.source for c in self.columns), *self.descriptors]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a file."""
+        return {
+            "schema": "abps.codebook/1",
+            "time": self.time,
+            "descriptors": list(self.descriptors),
+            "columns": [{k: v for k, v in asdict(c).items() if v} for c in self.columns],
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> Codebook:
+        """A codebook from a file's content."""
+        try:
+            if data["schema"] != "abps.codebook/1":
+                raise ValueError(f"schema {data['schema']!r}")
+            columns = tuple(Column(c["source"], c["kind"], c.get("level", "")) for c in data["columns"])
+            bad = [c for c in columns if c.kind not in KINDS or (c.kind == "level") != bool(c.level)]
+            if not columns or bad or not all(isinstance(c.source, str) for c in columns):
+                raise ValueError(f"a column that is none: {bad[0] if bad else columns}")
+            return Codebook(columns, tuple(data["descriptors"]), bool(data["time"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestError(
+                f"this is not a codebook ({error!r}); make one with `abps site init` and exchange that file"
+            ) from error
+
+
+def merged(books: Sequence[Codebook]) -> Codebook:
+    """One codebook for centers that each made their own: every column that any of them has.
+
+    A column that is a number for one and a flag for another is a number; levels are united.
+    """
+    if not books:
+        raise RequestError("no codebook given; name at least one file")
+    if len({book.time for book in books}) > 1:
+        raise RequestError("one codebook has a time column and another has none; agree on one and init again")
+    kinds: dict[str, set[str]] = {}
+    levels: dict[str, set[str]] = {}
+    for book in books:
+        for column in book.columns:
+            kinds.setdefault(column.source, set()).add(column.kind)
+            if column.kind == "level":
+                levels.setdefault(column.source, set()).add(column.level)
+    columns: list[Column] = []
+    for source in sorted(kinds):
+        has = kinds[source]
+        if "level" in has:
+            if has & {"number", "flag"}:
+                raise RequestError(
+                    f"the column {source!r} is text for one site and a number for another; settle which it is"
+                )
+            columns += [Column(source, "level", level) for level in sorted(levels[source])]
+        elif has & {"number", "flag"}:
+            columns.append(Column(source, "number" if "number" in has else "flag"))
+        if "missing" in has:
+            columns.append(Column(source, "missing"))
+    described = [frozenset(book.descriptors) for book in books]
+    shared = described[0].intersection(*described[1:])
+    return Codebook(tuple(columns), tuple(d for d in books[0].descriptors if d in shared), books[0].time)
+
+
+def candidates(column: pl.Series, train: NDArray[np.bool_]) -> list[Column]:
+    """How one column of a table may be encoded, judged on the training rows."""
+    name = column.name
+    found: list[Column] = []
+    if column.dtype == pl.String or column.dtype == pl.Categorical:
+        text = column.cast(pl.String)
+        seen = text.filter(pl.Series(train)).drop_nulls().value_counts(sort=True)
+        frequent = seen.filter(seen["count"] >= min(RARE_LEVEL, max(1, train.sum() // 100)))
+        levels = sorted(frequent[name].to_list()[:MOST_LEVELS])
+        if len(levels) == 2 and text.null_count() == 0:
+            levels = levels[:1]  # the second is the absence of the first
+        found += [Column(name, "level", level) for level in levels]
+        gaps = text.is_null().to_numpy()
+    else:
+        values = column.cast(pl.Float64).to_numpy()
+        gaps = ~np.isfinite(values)
+        if column.dtype != pl.Boolean and not set(column.drop_nulls().unique().to_list()) <= {0, 1}:
+            found.append(Column(name, "number"))
+        elif np.unique(values[train & ~gaps]).size > 1:
+            found.append(Column(name, "flag"))
+    if gaps[train].any() and not gaps[train].all():
+        found.append(Column(name, "missing"))
+    return found
+
+
+def encode_column(
+    column: Column,
+    values: pl.Series,
+    center: NDArray[np.int32],
+    train: NDArray[np.bool_],
+    n: int,
+) -> NDArray[np.float32]:
+    """(rows,) one encoded column of n centers; what is fitted, each center fits on its training rows."""
+    if column.kind == "missing":
+        known = values.is_not_null()
+        if values.dtype != pl.String:
+            known &= values.cast(pl.Float64).is_finite().fill_null(False)
+        return (~known).to_numpy().astype(np.float32)
+    if column.kind == "level":
+        return (values.cast(pl.String) == column.level).fill_null(False).to_numpy().astype(np.float32)
+    numbers = values.cast(pl.Float64).to_numpy()
+    if column.kind == "flag":
+        return np.where(np.isfinite(numbers), numbers, 0.0).astype(np.float32)
+    return standardised(numbers, center, train, n)
+
+
+def standardised(
+    values: NDArray[np.float64], center: NDArray[np.int32], train: NDArray[np.bool_], n: int
+) -> NDArray[np.float32]:
+    """One numeric column, standardised by each center's training rows; gaps get the center's mean.
+
+    A center that never saw a value of this column, or saw one value only, gets zeros for it.
+    Values are kept within ten standard deviations: a typing error must not own the first layer.
+    """
+    known = np.isfinite(values)
+    fit = known & train
+    filled = np.where(known, values, 0.0)
+    count = np.maximum(sums(center[fit], n, np.ones(fit.sum())), 1)
+    mean = sums(center[fit], n, filled[fit]) / count
+    deviation = np.where(fit, filled - mean[center], 0.0)
+    spread = np.sqrt(sums(center, n, deviation**2) / count)
+    usable = spread > 1e-8 * (1.0 + np.abs(mean))
+    scale = np.where(usable, 1.0 / np.where(usable, spread, 1.0), 0.0)
+    z = np.where(known, (filled - mean[center]) * scale[center], 0.0)
+    return np.clip(z, -10.0, 10.0).astype(np.float32)
+
+
+def sums(keys: NDArray[np.int32], n: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(n,) sums of values by center."""
+    return np.bincount(keys, weights=values, minlength=n).astype(np.float64)
+
+
+def typed(frame: Mapping[str, pl.Series] | pl.DataFrame, book: Codebook, owner: str) -> pl.DataFrame:
+    """The columns of a center's own table that the codebook asks for, as it asks for them."""
+    names = list(frame.columns) if isinstance(frame, pl.DataFrame) else list(frame)
+    text = {c.source for c in book.columns if c.kind == "level"}
+    columns = []
+    for source in book.sources:
+        if source not in names:
+            raise RequestError(
+                f"{owner}: the codebook asks for the column {source!r}, which the table does not have"
+                f"{nearest(source, names)}; add it (empty where unknown) or agree on another codebook"
+            )
+        column = frame[source]
+        if source in text:
+            columns.append(column.cast(pl.String).alias(source))
+            continue
+        if column.dtype == pl.String and column.null_count() < len(column):
+            raise RequestError(
+                f"{owner}: the column {source!r} holds text where the codebook asks for a number; "
+                "fix the table or agree on another codebook"
+            )
+        columns.append(column.cast(pl.Float64).alias(source))
+    return pl.DataFrame(columns)
