@@ -2,12 +2,14 @@
 
 A center's round is ``epochs`` passes over its training rows in fresh random order, in batches of
 ``batch`` rows, the last one of a pass shorter (never left out: a center with fewer rows than a batch
-still learns).
+still learns). All draws are hashed from (seed, center, round, place), for many centers at once, so a
+center draws the same alone as among others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,24 +17,28 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.learn.kernels import DropSite
 
+Ints = NDArray[np.int64]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Chunk:
-    """Centers of one number of batches per epoch, trained together.
+    """Centers of one number of batches per epoch, trained together; what stays the same every round.
 
     members: (m,) indices of centers, largest first.  sizes: (m,) their training rows.
+    lengths: (batches, m) rows of every center's batch at each step of an epoch: full, but for the last.
     """
 
-    members: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    members: Ints
+    sizes: Ints
     batches: int
+    lengths: Ints
 
-    def lengths(self, step: int, batch: int) -> NDArray[np.int64]:
-        """(m,) rows of every center's batch at a step of an epoch: full, but for the last."""
-        return np.minimum(batch, self.sizes - step * batch)
+    def widest(self, step: int) -> int:
+        """Rows of the longest batch at a step; shorter ones are padded to it."""
+        return int(self.lengths[step].max())
 
 
-def chunks(sizes: NDArray[np.int64], batch: int, most: int) -> list[Chunk]:
+def chunks(sizes: Ints, batch: int, most: int) -> list[Chunk]:
     """Cut a federation into chunks of at most ``most`` centers of like size, so padding stays small."""
     order = np.lexsort((np.arange(len(sizes)), -sizes))
     order = order[sizes[order] > 0]
@@ -40,40 +46,74 @@ def chunks(sizes: NDArray[np.int64], batch: int, most: int) -> list[Chunk]:
     cut = []
     for count in np.unique(per_epoch)[::-1]:
         group = order[per_epoch == count]
-        pieces = -(-len(group) // most)
-        for members in np.array_split(group, pieces):
-            cut.append(Chunk(members, sizes[members], int(count)))
+        for members in np.array_split(group, -(-len(group) // most)):
+            own = sizes[members]
+            lengths = np.minimum(batch, own[None, :] - batch * np.arange(count)[:, None])
+            cut.append(Chunk(members, own, int(count), lengths))
     return cut
 
 
-def row_order(seed: int, center: int, round: int, rows: int, epochs: int) -> NDArray[np.int64]:
-    """(epochs, rows) the order in which a center visits its training rows."""
-    rng = streams.generator(seed, "batches", round, center)
-    return np.stack([rng.permutation(rows) for _ in range(epochs)])
+def row_orders(seed: int, centers: NDArray[np.uint64], round: int, sizes: Ints, epochs: int) -> Ints:
+    """(epochs, m, rows of the largest) the order in which centers visit their rows; theirs come first."""
+    row = np.arange(int(sizes.max()), dtype=np.uint64)
+    epoch = np.arange(epochs, dtype=np.uint64)[:, None, None] << np.uint64(32)
+    keys = streams.bits(seed, "batches", round, centers[:, None], epoch + row)
+    keys[:, row >= sizes[:, None].astype(np.uint64)] = np.uint64(2**64 - 1)
+    return np.argsort(keys, axis=-1, kind="stable")
+
+
+def units_per_row(sites: tuple[DropSite, ...]) -> int:
+    """Units that are dropped or kept in one row, over all sites, rounded up to an even number."""
+    return sum(site.units for site in sites) + 1 & ~1
+
+
+def threshold(rate: float) -> np.uint16:
+    """A dropout rate as a threshold on sixteen bits: rates are exact to 1/65536."""
+    return np.uint16(min(65535, round(rate * 65536)))
+
+
+@cache
+def _places(words: int) -> NDArray[np.uint32]:
+    """(words,) a well-mixed number for every place of a batch."""
+    mixed = streams.bits(0, "dropout", 0, 0, np.arange(words, dtype=np.uint64))
+    return (mixed >> np.uint64(32)).astype(np.uint32)
+
+
+def random_units(
+    seed: int,
+    centers: NDArray[np.uint64],
+    round: int,
+    step: int,
+    out: NDArray[np.uint32],
+    scratch: NDArray[np.uint32],
+) -> NDArray[np.uint16]:
+    """(m, units) sixteen random bits for every unit of a step's batch; ``out``, ``scratch``: (m, units/2).
+
+    The place is mixed with the two halves of the step's 64-bit key in two multiply-xorshift rounds: as
+    random as dropout needs (tested), in eight passes over memory and without a loop over centers.
+    """
+    key = streams.bits(seed, "dropout", round, centers, step)[:, None]
+    low = (key & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    high = (key >> np.uint64(32)).astype(np.uint32)
+    np.bitwise_xor(_places(out.shape[1]), low, out=out)
+    np.multiply(out, np.uint32(0x85EBCA6B), out=out)
+    np.bitwise_xor(out, np.right_shift(out, np.uint32(15), out=scratch), out=out)
+    np.add(out, high, out=out)
+    np.multiply(out, np.uint32(0xC2B2AE35), out=out)
+    np.bitwise_xor(out, np.right_shift(out, np.uint32(16), out=scratch), out=out)
+    return out.view(np.uint16)
 
 
 def kept_units(
-    seed: int, center: int, round: int, lengths: list[int], sites: tuple[DropSite, ...]
-) -> list[list[NDArray[np.bool_]]]:
-    """For every step of a round, for every dropout site, (rows, units): is the unit kept?
-
-    Sixteen random bits per unit, so rates are exact to 1/65536.
-    """
-    units = sum(site.units for site in sites)
-    total = sum(lengths) * units
-    words = -(-total // 4)
-    raw = streams.generator(seed, "dropout", round, center).bit_generator.random_raw(words).view(np.uint16)
-    steps, at = [], 0
-    for length in lengths:
-        masks = []
-        for site in sites:
-            part = raw[at : at + length * site.units].reshape(length, site.units)
-            masks.append(part >= round_rate(site.rate))
-            at += length * site.units
-        steps.append(masks)
-    return steps
-
-
-def round_rate(rate: float) -> np.uint16:
-    """A dropout rate as a threshold on sixteen bits."""
-    return np.uint16(min(65535, round(rate * 65536)))
+    seed: int, center: int, round: int, step: int, rows: int, batch: int, sites: tuple[DropSite, ...]
+) -> list[NDArray[np.bool_]]:
+    """One center's masks at a step: for every dropout site (rows, units), is the unit kept?"""
+    units = units_per_row(sites)
+    space = np.empty((2, 1, batch * units // 2), dtype=np.uint32)
+    raw = random_units(seed, np.array([center], dtype=np.uint64), round, step, space[0], space[1])
+    raw = raw.reshape(batch, units)[:rows]
+    masks, at = [], 0
+    for site in sites:
+        masks.append(raw[:, at : at + site.units] >= threshold(site.rate))
+        at += site.units
+    return masks

@@ -1,7 +1,7 @@
 """Gradients and predictions of many centers' models at once.
 
 Two kernels with one interface and the same numbers: ``MLPKernel`` writes the paper's network out by
-hand (no graph, no allocation); ``ModuleKernel`` takes any ``nn.Module`` through ``torch.func``.
+hand (no graph, buffers used again); ``ModuleKernel`` takes any ``nn.Module`` through ``torch.func``.
 
 Shapes: m centers, b rows each, d features, P parameters; ``w`` is (m, P), ``x`` (m, b, d), ``y`` and
 ``weight`` (m, b). ``weight`` is 1/rows for real rows and 0 for padding, so that losses are means.
@@ -11,6 +11,7 @@ Shapes: m centers, b rows each, d features, P parameters; ``w`` is (m, P), ``x``
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,21 @@ from abps.learn.models import MLP, Layout, layout_of
 #: From the representation (m, b, units) to the gradient of each row's extra loss with respect to it; the
 #: kernel takes the mean over the batch.
 Pull = Callable[[Tensor], Tensor]
+
+
+class Workspace:
+    """Buffers of one thread, used again at every step: fresh memory costs page faults."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A buffer of a shape; its content is whatever was there."""
+        count = math.prod(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < count or buffer.dtype != dtype:
+            buffer = self._buffers[name] = torch.empty(count, dtype=dtype)
+        return buffer[:count].view(shape)
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,7 @@ class Kernel(Protocol):
         keep: list[Tensor],
         out: Tensor,
         pull: Pull | None = None,
+        space: Workspace | None = None,
     ) -> None:
         """Write d(mean BCE)/dw of every center into ``out`` (m, P)."""
 
@@ -93,19 +110,22 @@ class MLPKernel:
         keep: list[Tensor],
         out: Tensor,
         pull: Pull | None = None,
+        space: Workspace | None = None,
     ) -> None:
         """Write d(mean BCE)/dw of every center into ``out`` (m, P)."""
-        inputs, active = [x], []
+        space = space or Workspace()
+        m, b, last = x.shape[0], x.shape[1], self._depth - 1
+        inputs = [x]
+        seen, extra = None, None
         for k in range(self._depth):
             matrix, bias = self._layer(w, k)
-            hidden = torch.baddbmm(bias, inputs[-1], matrix.transpose(1, 2)).relu_()
-            if pull is not None and k == self._depth - 1:
-                extra = pull(hidden) * weight.unsqueeze(2)
-                active.append(hidden)
+            hidden = space.take(f"hidden {k}", m, b, matrix.shape[1], dtype=w.dtype)
+            torch.baddbmm(bias, inputs[-1], matrix.transpose(1, 2), out=hidden)
+            hidden.relu_()
+            if pull is not None and k == last:
+                seen, extra = hidden.clone(), pull(hidden) * weight.unsqueeze(2)
             if keep:
-                hidden = (
-                    hidden * keep[k] if pull is not None and k == self._depth - 1 else hidden.mul_(keep[k])
-                )
+                hidden.mul_(keep[k])
             inputs.append(hidden)
         matrix, bias = self._layer(w, self._depth)
         logits = torch.baddbmm(bias, inputs[-1], matrix.transpose(1, 2)).squeeze(2)
@@ -118,11 +138,13 @@ class MLPKernel:
             if k == 0:
                 break
             matrix, _ = self._layer(w, k)
+            back = space.take(f"back {k}", m, b, matrix.shape[2], dtype=w.dtype)
+            torch.baddbmm(back, upstream, matrix, beta=0, alpha=scale, out=back)
             # A unit passes gradient where it was positive and kept, that is where its output is positive.
-            back = torch.baddbmm(inputs[k][:, :, :1], upstream, matrix, beta=0, alpha=scale)
-            upstream = torch.ops.aten.threshold_backward(back, inputs[k], 0)
-            if pull is not None and k == self._depth:
-                upstream += torch.ops.aten.threshold_backward(extra, active[0], 0)
+            torch.ops.aten.threshold_backward.grad_input(back, inputs[k], 0, grad_input=back)
+            if extra is not None and seen is not None and k == self._depth:
+                back.add_(torch.ops.aten.threshold_backward(extra, seen, 0))
+            upstream = back
 
     def representation(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b, units) the last hidden layer without dropout."""
@@ -244,6 +266,7 @@ class ModuleKernel:
         keep: list[Tensor],
         out: Tensor,
         pull: Pull | None = None,
+        space: Workspace | None = None,
     ) -> None:
         """Write d(mean BCE)/dw of every center into ``out`` (m, P)."""
         if not keep:

@@ -9,7 +9,8 @@ at a time with ``nn.Module`` and ``torch.optim.Adam``; it is the ``debug`` engin
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,7 +25,7 @@ from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.learn import batches
-from abps.learn.kernels import Kernel, Pull, kernel_for, with_given_dropout
+from abps.learn.kernels import Kernel, Pull, Workspace, kernel_for, with_given_dropout
 from abps.learn.metrics import Segments
 from abps.learn.models import MLP, Layout, ModelFactory, initial_weights
 
@@ -93,6 +94,11 @@ def _rows(value: Tensor, members: Tensor) -> Tensor:
 PLAIN = Objective()
 
 
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Learner(Protocol):
     """Everything a method may ask of the local learning of all centers."""
 
@@ -159,15 +165,22 @@ class _Common:
 class StackedLearner(_Common):
     """All centers' models in one matrix, trained in chunks."""
 
-    #: Centers per chunk: small enough for a chunk's batch to stay in a core's cache.
-    most = 32
+    #: Centers per chunk: enough to keep calls cheap, few enough for a chunk to stay in the cache.
+    most = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._x = torch.from_numpy(self.data.train.x)
         self._y = torch.from_numpy(self.data.train.y)
         self._chunks = batches.chunks(self.data.train.sizes, self.training.batch, self.most)
-        self._workers = max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        self._workers = available_cores()
+        self._spaces = threading.local()
+
+    def _space(self) -> Workspace:
+        """This thread's buffers."""
+        if not hasattr(self._spaces, "space"):
+            self._spaces.space = Workspace()
+        return self._spaces.space
 
     def _each(self, work: Callable[[int], None], count: int) -> None:
         """Run ``work`` for 0..count-1 on all cores, each with single-threaded kernels."""
@@ -178,10 +191,15 @@ class StackedLearner(_Common):
                 for k in range(count):
                     work(k)
             else:
-                with ThreadPoolExecutor(min(self._workers, count)) as pool:
-                    list(pool.map(work, range(count)))
+                list(self._pool().map(work, range(count)))
         finally:
             torch.set_num_threads(before)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        """Threads that live as long as the learner, so that their buffers are used again."""
+        if not hasattr(self, "_threads"):
+            self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="abps-learner")
+        return self._threads
 
     def train(
         self,
@@ -210,36 +228,28 @@ class StackedLearner(_Common):
         columns: slice,
         epochs: int,
     ) -> None:
-        size, m = self.training.batch, len(chunk.members)
-        members = torch.from_numpy(chunk.members)
-        w = after[members]
-        moving = w[:, columns] if columns != slice(None) else w
-        if moving is not w:
-            moving = moving.contiguous()
-        gradient = torch.empty_like(w)
+        """One chunk's round; writes its rows of ``after``."""
+        size, m, space = self.training.batch, len(chunk.members), self._space()
+        members, ids = torch.from_numpy(chunk.members), self.ids[chunk.members]
+        w = torch.index_select(after, 0, members, out=space.take("weights", m, after.shape[1]))
+        moving = w if columns == slice(None) else w[:, columns].contiguous()
+        gradient = space.take("gradient", m, after.shape[1])
         optimizer = self._optimizer(moving, fused=True)
-        order = [
-            batches.row_order(self.seed, int(self.ids[i]), round, int(n), epochs)
-            for i, n in zip(chunk.members, chunk.sizes)
-        ]
-        masks = self._masks(chunk, round, epochs)
-        start = self.data.train.start[chunk.members]
+        orders = batches.row_orders(self.seed, ids, round, chunk.sizes, epochs)
+        start = self.data.train.start[chunk.members][:, None]
         for epoch in range(epochs):
             for step in range(chunk.batches):
-                lengths = chunk.lengths(step, size)
-                widest = int(lengths.max())
-                index = np.zeros((m, widest), dtype=np.int64)
-                weight = np.zeros((m, widest), dtype=np.float32)
-                for c in range(m):
-                    n = int(lengths[c])
-                    index[c, :n] = start[c] + order[c][epoch, step * size : step * size + n]
-                    weight[c, :n] = 1.0 / n
-                flat = torch.from_numpy(index.reshape(-1))
-                x = self._x.index_select(0, flat).view(m, widest, -1)
-                y = self._y.index_select(0, flat).view(m, widest)
-                keep = self._stack(masks, epoch * chunk.batches + step, m, widest)
+                b = chunk.widest(step)
+                real = np.arange(b) < chunk.lengths[step][:, None]
+                rows = orders[epoch, :, step * size : step * size + b]
+                flat = torch.from_numpy((start + np.where(real, rows, 0)).ravel())
+                x = torch.index_select(self._x, 0, flat, out=space.take("x", m * b, self._x.shape[1]))
+                y = torch.index_select(self._y, 0, flat, out=space.take("y", m * b)).view(m, b)
+                weight = torch.from_numpy((real / chunk.lengths[step][:, None]).astype(np.float32))
+                keep = self._keep(ids, round, epoch * chunk.batches + step, b, space)
+                x = x.view(m, b, -1)
                 pull = objective.pull(members, x, w) if objective.pull is not None else None
-                self.kernel.gradient(w, x, y, torch.from_numpy(weight), keep, gradient, pull)
+                self.kernel.gradient(w, x, y, weight, keep, gradient, pull, space)
                 objective.add(w, gradient, members)
                 moving.grad = gradient if moving is w else gradient[:, columns].contiguous()
                 optimizer.step()
@@ -247,27 +257,29 @@ class StackedLearner(_Common):
                     w[:, columns] = moving
         after[members] = w
 
-    def _masks(self, chunk: batches.Chunk, round: int, epochs: int) -> list[list[list[NDArray[np.bool_]]]]:
-        """[center][step][site] kept units of a chunk; empty without dropout."""
-        if not self.kernel.sites:
-            return []
-        size = self.training.batch
-        lengths = np.stack([chunk.lengths(s, size) for s in range(chunk.batches)] * epochs, axis=1)
-        return [
-            batches.kept_units(self.seed, int(self.ids[i]), round, lengths[c].tolist(), self.kernel.sites)
-            for c, i in enumerate(chunk.members)
-        ]
-
-    def _stack(
-        self, masks: Sequence[list[list[NDArray[np.bool_]]]], step: int, m: int, widest: int
+    def _keep(
+        self, ids: NDArray[np.uint64], round: int, step: int, rows: int, space: Workspace
     ) -> list[Tensor]:
-        keep = []
-        for s, site in enumerate(self.kernel.sites):
-            stacked = np.zeros((m, widest, site.units), dtype=np.float32)
-            for c in range(m):
-                mask = masks[c][step][s]
-                np.multiply(mask, np.float32(1.0 / (1.0 - site.rate)), out=stacked[c, : len(mask)])
-            keep.append(torch.from_numpy(stacked))
+        """For every dropout site (m, rows, units): 1/(1-rate) where a unit is kept, 0 where it is dropped."""
+        sites = self.kernel.sites
+        if not sites:
+            return []
+        m, units = len(ids), batches.units_per_row(sites)
+        words = self.training.batch * units // 2
+        drawn, scratch = (
+            space.take(name, m, words, dtype=torch.int32).numpy().view(np.uint32)
+            for name in ("drawn", "scratch")
+        )
+        raw = batches.random_units(self.seed, ids, round, step, drawn, scratch)
+        raw = raw.reshape(m, self.training.batch, units)[:, :rows]
+        keep, at = [], 0
+        for k, site in enumerate(sites):
+            kept = space.take(f"kept {k}", m, rows, site.units, dtype=torch.uint8)
+            limit = batches.threshold(site.rate)
+            np.greater_equal(raw[:, :, at : at + site.units], limit, out=kept.numpy().view(np.bool_))
+            mask = space.take(f"keep {k}", m, rows, site.units)
+            keep.append(mask.copy_(kept).mul_(1.0 / (1.0 - site.rate)))
+            at += site.units
         return keep
 
     def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
@@ -328,13 +340,12 @@ class LoopLearner(_Common):
         optimizer = self._optimizer(flat, fused=False)
         whole = w.clone()
         center, member = int(self.ids[i]), torch.tensor([i])
-        order = batches.row_order(self.seed, center, round, len(y), epochs)
-        lengths = [min(size, len(y) - at) for at in range(0, len(y), size)] * epochs
-        masks = batches.kept_units(self.seed, center, round, lengths, self.kernel.sites)
-        pieces = [
-            torch.from_numpy(part) for epoch in order for part in np.split(epoch, range(size, len(y), size))
-        ]
-        for index, kept in zip(pieces, masks if self.kernel.sites else [[]] * len(pieces)):
+        ids, count = np.array([center], dtype=np.uint64), np.array([len(y)])
+        order = batches.row_orders(self.seed, ids, round, count, epochs)[:, 0]
+        pieces = [part for epoch in order for part in np.split(epoch, range(size, len(y), size))]
+        for step, piece in enumerate(pieces):
+            index = torch.from_numpy(piece)
+            kept = batches.kept_units(self.seed, center, round, step, len(piece), size, self.kernel.sites)
             model.give([torch.from_numpy(m) / (1.0 - s.rate) for m, s in zip(kept, self.kernel.sites)])
             model.network.zero_grad()
             loss = F.binary_cross_entropy_with_logits(model.network(x[index]).reshape(-1), y[index])
