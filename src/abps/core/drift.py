@@ -58,6 +58,18 @@ def merge(a: Summary, b: Summary) -> Summary:
     return Summary(a.mean + delta * share, variance, size)
 
 
+def pooled(a: Summary, b: Summary) -> tuple[Floats, Floats]:
+    """Student's statistic with one variance for both sets, and its degrees of freedom, per center.
+
+    For rare outcomes in small batches: a batch without any event has no variance of its own, and Welch's
+    statistic then takes its mean for certain.
+    """
+    freedom = np.maximum(a.size + b.size - 2.0, 1.0)
+    squares = np.maximum(a.size - 1, 0) * a.variance + np.maximum(b.size - 1, 0) * b.variance
+    both = Summary(a.mean, squares / freedom, a.size), Summary(b.mean, squares / freedom, b.size)
+    return welch(*both)[0], freedom
+
+
 def welch(a: Summary, b: Summary) -> tuple[Floats, Floats]:
     """Welch's statistic and its degrees of freedom (Satterthwaite), per center.
 
@@ -85,11 +97,13 @@ class WelchRule:
     numbers need several; a round's patients are a block by themselves). spend: a window is tested
     over and over, and at a fixed level a false alarm is only a matter of time; spending gives the
     k-th comparison of a window alpha / (k (k + 1)), so that all of them together stay at alpha.
+    pool: Student's test with a common variance instead of Welch's (rare outcomes in small blocks).
     """
 
     alpha: float = 0.05
     block: int = 2
     spend: bool = False
+    pool: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.alpha < 1.0:
@@ -129,7 +143,7 @@ def grow(rule: WelchRule, state: WelchState, batch: Summary) -> tuple[WelchState
     tested = ready & (state.window.size >= 2)
     alarm = np.zeros(ready.shape, bool)
     if tested.any():
-        t, freedom = welch(
+        t, freedom = (pooled if rule.pool else welch)(
             Summary(*(each[tested] for each in state.window)), Summary(*(each[tested] for each in pending))
         )
         alarm[tested] = two_sided_p(t, freedom) <= rule.level(state.comparisons[tested] + 1)
@@ -148,16 +162,26 @@ def grow(rule: WelchRule, state: WelchState, batch: Summary) -> tuple[WelchState
     )
 
 
-def segment(rule: WelchRule, batches: Summary) -> NDArray[np.int64]:
-    """(rounds, centers) -> the first round of the window in force in every round, per center."""
+def alarms(rule: WelchRule, batches: Summary) -> Bools:
+    """(rounds, centers) batches -> (rounds, centers) where an alarm was raised."""
     rounds, centers = batches.size.shape
-    state, start = WelchState.start(centers), np.zeros((rounds, centers), np.int64)
-    current = np.zeros(centers, np.int64)
+    state, raised = WelchState.start(centers), np.zeros((rounds, centers), bool)
     for r in range(rounds):
-        state, alarm = grow(rule, state, Summary(*(each[r] for each in batches)))
-        current = np.where(alarm, r, current)
-        start[r] = current
-    return start
+        state, raised[r] = grow(rule, state, Summary(*(each[r] for each in batches)))
+    return raised
+
+
+def segment(rule: WelchRule, batches: Summary) -> NDArray[np.int64]:
+    """(rounds, centers) -> the round in which the window in force began, in every round, per center."""
+    raised = alarms(rule, batches)
+    rounds = np.arange(len(raised))[:, None]
+    return np.asarray(np.maximum.accumulate(np.where(raised, rounds, 0), axis=0))
+
+
+def blocks(values: Floats, size: int) -> Summary:
+    """(length, streams) single numbers -> (length // size, streams) batches of ``size`` numbers in a row."""
+    whole = values[: len(values) // size * size].reshape(-1, size, values.shape[1])
+    return summary(whole.mean(axis=1), whole.var(axis=1, ddof=1), size)
 
 
 def _choose(where: Bools, a: Summary, b: Summary) -> Summary:
@@ -176,14 +200,20 @@ class Detector(Protocol):
 
 
 class WelchDetector:
-    """The window rule on a stream of single numbers."""
+    """The window rule on a stream of single numbers; compares whenever a block is complete."""
 
     def __init__(self, rule: WelchRule | None = None) -> None:
         self.rule = rule or WelchRule(alpha=0.05, block=20, spend=True)
         self.state = WelchState.start(1)
+        self._block: list[float] = []
 
     def update(self, value: float) -> bool:
-        self.state, alarm = grow(self.rule, self.state, summary(np.array([value])))
+        self._block.append(float(value))
+        if len(self._block) < self.rule.block:
+            return False
+        values, self._block = np.array(self._block), []
+        batch = summary(values.mean(keepdims=True), values.var(ddof=1, keepdims=True), values.size)
+        self.state, alarm = grow(self.rule, self.state, batch)
         return bool(alarm[0])
 
 
@@ -195,8 +225,8 @@ class PageHinkleyRule:
     than ``tolerance`` per number do not count, after ``grace`` numbers. Both are in units of the stream.
     """
 
-    threshold: float = 5.0
-    tolerance: float = 0.05
+    threshold: float = 20.0
+    tolerance: float = 0.1
     grace: int = 30
 
     def __post_init__(self) -> None:
@@ -205,33 +235,27 @@ class PageHinkleyRule:
 
 
 class PageHinkleyDetector:
-    """Page and Hinkley's test on many streams at once, or on one through :meth:`update`."""
+    """Page and Hinkley's test on one stream."""
 
-    def __init__(self, rule: PageHinkleyRule | None = None, streams: int = 1) -> None:
+    def __init__(self, rule: PageHinkleyRule | None = None) -> None:
         self.rule = rule or PageHinkleyRule()
-        self._count = np.zeros(streams, np.int64)
-        self._mean, self._up, self._down = (np.zeros(streams) for _ in range(3))
+        self._start()
 
-    def step(self, values: ArrayLike) -> Bools:
-        """(streams,) the next number of every stream, NaN where there is none -> who raised an alarm."""
-        x = np.asarray(values, np.float64)
-        seen = ~np.isnan(x)
-        self._count = self._count + seen
-        delta = np.where(seen, x, self._mean) - self._mean
-        self._mean = self._mean + delta / np.maximum(self._count, 1)
-        deviation = np.where(seen, x, self._mean) - self._mean
-        slack = np.where(seen, self.rule.tolerance, 0.0)
-        # distance of the cumulative sum from its own minimum, and from its maximum: reset at 0
-        self._up = np.maximum(self._up + deviation - slack, 0.0)
-        self._down = np.maximum(self._down - deviation - slack, 0.0)
-        far = np.maximum(self._up, self._down) > self.rule.threshold
-        alarm = seen & far & (self._count >= self.rule.grace)
-        for name in ("_count", "_mean", "_up", "_down"):
-            setattr(self, name, np.where(alarm, 0, getattr(self, name)))
-        return np.asarray(alarm)
+    def _start(self) -> None:
+        self._count, self._mean, self._up, self._down = 0, 0.0, 0.0, 0.0
 
     def update(self, value: float) -> bool:
-        return bool(self.step([value])[0])
+        self._count += 1
+        self._mean += (value - self._mean) / self._count
+        deviation = value - self._mean
+        # distance of the cumulative sum from its own minimum, and from its maximum
+        self._up = max(self._up + deviation - self.rule.tolerance, 0.0)
+        self._down = max(self._down - deviation - self.rule.tolerance, 0.0)
+        far = max(self._up, self._down) > self.rule.threshold
+        if not far or self._count < self.rule.grace:
+            return False
+        self._start()
+        return True
 
 
 # --------------------------------------------------------------------------- forgetting
