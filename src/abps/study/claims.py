@@ -261,7 +261,7 @@ def sharp_transition(moved: list[Transition]) -> Claim:
         "From collaborating to resting the transition is sharp, at c_neg up to the Hoeffding rate.",
         f"After 5000 meetings it is at μ* = {found}. The Hoeffding rate would be within {width:.3f} of 0.5: "
         f"the transition is sharp, but at c_neg minus the confidence radius.",
-        _decide(at[GAMMA].half is not None and abs(at[GAMMA].half - 0.5) <= width),
+        _decide(abs((at[GAMMA].half or 0.0) - 0.5) <= width),
     )
 
 
