@@ -149,6 +149,7 @@ def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_
     chosen = np.isin(centers_of, centers)
     frame = frame.filter(pl.Series(chosen))
     centers_of, label = centers_of[chosen], label[chosen]
+    groups = None if roles.group is None else _group_of(frame[roles.group], centers_of, centers, roles.group)
     features = feature_columns(frame.drop([*dict.fromkeys(used + list(roles.drop))]))
     if features.width == 0:
         raise RequestError(f"{name}: no column is left to learn from; check --drop and the table")
@@ -160,9 +161,7 @@ def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_
         centers=centers,
         patient=None if roles.patient is None else _codes(frame[roles.patient]),
         time=None if roles.time is None else _years(frame[roles.time], roles.time),
-        groups=None
-        if roles.group is None
-        else _group_of(frame[roles.group], centers_of, centers, roles.group),
+        groups=groups,
         descriptors=_descriptors(features),
         left_out=tuple(left_out),
     )
@@ -335,8 +334,10 @@ def _codes(column: pl.Series) -> NDArray[np.int64]:
 def _years(column: pl.Series, name: str) -> NDArray[np.float64]:
     """Dates as years with fraction; numbers as they are. A gap takes the mean of the column."""
     if column.dtype.is_temporal():
-        days = column.cast(pl.Date).to_physical().cast(pl.Float64)
-        years = 1970.0 + days / 365.2425
+        date = column.cast(pl.Date)
+        first = date.dt.truncate("1y")
+        length = 365 + date.dt.is_leap_year().cast(pl.Int32)
+        years = date.dt.year() + (date - first).dt.total_days() / length
     else:
         years = column.cast(pl.Float64, strict=False)
         if years.null_count() > column.null_count():
