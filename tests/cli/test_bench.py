@@ -1,0 +1,64 @@
+"""``abps bench``: the form of its answer (never its speed)."""
+
+import json
+
+import numpy as np
+import pytest
+
+from abps.cli.main import main
+from abps.engines import bench
+from abps.learn.training import Training
+
+
+def test_bench_prints_what_the_contract_names(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--data", "uniform:6x40x5", "--turns", "1", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert not stop.value.code
+    for key in (
+        "center_rounds_per_s",
+        "loop_center_rounds_per_s",
+        "ratio_to_loop",
+        "useful_gflops",
+        "sgemm_gflops",
+        "fraction_of_roof",
+        "peak_mb",
+    ):
+        assert found[key] > 0
+    assert (found["centers"], found["rows"], found["features"]) == (6, 240, 5)
+
+
+@pytest.mark.parametrize("spec", ["uniform:6x4", "uniform:axbxc", "uniform:0x1x1"])
+def test_a_wrong_shape_is_refused(capsys, spec):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--data", spec])
+    assert stop.value.code == 2 and "uniform:CENTERSxROWSxFEATURES" in capsys.readouterr().err
+
+
+def test_useful_operations_are_counted_by_hand():
+    data = bench.uniform(2, 10, 4)
+    training = Training(hidden=(3, 2), epochs=2)
+    forward = 2 * (4 * 3 + 3 * 2 + 2 * 1)
+    inner = 2 * (3 * 2 + 2 * 1)
+    assert bench.flops_per_round(data, training) == 20 * 2 * (2 * forward + inner)
+
+
+def test_the_plain_loop_learns_what_the_engine_learns():
+    data, training = bench.uniform(3, 200, 6), Training(hidden=(16, 8), lr=0.01)
+    models = [training.model(6) for _ in range(3)]
+    for _ in range(15):
+        bench.plain_round(data, training, models)
+    import torch
+    from torch.nn.utils import parameters_to_vector
+
+    from abps.learn.metrics import auroc, labels_of
+    from abps.learn.training import LoopLearner
+
+    learner = LoopLearner(data, training, training.model, 1)
+    w = learner.start.expand(3, -1).clone()
+    plain = torch.stack([parameters_to_vector(m.parameters()).detach() for m in models])
+    for t in range(15):
+        w = learner.train(w, t)
+    a, b = (auroc(learner.logits(each, data.test), labels_of(data.test)).mean() for each in (plain, w))
+    assert abs(a - b) < 0.1 and min(a, b) > 0.6
+    assert np.isfinite([a, b]).all()
