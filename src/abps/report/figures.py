@@ -1,0 +1,572 @@
+"""Figures of a study, as SVG and PDF. The same runs give the same bytes."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from abps import files
+from abps.methods.catalog import CATALOG
+from abps.report.statistics import HARM, Part, Results, center_differences, harmed, spent
+from abps.report.tables import percent
+
+#: Text and axes are drawn in this colour and become ``currentColor``, so a page can be light or dark.
+INK = "#010203"
+
+#: Colour and name of every family; ABPS-X and ABPS+ stand out of theirs.
+FAMILIES = {
+    "reference": ("#8a8f98", "reference"),
+    "star": ("#3d7edb", "star"),
+    "peer": ("#2a9d74", "peer to peer"),
+    "control": ("#9b6bd1", "control"),
+    "abps": ("#e08a2e", "ABPS"),
+    "abps-x": ("#d6455d", "ABPS-X"),
+    "abps-plus": ("#c43d9a", "ABPS+"),
+}
+CAUSES = {
+    "no_candidates": ("#3d7edb", "filter leaves nobody"),
+    "all_full": ("#e08a2e", "all candidates taken"),
+    "declined": ("#d6455d", "all candidates declined"),
+    "budget": ("#8a8f98", "budget used up"),
+}
+GAIN, LOSS = "#2a9d74", "#d6455d"
+
+#: The paper's ablation path through the accuracy-bytes plane.
+PATH = ("abps", "abps-p", "abps-q", "abps-pq-k1", "abps-x")
+
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: its file name, what it shows, and its two forms."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    pdf: bytes
+
+    def save(self, folder: Path) -> None:
+        """Write both files."""
+        files.write_text(folder / f"{self.name}.svg", self.svg)
+        files.write_with(folder / f"{self.name}.pdf", lambda part: part.write_bytes(self.pdf))
+
+
+def family(result: Results) -> str:
+    """A method's family as figures know it."""
+    if result.method in ("abps-x", "abps-plus"):
+        return result.method
+    entry = CATALOG.get(result.method)
+    name = entry.family if entry else "reference"
+    return next(
+        (known for known in FAMILIES if name.startswith(known)), "peer" if "p2p" in name else "reference"
+    )
+
+
+def colour(result: Results) -> str:
+    """A method's colour."""
+    return FAMILIES[family(result)][0]
+
+
+def draw_all(part: Part) -> list[Drawing]:
+    """Every figure that the runs allow."""
+    sending = any(line.result.vs_fedavg > 0 for line in part.lines)
+    resting = any(sum(r["rest"]["share"] for r in line.result.runs) > 0 for line in part.lines)
+    wanted: list[tuple[bool, str, str, str, Callable[[Part], Figure]]] = [
+        (
+            True, "ranking", "Accuracy ranking",
+            "Mean test AUROC over centers. Dots: seeds; line: mean ± one standard deviation over seeds.",
+            ranking,
+        ),
+        (
+            sending, "pareto", "Accuracy and bytes",
+            "Mean AUROC against bytes in multiples of 50 rounds of FedAvg. The stepped line joins the "
+            "methods that no other beats in both; arrows follow the ablation path from ABPS to ABPS-X.",
+            pareto,
+        ),
+        (
+            True, "rounds", "AUROC over rounds",
+            "Mean over centers and seeds, a panel per family; the grey line is FedAvg, the dotted one Local.",
+            over_rounds,
+        ),
+        (
+            sending, "bytes", "AUROC over bytes",
+            "The same curves by bytes sent so far: what a budget buys.",
+            over_bytes,
+        ),
+        (
+            resting, "rest", "Rest by cause",
+            "Share of centers without a partner in each round, by the reason why (mean over seeds).",
+            rest_by_cause,
+        ),
+        (
+            any(line.harmed is not None for line in part.lines), "centers", "Who gains and who loses",
+            "Difference of every center (mean over seeds) to what it reaches alone and to FedAvg. Box: the "
+            f"middle half of centers; in per cent: centers that lose more than {HARM}.",
+            gains,
+        ),
+    ]  # fmt: skip
+    drawings = []
+    for possible, name, title, caption, draw in wanted:
+        if possible:
+            with mpl.rc_context(_STYLE | {"svg.hashsalt": f"abps-{name}"}):
+                figure = draw(part)
+                drawings.append(Drawing(name, title, caption, as_svg(figure, name), as_pdf(figure)))
+    return drawings
+
+
+def as_svg(figure: Figure, name: str) -> str:
+    """The figure as SVG that takes its ink from the page and shares no identifier with another."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
+    text = text.replace(INK, "currentColor")
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'href="#', f'href="#{name}-', text)
+    text = re.sub(r"url\(#", f"url(#{name}-", text)
+    return re.sub(r"[ \t]+$", "", text, flags=re.M)
+
+
+def as_pdf(figure: Figure) -> bytes:
+    """The figure as PDF, black on white, without a date."""
+    out = io.BytesIO()
+    figure.savefig(
+        out,
+        format="pdf",
+        facecolor="white",
+        metadata={"CreationDate": None, "Producer": None, "Creator": None},
+    )
+    return out.getvalue()
+
+
+def _grid(axes: Axes, axis: str = "both") -> None:
+    axes.grid(True, axis=axis, color=INK, alpha=0.12, linewidth=0.6)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+
+
+def _results(part: Part) -> list[Results]:
+    return [line.result for line in part.lines]
+
+
+def _family_legend(axes: Axes, shown: Sequence[Results], **place: Any) -> None:
+    for known, (tint, title) in FAMILIES.items():
+        if any(family(r) == known for r in shown):
+            axes.plot([], [], "o", color=tint, markersize=5, label=title)
+    axes.legend(handletextpad=0.2, **place)
+
+
+# ---------------------------------------------------------------- ranking
+
+
+def ranking(part: Part) -> Figure:
+    """Methods by mean AUROC."""
+    ordered = sorted(_results(part), key=lambda r: (r.mean, r.label))
+    figure = Figure(figsize=(7.2, 0.9 + 0.27 * len(ordered)), layout="constrained")
+    axes = figure.add_subplot()
+    top = part.find("centralized")
+    if top is not None:
+        axes.axvline(top.mean, color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
+    for y, r in enumerate(ordered):
+        tint = colour(r)
+        if math.isfinite(r.deviation):
+            axes.plot(
+                [r.mean - r.deviation, r.mean + r.deviation],
+                [y, y],
+                color=tint,
+                linewidth=3,
+                alpha=0.45,
+                solid_capstyle="round",
+            )
+        axes.plot(r.means, [y] * len(r.means), ".", color=tint, markersize=3.5, alpha=0.8)
+        axes.plot(r.mean, y, "o", color=tint, markersize=6.5)
+        axes.annotate(
+            f"{r.mean:.3f}",
+            (1.0, y),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.set_yticks(range(len(ordered)), [r.label for r in ordered])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(-0.7, len(ordered) - 0.3)
+    axes.set_xlabel("mean AUROC over centers")
+    _grid(axes, "x")
+    _family_legend(axes, ordered, loc="lower right", ncols=1)
+    return figure
+
+
+# ---------------------------------------------------------------- accuracy and bytes
+
+
+def pareto(part: Part) -> Figure:
+    """Accuracy against bytes, with the frontier and the ablation path."""
+    figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+    axes = figure.add_subplot()
+    sending = [r for r in _results(part) if r.vs_fedavg > 0]
+    for r in _results(part):
+        if r.vs_fedavg == 0:
+            axes.axhline(r.mean, color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
+            axes.annotate(
+                f"{r.label} {r.mean:.3f}",
+                (0.005, r.mean),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 3),
+                textcoords="offset points",
+                fontsize=8,
+                alpha=0.8,
+            )
+    frontier = [
+        r
+        for r in sending
+        if not any(
+            o.vs_fedavg <= r.vs_fedavg and o.mean >= r.mean and (o.vs_fedavg, o.mean) != (r.vs_fedavg, r.mean)
+            for o in sending
+        )
+    ]
+    frontier.sort(key=lambda r: r.vs_fedavg)
+    low, high = min(r.vs_fedavg for r in sending), max(r.vs_fedavg for r in sending)
+    axes.set_xscale("log")
+    axes.set_xlim(low / 1.5, high * 3.2)
+    axes.step(
+        [r.vs_fedavg for r in frontier] + [high * 3.2],
+        [r.mean for r in frontier] + [frontier[-1].mean],
+        where="post",
+        color=INK,
+        alpha=0.35,
+        linewidth=1.0,
+    )
+    steps = [r for r in (part.find(name) for name in PATH) if r is not None]
+    for a, b in itertools.pairwise(steps):
+        axes.annotate(
+            "",
+            (b.vs_fedavg, b.mean),
+            (a.vs_fedavg, a.mean),
+            arrowprops={
+                "arrowstyle": "-|>",
+                "color": "#d6455d",
+                "alpha": 0.55,
+                "linewidth": 1.2,
+                "shrinkA": 5,
+                "shrinkB": 5,
+            },
+        )
+    for r in sending:
+        star = family(r) in ("abps-x", "abps-plus")
+        if math.isfinite(r.deviation):
+            axes.plot(
+                [r.vs_fedavg] * 2,
+                [r.mean - r.deviation, r.mean + r.deviation],
+                color=colour(r),
+                alpha=0.3,
+                linewidth=2,
+                solid_capstyle="round",
+            )
+        axes.plot(r.vs_fedavg, r.mean, "*" if star else "o", color=colour(r), markersize=13 if star else 7)
+    _spread_labels(axes, sending)
+    axes.set_xlabel("bytes, multiples of 50 rounds of FedAvg (log scale)")
+    axes.set_ylabel("mean AUROC over centers")
+    ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if low / 1.5 <= t <= high * 3.2]
+    axes.set_xticks(ticks, [f"{t:g}×" for t in ticks])
+    axes.minorticks_off()
+    _grid(axes)
+    _family_legend(axes, sending, loc="lower left", ncols=3, bbox_to_anchor=(0, 1.0), columnspacing=1)
+    return figure
+
+
+def _spread_labels(axes: Axes, shown: Sequence[Results]) -> None:
+    """Labels to the right of their points, moved apart where points crowd."""
+    bottom, top = axes.get_ylim()
+    step = (top - bottom) / 26
+    columns: list[list[Results]] = []
+    for r in sorted(shown, key=lambda r: r.vs_fedavg):
+        if columns and r.vs_fedavg <= columns[-1][0].vs_fedavg * 1.35:
+            columns[-1].append(r)
+        else:
+            columns.append([r])
+    for column in columns:
+        column.sort(key=lambda r: (r.mean, r.label))
+        places = spread([r.mean for r in column], step)
+        x = max(r.vs_fedavg for r in column)
+        for r, y in zip(column, places):
+            axes.annotate(
+                r.label,
+                (r.vs_fedavg, r.mean),
+                (x * 1.13, y),
+                fontsize=8,
+                va="center",
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": INK,
+                    "alpha": 0.25,
+                    "linewidth": 0.6,
+                    "shrinkA": 0,
+                    "shrinkB": 4,
+                },
+            )
+    low_label = min((a.xyann[1] for a in axes.texts if hasattr(a, "xyann")), default=bottom)
+    axes.set_ylim(min(bottom, low_label - step), top + step)
+
+
+def spread(wanted: Sequence[float], step: float) -> list[float]:
+    """Places as near as may be to the wanted ones (sorted), at least ``step`` apart.
+
+    Neighbours that come too near form a block around their mean; blocks merge until none overlap.
+    """
+    blocks: list[tuple[float, int]] = []  # (mean of wanted places, members)
+    for value in wanted:
+        blocks.append((value, 1))
+        while len(blocks) > 1:
+            (a, m), (b, n) = blocks[-2:]
+            if b - a >= step * (m + n) / 2:
+                break
+            blocks[-2:] = [((a * m + b * n) / (m + n), m + n)]
+    places = []
+    for middle, members in blocks:
+        places += [middle + step * (k - (members - 1) / 2) for k in range(members)]
+    return places
+
+
+# ---------------------------------------------------------------- curves
+
+
+def mean_curve(r: Results) -> NDArray[np.float64]:
+    """(rounds,) mean AUROC over seeds; a run that has stopped keeps its last value."""
+    longest = max(len(run["history"]["auroc"]) for run in r.runs)
+    rows = []
+    for run in r.runs:
+        values = [math.nan if v is None else v for v in run["history"]["auroc"]]
+        rows.append(values + [values[-1]] * (longest - len(values)))
+    return np.asarray(np.mean(rows, axis=0))
+
+
+def mean_bytes(r: Results, unit: float) -> NDArray[np.float64]:
+    """(rounds,) mean bytes so far over seeds; a run that has stopped sends no more."""
+    longest = max(len(run["history"]["auroc"]) for run in r.runs)
+    rows = []
+    for run in r.runs:
+        values = spent(run, unit).tolist()
+        rows.append(values + [values[-1]] * (longest - len(values)))
+    return np.asarray(np.mean(rows, axis=0))
+
+
+def _panels(part: Part, sending_only: bool) -> list[tuple[str, list[Results]]]:
+    titles = {
+        "star": "star",
+        "peer": "peer to peer",
+        "control": "controls",
+        "abps": "ABPS",
+        "reference": "references",
+    }
+    groups: dict[str, list[Results]] = {name: [] for name in titles}
+    for r in _results(part):
+        if not sending_only or r.vs_fedavg > 0:
+            groups[family(r).split("-")[0]].append(r)
+    return [(titles[name], members) for name, members in groups.items() if members]
+
+
+def _curves(
+    part: Part, x_of: Callable[[Results], NDArray[np.float64]], sending_only: bool
+) -> tuple[Figure, list[Axes]]:
+    panels = _panels(part, sending_only)
+    columns = 2 if len(panels) > 1 else 1
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(7.2, 0.4 + 2.6 * rows), layout="constrained")
+    shared: Axes | None = None
+    all_axes = []
+    palette = (
+        "#3d7edb",
+        "#e08a2e",
+        "#2a9d74",
+        "#d6455d",
+        "#9b6bd1",
+        "#b8860b",
+        "#17a2b8",
+        "#c43d9a",
+        "#6b8e23",
+    )
+    values = np.concatenate([mean_curve(r) for r in _results(part)])
+    values = values[np.isfinite(values)]
+    floor = float(np.quantile(values, 0.02)) if values.size else 0.0
+    for k, (title, members) in enumerate(panels):
+        axes = figure.add_subplot(rows, columns, k + 1, sharex=shared, sharey=shared)
+        shared = shared or axes
+        for name, style in (("fedavg", "-"), ("local", ":")):
+            other = part.find(name)
+            if other is not None and other not in members:
+                if sending_only and other.vs_fedavg == 0:
+                    axes.axhline(other.mean, color=INK, alpha=0.4, linewidth=1.2, linestyle=style)
+                else:
+                    axes.plot(x_of(other), mean_curve(other), style, color=INK, alpha=0.3, linewidth=1.6)
+        for n, r in enumerate(members):
+            axes.plot(
+                x_of(r),
+                mean_curve(r),
+                color=palette[n % len(palette)],
+                linewidth=1.5,
+                label=r.label,
+                linestyle="-" if n < len(palette) else "--",
+            )
+        axes.set_title(title)
+        axes.set_ylim(max(0.0, floor - 0.01), float(values.max()) + 0.01)
+        axes.legend(loc="lower right", handlelength=1.4, labelspacing=0.25, fontsize=7.5)
+        _grid(axes)
+        all_axes.append(axes)
+    for axes in all_axes[::columns]:
+        axes.set_ylabel("mean AUROC")
+    return figure, all_axes
+
+
+def over_rounds(part: Part) -> Figure:
+    """Learning curves by round."""
+    figure, all_axes = _curves(part, lambda r: np.arange(1, len(mean_curve(r)) + 1, dtype=np.float64), False)
+    for axes in all_axes:
+        axes.set_xlabel("round")
+    return figure
+
+
+def over_bytes(part: Part) -> Figure:
+    """Learning curves by bytes."""
+    figure, all_axes = _curves(part, lambda r: mean_bytes(r, part.unit), True)
+    sending = [mean_bytes(r, part.unit) for r in _results(part) if r.vs_fedavg > 0]
+    low, high = min(v[v > 0].min() for v in sending), max(v.max() for v in sending)
+    for axes in all_axes:
+        axes.set_xscale("log")
+        ticks = [t for t in (0.001, 0.01, 0.1, 1.0) if low <= t <= high * 1.2]
+        axes.set_xlim(low, high * 1.2)
+        axes.set_xticks(ticks, [f"{t:g}×" for t in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("bytes, multiples of FedAvg")
+    return figure
+
+
+# ---------------------------------------------------------------- rest
+
+
+def rest_by_cause(part: Part) -> Figure:
+    """Stacked shares of resting centers by cause."""
+    resting = [r for r in _results(part) if r.average("rest", "share") > 0]
+    columns = min(3, len(resting))
+    rows = -(-len(resting) // columns)
+    figure = Figure(figsize=(7.2, 0.6 + 1.9 * rows), layout="constrained")
+    shared: Axes | None = None
+    for k, r in enumerate(resting):
+        axes = figure.add_subplot(rows, columns, k + 1, sharey=shared)
+        shared = shared or axes
+        rounds = min(len(run["history"]["rest"]) for run in r.runs)
+        layers = [
+            np.mean([run["history"]["rest_causes"][cause][:rounds] for run in r.runs], axis=0) * 100
+            for cause in CAUSES
+        ]
+        axes.stackplot(
+            np.arange(1, rounds + 1),
+            layers,
+            colors=[tint for tint, _ in CAUSES.values()],
+            alpha=0.85,
+            linewidth=0,
+        )
+        axes.set_title(f"{r.label}  {percent(r.average('rest', 'share'), 1)}", fontsize=8.5)
+        axes.set_xlim(1, max(2, rounds))
+        axes.set_ylim(bottom=0)
+        if k % columns == 0:
+            axes.set_ylabel("% of centers")
+        if k >= len(resting) - columns:
+            axes.set_xlabel("round")
+        _grid(axes, "y")
+    handles = [mpl.patches.Patch(color=tint, alpha=0.85, label=title) for tint, title in CAUSES.values()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=8)
+    return figure
+
+
+# ---------------------------------------------------------------- centers
+
+
+def gains(part: Part) -> Figure:
+    """Per-center differences to Local and to FedAvg."""
+    sides = [(name, part.find(name)) for name in ("local", "fedavg")]
+    sides = [(name, other) for name, other in sides if other is not None]
+    shown = [r for r in _results(part) if r.label != "local"]
+    figure = Figure(figsize=(7.2, 1.0 + 0.3 * len(shown)), layout="constrained")
+    shared: Axes | None = None
+    for k, (name, other) in enumerate(sides):
+        axes = figure.add_subplot(1, len(sides), k + 1, sharey=shared)
+        assert other is not None
+        every = []
+        for y, r in enumerate(reversed(shown)):
+            values = center_differences(r, other)
+            values = values[np.isfinite(values)]
+            if r is other or not len(values):
+                continue
+            every.append(values)
+            jitter = ((np.arange(len(values)) * 0.6180339887) % 1 - 0.5) * 0.55
+            axes.scatter(
+                values, y + jitter, s=3, c=np.where(values < -HARM, LOSS, GAIN), alpha=0.35, linewidths=0
+            )
+            quarter, middle, three = np.quantile(values, [0.25, 0.5, 0.75])
+            axes.plot([quarter, three], [y, y], color=INK, linewidth=4.5, alpha=0.55, solid_capstyle="butt")
+            axes.plot([middle, middle], [y - 0.3, y + 0.3], color=INK, linewidth=1.4)
+            lost, counted = harmed(r, other)
+            axes.annotate(
+                percent(lost, counted),
+                (1.0, y),
+                xycoords=("axes fraction", "data"),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7.5,
+                color=LOSS,
+            )
+        axes.axvline(0, color=INK, linewidth=0.8)
+        if every:
+            reach = float(np.quantile(np.abs(np.concatenate(every)), 0.99)) * 1.1 + 1e-3
+            axes.set_xlim(-reach, reach)
+        axes.set_title("minus Local" if name == "local" else "minus FedAvg")
+        axes.set_xlabel("AUROC difference of a center")
+        if shared is None:
+            axes.set_yticks(range(len(shown)), [r.label for r in reversed(shown)])
+        else:
+            axes.tick_params(axis="y", labelleft=False)
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(-0.6, len(shown) - 0.4)
+        _grid(axes, "x")
+        shared = shared or axes
+    return figure

@@ -1,0 +1,228 @@
+"""A study's plan: data × methods × settings × seeds, each run known by the content that decides it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from abps.cohorts.builtin import Roles
+from abps.cohorts.federation import Federation
+from abps.cohorts.table import load
+from abps.core.errors import RequestError, nearest
+from abps.engines.simulate import configure
+from abps.methods.base import Method
+from abps.methods.catalog import CATALOG
+from abps.methods.settings import describe, names
+from abps.study.version import calculation
+
+#: The 19 rows of the paper's table in its order.
+PAPER_ROWS: Final = (
+    "local", "fedavg", "fedprox", "feddyn", "moon", "decefl", "defta", "wpfed", "bnn",
+    "abps", "abps-p", "abps-q", "abps-pq-k1", "fedavg-pq",
+    "abps-pq-k1-hom", "abps-pq-k1-div", "abps-pq-k1-align", "abps-x", "fedavg-x",
+)  # fmt: skip
+
+#: What `--methods paper` means: the rows, the upper bound, and the controls that the paper lacks.
+PAPER: Final = (*PAPER_ROWS, "centralized", "random-k1", "random-k3", "group-oracle-k1")
+
+#: Methods that need a declared group for every center.
+NEEDS_GROUPS: Final = ("group-oracle-k1",)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a federation comes from: the ``--data`` argument and the roles of its columns."""
+
+    data: str = "icu-synthetic"
+    roles: Roles | None = None
+    min_stays: int | None = None
+
+    def load(self) -> Federation:
+        """The federation."""
+        return load(self.data, self.roles, self.min_stays)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for.
+
+    settings: replaced in every method that has them.  vary: a setting and its values; a method that has
+    the setting runs once with each value.
+    """
+
+    sources: tuple[Source, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    rounds: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    vary: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.methods:
+            raise RequestError("--methods names no method; give names with commas between, or paper, or all")
+        if not self.seeds:
+            raise RequestError("--seeds names no seed; give whole numbers with commas between")
+        for seed in self.seeds:
+            if seed < 0:
+                raise RequestError(f"--seeds {seed}: choose whole numbers from 0")
+        for what, values in (("--seeds", self.seeds), ("--methods", self.methods)):
+            twins = [v for v in values if values.count(v) > 1]
+            if twins:
+                raise RequestError(f"{what} names {twins[0]} twice; name it once")
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "sources": [asdict(source) for source in self.sources],
+            "methods": list(self.methods),
+            "seeds": list(self.seeds),
+            "rounds": self.rounds,
+            "settings": dict(self.settings),
+            "vary": {name: list(values) for name, values in self.vary.items()},
+        }
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run: a method with its settings on one federation with one seed.
+
+    label: how tables call the method: its name, and the varied settings after it.
+    data: the federation's fingerprint.  key: a digest of everything that decides the result.
+    """
+
+    label: str
+    method: str
+    settings: Mapping[str, str]
+    rounds: int | None
+    seed: int
+    data: str
+    key: str
+
+    @property
+    def folder(self) -> str:
+        """The run's folder inside the study: readable, and different for every key."""
+        return f"{slug(self.label)}-s{self.seed}-{self.key[:12]}"
+
+    def config(self) -> Method:
+        """The method's configuration."""
+        return configure(self.method, self.settings, self.rounds)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> PlannedRun:
+        """From plain data."""
+        return PlannedRun(**value)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The runs of a study, their federations, and what was left out and why."""
+
+    request: Request
+    federations: Mapping[str, Federation]
+    runs: tuple[PlannedRun, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def slug(text: str) -> str:
+    """Text as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")
+
+
+def expand_methods(words: Sequence[str]) -> tuple[str, ...]:
+    """Method names; ``paper`` and ``all`` stand for many."""
+    chosen: list[str] = []
+    for word in words:
+        if word == "paper":
+            missing = [name for name in PAPER if name not in CATALOG]
+            if missing:
+                raise RequestError(
+                    f"--methods paper: the catalog lacks {', '.join(missing)}; name the methods one by one"
+                )
+            chosen += [name for name in PAPER if name not in chosen]
+        elif word == "all":
+            ordered: list[str] = [name for name in PAPER if name in CATALOG]
+            ordered += [name for name in CATALOG if name not in PAPER]
+            chosen += [name for name in ordered if name not in chosen]
+        elif word in CATALOG:
+            chosen.append(word)
+        else:
+            raise RequestError(
+                f"there is no method {word!r}{nearest(word, [*CATALOG, 'paper', 'all'])}; "
+                "`abps methods` lists them all"
+            )
+    return tuple(chosen)
+
+
+def identity(method: str, config: Method, fingerprint: str, seed: int) -> dict[str, Any]:
+    """Everything that decides a run's result."""
+    return {
+        "method": method,
+        "kind": f"{type(config).__module__}.{type(config).__qualname__}",
+        "config": describe(config),
+        "data": fingerprint,
+        "seed": seed,
+        "calculation": calculation(),
+    }
+
+
+def key_of(content: Mapping[str, Any]) -> str:
+    """A digest of an identity."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def make_plan(request: Request, words: Sequence[str] = ()) -> Plan:
+    """The runs of a request, with every configuration checked before anything is computed.
+
+    words: the methods as they were asked for; what stands in a set (``paper``, ``all``) and cannot run on
+    this data is left out and named, what was asked for by name is not.
+    """
+    for name in (*request.settings, *request.vary):
+        if not any(name in names(configure(method)) for method in request.methods):
+            known = sorted({n for m in request.methods for n in names(configure(m)) if "." not in n})
+            raise RequestError(
+                f"none of the methods has a setting {name!r}{nearest(name, known)}; "
+                f"their settings are {', '.join(known)}"
+            )
+    federations: dict[str, Federation] = {}
+    runs: list[PlannedRun] = []
+    left_out: list[str] = []
+    for source in request.sources:
+        federation = source.load()
+        fingerprint = federation.fingerprint()
+        if fingerprint in federations:
+            raise RequestError(f"--data {source.data}: the same federation is given twice; give it once")
+        federations[fingerprint] = federation
+        methods = list(request.methods)
+        for name in NEEDS_GROUPS:
+            if name in methods and name not in words and federation.groups is None:
+                methods.remove(name)
+                left_out.append(f"{name} on {federation.name}: it needs --group COL")
+        for seed, method in itertools.product(request.seeds, methods):
+            for label, settings in _variants(method, request):
+                config = configure(method, settings, request.rounds)
+                key = key_of(identity(method, config, fingerprint, seed))
+                runs.append(PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key))
+    return Plan(request, federations, tuple(runs), tuple(left_out))
+
+
+def _variants(method: str, request: Request) -> list[tuple[str, dict[str, str]]]:
+    """A method's labels and settings: one, or one for every combination of varied values."""
+    known = names(configure(method))
+    fixed = {name: value for name, value in request.settings.items() if name in known}
+    varied = [(name, values) for name, values in request.vary.items() if name in known]
+    found = []
+    for values in itertools.product(*(values for _, values in varied)):
+        chosen = dict(zip((name for name, _ in varied), values))
+        label = " ".join([method, *(f"{name}={value}" for name, value in chosen.items())])
+        found.append((label, fixed | chosen))
+    return found
