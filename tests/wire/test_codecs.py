@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from abps.core.errors import RequestError
-from abps.wire.codecs import CODECS, codec
+from abps.wire.codecs import BLOCK, CODECS, codec
 from abps.wire.frames import HEADER_SIZE, FrameError, frame_size, pack, unpack
 
 vectors = hnp.arrays(np.float32, st.integers(0, 70), elements=st.floats(width=32))
@@ -63,3 +63,56 @@ def test_truncated_and_foreign_bytes():
 def test_an_unknown_codec_is_named():
     with pytest.raises(RequestError, match="did you mean 'bf16'"):
         codec("bf61")
+
+
+integers = pytest.mark.parametrize("name", ["int8", "int4", "int3"])
+finite = hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(-(2.0**20), 2.0**20, width=32))
+
+
+@integers
+@given(weights=finite, key=st.integers(0, 2**64 - 1))
+def test_integer_codecs_decode_what_arrives_within_their_bound(name, weights, key):
+    c = codec(name)
+    data = c.encode(weights, key)
+    assert len(data) == c.size(len(weights))
+    got = c.decode(data, len(weights))
+    np.testing.assert_array_equal(got, c.arrive(weights[None], np.array([key], dtype=np.uint64))[0])
+    for at in range(0, len(weights), BLOCK):
+        block = weights[at : at + BLOCK].astype(np.float64)
+        bound = np.abs(block).max() / c.top * 1.01 + 1e-37
+        assert (np.abs(got[at : at + BLOCK] - block) <= bound).all()
+
+
+@integers
+def test_rounding_at_random_loses_nothing_on_average(name):
+    rng = np.random.default_rng(1)
+    weights = rng.standard_normal((1, 256)).astype(np.float32)
+    keys = np.arange(4000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    arrived = codec(name).arrive(np.repeat(weights, 4000, axis=0), keys).astype(np.float64)
+    step = np.abs(weights.reshape(-1, BLOCK)).max(axis=1).repeat(BLOCK) / codec(name).top
+    assert (np.abs(arrived.mean(axis=0) - weights[0]) < 5 * step / 2 / np.sqrt(4000) + step * 2.0**-16).all()
+
+
+@integers
+def test_a_sender_rounds_the_same_alone_as_among_others(name):
+    weights = np.random.default_rng(2).standard_normal((5, 100)).astype(np.float32)
+    keys = np.arange(5, dtype=np.uint64)
+    together = codec(name).arrive(weights, keys)
+    for k in range(5):
+        np.testing.assert_array_equal(together[k], codec(name).arrive(weights[k : k + 1], keys[k : k + 1])[0])
+
+
+def test_bits_on_the_wire():
+    count = 16832  # the trunk of the default network at 66 features
+    for name, width in (("int8", 8), ("int4", 4), ("int3", 3)):
+        assert codec(name).size(count) * 8 / count == pytest.approx(width + 16 / BLOCK, abs=0.001)
+
+
+@integers
+def test_blocks_of_zeros_and_of_nonsense(name):
+    c = codec(name)
+    weights = np.zeros((1, 130), dtype=np.float32)
+    weights[0, 70] = np.nan
+    weights[0, 129] = np.inf
+    arrived = c.arrive(weights, np.zeros(1, dtype=np.uint64))
+    assert np.isfinite(arrived).all() and (arrived[0, :64] == 0).all()

@@ -13,6 +13,7 @@ Two forms of one idea:
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -39,6 +40,7 @@ PURPOSES: Final = (
     "generate",
     "bootstrap",
     "partition",
+    "words",
 )
 
 _MASK: Final = (1 << 64) - 1
@@ -99,3 +101,35 @@ def uniforms(
 ) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1) for every (center, index)."""
     return (bits(seed, purpose, round, centers, index) >> _U64(11)).astype(np.float64) / (1 << 53)
+
+
+@cache
+def _places(count: int) -> NDArray[np.uint32]:
+    """(count,) a well-mixed number for every place."""
+    mixed = bits(0, "words", 0, 0, np.arange(count, dtype=np.uint64))
+    return (mixed >> _U64(32)).astype(np.uint32)
+
+
+def words(
+    keys: NDArray[np.uint64],
+    count: int,
+    out: NDArray[np.uint32] | None = None,
+    scratch: NDArray[np.uint32] | None = None,
+) -> NDArray[np.uint32]:
+    """(streams, count) 32 random bits for the first places of many streams at once.
+
+    The place is mixed with the two halves of a stream's 64-bit key in two multiply-xorshift rounds: as random
+    as dropout masks and stochastic rounding need (tested), in eight passes over memory.
+    """
+    key = keys[:, None]
+    low = (key & _U64(0xFFFFFFFF)).astype(np.uint32)
+    high = (key >> _U64(32)).astype(np.uint32)
+    out = np.empty((len(keys), count), dtype=np.uint32) if out is None else out
+    scratch = np.empty_like(out) if scratch is None else scratch
+    np.bitwise_xor(_places(count), low, out=out)
+    np.multiply(out, np.uint32(0x85EBCA6B), out=out)
+    np.bitwise_xor(out, np.right_shift(out, np.uint32(15), out=scratch), out=out)
+    np.add(out, high, out=out)
+    np.multiply(out, np.uint32(0xC2B2AE35), out=out)
+    np.bitwise_xor(out, np.right_shift(out, np.uint32(16), out=scratch), out=out)
+    return out

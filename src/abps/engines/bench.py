@@ -7,6 +7,7 @@ by random permutation; it gets the faster of one thread and all threads.
 
 from __future__ import annotations
 
+import itertools
 import resource
 import statistics
 import sys
@@ -72,7 +73,7 @@ def flops_per_round(data: Prepared, training: Training) -> float:
     """Useful floating-point operations of one round of local training (multiplications and additions of
     the matrix products; the first layer needs no gradient with respect to its input)."""
     sizes = [data.width, *training.hidden, 1]
-    products = [a * b for a, b in zip(sizes, sizes[1:])]
+    products = [a * b for a, b in itertools.pairwise(sizes)]
     per_row = 2 * (2 * sum(products) + sum(products[1:]))
     return float(per_row * len(data.train.y) * training.epochs)
 

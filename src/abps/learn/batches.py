@@ -9,7 +9,6 @@ center draws the same alone as among others.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,13 +71,6 @@ def threshold(rate: float) -> np.uint16:
     return np.uint16(min(65535, round(rate * 65536)))
 
 
-@cache
-def _places(words: int) -> NDArray[np.uint32]:
-    """(words,) a well-mixed number for every place of a batch."""
-    mixed = streams.bits(0, "dropout", 0, 0, np.arange(words, dtype=np.uint64))
-    return (mixed >> np.uint64(32)).astype(np.uint32)
-
-
 def random_units(
     seed: int,
     centers: NDArray[np.uint64],
@@ -87,21 +79,9 @@ def random_units(
     out: NDArray[np.uint32],
     scratch: NDArray[np.uint32],
 ) -> NDArray[np.uint16]:
-    """(m, units) sixteen random bits for every unit of a step's batch; ``out``, ``scratch``: (m, units/2).
-
-    The place is mixed with the two halves of the step's 64-bit key in two multiply-xorshift rounds: as
-    random as dropout needs (tested), in eight passes over memory and without a loop over centers.
-    """
-    key = streams.bits(seed, "dropout", round, centers, step)[:, None]
-    low = (key & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-    high = (key >> np.uint64(32)).astype(np.uint32)
-    np.bitwise_xor(_places(out.shape[1]), low, out=out)
-    np.multiply(out, np.uint32(0x85EBCA6B), out=out)
-    np.bitwise_xor(out, np.right_shift(out, np.uint32(15), out=scratch), out=out)
-    np.add(out, high, out=out)
-    np.multiply(out, np.uint32(0xC2B2AE35), out=out)
-    np.bitwise_xor(out, np.right_shift(out, np.uint32(16), out=scratch), out=out)
-    return out.view(np.uint16)
+    """(m, units) sixteen random bits for every unit of a step's batch; ``out``, ``scratch``: (m, units/2)."""
+    keys = streams.bits(seed, "dropout", round, centers, step)
+    return streams.words(keys, out.shape[1], out, scratch).view(np.uint16)
 
 
 def kept_units(
