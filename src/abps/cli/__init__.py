@@ -1,6 +1,6 @@
 """Commands: thin, one file each, with ``register(app)``; no logic of their own."""
 
-from abps.cli import bench, compare, demo, methods, report, run, theory
+from abps.cli import bench, cohort, compare, demo, drift, methods, partition, report, run, theory
 
 #: What the command line consists of, in the order of ``abps --help``.
 COMMANDS = (
@@ -9,6 +9,9 @@ COMMANDS = (
     compare.register,
     report.register,
     methods.register,
+    cohort.register,
+    partition.register,
+    drift.register,
     theory.register,
     bench.register,
 )

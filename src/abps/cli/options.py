@@ -9,6 +9,7 @@ import typer
 
 from abps.cohorts.builtin import Roles, is_builtin
 from abps.cohorts.federation import Federation
+from abps.cohorts.provenance import recorded_roles
 from abps.cohorts.table import load
 from abps.core.errors import RequestError
 
@@ -42,6 +43,16 @@ def federation(
 ) -> Federation:
     """The federation that the options describe."""
     dropped = tuple(part.strip() for part in drop.split(",") if part.strip())
+    own = {} if is_builtin(data) else recorded_roles(Path(data))
+    if own:  # a table of ours knows its columns; what the user names goes before
+        label, center = label or own.get("label"), center or own.get("center")
+        patient, time, group = (
+            patient or own.get("patient"),
+            time or own.get("time"),
+            group or own.get("group"),
+        )
+        roles = (label, center, patient, time, group)
+        dropped = tuple(dict.fromkeys([*dropped, *(c for c in own.get("drop", ()) if c not in roles)]))
     if not is_builtin(data) and (label is None or center is None) and Path(data).exists():
         raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
     return load(data, Roles(label or "", center or "", patient, time, group, dropped), min_stays)

@@ -40,10 +40,11 @@ class CenterLine:
 
 def center_lines(table: pl.DataFrame, label: str, center: str, features: list[str]) -> list[CenterLine]:
     """One line per center, by name."""
+    gaps = pl.mean_horizontal(pl.col(features).is_null().cast(pl.Float64)) if features else pl.lit(0.0)
     shares = table.select(
         pl.col(center).cast(pl.String).fill_null("unknown").alias("center"),
         pl.col(label).cast(pl.Int64).alias("label"),
-        (pl.sum_horizontal(pl.col(features).is_null()) / max(1, len(features))).alias("gaps"),
+        gaps.alias("gaps"),
     )
     lines = []
     grouped = shares.group_by("center").agg(

@@ -145,7 +145,7 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
     root = Path(root)
     tables = _open(root)
     warnings = [
-        f"{name}.csv.gz is not in {root}: {effect}"
+        f"{name}.csv.gz is absent: {effect}"
         for name, table, effect in (
             (
                 "vitalPeriodic",

@@ -51,8 +51,10 @@ def describe_files(paths: Iterable[Path], root: Path, progress: Progress = silen
 
 def versions() -> dict[str, str]:
     """The versions of what makes the table."""
-    found = {}
-    for package in ("abps", "polars", "duckdb"):
+    from abps import __version__
+
+    found = {"abps": __version__}
+    for package in ("polars", "duckdb"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -92,6 +94,17 @@ def read_provenance(path: Path) -> dict[str, Any] | None:
     except (OSError, pl.exceptions.PolarsError):
         return None
     return json.loads(found) if found else None
+
+
+def recorded_roles(path: Path) -> dict[str, Any]:
+    """The roles of columns that a table from ``abps cohort`` or ``abps partition`` carries; else empty.
+
+    Keys label, center, patient, time, group (names) and drop (a list), those that are known.
+    """
+    if path.suffix != ".parquet" or not path.is_file():
+        return {}
+    roles: dict[str, Any] = (read_provenance(path) or {}).get("roles", {})
+    return roles
 
 
 def check_out(out: Path) -> Path:
