@@ -51,10 +51,8 @@ def describe_files(paths: Iterable[Path], root: Path, progress: Progress = silen
 
 def versions() -> dict[str, str]:
     """The versions of what makes the table."""
-    from abps import __version__
-
-    found = {"abps": __version__}
-    for package in ("polars", "duckdb"):
+    found = {}
+    for package in ("abps", "polars", "duckdb"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
