@@ -191,7 +191,7 @@ class ABPS(Method):
             return _next(state, trained, beliefs), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
         partners = chosen.plan.partners()
         shared = self.wire.shared(world)
-        arrived = self.wire.arrive(trained[:, :shared])
+        arrived = self.wire.deliver(world, trained[:, :shared], t)
         weights = center_weights(world, self.weighting)
         mixed, center, peer, phi = self.together(world, state.models, trained, arrived, weights, partners, t)
         beliefs = self.learn(beliefs, center, peer, phi)
@@ -290,7 +290,12 @@ _REASONS = {
 
 
 def decisions(plan: Plan, chosen: Round) -> Decisions:
-    """The audit trail of a plan: each proposal, each answer, each rest, with what it was decided on."""
+    """The audit trail of a plan, with what it was decided on."""
+    return decisions_of(plan, chosen.score, chosen.belief.mean, chosen.belief.count)
+
+
+def decisions_of(plan: Plan, score: Floats, mean: Floats, count: Floats) -> Decisions:
+    """Each proposal, each answer, each rest; score, mean and count are (n, n)."""
     resting = np.flatnonzero(plan.rest != Rest.NOT)
     # A proposal is the center's decision, its answer the peer's: two rows, in that order.
     center = np.stack([plan.center, plan.peer], axis=1).ravel()
@@ -301,8 +306,8 @@ def decisions(plan: Plan, chosen: Round) -> Decisions:
         center=np.concatenate([center, resting]),
         peer=np.concatenate([peer, np.full(len(resting), -1)]),
         decision=what + ["rested"] * len(resting),
-        score=np.concatenate([chosen.score[center, peer], nothing]),
-        mean=np.concatenate([chosen.belief.mean[center, peer], nothing]),
-        count=np.concatenate([chosen.belief.count[center, peer], nothing]),
+        score=np.concatenate([score[center, peer], nothing]),
+        mean=np.concatenate([mean[center, peer], nothing]),
+        count=np.concatenate([count[center, peer], nothing]),
         reason=[None] * len(what) + [_REASONS[Rest(r)] for r in plan.rest[resting].tolist()],
     )

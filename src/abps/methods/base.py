@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.cohorts.prepare import Prepared, Rows
+from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
@@ -25,16 +26,25 @@ from abps.learn.training import Learner, Training
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
+#: The stream number of a star's server.
+SERVER = streams.center_id("the server")
+
 
 @dataclass(frozen=True)
 class Wire:
-    """What is sent, and how it is written: the codec, and how many last layers stay private."""
+    """What is sent, and how it is written: the codec, and how many last layers stay private.
+
+    reference: none (weights as they are) or start (differences from the common start, which all know).
+    """
 
     codec: str = "fp32"
     private_layers: int = 0
+    reference: str = "none"
 
     def __post_init__(self) -> None:
         codec(self.codec)
+        if self.reference not in ("none", "start"):
+            raise RequestError(f"reference={self.reference!r}: choose none or start")
 
     def shared(self, world: World) -> int:
         """How many leading columns of a model are shared."""
@@ -43,6 +53,17 @@ class Wire:
     def payload(self, world: World) -> int:
         """Bytes of the frame that carries one center's shared weights."""
         return frame_size(codec(self.codec), self.shared(world))
+
+    def deliver(self, world: World, weights: Tensor, t: int, server: bool = False) -> Tensor:
+        """(senders, shared) of round t as the receivers see them.
+
+        The senders are all centers in their order, or the server alone.
+        """
+        senders = np.array([SERVER], dtype=np.uint64) if server else world.ids
+        keys = streams.bits(world.seed, "codec", t, senders)
+        base = world.learner.start[: weights.shape[1]] if self.reference == "start" else 0.0
+        arrived = codec(self.codec).arrive((weights - base).numpy(), keys)
+        return torch.from_numpy(arrived) + base
 
     def arrive(self, weights: Tensor) -> Tensor:
         """(senders, shared) as the receivers see them after encoding and decoding."""

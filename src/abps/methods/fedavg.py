@@ -44,13 +44,13 @@ class FedAvg(Method):
         if not ledger.affords(traffic):
             return Models(trained), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
         shared = self.wire.shared(world)
-        trunk = server_mean(world, self.wire, trained[:, :shared], self.weighting)
+        trunk = server_mean(world, self.wire, trained[:, :shared], self.weighting, t)
         if self.smoothing:
             trunk = torch.lerp(trunk, state.models[0, :shared], self.smoothing)
-        trained[:, :shared] = self.wire.arrive(trunk[None])
+        trained[:, :shared] = self.wire.deliver(world, trunk[None], t, server=True)
         return Models(trained), Outcome.of_star(world.n, traffic)
 
 
-def server_mean(world: World, wire: Wire, sent: Tensor, weighting: str) -> Tensor:
+def server_mean(world: World, wire: Wire, sent: Tensor, weighting: str, t: int) -> Tensor:
     """(shared,) the average of what arrives at the server."""
-    return weighted_mean(wire.arrive(sent), center_weights(world, weighting))
+    return weighted_mean(wire.deliver(world, sent, t), center_weights(world, weighting))
