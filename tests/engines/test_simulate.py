@@ -108,11 +108,10 @@ def test_a_harmful_peer_is_declined_when_gamma_lets_it():
     data = tiny((120,) * 6, signal=4.0)
     start, stop = data.train.start[0], data.train.start[1]
     data.train.y[start:stop] = 1 - data.train.y[start:stop]  # center 0 has learned everything upside down
-    result = abps.simulate(
-        data, "abps-pq-k1", seed=3, rounds=30, settings={"hidden": (8, 4), "gamma": 0.1, "lr": 0.02}
-    )
-    declined = result.decisions.filter(pl.col("decision") == "declined")
-    assert declined.height > 0
+    settings = {"hidden": (8, 4), "gamma": 0.1, "lr": 0.02}
+    runs = [abps.simulate(data, "abps-pq-k1", seed=s, rounds=30, settings=settings) for s in range(1, 6)]
+    declined = pl.concat([r.decisions.filter(pl.col("decision") == "declined") for r in runs])
+    assert declined.height > 10
     assert (declined["peer"] == "c0").mean() > 0.5
 
 

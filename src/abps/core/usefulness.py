@@ -69,7 +69,7 @@ class Evidence:
         return self.gain + self.loss
 
     def observe(self, center: Ints, peer: Ints, value: Floats, se: Floats, keep: float) -> Evidence:
-        """After measurements ``value`` with standard errors ``se``; the pair's older evidence keeps a share."""
+        """After measurements ``value`` with errors ``se``; a pair's older evidence keeps a share."""
         seen = np.isfinite(value) & np.isfinite(se)
         i, j, v, s = center[seen], peer[seen], np.clip(value[seen], _LOW, _HIGH), se[seen]
         throws = pseudo_counts(v, s * s)
