@@ -1,8 +1,61 @@
 """What all tests share."""
 
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
 from hypothesis import settings
+
+from abps.cohorts.federation import Federation
+from abps.cohorts.prepare import Prepared, prepare
 
 # Machines differ and are shared: no test may fail because a single example was slow. The same examples
 # every time: a red build must be red again when somebody looks into it.
 settings.register_profile("abps", deadline=None, derandomize=True)
 settings.load_profile("abps")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Small matrices are faster on one thread, and several test processes share the cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Federation:
+    """Six centers of 40 to 115 stays in two groups: numbers, two binary descriptors, a category, gaps."""
+    rng = np.random.default_rng(5)
+    sizes = np.array([40, 55, 70, 85, 100, 115])
+    center = np.repeat(np.arange(6), sizes).astype(np.int32)
+    x = rng.normal(size=(len(center), 4)) + 0.3 * center[:, None]
+    score = x[:, 0] - 0.7 * x[:, 1] + 0.5 * rng.normal(size=len(center))
+    gappy = np.where(rng.random(len(center)) < 0.1, np.nan, x[:, 3])
+    features = pl.DataFrame(
+        {
+            "a": x[:, 0],
+            "b": x[:, 1],
+            "c": x[:, 2],
+            "d": pl.Series(gappy).fill_nan(None),
+            "smoker": (rng.random(len(center)) < 0.3).astype(np.int8),
+            "diabetic": (rng.random(len(center)) < 0.1 + 0.1 * center).astype(np.int8),
+            "ward": np.array(["north", "south", "west"])[rng.integers(0, 3, len(center))],
+        }
+    )
+    return Federation(
+        name="tiny",
+        features=features,
+        label=(score > np.quantile(score, 0.7)).astype(np.int8),
+        center=center,
+        centers=tuple(f"center {i}" for i in range(6)),
+        time=2010.0 + center + rng.random(len(center)),
+        groups=("one", "one", "one", "two", "two", "two"),
+        descriptors=("smoker", "diabetic"),
+    )
+
+
+@pytest.fixture(scope="session")
+def ready(tiny: Federation) -> Prepared:
+    """The tiny federation prepared for seed 11."""
+    return prepare(tiny, 11)

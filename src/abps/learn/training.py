@@ -69,12 +69,16 @@ class Objective:
     strength: a number or (n,).  anchor, shift: (P,) or (n, P).
     pull: given the indices of a chunk's centers (m,) and its batch (m, b, d), a function of the
     representation z (m, b, units) that returns the gradient of each row's extra loss with respect to z.
+    through: given the centers (m,), the step of the round and what is trained (m, Q), the weights
+    (m, P) at which the batch's gradient is taken, and the function that carries this gradient (m, P)
+    back to the trained quantities (m, Q). Without it, what is trained are the weights themselves.
     """
 
     strength: float | Tensor = 0.0
     anchor: Tensor | None = None
     shift: Tensor | None = None
     pull: Callable[[Tensor, Tensor, Tensor], Pull] | None = None
+    through: Callable[[Tensor, int, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]] | None = None
 
     def add(self, w: Tensor, gradient: Tensor, members: Tensor) -> None:
         """Add the terms to the gradients (m, P) of the centers ``members`` at the weights (m, P)."""
@@ -125,6 +129,15 @@ class Learner(Protocol):
 
     def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+
+    def gradient(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Tensor:
+        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout.
+
+        Labels between 0 and 1 are allowed; a center without rows has gradient zero.
+        """
+
+    def representation(self, w: Tensor, x: Tensor) -> Tensor:
+        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
 
     def on(self, data: Prepared) -> Learner:
         """The same way of learning on other data."""
@@ -184,14 +197,26 @@ class StackedLearner(_Common):
 
     def _each(self, work: Callable[[int], None], count: int) -> None:
         """Run ``work`` for 0..count-1 on all cores, each with single-threaded kernels."""
+        if getattr(self._spaces, "busy", False):  # asked by a method while a chunk of it is in training
+            for k in range(count):
+                work(k)
+            return
+
+        def alone(k: int) -> None:
+            self._spaces.busy = True
+            try:
+                work(k)
+            finally:
+                self._spaces.busy = False
+
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            if self._workers == 1 or count == 1:
+            if self._workers == 1 or count <= 1:
                 for k in range(count):
-                    work(k)
+                    alone(k)
             else:
-                list(self._pool().map(work, range(count)))
+                list(self._pool().map(alone, range(count)))
         finally:
             torch.set_num_threads(before)
 
@@ -233,7 +258,7 @@ class StackedLearner(_Common):
         members, ids = torch.from_numpy(chunk.members), self.ids[chunk.members]
         w = torch.index_select(after, 0, members, out=space.take("weights", m, after.shape[1]))
         moving = w if columns == slice(None) else w[:, columns].contiguous()
-        gradient = space.take("gradient", m, after.shape[1])
+        gradient = space.take("gradient", m, self.layout.size)
         optimizer = self._optimizer(moving, fused=True)
         orders = batches.row_orders(self.seed, ids, round, chunk.sizes, epochs)
         start = self.data.train.start[chunk.members][:, None]
@@ -246,12 +271,19 @@ class StackedLearner(_Common):
                 x = torch.index_select(self._x, 0, flat, out=space.take("x", m * b, self._x.shape[1]))
                 y = torch.index_select(self._y, 0, flat, out=space.take("y", m * b)).view(m, b)
                 weight = torch.from_numpy((real / chunk.lengths[step][:, None]).astype(np.float32))
-                keep = self._keep(ids, round, epoch * chunk.batches + step, b, space)
+                done = epoch * chunk.batches + step
+                keep = self._keep(ids, round, done, b, space)
                 x = x.view(m, b, -1)
                 pull = objective.pull(members, x, w) if objective.pull is not None else None
-                self.kernel.gradient(w, x, y, weight, keep, gradient, pull, space)
-                objective.add(w, gradient, members)
-                moving.grad = gradient if moving is w else gradient[:, columns].contiguous()
+                if objective.through is None:
+                    self.kernel.gradient(w, x, y, weight, keep, gradient, pull, space)
+                    slope = gradient
+                else:
+                    at, back = objective.through(members, done, w)
+                    self.kernel.gradient(at, x, y, weight, keep, gradient, pull, space)
+                    slope = back(gradient)
+                objective.add(w, slope, members)
+                moving.grad = slope if moving is w else slope[:, columns].contiguous()
                 optimizer.step()
                 if moving is not w:
                     w[:, columns] = moving
@@ -308,6 +340,36 @@ class StackedLearner(_Common):
             self._each(work, len(pieces))
         return Segments(answers.numpy(), start)
 
+    def gradient(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Tensor:
+        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""
+        owner = np.arange(len(w)) if owner is None else owner
+        # A few batches' worth of rows at once, so that a center of any size fits into memory.
+        size = 4 * self.training.batch
+        pieces = batches.chunks(rows.sizes[owner], size, self.most)
+        total = torch.zeros(len(w), self.layout.size)
+        x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
+
+        def work(k: int) -> None:
+            piece = pieces[k]
+            members, first = torch.from_numpy(piece.members), rows.start[owner[piece.members]][:, None]
+            models = w[members]
+            part = torch.empty(len(members), self.layout.size)
+            for step in range(piece.batches):
+                column = np.arange(piece.widest(step))
+                real = column < piece.lengths[step][:, None]
+                flat = torch.from_numpy((first + np.where(real, step * size + column, 0)).ravel())
+                weight = torch.from_numpy((real / piece.sizes[:, None]).astype(np.float32))
+                batch = x.index_select(0, flat).view(*real.shape, -1)
+                self.kernel.gradient(models, batch, y.index_select(0, flat).view(real.shape), weight, [], part)
+                total.index_add_(0, members, part)
+
+        self._each(work, len(pieces))
+        return total
+
+    def representation(self, w: Tensor, x: Tensor) -> Tensor:
+        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
+        return self.kernel.representation(w, x)
+
 
 class LoopLearner(_Common):
     """One center at a time, with a plain module, autograd and a plain optimiser."""
@@ -335,7 +397,6 @@ class LoopLearner(_Common):
         rows, size = self.data.train.only(i), self.training.batch
         x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
         model = with_given_dropout(self.factory(self.data.width), self.data.width)
-        torch.nn.utils.vector_to_parameters(w.clone(), model.network.parameters())
         flat = w[columns].clone().requires_grad_()
         optimizer = self._optimizer(flat, fused=False)
         whole = w.clone()
@@ -345,6 +406,10 @@ class LoopLearner(_Common):
         pieces = [part for epoch in order for part in np.split(epoch, range(size, len(y), size))]
         for step, piece in enumerate(pieces):
             index = torch.from_numpy(piece)
+            at, back = whole[None], None
+            if objective.through is not None:
+                at, back = objective.through(member, step, whole[None])
+            torch.nn.utils.vector_to_parameters(at[0].clone(), model.network.parameters())
             kept = batches.kept_units(self.seed, center, round, step, len(piece), size, self.kernel.sites)
             model.give([torch.from_numpy(m) / (1.0 - s.rate) for m, s in zip(kept, self.kernel.sites)])
             model.network.zero_grad()
@@ -363,11 +428,12 @@ class LoopLearner(_Common):
                         for g, p in zip(extra, model.network.parameters())
                     ]
                 )
+            if back is not None:
+                gradient = back(gradient)
             objective.add(whole[None], gradient, member)
             flat.grad = gradient[0][columns].clone()
             optimizer.step()
             whole[columns] = flat.detach()
-            torch.nn.utils.vector_to_parameters(whole, model.network.parameters())
         return whole
 
     def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
@@ -379,4 +445,31 @@ class LoopLearner(_Common):
             for weights, i in zip(w, owner):
                 torch.nn.utils.vector_to_parameters(weights, model.parameters())
                 answers.append(model(torch.from_numpy(rows.only(int(i)).x)).reshape(-1).numpy())
-        return Segments(np.concatenate(answers), np.concatenate([[0], np.cumsum(rows.sizes[owner])]))
+        values = np.concatenate([np.zeros(0, dtype=np.float32), *answers])  # also without any model
+        return Segments(values, np.concatenate([[0], np.cumsum(rows.sizes[owner])]))
+
+    def gradient(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Tensor:
+        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""
+        owner = np.arange(len(w)) if owner is None else owner
+        model = self.factory(self.data.width).eval()
+        found = torch.zeros(len(w), self.layout.size)
+        for k, i in enumerate(owner.tolist()):
+            mine = rows.only(i)
+            if not len(mine.y):
+                continue
+            torch.nn.utils.vector_to_parameters(w[k].clone(), model.parameters())
+            logits = model(torch.from_numpy(mine.x)).reshape(-1)
+            loss = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.y))
+            slopes = torch.autograd.grad(loss, list(model.parameters()))
+            found[k] = torch.cat([slope.reshape(-1) for slope in slopes])
+        return found
+
+    def representation(self, w: Tensor, x: Tensor) -> Tensor:
+        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
+        model = self.factory(self.data.width).eval()
+        found = []
+        with torch.no_grad():
+            for weights, rows in zip(w, x):
+                torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
+                found.append(model.representation(rows))  # type: ignore[operator]
+        return torch.stack(found)

@@ -7,11 +7,24 @@ from typing import Final
 
 from abps.core.errors import RequestError, nearest
 from abps.core.selection import Selection
+from abps.learn.training import Training
 from abps.methods.abps import ABPS, Filter
 from abps.methods.base import Method, Stopping, Wire
+from abps.methods.bnn import BNN
 from abps.methods.centralized import Centralized
+from abps.methods.decefl import DeceFL
+from abps.methods.defta import DeFTA
+from abps.methods.ditto import Ditto
 from abps.methods.fedavg import FedAvg
+from abps.methods.fedavgm import FedAvgM
+from abps.methods.feddyn import FedDyn
+from abps.methods.fedprox import FedProx
+from abps.methods.fedrep import FedRep
+from abps.methods.gossip import Gossip
 from abps.methods.local import Local
+from abps.methods.moon import MOON
+from abps.methods.scaffold import Scaffold
+from abps.methods.wpfed import WPFed
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,24 @@ CATALOG: Final[dict[str, Entry]] = {
         "FedAvg with all extensions of ABPS-X",
         _PAPER,
     ),
+    "fedprox": Entry(FedProx(), "star", "FedAvg held near the received model", "Li et al. 2020"),
+    "feddyn": Entry(FedDyn(), "star", "losses bent towards one common optimum", "Acar et al. 2021"),
+    "moon": Entry(MOON(), "star", "FedAvg with contrastive representations", "Li, He and Song 2021"),
+    "bnn": Entry(BNN(), "star", "FedAvg of Bayesian networks", "no traceable paper; cf. Fischer et al. 2024"),
+    "fedavgm": Entry(FedAvgM(), "star", "FedAvg with server momentum", "Hsu et al. 2019"),
+    "scaffold": Entry(Scaffold(), "star", "FedAvg with control variates", "Karimireddy et al. 2020"),
+    "fedper": Entry(
+        FedAvg(wire=Wire(private_layers=1)), "star", "FedPer, that is fedavg-p", "Arivazhagan et al. 2019"
+    ),
+    "fedrep": Entry(FedRep(), "star", "private head first, then common trunk", "Collins et al. 2021"),
+    "ditto": Entry(Ditto(), "star", "FedAvg and a personal model near it", "Li et al. 2021"),
+    "decefl": Entry(DeceFL(), "p2p", "gossip with two neighbours on a ring", "Yuan et al. 2024"),
+    "defta": Entry(DeFTA(), "p2p", "peers by trust, corrected for outdegree", "Zhou et al. 2024"),
+    "wpfed": Entry(WPFed(), "p2p", "neighbours by likeness and rankings", "Chen et al. 2024"),
+    "dpsgd": Entry(
+        DeceFL(training=Training(epochs=1)), "p2p", "DeceFL with one local epoch", "Lian et al. 2017"
+    ),
+    "gossip": Entry(Gossip(), "p2p", "one model to one random peer", "Hegedűs et al. 2021"),
     "random-k1": Entry(
         ABPS(selection=_RANDOM_ONE, wire=_PQ), "control", "ABPS+P+Q, κ=1, partners at random", "control"
     ),

@@ -15,6 +15,7 @@ from abps.core import ledger as bytes_of
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger
 from abps.core.matching import Rest
+from abps.learn.training import PLAIN, Objective
 from abps.methods.base import Method, Models, Outcome, Wire, World, center_weights, weighted_mean
 
 
@@ -37,9 +38,19 @@ class FedAvg(Method):
         """The common start."""
         return Models(world.common_start())
 
+    def objective(self, state: Models) -> Objective:
+        """What a center adds to its own loss: nothing here; FedAvg's relatives differ in it."""
+        return PLAIN
+
     def apply(self, world: World, state: Models, t: int, ledger: Ledger) -> tuple[Models, Outcome]:
         """Train, send up, average, send down."""
-        trained = world.learner.train(state.models, t)
+        trained = world.learner.train(state.models, t, PLAIN if ledger.closed else self.objective(state))
+        return self.exchange(world, state, trained, ledger)
+
+    def exchange(
+        self, world: World, state: Models, trained: Tensor, ledger: Ledger
+    ) -> tuple[Models, Outcome]:
+        """Send the trained models (n, P) up, average, send down; ``trained`` is overwritten."""
         traffic = bytes_of.star(world.n, self.wire.payload(world))
         if not ledger.affords(traffic):
             return Models(trained), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)

@@ -1,0 +1,168 @@
+"""BNN: FedAvg with Bayesian networks. Every weight is a Gaussian, and the Gaussians are averaged.
+
+A weight is N(m, s^2) with s = softplus(r). Every batch draws all weights once, w = m + s e, and
+
+    loss = BCE(w) + (kl / rows) * KL(N(m, s^2), prior).
+
+The server averages m, and s^2 (not r): ``moments`` s^2 = sum p_i s_i^2; ``mixture`` adds the centers'
+disagreement in m; ``conflation`` is the product of the centers' Gaussians, each to the power p_i.
+Both m and r travel, so a round costs two of FedAvg's. Predictions are the mean probability over
+``samples`` draws of the weights, the same draws for every center and round.
+
+The prior does the work of weight decay, which would drive s up to softplus(0) = 0.69: it must be off.
+The noise does the work of dropout, which is off by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from abps.cohorts.prepare import Rows
+from abps.core import ledger as bytes_of
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.core.ledger import Ledger
+from abps.core.matching import Rest
+from abps.learn.metrics import Segments
+from abps.learn.training import Objective, Training
+from abps.methods.base import Method, Outcome, Wire, World, center_weights, weighted_mean
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """models: (n, P) the means.  raw: (n, P) the raw spreads r."""
+
+    models: Tensor
+    raw: Tensor
+
+
+@dataclass(frozen=True)
+class BNN(Method):
+    """sigma: the initial spread.  kl: weight of the divergence from the prior.
+
+    prior: zero, N(0, prior_sigma^2), or global, what was received.
+    average: moments, mixture or conflation.
+    evaluate: sampled, or means (a plain network with the mean weights).  samples: draws of an evaluation.
+    """
+
+    training: Training = field(default_factory=lambda: Training(weight_decay=0.0, dropout=0.0))
+    codec: str = "fp32"
+    weighting: str = "size"
+    sigma: float = 0.02
+    kl: float = 0.01
+    prior: str = "zero"
+    prior_sigma: float = 0.1
+    average: str = "moments"
+    evaluate: str = "sampled"
+    samples: int = 10
+
+    def __post_init__(self) -> None:
+        Wire(self.codec)
+        if self.sigma <= 0 or self.prior_sigma <= 0 or self.kl < 0:
+            raise RequestError(
+                f"sigma={self.sigma}, prior_sigma={self.prior_sigma}, kl={self.kl}: "
+                "choose spreads above 0 and kl from 0"
+            )
+        if self.samples < 1:
+            raise RequestError(f"samples={self.samples}: choose at least 1")
+        for name, known in (
+            ("prior", ("zero", "global")),
+            ("average", ("moments", "mixture", "conflation")),
+            ("evaluate", ("sampled", "means")),
+        ):
+            if getattr(self, name) not in known:
+                raise RequestError(f"{name}={getattr(self, name)!r}: choose {', '.join(known)}")
+
+    def init(self, world: World) -> State:
+        """The common start as means, one spread for all weights."""
+        if self.training.weight_decay:
+            raise RequestError(
+                f"weight_decay={self.training.weight_decay}: it would widen every weight's spread; "
+                "set weight_decay=0 and steer with kl and prior_sigma"
+            )
+        start = world.common_start()
+        return State(start, raw_of(torch.full_like(start, self.sigma)))
+
+    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
+        """Train means and spreads, send both up, average, send both down."""
+        size = state.models.shape[1]
+        both = torch.cat([state.models, state.raw], dim=1)
+        trained = world.learner.train(both, t, self.objective(world, state, t))
+        mean, raw = trained[:, :size].contiguous(), trained[:, size:].contiguous()
+        wire = Wire(self.codec)
+        traffic = bytes_of.star(world.n, 2 * wire.payload(world))
+        if not ledger.affords(traffic):
+            return State(mean, raw), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
+        weights = center_weights(world, self.weighting)
+        center, spread = pooled(wire.arrive(mean), F.softplus(wire.arrive(raw)), weights, self.average)
+        down = wire.arrive(torch.stack([center, raw_of(spread)]))
+        after = State(down[0].expand(world.n, -1), down[1].expand(world.n, -1))
+        return after, Outcome.of_star(world.n, traffic)
+
+    def objective(self, world: World, state: State, t: int) -> Objective:
+        """The gradient at drawn weights, carried back to means and raw spreads."""
+        size = state.models.shape[1]
+        say = self.kl / world.sizes().clamp_min(1.0)
+
+        def through(members: Tensor, step: int, both: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+            mean, raw = both[:, :size], both[:, size:]
+            spread = F.softplus(raw)
+            noise = draws(world, members, t, step, size)
+
+            def back(gradient: Tensor) -> Tensor:
+                around, width = torch.zeros(()), torch.tensor(self.prior_sigma)
+                if self.prior == "global":
+                    around, width = state.models[members], F.softplus(state.raw[members])
+                weight = say[members, None]
+                d_mean = gradient + weight * (mean - around) / width**2
+                d_spread = gradient * noise + weight * (spread / width**2 - 1.0 / spread)
+                return torch.cat([d_mean, d_spread * torch.sigmoid(raw)], dim=1)
+
+            return mean + spread * noise, back
+
+        return Objective(through=through)
+
+    def logits(self, world: World, state: State, rows: Rows) -> Segments:
+        """Log-odds of the mean probability over the draws."""
+        if self.evaluate == "means":
+            return world.learner.logits(state.models, rows)
+        rng = streams.generator(world.seed, "sample-weights")
+        spread = F.softplus(state.raw)
+        total = torch.zeros(len(rows.y), dtype=torch.float64)
+        for _ in range(self.samples):
+            noise = torch.from_numpy(rng.standard_normal(spread.shape[1], dtype=np.float32))
+            answer = world.learner.logits(state.models + spread * noise, rows)
+            total += torch.sigmoid(torch.from_numpy(answer.values).double())
+        return Segments(torch.logit(total / self.samples, eps=1e-12).float().numpy(), rows.start)
+
+
+def draws(world: World, members: Tensor, t: int, step: int, size: int) -> Tensor:
+    """(m, P) standard normal numbers of some centers for one step of a round, each from its own stream."""
+    noise = np.empty((len(members), size), dtype=np.float32)
+    for row, center in zip(noise, world.ids[members.numpy()].tolist()):
+        rng = streams.generator(world.seed, "sample-weights", (t << 20) + step, center)
+        rng.standard_normal(dtype=np.float32, out=row)
+    return torch.from_numpy(noise)
+
+
+def raw_of(spread: Tensor) -> Tensor:
+    """The inverse of softplus, without overflow."""
+    return spread + torch.log(-torch.expm1(-spread))
+
+
+def pooled(mean: Tensor, spread: Tensor, weights: Tensor, how: str) -> tuple[Tensor, Tensor]:
+    """(P,) mean and spread of the average of n Gaussians (n, P) with weights (n,)."""
+    if how == "conflation":
+        precision = weighted_mean(spread**-2, weights)
+        return weighted_mean(mean * spread**-2, weights) / precision, precision**-0.5
+    center = weighted_mean(mean, weights)
+    variance = weighted_mean(spread**2, weights)
+    if how == "mixture":
+        variance = variance + weighted_mean((mean - center) ** 2, weights)
+    return center, variance.sqrt()

@@ -1,0 +1,30 @@
+"""FedProx (Li et al. 2020): FedAvg whose centers are held near the model they received.
+
+Local objective F_i(w) + (mu / 2) ||w - w_t||^2 over all parameters, biases included. With a handful of
+small Adam steps a round, w stays close to w_t anyway, so FedProx is expected to be close to FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from abps.core.errors import RequestError
+from abps.learn.training import Objective
+from abps.methods.base import Models
+from abps.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """mu: strength of the proximal term; 0 is FedAvg."""
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu < 0:
+            raise RequestError(f"mu={self.mu}: the strength of the proximal term, choose 0 or more")
+
+    def objective(self, state: Models) -> Objective:
+        """Pull towards the model that the round starts from."""
+        return Objective(strength=self.mu, anchor=state.models)

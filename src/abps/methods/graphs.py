@@ -1,0 +1,92 @@
+"""Who is next to whom, and averages over neighbours: what the peer-to-peer rivals share.
+
+A graph is its edges (e, 2), every undirected edge once. A transfer is (receiver, sender).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.methods.base import World
+
+Ints = NDArray[np.int64]
+
+GRAPHS = ("ring", "changing-ring", "random", "complete")
+
+
+def ring(order: Ints) -> Ints:
+    """Edges of a ring through the centers in the given order; two centers share one edge."""
+    n = len(order)
+    if n < 2:
+        return np.zeros((0, 2), dtype=np.int64)
+    return np.stack([order, np.roll(order, -1)], axis=1)[: n if n > 2 else 1]
+
+
+def complete(n: int) -> Ints:
+    """Every pair."""
+    return np.stack(np.triu_indices(n, 1), axis=1).astype(np.int64)
+
+
+def random_connected(world: World, p: float) -> Ints:
+    """Erdős–Rényi: every pair with probability p, drawn anew until all centers hang together."""
+    pairs = complete(world.n)
+    if world.n < 2:
+        return pairs
+    # A pair's draw belongs to the pair, whichever of the two centers is listed first.
+    low = np.minimum(world.ids[pairs[:, 0]], world.ids[pairs[:, 1]])
+    high = np.maximum(world.ids[pairs[:, 0]], world.ids[pairs[:, 1]])
+    for attempt in range(1, 101):
+        drawn = pairs[streams.uniforms(world.seed, "graph", attempt, low, high) < p]
+        if connected(world.n, drawn):
+            return drawn
+    raise RequestError(
+        f"edge_probability={p}: 100 random graphs of {world.n} centers all fell apart; choose a larger one"
+    )
+
+
+def connected(n: int, edges: Ints) -> bool:
+    """Whether every center can reach every other."""
+    label = np.arange(n)
+    while True:
+        before = label.copy()
+        lower = np.minimum(label[edges[:, 0]], label[edges[:, 1]])
+        np.minimum.at(label, edges[:, 0], lower)
+        np.minimum.at(label, edges[:, 1], lower)
+        if np.array_equal(before, label):
+            return bool((label == 0).all())
+
+
+def shuffled(world: World, t: int = 0) -> Ints:
+    """(n,) the centers in random order, the same for all, whatever order they are listed in."""
+    return np.argsort(streams.bits(world.seed, "graph", t, world.ids), kind="stable")
+
+
+def both_ways(edges: Ints) -> tuple[Ints, Ints]:
+    """(receivers, senders) of an exchange over every edge."""
+    return np.concatenate([edges[:, 0], edges[:, 1]]), np.concatenate([edges[:, 1], edges[:, 0]])
+
+
+def combine(
+    own: Tensor, arrived: Tensor, receiver: Ints, sender: Ints, weight: NDArray[np.float64]
+) -> Tensor:
+    """(n, P) every center's own model and, with the given weights, those it received; weights sum to 1.
+
+    own: (n, P).  arrived: (n, shared) what each center's receivers see of it; the private columns of
+    ``own`` stay.  receiver, sender, weight: (transfers,).
+    """
+    n, shared = len(own), arrived.shape[1]
+    rest = 1.0 - np.bincount(receiver, weights=weight, minlength=n)
+    mixed = own.clone()
+    mixed[:, :shared] *= torch.from_numpy(rest.astype(np.float32))[:, None]
+    to, by = torch.from_numpy(receiver), torch.from_numpy(sender)
+    scale = torch.from_numpy(weight.astype(np.float32))
+    trunk = mixed[:, :shared]
+    for part in range(0, len(to), max(1, n)):  # n transfers at a time: memory for one copy of all models
+        some = slice(part, part + max(1, n))
+        trunk.index_add_(0, to[some], arrived[by[some]] * scale[some, None])
+    return mixed

@@ -1,0 +1,86 @@
+"""MOON (Li et al. 2021): FedAvg whose centers keep their representations near the global model's.
+
+Local loss BCE + mu * l with, for every row,
+
+    l = -log( e^(cos(z, z_global) / tau) / (e^(cos(z, z_global) / tau) + e^(cos(z, z_previous) / tau)) ),
+
+z the last hidden layer (after ReLU, before dropout) of the model in training, z_global and z_previous
+those of the received model and of the center's own model of the round before, both frozen and without
+dropout. There is no projection head: it would change the model that is compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from abps.core.errors import RequestError
+from abps.core.ledger import Ledger
+from abps.learn.kernels import Pull
+from abps.learn.training import PLAIN, Learner, Objective
+from abps.methods.base import Models, Outcome, World
+from abps.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (n, P).  previous: (n, P) every center's own model after its last local training."""
+
+    previous: Tensor
+
+
+@dataclass(frozen=True)
+class MOON(FedAvg):
+    """mu: weight of the contrastive loss; 0 is FedAvg.  temperature: tau."""
+
+    mu: float = 1.0
+    temperature: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu < 0 or self.temperature <= 0:
+            raise RequestError(
+                f"mu={self.mu}, temperature={self.temperature}: choose mu from 0 and a temperature above 0"
+            )
+
+    def init(self, world: World) -> State:
+        """The common start is everybody's previous model."""
+        start = world.common_start()
+        return State(start, start)
+
+    def apply(  # type: ignore[override]
+        self, world: World, state: State, t: int, ledger: Ledger
+    ) -> tuple[State, Outcome]:
+        """FedAvg's round, with the contrastive loss."""
+        objective = PLAIN if ledger.closed else self.contrast(world.learner, state)
+        trained = world.learner.train(state.models, t, objective)
+        after, outcome = self.exchange(world, state, trained.clone(), ledger)
+        return State(after.models, trained), outcome
+
+    def contrast(self, learner: Learner, state: State) -> Objective:
+        """The contrastive loss as a pull on the representation."""
+
+        def pull(members: Tensor, x: Tensor, w: Tensor) -> Pull:
+            near = learner.representation(state.models[members], x)
+            far = learner.representation(state.previous[members], x)
+            return lambda z: self.mu * contrastive_gradient(z, near, far, self.temperature)
+
+        return Objective(pull=pull)
+
+
+def contrastive_gradient(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
+    """Gradient of l with respect to z; all (..., units). A representation of zero has no direction: zero."""
+    size = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(1e-8)
+    z, near, far = z / size, _direction(near), _direction(far)
+    like_near = (z * near).sum(-1, keepdim=True)
+    like_far = (z * far).sum(-1, keepdim=True)
+    wrong = torch.sigmoid((like_far - like_near) / temperature)
+    turn = (far - like_far * z) - (near - like_near * z)
+    return torch.where(z.abs().sum(-1, keepdim=True) > 0, turn * (wrong / (temperature * size)), 0.0)
+
+
+def _direction(z: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return z / length.clamp_min(1e-8)

@@ -1,0 +1,235 @@
+"""WPFed (Chen et al. 2024): neighbours chosen by the likeness of models and by their peers' rankings.
+
+The original equations are not public; this is the reading that its abstract supports. Every round
+
+1. a center publishes a code of its model: the signs of 256 random projections of theta - theta_0 (the
+   common start taken out, or all codes would be alike at first); h_ij is the share of bits that differ;
+2. s_j, in 0 to 1, is the mean place of j in the rankings that others published, 0.5 if nobody ranked it;
+3. center i asks peers in the order of w_ij = s_j exp(-gamma h_ij), ties at random; links are mutual and a
+   center takes at most ``neighbours``, so the best-ranked are not overrun;
+4. it ranks its neighbours by their loss on its own reference rows, a part of its training rows that it
+   does not train on, and publishes that ranking.
+
+``exchange=params``: neighbours swap models, and a center averages its own (weight 1) with theirs (w_ij).
+``exchange=kd``: neighbours swap predictions on each other's reference rows, and a center trains on
+alpha * BCE + (1 - alpha) * KL(neighbours' mean prediction, its own) from then on. That costs next to nothing
+for the answers, but the question is a set of patients' rows that leaves the center: they are counted as
+control bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from abps.cohorts.prepare import Prepared, Rows
+from abps.core import ledger as bytes_of
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.core.ledger import Ledger, Traffic
+from abps.core.matching import Answer, Plan, Rest, propose
+from abps.learn.metrics import Segments, labels_of, log_loss
+from abps.learn.training import PLAIN, Learner, Objective
+from abps.methods import graphs
+from abps.methods.base import Method, Outcome, Wire, World
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """models: (n, P).  score: (n,) s_j.  teacher: reference rows with the neighbours' mean prediction.
+
+    learner, reference: training without the reference rows, and those rows.  sketch: (P, bits).
+    """
+
+    models: Tensor
+    score: Floats
+    teacher: Teacher | None
+    learner: Learner
+    reference: Rows
+    sketch: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """Reference rows whose labels are the neighbours' mean prediction; taught: (n,) who has a neighbour."""
+
+    rows: Rows
+    taught: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class WPFed(Method):
+    """exchange: params or kd.  neighbours: at most.  gamma: weight of the distance between codes.
+
+    bits: length of the code.  reference_share: of the training rows.  alpha: weight of the own loss (kd).
+    """
+
+    wire: Wire = field(default_factory=Wire)
+    exchange: str = "params"
+    neighbours: int = 2
+    gamma: float = 1.0
+    bits: int = 256
+    reference_share: float = 0.1
+    alpha: float = 0.6
+
+    def __post_init__(self) -> None:
+        if self.exchange not in ("params", "kd"):
+            raise RequestError(f"exchange={self.exchange!r}: choose params or kd")
+        if self.neighbours < 1 or self.bits < 1:
+            raise RequestError(f"neighbours={self.neighbours}, bits={self.bits}: choose at least 1 each")
+        if not 0 < self.reference_share < 1 or not 0 <= self.alpha <= 1:
+            raise RequestError(
+                f"reference_share={self.reference_share}, alpha={self.alpha}: shares, choose 0 to 1"
+            )
+
+    def init(self, world: World) -> State:
+        """The common start; the reference rows are set aside."""
+        train, reference = set_aside(world.data, self.reference_share)
+        rng = streams.generator(world.seed, "sketch")
+        shape = (world.learner.layout.size, self.bits)
+        sketch = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        learner = world.learner.on(replace(world.data, train=train))
+        return State(world.common_start(), np.full(world.n, 0.5), None, learner, reference, sketch)
+
+    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
+        """Train, publish codes, find neighbours, exchange, rank."""
+        objective = PLAIN if state.teacher is None else self.distil(state.learner, state.teacher)
+        trained = state.learner.train(state.models, t, objective)
+        after = replace(state, models=trained, teacher=None)
+        if ledger.closed:
+            return after, Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
+        weight = self.weights(codes(trained - world.learner.start, state.sketch), state.score)
+        plan = self.choose(world, weight, t)
+        traffic = self.traffic(world, state, plan)
+        if not ledger.affords(traffic):
+            return after, Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
+        to, by = graphs.both_ways(plan.pairs)
+        order = np.argsort(to, kind="stable")
+        to, by = to[order], by[order]
+        arrived = trained.clone()
+        shared = self.wire.shared(world)
+        arrived[:, :shared] = self.wire.arrive(trained[:, :shared])
+        # What a neighbour's model says about the own reference rows; private layers are the center's own.
+        seen = trained[torch.from_numpy(to)].clone()
+        seen[:, :shared] = arrived[torch.from_numpy(by), :shared]
+        answers = state.learner.logits(seen, state.reference, to)
+        score = scores(world.n, to, by, log_loss(answers, labels_of(state.reference, to)))
+        after = replace(after, score=score)
+        if self.exchange == "params":
+            total = 1.0 + np.bincount(to, weights=weight[to, by], minlength=world.n)
+            mixed = graphs.combine(trained, arrived[:, :shared], to, by, weight[to, by] / total[to])
+            after = replace(after, models=mixed)
+        else:
+            after = replace(after, teacher=teach(state.reference, answers, to, weight[to, by]))
+        return after, Outcome(traffic, plan.degrees(), plan.rest)
+
+    def weights(self, code: NDArray[np.bool_], score: Floats) -> Floats:
+        """(n, n) w_ij."""
+        return score[None, :] * np.exp(-self.gamma * hamming(code))
+
+    def choose(self, world: World, weight: Floats, t: int) -> Plan:
+        """Mutual links, each center asking peers best first."""
+        n = world.n
+        tie = streams.bits(world.seed, "tie-break", t, world.ids[:, None], world.ids[None, :])
+        order = np.lexsort((tie, np.where(np.eye(n, dtype=bool), np.inf, -weight)), axis=-1)
+        turns = np.argsort(streams.bits(world.seed, "proposal-order", t, world.ids), kind="stable")
+        rankings = order[:, : n - 1].tolist()
+        return propose(turns.tolist(), rankings, lambda peer, proposer: Answer.ACCEPTED, self.neighbours)
+
+    def traffic(self, world: World, state: State, plan: Plan) -> Traffic:
+        """Models or predictions over every link; codes, rankings and proposals as control."""
+        spent = bytes_of.directory(world.n, -(-self.bits // 32) + self.neighbours)
+        if self.exchange == "params":
+            return spent + bytes_of.pairs(len(plan.pairs), self.wire.payload(world), len(plan.center))
+        spent += bytes_of.pairs(0, 0, len(plan.center))
+        # Center i's reference rows go out over each of its links, and a number per row comes back.
+        rows = state.reference.sizes[plan.pairs.ravel()]
+        answers = sum(frame_size(codec(self.wire.codec), int(r)) for r in rows)
+        return spent + Traffic(answers // 2, answers, 4 * world.data.width * int(rows.sum()))
+
+    def distil(self, learner: Learner, teacher: Teacher) -> Objective:
+        """The own loss and, on the reference rows, the divergence from the neighbours' prediction."""
+        taught = torch.from_numpy(teacher.taught)
+
+        def through(members: Tensor, step: int, w: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+            def back(gradient: Tensor) -> Tensor:
+                # Cross-entropy against a probability has the gradient of the divergence from it.
+                lesson = learner.gradient(w, teacher.rows, members.numpy())
+                blend = self.alpha * gradient + (1.0 - self.alpha) * lesson
+                return torch.where(taught[members, None], blend, gradient)
+
+            return w, back
+
+        return Objective(through=through)
+
+
+def set_aside(data: Prepared, share: float) -> tuple[Rows, Rows]:
+    """Every center's training rows in two parts: to train on, and the reference (at least one row each)."""
+    rows = data.train
+    reference = np.zeros(len(rows.y), dtype=bool)
+    for i, center in enumerate(streams.center_ids(data.centers)):
+        count = int(rows.sizes[i])
+        wanted = min(max(1, round(share * count)), count - 1)
+        rng = streams.generator(data.seed, "split", 1, int(center))
+        reference[rows.start[i] + rng.permutation(count)[: max(0, wanted)]] = True
+
+    def part(mask: NDArray[np.bool_]) -> Rows:
+        start = np.concatenate([[0], np.cumsum(mask)])[rows.start]
+        return Rows(rows.x[mask], rows.y[mask], start.astype(np.int64))
+
+    return part(~reference), part(reference)
+
+
+def codes(moved: Tensor, sketch: Tensor) -> NDArray[np.bool_]:
+    """(n, bits) the signs of the projections of (n, P)."""
+    return (moved @ sketch > 0).numpy()
+
+
+def hamming(code: NDArray[np.bool_]) -> Floats:
+    """(n, n) the share of bits in which two codes differ."""
+    sign = np.where(code, 1.0, -1.0)
+    alike: Floats = sign @ sign.T / code.shape[1]
+    return (1.0 - alike) / 2.0
+
+
+def scores(n: int, to: Ints, by: Ints, loss: Floats) -> Floats:
+    """(n,) the mean place of each center in all rankings: 1 for first, falling by 1 / list length.
+
+    to, by, loss: (links,) center ``to`` ranks ``by``, lower loss first; NaN is not ranked.
+    """
+    known = np.isfinite(loss)
+    to, by, loss = to[known], by[known], loss[known]
+    order = np.lexsort((by, loss, to))
+    to, by = to[order], by[order]
+    rank = np.arange(len(to)) - np.searchsorted(to, to, side="left")
+    length = np.bincount(to, minlength=n)
+    votes = np.bincount(by, minlength=n)
+    total = np.bincount(by, weights=1.0 - rank / np.maximum(length[to], 1), minlength=n)
+    return np.where(votes > 0, total / np.maximum(votes, 1), 0.5)
+
+
+def teach(reference: Rows, answers: Segments, to: Ints, weight: Floats) -> Teacher:
+    """The neighbours' predictions on every center's reference rows, averaged with their weights.
+
+    answers: one group per link, on the rows of center ``to``.
+    """
+    sizes = np.diff(answers.start)
+    row = np.arange(answers.start[-1]) + np.repeat(reference.start[to] - answers.start[:-1], sizes)
+    say = np.repeat(weight, sizes)
+    with np.errstate(over="ignore"):
+        probability = 1.0 / (1.0 + np.exp(-answers.values.astype(np.float64)))
+    total = np.bincount(row, weights=say, minlength=len(reference.y))
+    summed = np.bincount(row, weights=say * probability, minlength=len(reference.y))
+    soft = np.where(total > 0, summed / np.where(total > 0, total, 1.0), reference.y).astype(np.float32)
+    taught = np.bincount(to, minlength=len(reference.start) - 1) > 0
+    return Teacher(Rows(reference.x, soft, reference.start), taught & (reference.sizes > 0))

@@ -1,0 +1,267 @@
+"""Checks that every method of the catalog must pass."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from abps import CATALOG, Run, simulate
+from abps.cohorts.federation import Federation
+from abps.engines.result import SCHEMA
+from abps.learn.training import StackedLearner
+from abps.methods.settings import names, with_settings
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
+
+ROUNDS = 2
+
+#: Small enough for the plain loop, large enough for several batches of unequal size in an epoch.
+SMALL = {"batch": "32", "hidden": "16,8"}
+
+#: The catalog, and the forms that are a setting away.
+CASES: dict[str, tuple[str, dict[str, str]]] = {name: (name, {}) for name in CATALOG} | {
+    "wpfed-kd": ("wpfed", {"exchange": "kd"}),
+    "defta-pull": ("defta", {"links": "pull"}),
+    "decefl-changing": ("decefl", {"graph": "changing-ring"}),
+    "bnn-global-prior": ("bnn", {"prior": "global", "average": "mixture"}),
+}
+
+every_method = pytest.mark.parametrize("case", CASES)
+
+
+def run(tiny: Federation, case: str, engine: str = "simulate", **more: Any) -> Run:
+    """Two rounds of a case on the tiny federation."""
+    name, settings = CASES[case]
+    settings = SMALL | {k: str(v) for k, v in (settings | more).items()}
+    return simulate(tiny, name, seed=11, rounds=int(settings.pop("rounds", ROUNDS)), settings=settings, engine=engine)
+
+
+def content(result: Run) -> str:
+    """A result as text, without what depends on the clock."""
+    out = result.to_json()
+    del out["seconds"]
+    return json.dumps(out, sort_keys=True)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tiny matrices are faster on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def once(tiny: Federation) -> dict[str, Run]:
+    """Every case, run once."""
+    return {case: run(tiny, case) for case in CASES}
+
+
+@every_method
+def test_finite_and_better_than_nothing(once, case) -> None:
+    result = once[case]
+    assert torch.isfinite(result.models).all()
+    assert 0.0 <= result.auroc.mean <= 1.0
+    assert result.auroc.scored_centers == 6
+    start = simulate_start(result)
+    assert not torch.equal(result.models, start)
+
+
+def simulate_start(result: Run) -> torch.Tensor:
+    """Zeros of the models' shape: no run may end there."""
+    return torch.zeros_like(result.models)
+
+
+@every_method
+def test_the_same_bytes_twice(tiny, once, case) -> None:
+    again = run(tiny, case)
+    assert content(again) == content(once[case])
+    assert torch.equal(again.models, once[case].models)
+    assert again.decisions.equals(once[case].decisions)
+
+
+@every_method
+def test_another_seed_is_another_run(tiny, once, case) -> None:
+    name, settings = CASES[case]
+    other = simulate(tiny, name, seed=12, rounds=ROUNDS, settings=SMALL | settings)
+    assert not torch.equal(other.models, once[case].models)
+
+
+@every_method
+def test_chunks_do_not_matter(tiny, once, case, monkeypatch) -> None:
+    monkeypatch.setattr(StackedLearner, "most", 1)
+    same(run(tiny, case), once[case])
+
+
+@every_method
+def test_one_center_at_a_time_gives_the_same(tiny, once, case) -> None:
+    same(run(tiny, case, engine="debug"), once[case])
+
+
+@every_method
+def test_engines_agree_in_every_weight_without_adam(tiny, case) -> None:
+    """SGD does not divide by the gradient, so rounding stays rounding in every single weight."""
+    more = {"optimizer": "sgd", "lr": 0.05}
+    fast, plain = run(tiny, case, **more), run(tiny, case, engine="debug", **more)
+    torch.testing.assert_close(fast.models, plain.models, rtol=0, atol=1e-4)
+
+
+def same(a: Run, b: Run) -> None:
+    """The same numbers but for rounding.
+
+    Adam divides by the size of the gradient: where that vanishes, rounding alone may move a weight by up
+    to the learning rate. Such weights are few, and they do not show in the predictions.
+    """
+    difference = (a.models - b.models).abs()
+    assert (difference > 1e-4).float().mean() < 1e-3
+    assert difference.max() < 2e-3
+    for one, two in ((a.auroc, b.auroc), (a.brier, b.brier)):
+        np.testing.assert_allclose(list(one.per_center.values()), list(two.per_center.values()), atol=1e-4)
+    assert a.bytes == b.bytes
+    assert a.rest == b.rest
+
+
+@every_method
+def test_order_of_the_centers_does_not_matter(tiny, once, case) -> None:
+    """The same federation with its centers renamed to another order of the same names gives each the same.
+
+    Centers are listed backwards; every random draw belongs to a center's name, so nothing may change but
+    the order of sums.
+    """
+    turned = Federation(
+        name=tiny.name,
+        features=tiny.features,
+        label=tiny.label,
+        center=(5 - tiny.center).astype(np.int32),
+        centers=tiny.centers[::-1],
+        time=tiny.time,
+        groups=tiny.groups[::-1],
+        descriptors=tiny.descriptors,
+    )
+    if CASES[case][0] == "centralized":
+        pytest.skip("the pooled rows are one center, shuffled in the order they are pooled in")
+    result = run(turned, case)
+    wanted = once[case].auroc.per_center
+    found = [result.auroc.per_center[name] for name in wanted]
+    if CASES[case][0].startswith(("abps", "random", "group")):
+        pytest.skip("ties between peers are broken by their place in the list")
+    np.testing.assert_allclose(found, list(wanted.values()), atol=1e-3)
+    assert result.bytes == once[case].bytes
+
+
+#: Edge bytes over those of a round of FedAvg in fp32; None: depends on who met whom.
+P = "private"
+EDGE: dict[str, float | str | None] = {
+    "centralized": 0.0, "local": 0.0, "fedavg": 1.0, "fedprox": 1.0, "feddyn": 1.0, "moon": 1.0, "fedavgm": 1.0,
+    "ditto": 1.0, "bnn": 2.0, "bnn-global-prior": 2.0, "scaffold": 2.0, "decefl": 1.0, "decefl-changing": 1.0,
+    "dpsgd": 1.0, "fedper": P, "fedrep": P, "fedavg-p": P,
+}
+
+
+@every_method
+def test_bytes(once, case) -> None:
+    result = once[case]
+    size = result.models.shape[1]
+    frame = frame_size(codec("fp32"), size)
+    fedavg = 6 * frame
+    spent = result.bytes
+    assert spent.vs_fedavg == pytest.approx(spent.edge / (50 * fedavg))
+    assert spent.edge <= spent.directed <= 2 * spent.edge + 1
+    if EDGE.get(case) == P:
+        assert spent.edge == ROUNDS * 6 * frame_size(codec("fp32"), size - 9)  # the head: 8 weights, 1 bias
+    elif case in EDGE:
+        assert spent.edge == pytest.approx(ROUNDS * EDGE[case] * fedavg, rel=1e-9)
+    if case in EDGE and CATALOG[CASES[case][0]].family == "star":
+        assert spent.control == 0
+    if case in ("defta", "wpfed"):
+        # Two links each, made greedily: at most one center is left with a place to spare.
+        assert 5 / 6 * ROUNDS * fedavg <= spent.edge <= ROUNDS * fedavg
+        assert spent.directed == 2 * spent.edge
+    if case == "defta-pull":
+        assert spent.directed == ROUNDS * 2 * fedavg
+    if case == "gossip":
+        assert spent.directed == ROUNDS * fedavg
+        assert ROUNDS * fedavg / 2 <= spent.edge <= ROUNDS * fedavg
+    if case == "wpfed-kd":
+        assert 0 < spent.edge < 0.1 * ROUNDS * fedavg
+    assert (spent.control > 0) == (CATALOG[CASES[case][0]].family not in ("reference", "star")) or case in EDGE
+
+
+@every_method
+def test_history_and_rest(once, case) -> None:
+    result = once[case]
+    assert result.rounds == ROUNDS
+    history = result.history
+    for column in (history.auroc, history.validation_auroc, history.edge_bytes, history.rest):
+        assert len(column) == ROUNDS
+    assert all(len(v) == ROUNDS for v in history.rest_causes.values())
+    assert history.edge_bytes[-1] == result.bytes.edge
+    assert history.auroc[-1] == pytest.approx(result.auroc.mean)
+    rest = result.rest
+    assert rest.share == pytest.approx(rest.no_candidates + rest.all_full + rest.declined + rest.budget)
+    assert rest.share == pytest.approx(np.mean(history.rest))
+
+
+@every_method
+def test_a_budget_ends_communication(tiny, once, case) -> None:
+    first = once[case].history.edge_bytes[0]
+    if not once[case].bytes.edge:
+        pytest.skip("it sends nothing")
+    budget = first + 1
+    result = run(tiny, case, rounds=3, budget=budget)
+    assert result.bytes.edge == first <= budget
+    assert result.history.edge_bytes == (first, first, first)
+    assert result.history.rest[1:] == (1.0, 1.0)
+    assert result.rest.budget == pytest.approx(2 / 3)
+    assert torch.isfinite(result.models).all()
+    # Every center goes on alone: their models part.
+    assert not torch.equal(result.models[0], result.models[1])
+
+
+@every_method
+def test_settings_are_reachable_by_name(case) -> None:
+    config = CATALOG[CASES[case][0]].config
+    known = names(config)
+    for field in fields(config):
+        assert any(name.split(".")[0] == field.name for name in known), field.name
+    for name in ("rounds", "lr", "epochs", "batch", "budget", "optimizer"):
+        assert name in known
+    changed = with_settings(config, {"lr": "0.01", "rounds": "7", "budget": "1e6"})
+    assert (changed.training.lr, changed.stop.rounds, changed.budget) == (0.01, 7, 1e6)
+
+
+@every_method
+def test_result_json(once, case) -> None:
+    out = json.loads(json.dumps(once[case].to_json(), allow_nan=False))
+    assert out["schema"] == SCHEMA == "abps.run/1"
+    assert out["method"] == CASES[case][0]
+    assert (out["seed"], out["rounds"]) == (11, ROUNDS)
+    assert out["data"]["centers"] == 6
+    assert len(out["data"]["fingerprint"]) > 8
+    assert set(out["auroc"]) == {"mean", "scored_centers", "at_best_validation", "per_center"}
+    assert len(out["auroc"]["per_center"]) == 6
+    assert {"edge", "directed", "control", "vs_fedavg"} == set(out["bytes"])
+    assert {"share", "no_candidates", "all_full", "declined"} <= set(out["rest"])
+    assert {"auroc", "validation_auroc", "edge_bytes", "rest"} <= set(out["history"])
+    assert math.isfinite(out["cost_usd"])
+    assert out["partners_mean"] >= 0
+    assert out["config"]["training"]["batch"] == 32
+    assert set(out["versions"]) >= {"abps", "torch", "numpy"}
+
+
+def test_the_catalog_names_all_methods_of_the_table() -> None:
+    wanted = """centralized local fedavg fedprox feddyn moon bnn fedavg-p fedavg-pq fedavg-x fedavgm scaffold
+    fedper fedrep ditto decefl defta wpfed dpsgd gossip random-k1 random-k3 group-oracle-k1 abps abps-p abps-q
+    abps-pq-k1 abps-pq-k1-hom abps-pq-k1-div abps-pq-k1-align abps-x""".split()
+    assert set(wanted) <= set(CATALOG)
+    for entry in CATALOG.values():
+        assert entry.family in ("reference", "star", "p2p", "control", "abps", "extension")
+        assert entry.summary
+        assert entry.source

@@ -1,0 +1,124 @@
+"""What methods ask of a learner besides training: full gradients, representations, training through a map."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from abps.cohorts.prepare import Prepared, Rows
+from abps.learn.models import MLP
+from abps.learn.training import LoopLearner, Objective, StackedLearner, Training
+
+PLAIN = Training(batch=16, dropout=0.0)
+
+
+class Other(nn.Module):
+    """A user's own network: goes through the general kernel."""
+
+    def __init__(self, width: int, rate: float = 0.3) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, 8)
+        self.drop = nn.Dropout(rate)
+        self.head = nn.Linear(8, 1)
+
+    def representation(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, 8)."""
+        return torch.tanh(self.first(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, 1)."""
+        return self.head(self.drop(self.representation(x)))
+
+
+def models(learner: StackedLearner | LoopLearner, count: int) -> torch.Tensor:
+    """Random models around the start."""
+    noise = torch.randn(count, learner.layout.size, generator=torch.Generator().manual_seed(3))
+    return learner.start + 0.1 * noise
+
+
+@pytest.mark.parametrize("factory", [PLAIN.model, Other])
+def test_gradient_is_autograds_over_all_rows(ready: Prepared, factory) -> None:
+    stacked = StackedLearner(ready, PLAIN, factory, 11)  # four batches of 16 a piece: several pieces a center
+    loop = LoopLearner(ready, PLAIN, factory, 11)
+    w = models(stacked, 6)
+    torch.testing.assert_close(
+        stacked.gradient(w, ready.train), loop.gradient(w, ready.train), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_gradient_of_chosen_owners_and_soft_labels(ready: Prepared) -> None:
+    stacked = StackedLearner(ready, PLAIN, PLAIN.model, 11)
+    rows = ready.train
+    soft = Rows(rows.x, np.random.default_rng(0).random(len(rows.y)).astype(np.float32), rows.start)
+    owner = np.array([4, 0, 4])
+    w = models(stacked, 3)
+    found = stacked.gradient(w, soft, owner)
+    network = MLP(ready.width, dropout=0.0)
+    for k, i in enumerate(owner):
+        mine = soft.only(int(i))
+        torch.nn.utils.vector_to_parameters(w[k].clone(), network.parameters())
+        probability = torch.sigmoid(network(torch.from_numpy(mine.x)))
+        # The divergence from a soft label has the gradient of cross-entropy against it.
+        p = torch.from_numpy(mine.y)
+        loss = (p * (p / probability).log() + (1 - p) * ((1 - p) / (1 - probability)).log()).mean()
+        wanted = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
+        torch.testing.assert_close(found[k], wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_a_center_without_rows_has_no_gradient(ready: Prepared) -> None:
+    empty = Rows(ready.train.x[:0], ready.train.y[:0], np.zeros(7, dtype=np.int64))
+    for kind in (StackedLearner, LoopLearner):
+        learner = kind(ready, PLAIN, PLAIN.model, 11)
+        assert not learner.gradient(models(learner, 6), empty).any()
+
+
+@pytest.mark.parametrize("factory", [Training().model, Other])
+def test_representation_is_the_modules_own(ready: Prepared, factory) -> None:
+    stacked, loop = (kind(ready, Training(), factory, 11) for kind in (StackedLearner, LoopLearner))
+    w, x = models(stacked, 2), torch.from_numpy(ready.train.x[:10]).view(2, 5, -1)
+    torch.testing.assert_close(stacked.representation(w, x), loop.representation(w, x), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("factory", [PLAIN.model, lambda width: Other(width, 0.0)])
+@pytest.mark.parametrize("kind", [StackedLearner, LoopLearner])
+def test_pull_adds_the_gradient_of_a_loss_on_the_representation(ready: Prepared, kind, factory) -> None:
+    """One SGD step on BCE + mean |z|^2, against autograd on the sum."""
+    training = Training(epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
+    network = factory(ready.width)
+    learner = kind(ready, training, factory, 11)
+    w = models(learner, 6)
+    square = Objective(pull=lambda members, x, w: lambda z: 2.0 * z)
+    after = learner.train(w, 1, square)
+    for i in range(6):
+        mine = ready.train.only(i)
+        torch.nn.utils.vector_to_parameters(w[i].clone(), network.parameters())
+        x = torch.from_numpy(mine.x)
+        loss = F.binary_cross_entropy_with_logits(network(x).reshape(-1), torch.from_numpy(mine.y))
+        loss = loss + (network.representation(x) ** 2).sum(1).mean()
+        slope = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
+        torch.testing.assert_close(after[i], w[i] - 0.1 * slope, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [StackedLearner, LoopLearner])
+def test_training_through_a_map_is_the_chain_rule(ready: Prepared, kind) -> None:
+    """Trained through w = 2 v with SGD, v moves by twice the gradient at w."""
+    training = Training(epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
+    learner = kind(ready, training, training.model, 11)
+    v = models(learner, 6) / 2
+    seen: list[int] = []
+
+    def through(members: torch.Tensor, step: int, value: torch.Tensor):
+        seen.append(step)
+        return 2 * value, lambda gradient: 2 * gradient
+
+    after = learner.train(v, 1, Objective(through=through))
+    wanted = v - 0.1 * 2 * learner.gradient(2 * v, ready.train)
+    torch.testing.assert_close(after, wanted, rtol=1e-4, atol=1e-6)
+    assert set(seen) == {0}
+    seen.clear()
+    more = Training(epochs=3, batch=32, dropout=0.0, hidden=(128, 64))
+    kind(ready, more, more.model, 11).train(v, 1, Objective(through=through))
+    assert set(seen) == set(range(3 * -(-int(ready.train.sizes.max()) // 32)))

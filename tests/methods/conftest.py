@@ -1,0 +1,51 @@
+"""A small world for methods, and rounds played by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from abps.cohorts.prepare import Prepared
+from abps.core import streams
+from abps.core.ledger import Ledger
+from abps.learn.training import LoopLearner, StackedLearner, Training
+from abps.methods.base import Method, World
+
+#: One full-batch step without dropout: local training that can be worked out by hand.
+ONE_STEP = Training(epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
+
+
+@pytest.fixture
+def one_step() -> Training:
+    """One full-batch gradient step of size 0.1 a round."""
+    return ONE_STEP
+
+
+@pytest.fixture
+def world(ready: Prepared) -> Callable[..., World]:
+    """A world for a training, by default of all centers and with the stacked learner."""
+
+    def make(training: Training, data: Prepared = ready, loop: bool = False) -> World:
+        learner = (LoopLearner if loop else StackedLearner)(data, training, training.model, 11)
+        return World(learner, data, streams.center_ids(data.centers), 11, 50)
+
+    return make
+
+
+@pytest.fixture
+def play() -> Callable[..., list[Any]]:
+    """All states of a run: before the first round and after each."""
+
+    def run(method: Method, world: World, rounds: int) -> list[Any]:
+        states, ledger = [method.init(world)], Ledger(method.budget)
+        for t in range(1, rounds + 1):
+            state, outcome = method.apply(world, states[-1], t, ledger)
+            ledger = ledger.book(outcome.traffic)
+            if outcome.overdrawn:
+                ledger = ledger.close()
+            states.append(state)
+        return states
+
+    return run

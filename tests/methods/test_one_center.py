@@ -1,0 +1,48 @@
+"""Every method that only averages is local training when there is nobody to average with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from abps.methods.catalog import CATALOG
+from abps.methods.fedavg import FedAvg
+from abps.methods.feddyn import FedDyn
+from abps.methods.fedprox import FedProx
+from abps.methods.local import Local
+from abps.methods.settings import with_settings
+
+AVERAGING = (
+    "fedavg fedavg-p fedper decefl dpsgd defta gossip random-k1 random-k3 abps abps-p abps-pq-k1".split()
+)
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_alone_it_is_local_training(ready, world, play, name) -> None:
+    config = CATALOG[name].config
+    alone = world(config.training, ready.only(3))
+    local = play(Local(training=config.training), alone, 3)[-1].models
+    torch.testing.assert_close(play(config, alone, 3)[-1].models, local, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "config", [FedAvg(), FedProx(mu=0.0), with_settings(CATALOG["moon"].config, {"mu": 0.0})]
+)
+def test_exactly(ready, world, play, config) -> None:
+    alone = world(config.training, ready.only(3))
+    assert torch.equal(
+        play(config, alone, 3)[-1].models, play(Local(training=config.training), alone, 3)[-1].models
+    )
+
+
+@pytest.mark.parametrize("name", ["wpfed", "scaffold", "feddyn", "moon", "bnn", "ditto", "fedavgm", "fedrep"])
+def test_one_center_runs(ready, world, play, name) -> None:
+    config = CATALOG[name].config
+    assert play(config, world(config.training, ready.only(3)), 2)[-1].models.isfinite().all()
+
+
+def test_feddyn_alone_without_memory_is_local(ready, world, play) -> None:
+    """One center and no server_h: the mean of one is itself, and a vanishing alpha leaves its loss alone."""
+    alone = world(FedDyn().training, ready.only(3))
+    dyn = play(FedDyn(alpha=1e-12, server_h=False), alone, 2)[-1].models
+    torch.testing.assert_close(dyn, play(Local(), alone, 2)[-1].models, rtol=1e-3, atol=1e-5)
