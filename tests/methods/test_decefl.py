@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -46,7 +48,7 @@ def test_on_a_complete_graph_one_step_is_averaged_descent(world, play, one_step)
     combined = play(DeceFL(training=one_step, graph="complete", order="adapt-then-combine"), here, 3)[-1]
     torch.testing.assert_close(combined.models, w.expand(here.n, -1), rtol=1e-4, atol=1e-6)
     states = play(DeceFL(training=one_step, graph="complete"), here, 3)
-    for before, after in zip(states, states[1:]):
+    for before, after in itertools.pairwise(states):
         slope = here.learner.gradient(before.models, here.data.train)
         wanted = before.models.mean(0) - 0.1 * slope  # the mean of all, and the own step only
         torch.testing.assert_close(after.models, wanted, rtol=1e-4, atol=1e-6)
@@ -56,7 +58,9 @@ def test_combining_trained_models_on_a_complete_graph_is_uniform_fedavg(world, p
     here = world(Training())
     torch.testing.assert_close(
         play(DeceFL(graph="complete", order="adapt-then-combine"), here, 1)[-1].models,
-        play(FedAvg(weighting="uniform"), here, 1)[-1].models, rtol=1e-4, atol=1e-6,
+        play(FedAvg(weighting="uniform"), here, 1)[-1].models,
+        rtol=1e-4,
+        atol=1e-6,
     )
 
 
@@ -100,7 +104,13 @@ def test_a_ring_has_as_many_edges_as_centers(n: int) -> None:
         assert graphs.connected(n, edges)
 
 
-@given(st.integers(2, 12).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=20))))
+@given(
+    st.integers(2, 12).flatmap(
+        lambda n: st.tuples(
+            st.just(n), st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=20)
+        )
+    )
+)
 @settings(max_examples=50)
 def test_connected_against_a_walk(case) -> None:
     n, pairs = case

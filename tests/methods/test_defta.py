@@ -127,7 +127,9 @@ def test_links(world, links) -> None:
     else:
         assert heard.max() <= 2
         assert len(touching) in (5, 6)
-        assert sorted(zip(receiver.tolist(), sender.tolist())) == sorted(zip(sender.tolist(), receiver.tolist()))
+        assert sorted(zip(receiver.tolist(), sender.tolist())) == sorted(
+            zip(sender.tolist(), receiver.tolist())
+        )
     assert not rest.any()
 
 

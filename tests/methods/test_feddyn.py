@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -44,7 +46,7 @@ def test_a_center_can_work_out_the_mean_from_the_clouds(world, play) -> None:
     """So evaluating the mean costs no byte: m = (w_t + w_{t-1} - h_{t-1}) / 2."""
     states = play(FedDyn(), world(Training()), 3)
     h = torch.zeros_like(states[0].h)
-    for before, after in zip(states, states[1:]):
+    for before, after in itertools.pairwise(states):
         mean = (after.cloud[0] + before.cloud[0] - h) / 2
         torch.testing.assert_close(mean, after.models[0], rtol=1e-4, atol=1e-6)
         h = h + mean - before.cloud[0]

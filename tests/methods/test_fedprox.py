@@ -25,7 +25,9 @@ def test_steps_follow_the_proximal_gradient(world, play) -> None:
     for _ in range(2):
         w = w - 0.1 * (here.learner.gradient(w, here.data.train) + 2.0 * (w - start))
     size = here.sizes()
-    torch.testing.assert_close(play(method, here, 1)[-1].models[0], (size / size.sum()) @ w, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        play(method, here, 1)[-1].models[0], (size / size.sum()) @ w, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_a_stronger_term_keeps_centers_nearer(world) -> None:

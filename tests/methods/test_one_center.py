@@ -12,9 +12,8 @@ from abps.methods.fedprox import FedProx
 from abps.methods.local import Local
 from abps.methods.settings import with_settings
 
-AVERAGING = (
-    "fedavg fedavg-p fedper decefl dpsgd defta gossip random-k1 random-k3 abps abps-p abps-pq-k1".split()
-)
+AVERAGING = ["fedavg", "fedavg-p", "fedper", "decefl", "dpsgd", "defta", "gossip"]
+AVERAGING += ["random-k1", "random-k3", "abps", "abps-p", "abps-pq-k1"]
 
 
 @pytest.mark.parametrize("name", AVERAGING)

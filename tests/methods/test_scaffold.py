@@ -22,7 +22,9 @@ def alike(ready: Prepared) -> Prepared:
     train = Rows(np.tile(rows.x, (3, 1)), np.tile(rows.y, 3), np.arange(4) * len(rows.y))
     part = {"validation": ready.validation, "test": ready.test}
     cut = {k: Rows(v.x[: v.start[3]], v.y[: v.start[3]], v.start[:4]) for k, v in part.items()}
-    return replace(ready, centers=ready.centers[:3], train=train, groups=None, metadata=ready.metadata[:3], **cut)
+    return replace(
+        ready, centers=ready.centers[:3], train=train, groups=None, metadata=ready.metadata[:3], **cut
+    )
 
 
 @pytest.mark.parametrize("control", ["gradient", "displacement"])
@@ -40,7 +42,9 @@ def test_equal_centers_need_no_correction(world, play, alike, one_step, control)
 def test_both_options_agree_after_one_full_step(world, play, one_step) -> None:
     """With one full-batch SGD step the displacement over the step size is the gradient at the start."""
     here = world(one_step)
-    one, two = (play(Scaffold(training=one_step, control=c), here, 1)[-1] for c in ("gradient", "displacement"))
+    one, two = (
+        play(Scaffold(training=one_step, control=c), here, 1)[-1] for c in ("gradient", "displacement")
+    )
     torch.testing.assert_close(one.own, two.own, rtol=1e-3, atol=1e-5)
 
 

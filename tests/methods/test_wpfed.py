@@ -22,7 +22,7 @@ def test_reference_rows_come_from_training_and_are_not_trained_on(ready) -> None
 
 
 def test_codes_are_of_what_was_learnt(world, play) -> None:
-    """Under the common start codes of the weights themselves are nearly all alike; codes of theta - theta_0 not."""
+    """Under a common start, codes of the weights are nearly alike; codes of theta - theta_0 are not."""
     here = world(Training())
     method = WPFed()
     state = method.init(here)

@@ -360,7 +360,9 @@ class StackedLearner(_Common):
                 flat = torch.from_numpy((first + np.where(real, step * size + column, 0)).ravel())
                 weight = torch.from_numpy((real / piece.sizes[:, None]).astype(np.float32))
                 batch = x.index_select(0, flat).view(*real.shape, -1)
-                self.kernel.gradient(models, batch, y.index_select(0, flat).view(real.shape), weight, [], part)
+                self.kernel.gradient(
+                    models, batch, y.index_select(0, flat).view(real.shape), weight, [], part
+                )
                 total.index_add_(0, members, part)
 
         self._each(work, len(pieces))

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from abps.core import ledger as bytes_of
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger
+from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
 from abps.methods import graphs
 from abps.methods.base import Method, Models, Outcome, Wire, World
@@ -71,7 +70,9 @@ class DeceFL(Method):
         before = state.models
         trained = world.learner.train(before, t)
         edges = self.edges(world, t)
-        traffic = bytes_of.pairs(len(edges), self.wire.payload(world))
+        payload = self.wire.payload(world)
+        # The graph is agreed on beforehand: no proposals, no answers.
+        traffic = Traffic(edge=len(edges) * payload, directed=2 * len(edges) * payload)
         if not ledger.affords(traffic):
             return Models(trained), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
         degree = np.bincount(edges.ravel(), minlength=world.n)

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from abps.core import ledger as bytes_of
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
@@ -148,15 +149,15 @@ class DeFTA(Method):
             sender = np.array([j for c in chosen for j in c], dtype=np.int64)
             touching = len({(min(a, b), max(a, b)) for a, b in zip(receiver.tolist(), sender.tolist())})
             rest = np.where([len(c) > 0 for c in chosen], Rest.NOT, Rest.NO_CANDIDATES).astype(np.int8)
-            # Every sender tells its listeners its outdegree.
+            # A request each, and every sender tells its listeners its outdegree.
             control = 2 * len(sender) * CONTROL_MESSAGE
             return receiver, sender, rest, Traffic(touching * payload, len(sender) * payload, control)
         turns = np.argsort(streams.bits(world.seed, "proposal-order", t, world.ids), kind="stable")
         plan = propose(turns.tolist(), ranking, lambda peer, proposer: Answer.ACCEPTED, self.peers)
         receiver, sender = graphs.both_ways(plan.pairs)
-        control = 2 * (len(plan.center) + len(plan.pairs)) * CONTROL_MESSAGE
-        edges = len(plan.pairs)
-        return receiver, sender, plan.rest, Traffic(edges * payload, 2 * edges * payload, control)
+        outdegrees = Traffic(control=len(sender) * CONTROL_MESSAGE)
+        traffic = bytes_of.pairs(len(plan.pairs), payload, len(plan.center)) + outdegrees
+        return receiver, sender, plan.rest, traffic
 
     def rankings(self, world: World, confidence: Floats, t: int) -> list[list[int]]:
         """Every center's known peers in the order of a draw without replacement from its trust."""

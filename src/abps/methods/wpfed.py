@@ -151,7 +151,7 @@ class WPFed(Method):
         spent = bytes_of.directory(world.n, -(-self.bits // 32) + self.neighbours)
         if self.exchange == "params":
             return spent + bytes_of.pairs(len(plan.pairs), self.wire.payload(world), len(plan.center))
-        spent += bytes_of.pairs(0, 0, len(plan.center))
+        spent += bytes_of.pairs(len(plan.pairs), 0, len(plan.center))
         # Center i's reference rows go out over each of its links, and a number per row comes back.
         rows = state.reference.sizes[plan.pairs.ravel()]
         answers = sum(frame_size(codec(self.wire.codec), int(r)) for r in rows)
