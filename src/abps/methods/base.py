@@ -65,10 +65,6 @@ class Wire:
         arrived = codec(self.codec).arrive((weights - base).numpy(), keys)
         return torch.from_numpy(arrived) + base
 
-    def arrive(self, weights: Tensor) -> Tensor:
-        """(senders, shared) as the receivers see them after encoding and decoding."""
-        return torch.from_numpy(codec(self.codec).arrive(weights.numpy()))
-
 
 @dataclass(frozen=True)
 class Stopping:

@@ -100,10 +100,13 @@ class BNN(Method):
         if not ledger.affords(traffic):
             return State(mean, raw), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
         weights = center_weights(world, self.weighting)
-        center, spread = pooled(wire.arrive(mean), F.softplus(wire.arrive(raw)), weights, self.average)
-        down = wire.arrive(torch.stack([center, raw_of(spread)]))
-        after = State(down[0].expand(world.n, -1), down[1].expand(world.n, -1))
-        return after, Outcome.of_star(world.n, traffic)
+        # Two messages each way, each with a number of its own.
+        first, second = 2 * t - 1, 2 * t
+        arrived = wire.deliver(world, mean, first), F.softplus(wire.deliver(world, raw, second))
+        center, spread = pooled(*arrived, weights, self.average)
+        mean = wire.deliver(world, center[None], first, server=True).expand(world.n, -1)
+        raw = wire.deliver(world, raw_of(spread)[None], second, server=True).expand(world.n, -1)
+        return State(mean, raw), Outcome.of_star(world.n, traffic)
 
     def objective(self, world: World, state: State, t: int) -> Objective:
         """The gradient at drawn weights, carried back to means and raw spreads."""

@@ -80,7 +80,7 @@ class DeceFL(Method):
         weight = np.full(len(to), 1.0 / (degree.max(initial=0) + 1))
         shared = self.wire.shared(world)
         sent = trained if self.order == "adapt-then-combine" else before
-        mixed = graphs.combine(sent, self.wire.arrive(sent[:, :shared]), to, by, weight)
+        mixed = graphs.combine(sent, self.wire.deliver(world, sent[:, :shared], t), to, by, weight)
         if sent is before:
             mixed += trained - before
         return Models(mixed), Outcome(traffic, degree, np.zeros(world.n, dtype=np.int8))

@@ -113,7 +113,7 @@ class DeFTA(Method):
             return after, Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
         size = center_weights(world, self.weighting).numpy().astype(np.float64)
         heard = Heard(receiver, sender, outdegree_weights(size, receiver, sender))
-        arrived = self.wire.arrive(trained[:, : self.wire.shared(world)])
+        arrived = self.wire.deliver(world, trained[:, : self.wire.shared(world)], t)
         mixed = graphs.combine(trained, arrived, receiver, sender, heard.weight)
         state = State(mixed, confidence, loss, best, best_loss, heard)
         return state, Outcome(traffic, np.bincount(receiver, minlength=world.n), rest)

@@ -45,10 +45,10 @@ class FedAvg(Method):
     def apply(self, world: World, state: Models, t: int, ledger: Ledger) -> tuple[Models, Outcome]:
         """Train, send up, average, send down."""
         trained = world.learner.train(state.models, t, PLAIN if ledger.closed else self.objective(state))
-        return self.exchange(world, state, trained, ledger)
+        return self.exchange(world, state, trained, t, ledger)
 
     def exchange(
-        self, world: World, state: Models, trained: Tensor, ledger: Ledger
+        self, world: World, state: Models, trained: Tensor, t: int, ledger: Ledger
     ) -> tuple[Models, Outcome]:
         """Send the trained models (n, P) up, average, send down; ``trained`` is overwritten."""
         traffic = bytes_of.star(world.n, self.wire.payload(world))

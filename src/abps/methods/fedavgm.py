@@ -58,8 +58,8 @@ class FedAvgM(Method):
                 world.n, Rest.BUDGET, overdrawn=True
             )
         shared = self.wire.shared(world)
-        mean = server_mean(world, self.wire, trained[:, :shared], self.weighting)
+        mean = server_mean(world, self.wire, trained[:, :shared], self.weighting, t)
         velocity = self.beta * state.velocity + (state.server - mean)
         server = state.server - self.server_lr * velocity
-        trained[:, :shared] = self.wire.arrive(server[None])
+        trained[:, :shared] = self.wire.deliver(world, server[None], t, server=True)
         return State(trained, server, velocity), Outcome.of_star(world.n, traffic)

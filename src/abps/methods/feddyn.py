@@ -83,10 +83,11 @@ class FedDyn(Method):
             return State(trained, trained, state.moved, state.h), Outcome.alone(
                 world.n, Rest.BUDGET, overdrawn=True
             )
-        mean = wire.arrive(trained).mean(0)
+        mean = wire.deliver(world, trained, t).mean(0)
         # All centers received the same cloud, so the first row stands for it.
         h = state.h + (mean - state.cloud[0])
-        cloud = wire.arrive((mean + h if self.server_h else mean)[None]).expand(world.n, -1)
+        sent = mean + h if self.server_h else mean
+        cloud = wire.deliver(world, sent[None], t, server=True).expand(world.n, -1)
         shown = mean.expand(world.n, -1) if self.evaluate == "mean" else cloud
         return State(shown, cloud, state.moved + (trained - state.cloud), h), Outcome.of_star(
             world.n, traffic

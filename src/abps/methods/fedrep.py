@@ -40,4 +40,4 @@ class FedRep(FedAvg):
             state.models, 2 * t - 1, columns=slice(shared, None), epochs=self.head_epochs
         )
         trained = world.learner.train(fitted, 2 * t, columns=slice(0, shared), epochs=self.trunk_epochs)
-        return self.exchange(world, state, trained, ledger)
+        return self.exchange(world, state, trained, t, ledger)

@@ -47,7 +47,7 @@ class Gossip(Method):
         traffic = self.traffic(world, by, to[by])
         if not ledger.affords(traffic):
             return State(trained, age), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-        arrived = self.wire.arrive(trained[:, : self.wire.shared(world)])
+        arrived = self.wire.deliver(world, trained[:, : self.wire.shared(world)], t)
         # Every message has its own place in the receiver's queue, whatever order centers are listed in.
         place = streams.uniforms(world.seed, "proposal-order", t, world.ids[to[by]], world.ids[by])
         models, age = merge(trained, age, arrived, by, to[by], place)

@@ -56,7 +56,7 @@ class MOON(FedAvg):
         """FedAvg's round, with the contrastive loss."""
         objective = PLAIN if ledger.closed else self.contrast(world.learner, state)
         trained = world.learner.train(state.models, t, objective)
-        after, outcome = self.exchange(world, state, trained.clone(), ledger)
+        after, outcome = self.exchange(world, state, trained.clone(), t, ledger)
         return State(after.models, trained), outcome
 
     def contrast(self, learner: Learner, state: State) -> Objective:

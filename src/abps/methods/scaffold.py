@@ -74,10 +74,14 @@ class Scaffold(Method):
         own = self.renewed(world, state, trained)
         weights = center_weights(world, self.weighting)
         server = state.models[0]
-        step = weighted_mean(wire.arrive(trained - server), weights)
-        common = state.common + weighted_mean(wire.arrive(own - state.own), weights)
-        models = wire.arrive((server + self.server_lr * step)[None]).expand(world.n, -1)
-        return State(models, own, wire.arrive(common[None])[0]), Outcome.of_star(world.n, traffic)
+        # Two messages each way, each with a number of its own.
+        first, second = 2 * t - 1, 2 * t
+        mean = weighted_mean(wire.deliver(world, trained, first), weights)
+        common = weighted_mean(wire.deliver(world, own, second), weights)
+        moved = torch.lerp(server, mean, self.server_lr)
+        models = wire.deliver(world, moved[None], first, server=True).expand(world.n, -1)
+        common = wire.deliver(world, common[None], second, server=True)[0]
+        return State(models, own, common), Outcome.of_star(world.n, traffic)
 
     def renewed(self, world: World, state: State, trained: Tensor) -> Tensor:
         """(n, P) every center's control variate after the round."""

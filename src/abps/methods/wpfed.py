@@ -69,7 +69,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class WPFed(Method):
-    """exchange: params or kd.  neighbours: at most.  gamma: weight of the distance between codes.
+    """exchange: params or kd (predictions, always in fp32).  neighbours: at most.  gamma: weight of the distance between codes.
 
     bits: length of the code.  reference_share: of the training rows.  alpha: weight of the own loss (kd).
     """
@@ -116,18 +116,19 @@ class WPFed(Method):
         to, by = graphs.both_ways(plan.pairs)
         order = np.argsort(to, kind="stable")
         to, by = to[order], by[order]
-        arrived = trained.clone()
         shared = self.wire.shared(world)
-        arrived[:, :shared] = self.wire.arrive(trained[:, :shared])
-        # What a neighbour's model says about the own reference rows; private layers are the center's own.
-        seen = trained[torch.from_numpy(to)].clone()
-        seen[:, :shared] = arrived[torch.from_numpy(by), :shared]
+        arrived = self.wire.deliver(world, trained[:, :shared], t)
+        # What a neighbour's model says about the own reference rows: the neighbour predicts with all of its
+        # model, or the center with what it received and its own private layers.
+        seen = trained[torch.from_numpy(by if self.exchange == "kd" else to)]
+        if self.exchange == "params":
+            seen[:, :shared] = arrived[torch.from_numpy(by)]
         answers = state.learner.logits(seen, state.reference, to)
         score = scores(world.n, to, by, log_loss(answers, labels_of(state.reference, to)))
         after = replace(after, score=score)
         if self.exchange == "params":
             total = 1.0 + np.bincount(to, weights=weight[to, by], minlength=world.n)
-            mixed = graphs.combine(trained, arrived[:, :shared], to, by, weight[to, by] / total[to])
+            mixed = graphs.combine(trained, arrived, to, by, weight[to, by] / total[to])
             after = replace(after, models=mixed)
         else:
             after = replace(after, teacher=teach(state.reference, answers, to, weight[to, by]))
@@ -154,7 +155,7 @@ class WPFed(Method):
         spent += bytes_of.pairs(len(plan.pairs), 0, len(plan.center))
         # Center i's reference rows go out over each of its links, and a number per row comes back.
         rows = state.reference.sizes[plan.pairs.ravel()]
-        answers = sum(frame_size(codec(self.wire.codec), int(r)) for r in rows)
+        answers = sum(frame_size(codec("fp32"), int(r)) for r in rows)
         return spent + Traffic(answers // 2, answers, 4 * world.data.width * int(rows.sum()))
 
     def distil(self, learner: Learner, teacher: Teacher) -> Objective:
