@@ -1,23 +1,24 @@
 """``fedprox-synthetic``: Synthetic(alpha, beta) of Li et al., "Federated Optimization in Heterogeneous
 Networks" (MLSys 2020), with two classes instead of ten.
 
-Center k draws u_k ~ N(0, alpha) and B_k ~ N(0, beta). Its own logistic model has weights and bias
-~ N(u_k, 1); its features are x ~ N(v_k, S) with v_k ~ N(B_k, 1) per feature and S diagonal,
-S_jj = j^-1.2. So alpha says how much the centers' models differ, beta how much their data do, and
-the label is the class with the higher score (with two classes: the sign of one score, whose weights are
-the difference of two draws around the same u_k and therefore keep no trace of u_k; see below).
+As there, center k draws u_k ~ N(0, alpha) and B_k ~ N(0, beta); its features are x ~ N(v_k, S) with
+v_k ~ N(B_k, 1) per feature and S diagonal, S_jj = j^-1.2; the weights and the bias of its own linear
+model are ~ N(u_k, 1). So alpha says how much the centers' models differ and beta how much their data do.
+Sizes are heavy-tailed.
 
-Two departures, both because the label is binary. The difference of two class models cancels u_k, so
-that alpha would do nothing: here the score's weights are drawn around u_k directly. And a center whose
-features lie far from zero would have one class only: the score is centred on the center's own mean
-before the sign is taken, then shifted so that ``positive`` of the stays are positive on average over
-centers.
+Two departures, both because there are two classes. With two classes only the difference of their weights
+counts, and in a difference of two draws around the same u_k, u_k cancels: here the score's own weights
+are drawn around u_k. And a score w.x + b with v_k far from zero makes nearly every center one-sided: here
+the score is w.(x - v_k), and the bias sets the center's share of positives,
+logistic(logit(positive) + bias / 2), kept between 0.1 and 0.9. A sample is positive if its score is
+among the highest of its center, as many as that share says: the labels have no noise.
 
-Columns: y (label), center, x01, x02, ... (features, float).
+Columns: y (label, 0 or 1), center, x01, x02, ... (features).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,7 @@ class FedproxSynthetic:
     centers, features: how many of each.
     smallest, mean_log, spread_log: sizes are smallest + exp(N(mean_log, spread_log**2)), heavy-tailed.
     largest: no center has more rows than this.
-    positive: share of positives, on average over centers.
+    positive: share of positives in a center whose bias is zero.
     seed: which federation of this kind.
     """
 
@@ -59,10 +60,10 @@ class FedproxSynthetic:
             ("beta", 0, 1_000),
             ("centers", 1, 100_000),
             ("features", 1, 10_000),
-            ("smallest", 20, 1_000_000),
+            ("smallest", 40, 1_000_000),
             ("mean_log", 0, 12),
             ("spread_log", 0, 4),
-            ("largest", 20, 10_000_000),
+            ("largest", 40, 10_000_000),
             ("positive", 0.01, 0.99),
             ("seed", 0, 2**63 - 1),
         ):
@@ -87,16 +88,19 @@ class FedproxSynthetic:
         for name in names:
             # The center's own stream: adding centers leaves those that exist as they are.
             rng = streams.generator(self.seed, "generate", 0, streams.center_id(name))
-            model = streams.generator(self.seed, "generate", 1, 0) if self.iid else rng
             size = min(self.smallest + int(np.exp(rng.normal(self.mean_log, self.spread_log))), self.largest)
-            u = 0.0 if self.iid else rng.normal(0.0, np.sqrt(self.alpha))
-            b = 0.0 if self.iid else rng.normal(0.0, np.sqrt(self.beta))
-            weights = model.normal(u, 1.0, d)
-            v = np.zeros(d) if self.iid else rng.normal(b, 1.0, d)
+            if self.iid:
+                model, u, v = streams.generator(self.seed, "generate", 1), 0.0, np.zeros(d)
+            else:
+                model, u = rng, rng.normal(0.0, math.sqrt(self.alpha))
+                v = rng.normal(rng.normal(0.0, math.sqrt(self.beta)), 1.0, d)
+            weights, bias = model.normal(u, 1.0, d), model.normal(u, 1.0)
+            odds = math.log(self.positive / (1.0 - self.positive)) + bias / 2.0
+            share = min(max(1.0 / (1.0 + math.exp(-odds)), 0.1), 0.9)
             x = v + scale * rng.standard_normal((size, d))
-            score = (x - v) @ weights
+            rank = np.argsort(np.argsort((v - x) @ weights, kind="stable"), kind="stable")
             xs.append(x)
-            ys.append(score > np.quantile(score, 1.0 - self.positive))
+            ys.append(rank < round(share * size))
             sizes.append(size)
         x = np.concatenate(xs)
         return pl.DataFrame(

@@ -27,14 +27,14 @@ from abps.core.errors import RequestError
 Floats = NDArray[np.float64]
 
 # ---------------------------------------------------------------------------------------------------
-# Difficulty: the only numbers that were chosen by how well models do (docs/icu-synthetic.md).
+# Difficulty: the numbers that were chosen by how well models do (docs/icu-synthetic.md).
 
 #: Standard deviation of the risk common to all units, in log-odds, at ``signal=1``.
-RISK_SPREAD = 2.2
+RISK_SPREAD = 1.55
 #: How the variance of the common risk divides over its three parts.
-DIRECT_SHARE, CURVED_SHARE, INTERACTION_SHARE = 0.25, 0.50, 0.25
+DIRECT_SHARE, CURVED_SHARE, INTERACTION_SHARE = 0.38, 0.47, 0.15
 #: Standard deviation of a unit's own risk, in log-odds, at ``risk=1``.
-UNIT_RISK_SPREAD = 0.5
+UNIT_RISK_SPREAD = 0.6
 
 # ---------------------------------------------------------------------------------------------------
 # The schema.
@@ -59,6 +59,10 @@ VITALS = ("heart_rate", "sbp", "dbp", "mbp", "resp_rate", "spo2", "temperature")
 VITAL_MEAN = np.array([86.0, 119.0, 63.0, 79.0, 19.5, 96.9, 36.9])
 VITAL_SD = np.array([16.0, 17.0, 11.0, 11.0, 4.0, 2.0, 0.55])
 VITAL_RANGE = np.array([18.0, 24.0, 16.0, 18.0, 7.0, 3.5, 0.65])
+#: How much the swing of a vital varies: with the stay (all vitals swing) and by itself, as a logarithm.
+SWING_SHARED, SWING_OWN = 0.25, 0.60
+#: How much it varies, as a share of the swing, on which side of the mean most of it lies.
+LEAN = 0.35
 VITAL_LOWEST = np.array([20.0, 40.0, 15.0, 25.0, 3.0, 50.0, 30.0])
 VITAL_HIGHEST = np.array([220.0, 260.0, 160.0, 190.0, 65.0, 100.0, 42.5])
 
@@ -156,7 +160,8 @@ CENTER_SCATTER = 0.06
 class IcuSynthetic:
     """The knobs of ``icu-synthetic``. The defaults give the 230 centers that the reports use.
 
-    heterogeneity: how much care units differ: 0 same risk everywhere, 1 mild, 2 medium, 4 severe.
+    heterogeneity: how much care units differ: 0 one risk for all, 1 mild, 2 medium, 4 severe.
+        The default lies between none and mild.
     risk: differences in the risk function alone; unset, it follows ``heterogeneity``.
     case_mix: differences in who is admitted, and how ill; unset, (1 + heterogeneity) / 2.
     aligned: units with one case mix also share one risk function. If false, a center takes case mix,
@@ -173,7 +178,7 @@ class IcuSynthetic:
     seed: which federation of this kind.
     """
 
-    heterogeneity: float = 1.0
+    heterogeneity: float = 0.3
     risk: float | None = None
     case_mix: float | None = None
     aligned: bool = True
@@ -182,7 +187,7 @@ class IcuSynthetic:
     groups: int = 6
     group_sizes: tuple[int, ...] = ()
     stays: int | None = None
-    size_spread: float = 0.30
+    size_spread: float = 0.60
     signal: float = 1.0
     drift: float = 0.0
     seed: int = 0
@@ -231,8 +236,7 @@ class IcuSynthetic:
 
     def generate(self) -> pl.DataFrame:
         """One row per stay: died, center, careunit, admission_year, patient, then the features."""
-        population = _population(self)
-        return _draw(population, self.seed)
+        return draw(population_of(self), self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +293,7 @@ def _units(knobs: IcuSynthetic, groups: int) -> tuple[list[str], dict[str, Float
     rng = _stream(knobs.seed, "further units")
     novel = (np.arange(groups) >= len(UNITS))[:, None]
     profile = {
-        "mortality": _logit([[u.mortality] for u in table]),
+        "mortality": np.array([[u.mortality] for u in table]),
         "volume": np.log([[u.volume] for u in table]),
         "age": np.array([[u.age] for u in table]),
         "male": _logit([[u.male] for u in table]),
@@ -314,7 +318,18 @@ def _windows(knobs: IcuSynthetic, counts: list[int], volume: Floats) -> tuple[ND
     return np.concatenate(kept), np.concatenate([size[g, k] for g, k in enumerate(kept)])
 
 
-def _population(knobs: IcuSynthetic) -> Population:
+def _dealt(counts: list[int], rng: np.random.Generator) -> NDArray[np.int64]:
+    """(n,) a center for every center, without replacement, each group's dealt evenly over all groups."""
+    n, group = sum(counts), np.repeat(np.arange(len(counts)), counts)
+    by_group = np.lexsort((rng.random(n), group))
+    # Members of a group at even distances on a line: whichever stretch of it holds all groups alike.
+    line = np.concatenate([(rng.permutation(count) + rng.random()) / count for count in counts])
+    donor = np.empty(n, dtype=np.int64)
+    donor[np.argsort(line, kind="stable")] = by_group
+    return donor
+
+
+def population_of(knobs: IcuSynthetic) -> Population:
     """What each center's stays are drawn from."""
     n = knobs.centers
     counts = list(knobs.group_sizes) or [len(part) for part in np.array_split(np.arange(n), knobs.groups)]
@@ -325,9 +340,8 @@ def _population(knobs: IcuSynthetic) -> Population:
     risk_unit = np.repeat(np.arange(groups), counts)
     window, size = _windows(knobs, counts, profile["volume"])
 
-    # Whose case mix: the center's own unit's, or that of a center drawn without replacement.
-    rng = _stream(knobs.seed, "alignment")
-    donor = np.arange(n) if knobs.aligned else rng.permutation(n)
+    # Whose case mix: the center's own unit's, or each unit's dealt evenly over all units.
+    donor = np.arange(n) if knobs.aligned else _dealt(counts, _stream(knobs.seed, "alignment"))
     mix_unit = risk_unit[donor]
     size = size[donor]
     common = _stream(knobs.seed, "alike").permutation(n) < round(knobs.alike * n)
@@ -355,22 +369,24 @@ def _population(knobs: IcuSynthetic) -> Population:
     # the common risk stays the average of all. With drift they turn away from where they began.
     terms = len(_DIRECT)
     own = _stream(knobs.seed, "unit risk").standard_normal((2, groups, terms))
-    if groups > 1:
-        own = own - own.mean(axis=1, keepdims=True)
-    own = own / np.sqrt((own**2).sum(axis=2, keepdims=True)) * UNIT_RISK_SPREAD
+    own = own - own.mean(axis=1, keepdims=True)  # so a federation of one unit has nothing of its own
+    own = own * (risk * UNIT_RISK_SPREAD / np.maximum(np.sqrt((own**2).sum(axis=2, keepdims=True)), 1e-9))
     shared = _stream(knobs.seed, "drifting risk").standard_normal(terms)
-    shared = shared / np.sqrt((shared**2).sum()) * UNIT_RISK_SPREAD
-    weights = np.where(common[:, None], 0.0, risk * own[0][risk_unit]) + position[:, None] * (
-        shared + np.where(common[:, None], 0.0, risk * own[1][risk_unit])
-    )
+    shared = shared * (UNIT_RISK_SPREAD / np.sqrt((shared**2).sum()))
+    own_now = own[0][risk_unit] + position[:, None] * own[1][risk_unit]
+    weights = np.where(common[:, None], 0.0, own_now) + position[:, None] * shared
 
+    # Centers with one case mix and one risk function share one mortality, that of the case mix.
+    strata, stratum = np.unique(
+        np.column_stack([mix_unit, np.where(common, -1, risk_unit)]), axis=0, return_inverse=True
+    )
     years = FIRST_YEAR + 2 * window
     careunit = [unit_names[g] for g in risk_unit]
     return Population(
         names=tuple(f"{unit}/{year}" for unit, year in zip(careunit, years)),
         groups=tuple("COMMON" if alike else unit for alike, unit in zip(common, careunit)),
-        stratum=mix_unit,
-        mortality=1.0 / (1.0 + np.exp(-profile["mortality"][:, 0])),
+        stratum=stratum.reshape(-1),
+        mortality=profile["mortality"][strata[:, 0], 0],
         year=years.astype(np.float64),
         sizes=_apportion(size, knobs.total_stays, SMALLEST_CENTER),
         age=of_center("age", 1.5, 0.5)[:, 0],
@@ -398,9 +414,33 @@ _PLANNED = {
     "AMBULATORY SURGERY TRANSFER": 0.5,
 }
 
+#: How the way into the unit, and what nobody could ask about, goes with severity.
+_ROUTE = {
+    ("race", ""): 0.9,
+    ("admission_type", "EW EMER."): 0.4,
+    ("admission_type", "URGENT"): 0.5,
+    ("admission_type", "DIRECT EMER."): 0.2,
+    ("admission_type", "OBSERVATION ADMIT"): -0.3,
+    ("admission_type", "SURGICAL SAME DAY ADMISSION"): -1.0,
+    ("admission_type", "ELECTIVE"): -0.8,
+    ("admission_type", "EU OBSERVATION"): -0.9,
+    ("admission_type", "DIRECT OBSERVATION"): -0.6,
+    ("admission_type", "AMBULATORY OBSERVATION"): -0.9,
+    ("admission_location", "TRANSFER FROM HOSPITAL"): 0.4,
+    ("admission_location", "TRANSFER FROM SKILLED NURSING FACILITY"): 0.8,
+    ("admission_location", "INTERNAL TRANSFER"): 0.6,
+    ("admission_location", "PHYSICIAN REFERRAL"): -0.4,
+    ("admission_location", "CLINIC REFERRAL"): 0.3,
+    ("admission_location", "PROCEDURE SITE"): -0.3,
+    ("admission_location", "PACU"): -0.5,
+    ("insurance", "Private"): -0.2,
+    ("insurance", ""): 0.7,
+}
+
 # How the vitals move together: two shared factors (pressure, distress) and each vital's own part.
-_PRESSURE = np.array([-0.15, 0.80, 0.75, 0.93, -0.05, 0.05, 0.00])
-_DISTRESS = np.array([0.55, -0.10, 0.10, 0.00, 0.60, -0.45, 0.35])
+# Mean pressure has no part of its own: it is two thirds diastolic and one third systolic.
+_PRESSURE = np.array([-0.08, 0.64, 0.60, 0.0, -0.04, 0.04, 0.00])
+_DISTRESS = np.array([0.33, -0.06, 0.06, 0.00, 0.36, -0.27, 0.21])
 _OWN = np.sqrt(1.0 - _PRESSURE**2 - _DISTRESS**2)
 
 #: Direct effects: term and its weight in the common risk (only the proportions matter).
@@ -413,11 +453,12 @@ _DIRECT = {
     **{f"{v}_level": w for v, w in zip(VITALS, (0.4, -0.3, -0.1, -0.3, 0.5, -0.4, -0.3))},
     **{f"{v}_range": w for v, w in zip(VITALS, (0.3, 0.2, 0.1, 0.1, 0.3, 0.4, 0.2))},
     "temperature_missing": 0.4,
-    "planned": -0.6,
+    "route": 1.0,
 }  # fmt: skip
 
-#: Weights of the U-shapes of the vitals' means, and of the interactions.
-_CURVED = np.array([1.0, 1.0, 0.6, 0.8, 1.0, 0.6, 1.0])
+#: U-shaped effects of the vitals' means: weight of too low and of too high, in the order of VITALS.
+_TOO_LOW = np.array([0.9, 1.1, 0.8, 0.8, 0.8, 1.0, 1.1])
+_TOO_HIGH = np.array([1.1, 0.9, 0.6, 0.6, 1.1, 0.5, 0.9])
 
 
 def _choose(log_shares: Floats, center: NDArray[np.int64], u: Floats) -> NDArray[np.int64]:
@@ -430,8 +471,17 @@ def _choose(log_shares: Floats, center: NDArray[np.int64], u: Floats) -> NDArray
     return chosen
 
 
-def _draw(population: Population, seed: int) -> pl.DataFrame:
+def draw(population: Population, seed: int) -> pl.DataFrame:
     """Stays of every center, and who dies."""
+    return draw_with_risk(population, seed)[0]
+
+
+def draw_with_risk(population: Population, seed: int) -> tuple[pl.DataFrame, Floats]:
+    """Stays of every center with who died, and (rows,) the risk behind it.
+
+    The risk is what the features explain, in log-odds up to a constant per stratum: no model can rank
+    the stays of a center better than it does.
+    """
     center = np.repeat(np.arange(len(population.sizes)), population.sizes)
     rows = len(center)
     first = np.concatenate([[0], np.cumsum(population.sizes)[:-1]])
@@ -451,22 +501,26 @@ def _draw(population: Population, seed: int) -> pl.DataFrame:
 
     rng = _stream(seed, "admission")
     columns: dict[str, pl.Series] = {}
-    planned = np.zeros(rows)
+    route = np.zeros(rows)
     for name, levels in CATEGORIES.items():
         u = rng.random(rows)
         chosen = _choose(population.categories[name], center, u[person] if name == "race" else u)
         labels = pl.Series(name, [level or None for level in levels], dtype=pl.String)
         columns[name] = labels.gather(chosen)
-        planned += np.array([_PLANNED.get(level, 0.0) for level in levels])[chosen]
+        route += np.array([_ROUTE.get((name, level), 0.0) for level in levels])[chosen]
 
     # Vitals: the day's mean, and extremes on either side of it, further away in the unstable.
     rng = _stream(seed, "vitals")
     factors = rng.standard_normal((rows, 2))
     own = rng.standard_normal((rows, len(VITALS)))
-    z = factors[:, :1] * _PRESSURE + factors[:, 1:] * _DISTRESS + own * _OWN + population.vitals[center]
-    unstable = rng.standard_normal((rows, 1)) * 0.25 + rng.standard_normal((rows, len(VITALS))) * 0.30
+    z = factors[:, :1] * _PRESSURE + factors[:, 1:] * _DISTRESS + own * _OWN
+    z[:, 3] = 0.47 * z[:, 1] + 0.62 * z[:, 2] + 0.25 * own[:, 3]
+    z += population.vitals[center]
+    unstable = (
+        rng.standard_normal((rows, 1)) * SWING_SHARED + rng.standard_normal((rows, len(VITALS))) * SWING_OWN
+    )
     swing = VITAL_RANGE * np.exp(unstable)
-    lean = 0.5 + 0.12 * rng.standard_normal((rows, len(VITALS)))  # which side the day leaned to
+    lean = 0.5 + LEAN * rng.standard_normal((rows, len(VITALS)))  # which side the day leaned to
     mean = np.clip(VITAL_MEAN + VITAL_SD * z, VITAL_LOWEST, VITAL_HIGHEST)
     lowest = np.clip(mean - 2.0 * swing * np.clip(lean, 0.1, 0.9), VITAL_LOWEST, mean)
     highest = np.clip(mean + 2.0 * swing * np.clip(1.0 - lean, 0.1, 0.9), mean, VITAL_HIGHEST)
@@ -480,28 +534,30 @@ def _draw(population: Population, seed: int) -> pl.DataFrame:
             age_z,
             (sick - 0.2) / 0.4,
             z,
-            unstable / 0.39,
+            unstable / math.hypot(SWING_SHARED, SWING_OWN),
             (uncharted - 0.08) / 0.27,
-            planned / 0.7,
+            (route - 0.1) / 0.9,
         ]
     )
-    severity = (
+    risk = (
         population.common * _common_risk(direct, z, age_z, sick)
         + np.einsum("rk,rk->r", direct, population.own[center])
         + population.level[center]
-        + _stream(seed, "unexplained").logistic(size=rows)
     )
+    severity = risk + _stream(seed, "unexplained").logistic(size=rows)
     died = _most_severe(severity, population.stratum[center], population.mortality)
     # The dead do not come back: the stay after a death belongs to somebody new.
     again &= ~died[np.maximum(np.arange(rows) - 1, 0)]
     patient = np.cumsum(~again) + 10_000_000
 
-    year = population.year[center] + 2.0 * _stream(seed, "date").random(rows)
+    # Rows of a center are in the order of admission.
+    when = _stream(seed, "date").random(rows)
+    year = population.year[center] + 2.0 * when[np.lexsort((when, center))]
     table: dict[str, pl.Series | NDArray[np.generic]] = {
         "died": died.astype(np.int8),
         "center": pl.Series(population.names).gather(center),
         "careunit": pl.Series(population.groups).gather(center),
-        "admission_year": np.round(year, 3),
+        "admission_year": np.floor(year * 1000.0) / 1000.0,
         "patient": patient,
         "age": np.round(age),
         "sex": pl.Series(["F", "M"]).gather(male.astype(np.int64)),
@@ -515,14 +571,18 @@ def _draw(population: Population, seed: int) -> pl.DataFrame:
             if name == "temperature":
                 column = column.zip_with(pl.Series(~uncharted), pl.Series([None], dtype=pl.Float64))
             table[f"{name}_{what}"] = column
-    return pl.DataFrame(table)
+    return pl.DataFrame(table), risk
 
 
 def _common_risk(direct: Floats, z: Floats, age_z: Floats, sick: NDArray[np.bool_]) -> Floats:
     """(rows,) the risk that all units share, standard deviation about 1."""
     weights = np.array(list(_DIRECT.values()))
     linear = direct @ weights / np.sqrt((weights**2).sum())
-    curved = ((np.minimum(z**2, 9.0) - 1.0) / 1.35) @ _CURVED / np.sqrt((_CURVED**2).sum())
+    # The square of a vital's distance from normal, weighted by side; mean and variance for normal z.
+    square = np.minimum(z**2, 9.0) * np.where(z < 0, _TOO_LOW, _TOO_HIGH)
+    expected = (_TOO_LOW + _TOO_HIGH) / 2.0
+    variance = 1.5 * (_TOO_LOW**2 + _TOO_HIGH**2) - expected**2
+    curved = (square - expected).sum(axis=1) / np.sqrt(variance.sum())
     burden = (sick.sum(axis=1) - 2.4) / 1.4
     interactions = (
         age_z * burden

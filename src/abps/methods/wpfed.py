@@ -69,10 +69,9 @@ class Teacher:
 
 @dataclass(frozen=True)
 class WPFed(Method):
-    """exchange: params or kd (predictions, always in fp32).
+    """exchange: params or kd (predictions, always in fp32).  neighbours: at most.  gamma: weight of the distance between codes.
 
-    neighbours: at most.  gamma: weight of the distance between codes.  bits: length of the code.
-    reference_share: of the training rows.  alpha: weight of the own loss (kd).
+    bits: length of the code.  reference_share: of the training rows.  alpha: weight of the own loss (kd).
     """
 
     wire: Wire = field(default_factory=Wire)
