@@ -71,6 +71,13 @@ def test_from_raw_tables_to_a_federation(tmp_path: Path, capsys: pytest.CaptureF
     assert made.size == 15 and made.rows == 2_234 and made.groups is not None and made.patient is not None
     assert not {"stay", "hospital", "region", "died", "center", "group"} & set(made.features.columns)
     assert len(made.descriptors) == 12
+    by_unit = federation(str(fed), None, "careunit", None, None, None, "age", 30)
+    assert not {"center", "group", "region", "hospital", "age"} & set(by_unit.features.columns)
+    assert by_unit.groups is None
+    from abps.cli.compare import source
+    from abps.cohorts.builtin import Roles
+
+    assert source(str(fed), Roles("", ""), None).roles.center == "center"
     assert run("drift", "--data", fed, "--era", "admission_year", "--out", tmp_path / "drift") == 0
     written = json.loads((tmp_path / "drift" / "drift.json").read_text())
     assert written["between"] == ["2014.0", "2015.0"] and written["outcome_js_nats"]["within_pairs"] > 0

@@ -78,6 +78,7 @@ def compare(
 
 def source(data: str, roles: Roles, min_stays: int | None) -> Source:
     """A ``--data`` argument with the roles of its columns."""
+    roles = options.complete(data, roles)
     if not is_builtin(data) and Path(data).exists() and not (roles.label and roles.center):
         raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
     return Source(data, roles, min_stays)

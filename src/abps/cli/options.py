@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -43,19 +44,32 @@ def federation(
 ) -> Federation:
     """The federation that the options describe."""
     dropped = tuple(part.strip() for part in drop.split(",") if part.strip())
-    own = {} if is_builtin(data) else recorded_roles(Path(data))
-    if own:  # a table of ours knows its columns; what the user names goes before
-        label, center = label or own.get("label"), center or own.get("center")
-        patient, time, group = (
-            patient or own.get("patient"),
-            time or own.get("time"),
-            group or own.get("group"),
-        )
-        roles = (label, center, patient, time, group)
-        dropped = tuple(dict.fromkeys([*dropped, *(c for c in own.get("drop", ()) if c not in roles)]))
-    if not is_builtin(data) and (label is None or center is None) and Path(data).exists():
+    roles = complete(data, Roles(label or "", center or "", patient, time, group, dropped))
+    if not is_builtin(data) and not (roles.label and roles.center) and Path(data).exists():
         raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
-    return load(data, Roles(label or "", center or "", patient, time, group, dropped), min_stays)
+    return load(data, roles, min_stays)
+
+
+def complete(data: str, given: Roles) -> Roles:
+    """The roles that the user named, completed by those that a table of ours carries.
+
+    What the table sets aside is never a feature, also where the user chose another column in its place.
+    """
+    own = {} if is_builtin(data) else recorded_roles(Path(data))
+    if not own:
+        return given
+    center = given.center or own["center"]
+    group = given.group or (own.get("group") if center == own["center"] else None)
+    made = Roles(
+        label=given.label or own["label"],
+        center=center,
+        patient=given.patient or own.get("patient"),
+        time=given.time or own.get("time"),
+        group=group,
+    )
+    used = {made.label, made.center, made.patient, made.time, made.group}
+    set_aside = [v for k, v in own.items() if k != "drop"] + list(own.get("drop", ()))
+    return replace(made, drop=tuple(dict.fromkeys([*given.drop, *(c for c in set_aside if c not in used)])))
 
 
 def settings(pairs: list[str]) -> dict[str, str]:

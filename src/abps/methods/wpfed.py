@@ -69,9 +69,10 @@ class Teacher:
 
 @dataclass(frozen=True)
 class WPFed(Method):
-    """exchange: params or kd (predictions, always in fp32).  neighbours: at most.  gamma: weight of the distance between codes.
+    """exchange: params or kd (predictions, always in fp32).
 
-    bits: length of the code.  reference_share: of the training rows.  alpha: weight of the own loss (kd).
+    neighbours: at most.  gamma: weight of the distance between codes.  bits: length of the code.
+    reference_share: of the training rows.  alpha: weight of the own loss (kd).
     """
 
     wire: Wire = field(default_factory=Wire)
