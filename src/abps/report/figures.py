@@ -6,7 +6,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ CAUSES = {
     "declined": ("#d6455d", "all candidates declined"),
     "budget": ("#8a8f98", "budget used up"),
 }
-GAIN, LOSS = "#2a9d74", "#d6455d"
+GAIN, EVEN, LOSS = "#2a9d74", "#8a8f98", "#d6455d"
 
 #: The paper's ablation path through the accuracy-bytes plane.
 PATH = ("abps", "abps-p", "abps-q", "abps-pq-k1", "abps-x")
@@ -137,8 +137,9 @@ def draw_all(part: Part) -> list[Drawing]:
         ),
         (
             any(line.harmed is not None for line in part.lines), "centers", "Who gains and who loses",
-            "Difference of every center (mean over seeds) to what it reaches alone and to FedAvg. Box: the "
-            f"middle half of centers; in per cent: centers that lose more than {HARM}.",
+            "Difference of every center (mean over seeds) to what it reaches alone and to FedAvg. Red: loses "
+            f"more than {HARM}, and the share of such centers; green: gains more. Bar: the middle half of "
+            "centers, with the median.",
             gains,
         ),
     ]  # fmt: skip
@@ -231,7 +232,7 @@ def ranking(part: Part) -> Figure:
     axes.set_ylim(-0.7, len(ordered) - 0.3)
     axes.set_xlabel("mean AUROC over centers")
     _grid(axes, "x")
-    _family_legend(axes, ordered, loc="lower right", ncols=1)
+    _family_legend(axes, ordered, loc="lower left", ncols=7, bbox_to_anchor=(0, 1.0), columnspacing=1)
     return figure
 
 
@@ -240,130 +241,158 @@ def ranking(part: Part) -> Figure:
 
 def pareto(part: Part) -> Figure:
     """Accuracy against bytes, with the frontier and the ablation path."""
-    figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+    figure = Figure(figsize=(7.2, 5.0), layout="constrained")
     axes = figure.add_subplot()
     sending = [r for r in _results(part) if r.vs_fedavg > 0]
+    left = min(r.vs_fedavg for r in sending) / 1.5
+    right = max(r.vs_fedavg for r in sending) * 2.2
+    axes.set_xscale("log")
+    axes.set_xlim(left, right)
+    bottom, top = _zoom(sending)
+    axes.set_ylim(bottom, top)
     for r in _results(part):
         if r.vs_fedavg == 0:
-            axes.axhline(r.mean, color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
-            axes.annotate(
-                f"{r.label} {r.mean:.3f}",
-                (0.005, r.mean),
-                xycoords=("axes fraction", "data"),
-                xytext=(0, 3),
-                textcoords="offset points",
-                fontsize=8,
-                alpha=0.8,
-            )
-    frontier = [
-        r
-        for r in sending
-        if not any(
-            o.vs_fedavg <= r.vs_fedavg and o.mean >= r.mean and (o.vs_fedavg, o.mean) != (r.vs_fedavg, r.mean)
-            for o in sending
-        )
-    ]
-    frontier.sort(key=lambda r: r.vs_fedavg)
-    low, high = min(r.vs_fedavg for r in sending), max(r.vs_fedavg for r in sending)
-    axes.set_xscale("log")
-    axes.set_xlim(low / 1.5, high * 3.2)
+            _bound(axes, r, bottom, top)
+    frontier = sorted(
+        (r for r in sending if not any(beats(o, r) for o in sending)), key=lambda r: r.vs_fedavg
+    )
     axes.step(
-        [r.vs_fedavg for r in frontier] + [high * 3.2],
+        [r.vs_fedavg for r in frontier] + [right],
         [r.mean for r in frontier] + [frontier[-1].mean],
         where="post",
         color=INK,
-        alpha=0.35,
+        alpha=0.3,
         linewidth=1.0,
     )
     steps = [r for r in (part.find(name) for name in PATH) if r is not None]
     for a, b in itertools.pairwise(steps):
-        axes.annotate(
-            "",
-            (b.vs_fedavg, b.mean),
-            (a.vs_fedavg, a.mean),
-            arrowprops={
-                "arrowstyle": "-|>",
-                "color": "#d6455d",
-                "alpha": 0.55,
-                "linewidth": 1.2,
-                "shrinkA": 5,
-                "shrinkB": 5,
-            },
-        )
+        arrow = {
+            "arrowstyle": "-|>",
+            "color": "#d6455d",
+            "alpha": 0.5,
+            "linewidth": 1.2,
+            "shrinkA": 5,
+            "shrinkB": 5,
+        }
+        axes.annotate("", (b.vs_fedavg, b.mean), (a.vs_fedavg, a.mean), arrowprops=arrow)
     for r in sending:
         star = family(r) in ("abps-x", "abps-plus")
-        if math.isfinite(r.deviation):
-            axes.plot(
-                [r.vs_fedavg] * 2,
-                [r.mean - r.deviation, r.mean + r.deviation],
-                color=colour(r),
-                alpha=0.3,
-                linewidth=2,
-                solid_capstyle="round",
-            )
         axes.plot(r.vs_fedavg, r.mean, "*" if star else "o", color=colour(r), markersize=13 if star else 7)
-    _spread_labels(axes, sending)
     axes.set_xlabel("bytes, multiples of 50 rounds of FedAvg (log scale)")
     axes.set_ylabel("mean AUROC over centers")
-    ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if low / 1.5 <= t <= high * 3.2]
+    ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if left <= t <= right]
     axes.set_xticks(ticks, [f"{t:g}×" for t in ticks])
     axes.minorticks_off()
     _grid(axes)
-    _family_legend(axes, sending, loc="lower left", ncols=3, bbox_to_anchor=(0, 1.0), columnspacing=1)
+    _family_legend(axes, sending, loc="lower left", ncols=7, bbox_to_anchor=(0, 1.0), columnspacing=1)
+    _name_points(figure, axes, sending)
     return figure
 
 
-def _spread_labels(axes: Axes, shown: Sequence[Results]) -> None:
-    """Labels to the right of their points, moved apart where points crowd."""
-    bottom, top = axes.get_ylim()
-    step = (top - bottom) / 26
-    columns: list[list[Results]] = []
-    for r in sorted(shown, key=lambda r: r.vs_fedavg):
-        if columns and r.vs_fedavg <= columns[-1][0].vs_fedavg * 1.35:
-            columns[-1].append(r)
-        else:
-            columns.append([r])
-    for column in columns:
-        column.sort(key=lambda r: (r.mean, r.label))
-        places = spread([r.mean for r in column], step)
-        x = max(r.vs_fedavg for r in column)
-        for r, y in zip(column, places):
-            axes.annotate(
-                r.label,
-                (r.vs_fedavg, r.mean),
-                (x * 1.13, y),
-                fontsize=8,
-                va="center",
-                arrowprops={
-                    "arrowstyle": "-",
-                    "color": INK,
-                    "alpha": 0.25,
-                    "linewidth": 0.6,
-                    "shrinkA": 0,
-                    "shrinkB": 4,
-                },
-            )
-    low_label = min((a.xyann[1] for a in axes.texts if hasattr(a, "xyann")), default=bottom)
-    axes.set_ylim(min(bottom, low_label - step), top + step)
+def beats(a: Results, b: Results) -> bool:
+    """Whether a is at least as accurate and as cheap as b, and better in one of the two."""
+    return a.vs_fedavg <= b.vs_fedavg and a.mean >= b.mean and (a.vs_fedavg < b.vs_fedavg or a.mean > b.mean)
 
 
-def spread(wanted: Sequence[float], step: float) -> list[float]:
-    """Places as near as may be to the wanted ones (sorted), at least ``step`` apart.
+def _zoom(shown: Sequence[Results]) -> tuple[float, float]:
+    """Limits that use the space for the methods that are compared."""
+    low, high = min(r.mean for r in shown), max(r.mean for r in shown)
+    room = max((high - low) * 0.12, 0.004)
+    return low - room, high + room
 
-    Neighbours that come too near form a block around their mean; blocks merge until none overlap.
+
+def _bound(axes: Axes, r: Results, bottom: float, top: float) -> None:
+    """A method that sends nothing: a line across, or a note at the edge if it lies outside."""
+    if bottom < r.mean < top:
+        axes.axhline(r.mean, color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
+        text, y, shift, place = f"{r.label} {r.mean:.3f}", r.mean, 3, "bottom"
+    elif r.mean >= top:
+        text, y, shift, place = f"↑ {r.label} {r.mean:.3f}", top, -3, "top"
+    else:
+        text, y, shift, place = f"↓ {r.label} {r.mean:.3f}", bottom, 3, "bottom"
+    axes.annotate(
+        text,
+        (0.008, y),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, shift),
+        textcoords="offset points",
+        va=place,
+        fontsize=8,
+        alpha=0.85,
+    )
+
+
+#: A label's size in points: width of a character, height of a line.
+_LETTER, _HEIGHT = 5.0, 10.5
+
+
+def _name_points(figure: Figure, axes: Axes, shown: Sequence[Results]) -> None:
+    """A label near every point, where it covers neither a point nor another label."""
+    figure.draw_without_rendering()  # settles the layout: from here on data have places
+    scale = 72.0 / figure.dpi
+    at = {r.label: axes.transData.transform((r.vs_fedavg, r.mean)) * scale for r in shown}
+    frame = axes.get_window_extent()
+    edges = (frame.x0 * scale, frame.y0 * scale, frame.x1 * scale, frame.y1 * scale)
+    points = [(x - 5, y - 5, x + 5, y + 5) for x, y in at.values()]
+    sizes = {r.label: (_LETTER * len(r.label), _HEIGHT) for r in shown}
+    for label, (dx, dy) in place_labels(at, sizes, points, edges).items():
+        r = next(r for r in shown if r.label == label)
+        far = math.hypot(dx, dy) > 16
+        line = {"arrowstyle": "-", "color": INK, "alpha": 0.3, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4}
+        axes.annotate(
+            label,
+            (r.vs_fedavg, r.mean),
+            (dx, dy),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+            ha="left" if dx >= 0 else "right",
+            arrowprops=line if far else None,
+        )
+
+
+Box = tuple[float, float, float, float]
+
+
+def place_labels(
+    at: Mapping[str, NDArray[np.float64]],
+    sizes: Mapping[str, tuple[float, float]],
+    taken: Sequence[Box],
+    edges: Box,
+) -> dict[str, tuple[float, float]]:
+    """Offsets (points) of labels from their places: the nearest that covers nothing and stays inside.
+
+    Right is tried before left, and near before far; a label that fits nowhere goes to its right.
     """
-    blocks: list[tuple[float, int]] = []  # (mean of wanted places, members)
-    for value in wanted:
-        blocks.append((value, 1))
-        while len(blocks) > 1:
-            (a, m), (b, n) = blocks[-2:]
-            if b - a >= step * (m + n) / 2:
-                break
-            blocks[-2:] = [((a * m + b * n) / (m + n), m + n)]
-    places = []
-    for middle, members in blocks:
-        places += [middle + step * (k - (members - 1) / 2) for k in range(members)]
-    return places
+    tries = sorted(
+        ((side * dx, dy) for side in (1, -1) for dx in (8, 16, 28) for dy in range(-66, 67, 6)),
+        key=lambda t: (math.hypot(t[0], 1.5 * t[1]) + (6 if t[0] < 0 else 0), -t[1]),
+    )
+    full = list(taken)
+    found: dict[str, tuple[float, float]] = {}
+    for label, (x, y) in sorted(at.items(), key=lambda item: (-item[1][1], item[0])):
+        width, height = sizes[label]
+
+        def box(dx: float, dy: float, x: float = x, y: float = y, w: float = width, h: float = height) -> Box:
+            start = x + dx if dx >= 0 else x + dx - w
+            return (start, y + dy - h / 2, start + w, y + dy + h / 2)
+
+        free = (
+            t for t in tries if inside(box(*t), edges) and not any(overlap(box(*t), other) for other in full)
+        )
+        found[label] = next(free, tries[0])
+        full.append(box(*found[label]))
+    return found
+
+
+def overlap(a: Box, b: Box) -> bool:
+    """Whether two boxes (left, bottom, right, top) share an area."""
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def inside(a: Box, edges: Box) -> bool:
+    """Whether a box lies within the edges."""
+    return a[0] >= edges[0] and a[1] >= edges[1] and a[2] <= edges[2] and a[3] <= edges[3]
 
 
 # ---------------------------------------------------------------- curves
@@ -404,63 +433,53 @@ def _panels(part: Part, sending_only: bool) -> list[tuple[str, list[Results]]]:
     return [(titles[name], members) for name, members in groups.items() if members]
 
 
+_PALETTE = ("#3d7edb", "#e08a2e", "#2a9d74", "#d6455d", "#9b6bd1", "#b8860b", "#17a2b8", "#c43d9a", "#6b8e23")
+
+
 def _curves(
     part: Part, x_of: Callable[[Results], NDArray[np.float64]], sending_only: bool
 ) -> tuple[Figure, list[Axes]]:
+    """A panel per family, one below the other, with the names beside it in the order of their end."""
     panels = _panels(part, sending_only)
-    columns = 2 if len(panels) > 1 else 1
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(7.2, 0.4 + 2.6 * rows), layout="constrained")
+    figure = Figure(figsize=(7.2, 0.5 + 2.1 * len(panels)), layout="constrained")
+    compared = [r for r in _results(part) if r.method != "centralized"] or _results(part)
+    values = np.concatenate([mean_curve(r) for r in compared])
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    room = max((high - low) * 0.05, 0.004)
     shared: Axes | None = None
     all_axes = []
-    palette = (
-        "#3d7edb",
-        "#e08a2e",
-        "#2a9d74",
-        "#d6455d",
-        "#9b6bd1",
-        "#b8860b",
-        "#17a2b8",
-        "#c43d9a",
-        "#6b8e23",
-    )
-    values = np.concatenate([mean_curve(r) for r in _results(part)])
-    values = values[np.isfinite(values)]
-    floor = float(np.quantile(values, 0.02)) if values.size else 0.0
     for k, (title, members) in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, k + 1, sharex=shared, sharey=shared)
+        axes = figure.add_subplot(len(panels), 1, k + 1, sharex=shared)
         shared = shared or axes
         for name, style in (("fedavg", "-"), ("local", ":")):
             other = part.find(name)
-            if other is not None and other not in members:
-                if sending_only and other.vs_fedavg == 0:
-                    axes.axhline(other.mean, color=INK, alpha=0.4, linewidth=1.2, linestyle=style)
-                else:
-                    axes.plot(x_of(other), mean_curve(other), style, color=INK, alpha=0.3, linewidth=1.6)
-        for n, r in enumerate(members):
-            axes.plot(
-                x_of(r),
-                mean_curve(r),
-                color=palette[n % len(palette)],
-                linewidth=1.5,
-                label=r.label,
-                linestyle="-" if n < len(palette) else "--",
-            )
+            if other is None or other in members:
+                continue
+            if sending_only and other.vs_fedavg == 0:
+                axes.axhline(other.mean, color=INK, alpha=0.4, linewidth=1.2, linestyle=style)
+            else:
+                axes.plot(x_of(other), mean_curve(other), style, color=INK, alpha=0.3, linewidth=1.6)
+        for n, r in enumerate(sorted(members, key=lambda r: (-mean_curve(r)[-1], r.label))):
+            tint, dash = _PALETTE[n % len(_PALETTE)], "-" if n < len(_PALETTE) else "--"
+            axes.plot(x_of(r), mean_curve(r), dash, color=tint, linewidth=1.5, label=r.label)
+            axes.plot(x_of(r)[-1], mean_curve(r)[-1], "o", color=tint, markersize=3)
         axes.set_title(title)
-        axes.set_ylim(max(0.0, floor - 0.01), float(values.max()) + 0.01)
-        axes.legend(loc="lower right", handlelength=1.4, labelspacing=0.25, fontsize=7.5)
+        if any(r.method == "centralized" for r in members):
+            axes.margins(y=0.05)
+        else:
+            axes.set_ylim(low - room, high + room)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.4, labelspacing=0.3)
+        axes.set_ylabel("mean AUROC")
         _grid(axes)
         all_axes.append(axes)
-    for axes in all_axes[::columns]:
-        axes.set_ylabel("mean AUROC")
     return figure, all_axes
 
 
 def over_rounds(part: Part) -> Figure:
     """Learning curves by round."""
     figure, all_axes = _curves(part, lambda r: np.arange(1, len(mean_curve(r)) + 1, dtype=np.float64), False)
-    for axes in all_axes:
-        axes.set_xlabel("round")
+    all_axes[-1].set_xlabel("round")
     return figure
 
 
@@ -471,11 +490,11 @@ def over_bytes(part: Part) -> Figure:
     low, high = min(v[v > 0].min() for v in sending), max(v.max() for v in sending)
     for axes in all_axes:
         axes.set_xscale("log")
-        ticks = [t for t in (0.001, 0.01, 0.1, 1.0) if low <= t <= high * 1.2]
+        ticks = [t for t in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0) if low <= t <= high * 1.2]
         axes.set_xlim(low, high * 1.2)
         axes.set_xticks(ticks, [f"{t:g}×" for t in ticks])
         axes.minorticks_off()
-        axes.set_xlabel("bytes, multiples of FedAvg")
+    all_axes[-1].set_xlabel("bytes so far, multiples of 50 rounds of FedAvg (log scale)")
     return figure
 
 
@@ -488,31 +507,31 @@ def rest_by_cause(part: Part) -> Figure:
     columns = min(3, len(resting))
     rows = -(-len(resting) // columns)
     figure = Figure(figsize=(7.2, 0.6 + 1.9 * rows), layout="constrained")
-    shared: Axes | None = None
+    highest = 100 * max(max(run["history"]["rest"]) for r in resting for run in r.runs)
+    present = [c for c in CAUSES if any(r.average("rest", c) > 0 for r in resting)]
     for k, r in enumerate(resting):
-        axes = figure.add_subplot(rows, columns, k + 1, sharey=shared)
-        shared = shared or axes
+        axes = figure.add_subplot(rows, columns, k + 1)
         rounds = min(len(run["history"]["rest"]) for run in r.runs)
         layers = [
             np.mean([run["history"]["rest_causes"][cause][:rounds] for run in r.runs], axis=0) * 100
-            for cause in CAUSES
+            for cause in present
         ]
         axes.stackplot(
             np.arange(1, rounds + 1),
             layers,
-            colors=[tint for tint, _ in CAUSES.values()],
+            colors=[CAUSES[cause][0] for cause in present],
             alpha=0.85,
             linewidth=0,
         )
         axes.set_title(f"{r.label}  {percent(r.average('rest', 'share'), 1)}", fontsize=8.5)
         axes.set_xlim(1, max(2, rounds))
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, min(100.0, highest * 1.08))
         if k % columns == 0:
             axes.set_ylabel("% of centers")
         if k >= len(resting) - columns:
             axes.set_xlabel("round")
         _grid(axes, "y")
-    handles = [mpl.patches.Patch(color=tint, alpha=0.85, label=title) for tint, title in CAUSES.values()]
+    handles = [mpl.patches.Patch(color=CAUSES[c][0], alpha=0.85, label=CAUSES[c][1]) for c in present]
     figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=8)
     return figure
 
@@ -539,7 +558,12 @@ def gains(part: Part) -> Figure:
             every.append(values)
             jitter = ((np.arange(len(values)) * 0.6180339887) % 1 - 0.5) * 0.55
             axes.scatter(
-                values, y + jitter, s=3, c=np.where(values < -HARM, LOSS, GAIN), alpha=0.35, linewidths=0
+                values,
+                y + jitter,
+                s=3,
+                c=np.where(values < -HARM, LOSS, np.where(values > HARM, GAIN, EVEN)),
+                alpha=0.35,
+                linewidths=0,
             )
             quarter, middle, three = np.quantile(values, [0.25, 0.5, 0.75])
             axes.plot([quarter, three], [y, y], color=INK, linewidth=4.5, alpha=0.55, solid_capstyle="butt")

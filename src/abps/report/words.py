@@ -15,7 +15,9 @@ def interval(difference: Difference) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a row, the last with 'and'."""
+    """Names in a row, the last with 'and'; many are counted instead."""
+    if len(names) > 6:
+        return f"{len(names)} methods"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -32,7 +34,11 @@ def _against_fedavg(part: Part) -> str:
         return f"The highest mean AUROC is {number(best.mean)} ({best.label}); FedAvg did not run."
     groups: dict[str, list[str]] = {BETTER: [], TIE: [], WORSE: []}
     for line in part.lines:
-        if line.to_fedavg is not None and line.to_fedavg.verdict in groups:
+        if (
+            line.to_fedavg is not None
+            and line.result.method != "centralized"
+            and line.to_fedavg.verdict in groups
+        ):
             groups[line.to_fedavg.verdict].append(line.result.label)
     parts = []
     for verdict, words in ((BETTER, "above it"), (TIE, "tie with it"), (WORSE, "below it")):
@@ -42,6 +48,9 @@ def _against_fedavg(part: Part) -> str:
             is_are = "" if verdict == TIE else ("lies " if len(names) == 1 else "lie ")
             parts.append(f"{listed(names)} {is_are}{verb}")
     text = f"FedAvg reaches a mean AUROC of {number(fedavg.mean)}"
+    pooled = part.find("centralized")
+    if pooled is not None:
+        text += f" (all rows pooled: {number(pooled.mean)})"
     return f"{text}; {'; '.join(parts)}." if parts else f"{text}."
 
 
