@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from abps.report.tables import NOTHING, brief, percent, times, with_deviation
 from abps.study.conduct import Outcome, conduct
 from abps.study.local import run_local
 from abps.study.plan import Plan, Request, Source, expand_methods, make_plan
+from abps.study.slurm import Slurm, run_slurm, write_script
 
 
 def register(app: typer.Typer) -> None:
@@ -49,6 +51,18 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(help="Processes at the same time; default: one per core.")
     ] = None,
+    executor: Annotated[str, typer.Option(help="local (processes here) or slurm (job arrays).")] = "local",
+    slurm_account: Annotated[str | None, typer.Option(help="Slurm: the account to charge.")] = None,
+    slurm_partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None,
+    slurm_minutes: Annotated[int, typer.Option(help="Slurm: the time limit of one run.")] = 60,
+    slurm_memory: Annotated[float, typer.Option(help="Slurm: the memory of one run in GB.")] = 4.0,
+    slurm_cores: Annotated[int, typer.Option(help="Slurm: the cores of one run.")] = 1,
+    slurm_deadline: Annotated[
+        float | None, typer.Option(help="Slurm: stop waiting after so many minutes; jobs stay in the queue.")
+    ] = None,
+    sbatch: Annotated[
+        Path | None, typer.Option(help="Compute nothing; write a script for `sbatch` that will.")
+    ] = None,
     label: options.Label = None,
     center: options.Center = None,
     patient: options.Patient = None,
@@ -72,8 +86,28 @@ def compare(
         sources, expand_methods(words), read_seeds(seeds), rounds, options.settings(set_ or []),
         read_vary(vary or []),
     )  # fmt: skip
+    if executor not in ("local", "slurm"):
+        raise RequestError(f"--executor {executor}: choose local or slurm")
+    slurm = Slurm(slurm_account, slurm_partition, slurm_minutes, slurm_memory, slurm_cores, slurm_deadline)
     plan = make_plan(request, words)
-    finish(plan, out, functools.partial(run_local, jobs=jobs), as_json)
+    if sbatch is not None:
+        prepare_script(plan, out, slurm, sbatch, as_json)
+    elif executor == "slurm":
+        finish(plan, out, functools.partial(run_slurm, slurm=slurm), as_json)
+    else:
+        finish(plan, out, functools.partial(run_local, jobs=jobs), as_json)
+
+
+def prepare_script(plan: Plan, out: Path, slurm: Slurm, path: Path, as_json: bool) -> None:
+    """Store the plan and its data, and write the script that computes it."""
+    outcome = conduct(plan, out, functools.partial(write_script, slurm=slurm, path=path))
+    todo = len(outcome.missing)
+    if as_json:
+        print(json.dumps({"script": str(path) if todo else None, "study": str(out), "runs": todo}))
+    elif todo:
+        print(f"{path}: {todo} runs; submit it with `sbatch {path}`, then `abps report {out}`")
+    else:
+        print(f"all runs are there already; `abps report {out}` writes the report")
 
 
 def source(data: str, roles: Roles, min_stays: int | None) -> Source:
@@ -122,12 +156,15 @@ def finish(plan: Plan, out: Path, executor: Any, as_json: bool, words: tuple[str
         raise RequestError(
             f"all {outcome.planned} runs failed, the first ({run.label}, seed {run.seed}) with: {error}"
         )
+    if outcome.missing and len(outcome.missing) + len(outcome.failed) == outcome.planned:
+        print("no run is finished yet; the same command goes on from here", file=sys.stderr)
+        raise typer.Exit(1)
     report = build(out)
     if as_json:
         print(json.dumps(summary(report, outcome)))
     else:
         show(report, words)
-    if outcome.failed:
+    if outcome.failed or outcome.missing:
         raise typer.Exit(1)
 
 

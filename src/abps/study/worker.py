@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,21 @@ def keep_to(cores: list[int]) -> None:
         os.sched_setaffinity(0, cores)
 
 
+def own_cores(environment: Mapping[str, str] = os.environ) -> list[int]:
+    """The cores of a Slurm task, where Slurm itself does not bind tasks to cores; empty elsewhere.
+
+    Without binding every task of a node sees all its cores, and the engine would start as many threads.
+    """
+    asked = environment.get("SLURM_CPUS_PER_TASK", "")
+    if not asked.isdigit() or not hasattr(os, "sched_getaffinity"):
+        return []
+    seen, count = sorted(os.sched_getaffinity(0)), int(asked)
+    if count >= len(seen):
+        return []
+    first = int(environment.get("SLURM_ARRAY_TASK_ID", "0")) * count
+    return [seen[(first + k) % len(seen)] for k in range(count)]
+
+
 def serve(root: Path) -> None:
     """Answer requests from standard input until it closes."""
     from abps.study.plan import PlannedRun
@@ -126,6 +141,7 @@ def compute_task(root: str, key: str) -> bool:
     """Compute the planned run with this key: what a Slurm job calls. False if it failed."""
     from abps.study.store import Study
 
+    keep_to(own_cores())
     study = Study(Path(root))
     run = next((r for r in study.runs() if r.key == key), None)
     if run is None:
