@@ -74,7 +74,7 @@ SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
 SwitchType=switch/none
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=8000 State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -163,6 +163,7 @@ def _until(ready: object, complaint: str, folder: Path, seconds: float = 40) -> 
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that the daemons are stopped then, too
     with cluster(Path(sys.argv[1]).resolve()) as running:
         print(f"export SLURM_CONF={running['SLURM_CONF']}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):

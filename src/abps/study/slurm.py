@@ -230,8 +230,8 @@ def collect(
             board.note = _standing(waiting, jobs, open_runs)
         if open_runs and deadline is not None and time.monotonic() - began > 60 * deadline:
             board.say(
-                f"{len(open_runs)} jobs are not done after {clock(60 * deadline)} ({board.note}); they stay in "
-                "the queue, and the same command collects them"
+                f"{len(open_runs)} jobs are not done after {clock(60 * deadline)} ({board.note}); they "
+                "stay in the queue, and the same command collects them"
             )
             return
         if open_runs:

@@ -1,0 +1,88 @@
+"""kill -9 at ten random moments: the final tables are the same bytes as those of an undisturbed study."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import abps
+
+ARGUMENTS = [
+    "compare", "--methods", "local,fedavg,abps-x", "--seeds", "1,2",
+    "--data", "icu-synthetic:centers=8,stays=800", "--rounds", "3",
+]  # fmt: skip
+
+
+def study(out, seed, kills, jobs):
+    package = str(Path(abps.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("killing.py")), str(seed), str(kills)]
+        + [*ARGUMENTS, "--jobs", str(jobs), "--out", str(out)],
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": package}, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def written(root):
+    """Every file of the report by name, as bytes."""
+    found = {}
+    for part in ("tables", "figures"):
+        for path in sorted((root / part).rglob("*")):
+            found[str(path.relative_to(root))] = path.read_bytes()
+    found["report.html"] = (root / "report.html").read_bytes()
+    return found
+
+
+def workers_of(root):
+    """Processes that still work on a study."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
+        except OSError:
+            continue
+        if b"abps.study.worker" in words and str(root).encode() in words:
+            found.append(process.name)
+    return found
+
+
+@pytest.mark.slow
+def test_ten_kills_leave_the_same_tables(tmp_path):
+    assert study(tmp_path / "whole", seed=0, kills=0, jobs=2)["code"] == 0
+    told = study(tmp_path / "killed", seed=201, kills=10, jobs=1)
+    assert told["code"] == 0 and len(told["finished"]) == 10, told
+    assert told["finished"] == sorted(told["finished"]), told
+    assert told["finished"][0] < 6 == told["finished"][-1], told  # some in the midst, some in the report
+    whole, killed = written(tmp_path / "whole"), written(tmp_path / "killed")
+    assert whole.keys() == killed.keys() and len(whole) > 20
+    assert [name for name in whole if whole[name] != killed[name]] == []
+    leftovers = [p for p in (tmp_path / "killed").rglob("*") if p.name.endswith(".part")]
+    assert not leftovers and not (tmp_path / "killed" / "cache").exists()
+
+
+def test_a_killed_study_leaves_no_process_behind_and_repeats_nothing_finished(tmp_path):
+    out = tmp_path / "s"
+    package = str(Path(abps.__file__).parents[1])
+    command = [sys.executable, "-m", "abps.cli.main", *ARGUMENTS, "--out", str(out), "--json"]
+    environment = os.environ | {"PYTHONPATH": package}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    end = time.monotonic() + 120
+    while len(list(out.glob("runs/*/run.json"))) < 2 and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 20
+    while workers_of(out) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert workers_of(out) == []
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/run.json")}
+    assert 2 <= len(finished) < 6
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=True)
+    counted = json.loads(done.stdout)["runs"]
+    assert counted["reused"] == len(finished) and counted["reused"] + counted["computed"] == 6
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
