@@ -18,7 +18,6 @@ from pathlib import Path
 
 from abps.cli.main import main
 
-
 #: Runs of the study.
 TOTAL = 6
 
