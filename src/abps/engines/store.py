@@ -106,7 +106,6 @@ class Finished:
     partners: tuple[str, ...]
     rest: str
     validation: float
-    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,9 +240,12 @@ class Store:
             found.setdefault(number, set()).add(peer)
         return {number: frozenset(peers) for number, peers in found.items()}
 
-    def traffic(self) -> list[Entry]:
-        """Every payload, in the order it was written down."""
-        rows = self._rows("SELECT at, round, peer, sent, kind, bytes, why FROM traffic ORDER BY number")
+    def traffic(self, round: int | None = None) -> list[Entry]:
+        """Every payload (of a round), in the order it was written down."""
+        which = "1" if round is None else f"round = {int(round)}"
+        rows = self._rows(
+            f"SELECT at, round, peer, sent, kind, bytes, why FROM traffic WHERE {which} ORDER BY number"
+        )
         return [
             Entry(at, r, peer, bool(sent), kind, size, why) for at, r, peer, sent, kind, size, why in rows
         ]
@@ -268,7 +270,7 @@ class Store:
     def log(self, *entries: Entry) -> None:
         """Write down payloads; a payload that leaves is written down before it does."""
         rows = [(e.at, e.round, e.peer, int(e.sent), e.kind, e.bytes, e.why) for e in entries]
-        with self._change() as db:
+        with self._change(power=False) as db:
             db.executemany(
                 "INSERT INTO traffic (at, round, peer, sent, kind, bytes, why) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 rows,
@@ -276,7 +278,7 @@ class Store:
 
     def refused(self, peer: str, reason: str, detail: str) -> None:
         """Count a refused message against its sender."""
-        with self._change() as db:
+        with self._change(power=False) as db:
             db.execute(
                 "INSERT INTO refusal VALUES (?, ?, 1, ?) ON CONFLICT (peer, reason) "
                 "DO UPDATE SET count = count + 1, latest = excluded.latest",
@@ -298,10 +300,9 @@ class Store:
                 "INSERT INTO belief VALUES (?, ?, ?, ?)",
                 [(peer, e.gain, e.loss, e.count) for peer, e in sorted(done.beliefs.items())],
             )
-            for which in ("current", "best") if done.best else ("current",):
-                db.execute(
-                    "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?)", (which, done.round, blob, _hash(blob))
-                )
+            db.execute(
+                "INSERT OR REPLACE INTO model VALUES ('current', ?, ?, ?)", (done.round, blob, _hash(blob))
+            )
             validation = done.validation if math.isfinite(done.validation) else None
             db.execute(
                 "INSERT INTO round VALUES (?, ?, ?, ?)",
@@ -311,6 +312,15 @@ class Store:
             db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
         return True
 
+    def keep_best(self) -> None:
+        """Keep the model of the last round apart, as the best so far."""
+        with self._change() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO model "
+                "SELECT 'best', round, weights, digest FROM model WHERE which = 'current'"
+            )
+            db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
+
     # Inside
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -318,9 +328,13 @@ class Store:
             return self._db.execute(query, values).fetchall()
 
     @contextlib.contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it, or nothing."""
+    def _change(self, power: bool = True) -> Iterator[sqlite3.Connection]:
+        """One transaction: all of it, or nothing, whenever the process is killed.
+
+        power: it also outlives a power cut from the moment it is made; else, from the next one that does.
+        """
         with self._lock, _refusing(self.path):
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -388,7 +402,6 @@ def _connect(path: Path, write: bool) -> sqlite3.Connection:
         )  # fmt: skip
     try:
         with _refusing(path):
-            db.execute("PRAGMA synchronous = FULL")  # a promise must outlive a power cut
             (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
                 raise RequestError(f"{path} is damaged ({verdict}); it was left as it is, restore a backup")

@@ -11,13 +11,14 @@ at random inside the declared group (``candidates=group``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from abps.cohorts.prepare import Prepared
 from abps.core import credit, goals, selection
 from abps.core import ledger as bytes_of
 from abps.core.beliefs import Beliefs
@@ -85,8 +86,15 @@ class Filter:
 
     def vectors(self, world: World) -> Floats:
         """(n, k) the metadata that centers publish."""
-        width = world.data.base_metadata if self.metadata == "base" else world.data.metadata.shape[1]
-        return goals.scaled(world.data.metadata[:, :width], self.meta_scale)
+        return self.read(world.data.metadata[:, : self.entries(world.data)])
+
+    def entries(self, data: Prepared) -> int:
+        """How many entries of its metadata vector a center publishes."""
+        return data.base_metadata if self.metadata == "base" else data.metadata.shape[1]
+
+    def read(self, published: Floats) -> Floats:
+        """(n, k) the published vectors on the scale on which they are compared."""
+        return goals.scaled(published, self.meta_scale)
 
     def _goals(self, n: int) -> list[Goal] | None:
         if self.goal_function is not None:
@@ -134,6 +142,11 @@ class Credit:
             raise RequestError(f"undefined_utility={self.undefined_utility!r}: choose skip or half")
         if not self.phi_min < self.phi_max:
             raise RequestError(f"phi_min={self.phi_min} must be below phi_max={self.phi_max}")
+
+    def value(self, phi: Floats) -> Floats:
+        """Shapley values as observations in [0, 1]; NaN where there was nothing to observe."""
+        value = credit.clip_affine(phi, self.phi_min, self.phi_max)
+        return np.where(np.isnan(value), 0.5, value) if self.undefined_utility == "half" else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +201,9 @@ class ABPS(Method):
         chosen = self.choose(world, state, beliefs, t)
         traffic = self.traffic(world, chosen.plan, t)
         if not ledger.affords(traffic):
-            return _next(state, trained, beliefs), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
+            # That the plan is too dear is known once it is made: its messages were sent.
+            alone = Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
+            return _next(state, trained, beliefs), replace(alone, traffic=Traffic(control=traffic.control))
         partners = chosen.plan.partners()
         shared = self.wire.shared(world)
         arrived = self.wire.deliver(world, trained[:, :shared], t)
@@ -257,10 +272,7 @@ class ABPS(Method):
         self, beliefs: Beliefs, center: NDArray[np.int64], peer: NDArray[np.int64], phi: Floats
     ) -> Beliefs:
         """Beliefs after a round's credit."""
-        value = credit.clip_affine(phi, self.credit.phi_min, self.credit.phi_max)
-        if self.credit.undefined_utility == "half":
-            value = np.where(np.isnan(value), 0.5, value)
-        return beliefs.observe(center, peer, value)
+        return beliefs.observe(center, peer, self.credit.value(phi))
 
     def traffic(self, world: World, plan: Plan, t: int) -> Traffic:
         """Bytes of a round's plan; the metadata directory is paid for in the first round."""

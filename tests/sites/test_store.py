@@ -42,7 +42,9 @@ def fresh(path):
 def test_what_is_written_is_read_back_after_reopening(path):
     store = fresh(path)
     assert store.round == 0 and store.model() is None and store.beliefs() == {}
-    assert store.finish(finished(1, best=True)) and store.finish(finished(2, validation=float("nan")))
+    assert store.finish(finished(1))
+    store.keep_best()
+    assert store.finish(finished(2, validation=float("nan")))
     kept = (Record("bea", True, 1, Stage.MATCHED), Record("cyr", False, 2, Stage.HELD))
     store.promise(2, kept)
     entry = Entry("2026-01-01T00:00:00", 2, "bea", True, "weights", 123, "partner of round 2")

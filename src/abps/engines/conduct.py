@@ -1,0 +1,359 @@
+"""The conductor of a real federation: a clock.
+
+It says when a round begins, whose turn it is to propose, when to swap and when to finish. It never sees a
+model, a metadata vector or a belief, and it decides nothing about who works with whom. (With ``fedavg``,
+which is there for comparison, it is the server that averages; that method needs one.)
+
+Proposers take their turns one after the other, in the order that the seed gives: so the partners are
+those of the simulation. Nobody is waited for longer than the stated seconds; who does not answer is left
+out of the round and asked again in the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from abps.core import selection
+from abps.core.errors import RequestError
+from abps.core.ledger import Ledger, Traffic
+from abps.core.streams import center_id, center_ids
+from abps.engines.agreement import Agreement
+from abps.engines.site import CONDUCTOR
+from abps.learn.kernels import kernel_for
+from abps.learn.models import initial_weights
+from abps.methods.abps import ABPS
+from abps.methods.base import weighted_mean
+from abps.methods.fedavg import FedAvg
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size, pack, unpack
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """How long the conductor waits: for a sign of life, for work (training, credit), for talk.
+
+    poll: how often it asks whether work is done.
+    """
+
+    sign: float = 5.0
+    work: float = 1800.0
+    talk: float = 120.0
+    poll: float = 0.2
+
+
+class Line(Protocol):
+    """How the conductor reaches the sites."""
+
+    def ask(
+        self, sites: Sequence[str], what: str, *arguments: Any, seconds: float
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Ask some sites the same at once: answers, and why there is none, by site."""
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What the conductor knows of a round."""
+
+    round: int
+    present: tuple[str, ...]
+    missing: dict[str, str]
+    partners: dict[str, int]
+    in_doubt: int
+    edge: int
+    directed: int
+    control: int
+    validation: float | None
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """What the conductor knows of a job."""
+
+    study: str
+    method: str
+    seed: int
+    agreement: str
+    first: int
+    members: tuple[str, ...]
+    left_out: dict[str, str]
+    rounds: tuple[RoundReport, ...]
+    best: int
+    stopped_early: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``abps-job.json``."""
+        total = {name: sum(getattr(r, name) for r in self.rounds) for name in ("edge", "directed", "control")}
+        return {"schema": "abps.job/1", **asdict(self), "bytes": total}
+
+
+@dataclass
+class _Course:
+    """What changes as a job goes on."""
+
+    ledger: Ledger
+    reports: list[RoundReport] = field(default_factory=list)
+    best: int = 0
+    best_value: float = math.nan
+    trunk: torch.Tensor | None = None  # FedAvg's last average
+
+
+class Conductor:
+    """Runs one job: some rounds of a study."""
+
+    def __init__(
+        self,
+        line: Line,
+        agreement: Agreement,
+        rounds: int,
+        seconds: Seconds | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+        history: Sequence[Traffic] = (),
+    ) -> None:
+        if rounds < 1:
+            raise RequestError(f"rounds={rounds}: a job needs at least 1 round")
+        self.line = line
+        self.agreement = agreement
+        self.config = agreement.config()
+        self.rounds = rounds
+        self.seconds = seconds or Seconds()
+        self.tell = tell
+        self.ledger = Ledger(self.config.budget)
+        for spent in history:
+            self.ledger = self.ledger.book(spent)
+
+    def run(self, members: Sequence[str]) -> JobReport:
+        """The whole job."""
+        roster = tuple(sorted(members))
+        ready, left_out = self._gather(roster)
+        first = 1 + max(int(facts["round"]) for facts in ready.values())
+        if first > self.agreement.rounds:
+            raise RequestError(
+                f"the study {self.agreement.study!r} has had its {self.agreement.rounds} rounds; "
+                "nothing is left to do"
+            )
+        present = sorted(ready)
+        joined, absent = self.line.ask(present, "join", list(roster), first, seconds=self.seconds.talk)
+        left_out |= absent
+        if isinstance(self.config, ABPS):
+            self.line.ask(sorted(joined), "catch_up", seconds=self.seconds.talk)
+            self.line.ask(sorted(joined), "introduce", first, seconds=self.seconds.talk)
+        sizes = {name: float(facts["rows"]) for name, facts in ready.items()}
+        course = _Course(self.ledger)
+        stopped = False
+        for t in range(first, min(first + self.rounds - 1, self.agreement.rounds) + 1):
+            self._round(t, roster, sorted(joined), sizes, course)
+            if self._enough(t, course):
+                stopped = True
+                break
+        return JobReport(
+            self.agreement.study,
+            self.agreement.method,
+            self.agreement.seed,
+            self.agreement.digest(),
+            first,
+            roster,
+            left_out,
+            tuple(course.reports),
+            course.best,
+            stopped,
+        )
+
+    def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
+        """Who is there, and agrees."""
+        answers, failures = self.line.ask(roster, "hello", seconds=self.seconds.talk)
+        ready: dict[str, Mapping[str, Any]] = {}
+        mine = self.agreement.digest()
+        for name, facts in answers.items():
+            if facts["problem"]:
+                failures[name] = facts["problem"]
+            elif facts["agreement"] != mine:
+                failures[name] = (
+                    f"it runs another agreement ({facts['agreement']}, here {mine}); same abps version?"
+                )
+            else:
+                ready[name] = facts
+        for name, why in sorted(failures.items()):
+            self.tell(f"{name} takes no part: {why}")
+        if len(ready) < 2:
+            why = "; ".join(f"{name}: {reason}" for name, reason in sorted(failures.items()))
+            raise RequestError(
+                f"{len(ready)} of {len(roster)} sites can take part, and a job needs 2 ({why})"
+            )
+        return ready, failures
+
+    def _round(
+        self, t: int, roster: tuple[str, ...], members: list[str], sizes: dict[str, float], course: _Course
+    ) -> None:
+        alive, missing = self.line.ask(members, "ping", seconds=self.seconds.sign)
+        begun, late = self.line.ask(sorted(alive), "begin", t, sorted(alive), seconds=self.seconds.talk)
+        missing |= late
+        missing |= self._work(sorted(begun), "train", t)
+        present = [name for name in sorted(begun) if name not in missing]
+        if not present:
+            raise RequestError(f"round {t}: no site is left ({'; '.join(sorted(set(missing.values())))})")
+        rest = ""
+        if isinstance(self.config, ABPS):
+            rest = self._pairs(t, roster, present, missing, course)
+        else:
+            rest = self._star(t, present, sizes, missing, course)
+        values = self._finish(present, t, rest, missing)
+        reports, failed = self.line.ask(present, "report", t, seconds=self.seconds.talk)
+        missing |= failed
+        self._book(t, present, reports, values, missing, course)
+
+    def _pairs(
+        self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, str], course: _Course
+    ) -> str:
+        """Turns, then the swap. Returns why there was none, if so."""
+        config = self.config
+        assert isinstance(config, ABPS)
+        if course.ledger.closed:
+            return "budget"
+        order = selection.turns(config.selection, self.agreement.seed, t, center_ids(roster))
+        proposals = 0
+        for name in (roster[k] for k in order):
+            if name in present and name not in missing:
+                made, failed = self.line.ask([name], "turn", t, seconds=self.seconds.talk)
+                proposals += sum(made.values())
+                missing |= failed
+        partners, failed = self.line.ask(present, "settle", t, seconds=self.seconds.talk)
+        missing |= failed
+        edges = sum(partners.values()) // 2
+        planned = Traffic(edge=edges * self._payload())
+        if not course.ledger.affords(planned):
+            course.ledger = course.ledger.close()
+            return "budget"
+        _, failed = self.line.ask(present, "swap", t, seconds=self.seconds.talk)
+        missing |= failed
+        self.tell(f"round {t}: {proposals} proposals, {edges} pairs")
+        return ""
+
+    def _star(
+        self, t: int, present: list[str], sizes: dict[str, float], missing: dict[str, str], course: _Course
+    ) -> str:
+        """FedAvg: collect, average, send back. Returns why there was no exchange, if so."""
+        config = self.config
+        assert isinstance(config, FedAvg)
+        if not course.ledger.affords(Traffic(edge=len(present) * self._payload())):
+            course.ledger = course.ledger.close()
+            return "budget"
+        frames, failed = self.line.ask(present, "upload", t, seconds=self.seconds.talk)
+        missing |= failed
+        names = sorted(frames)
+        if not names:
+            return "unreachable"
+        sent = torch.from_numpy(np.stack([unpack(frames[name]).weights for name in names]))
+        weights = torch.tensor([sizes[name] if config.weighting == "size" else 1.0 for name in names])
+        trunk = weighted_mean(sent, weights)
+        if config.smoothing:
+            if course.trunk is None:
+                course.trunk = self._trunk(t, names)
+            trunk = torch.lerp(trunk, course.trunk, config.smoothing)
+        wire = codec(config.wire.codec)
+        frame = pack(trunk.numpy(), wire, t, center_id(CONDUCTOR))
+        course.trunk = torch.from_numpy(unpack(frame).weights)  # what the sites start from next
+        _, failed = self.line.ask(names, "download", t, frame, seconds=self.seconds.talk)
+        missing |= failed
+        return ""
+
+    def _trunk(self, t: int, names: list[str]) -> torch.Tensor:
+        """FedAvg: the average that the first round of this job started from."""
+        if t == 1:
+            width = len(self.agreement.book.columns)
+            start = initial_weights(self.config.training.model, width, self.agreement.seed)
+            return start[: self._shared()]
+        frames, failed = self.line.ask(names[:1], "trunk", t, seconds=self.seconds.talk)
+        if failed:
+            raise RequestError(f"round {t}: no site can tell the average of the last job ({failed})")
+        return torch.from_numpy(unpack(frames[names[0]]).weights)
+
+    def _shared(self) -> int:
+        """How many weights are shared."""
+        width = len(self.agreement.book.columns)
+        layout = kernel_for(self.config.training.model(width), width).layout
+        return layout.shared(self.config.wire.private_layers)
+
+    def _payload(self) -> int:
+        """Bytes of a frame of shared weights."""
+        return frame_size(codec(self.config.wire.codec), self._shared())
+
+    def _work(self, sites: list[str], what: str, *arguments: Any) -> dict[str, str]:
+        """Start something that takes long at every site, and ask until it is done. Returns who failed."""
+        _, failed = self.line.ask(sites, "start", what, *arguments, seconds=self.seconds.talk)
+        waiting = [name for name in sites if name not in failed]
+        left = self.seconds.work
+        while waiting:
+            states, gone = self.line.ask(waiting, "poll", seconds=self.seconds.sign)
+            failed |= gone
+            failed |= {name: state for name, state in states.items() if state not in ("busy", "done")}
+            waiting = [name for name, state in states.items() if state == "busy"]
+            if waiting and left <= 0:
+                failed |= dict.fromkeys(waiting, f"{what} took longer than {self.seconds.work:g} s")
+                break
+            if waiting:
+                self.line.pause(self.seconds.poll)
+                left -= self.seconds.poll
+        return failed
+
+    def _finish(self, present: list[str], t: int, rest: str, missing: dict[str, str]) -> dict[str, float]:
+        """Let every site mix, judge and write down. Returns the validation AUROC of each."""
+        missing |= self._work(present, "finish", t, rest)
+        there = [name for name in present if name not in missing]
+        values, failed = self.line.ask(there, "validation", t, seconds=self.seconds.talk)
+        missing |= failed
+        return values
+
+    def _book(
+        self,
+        t: int,
+        present: list[str],
+        reports: dict[str, Any],
+        values: dict[str, float],
+        missing: dict[str, str],
+        course: _Course,
+    ) -> None:
+        weights = sum(int(r["weights"]) for r in reports.values())
+        control = sum(int(r["control"]) for r in reports.values())
+        if isinstance(self.config, ABPS):
+            spent = Traffic(edge=weights // 2, directed=weights, control=control)
+        else:  # what the sites sent up came down again
+            spent = Traffic(edge=weights, directed=2 * weights, control=control)
+        course.ledger = course.ledger.book(spent)
+        known = [value for value in values.values() if math.isfinite(value)]
+        mean = float(np.mean(known)) if known else math.nan
+        if (
+            not course.reports
+            or mean > course.best_value + self.config.stop.min_delta
+            or math.isnan(course.best_value)
+        ):
+            course.best, course.best_value = t, mean
+            if self.config.stop.restore_best:
+                self.line.ask(present, "keep_best", seconds=self.seconds.talk)
+        course.reports.append(
+            RoundReport(
+                t,
+                tuple(present),
+                dict(sorted(missing.items())),
+                {name: int(r["partners"]) for name, r in sorted(reports.items())},
+                sum(int(r["in_doubt"]) for r in reports.values()),
+                spent.edge,
+                spent.directed,
+                spent.control,
+                mean if math.isfinite(mean) else None,
+            )
+        )
+        for name, why in sorted(missing.items()):
+            self.tell(f"round {t}: without {name} ({why})")
+
+    def _enough(self, t: int, course: _Course) -> bool:
+        patience = self.config.stop.patience
+        return patience is not None and t - course.best >= patience

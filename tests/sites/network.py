@@ -1,0 +1,102 @@
+"""Small federations for the tests of real sites: one table per site, and the same rows in one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from abps.cohorts.builtin import Roles, builtin_table
+from abps.cohorts.codebook import Codebook
+from abps.cohorts.federation import Federation
+from abps.cohorts.prepare import codebook, prepare
+from abps.cohorts.table import MIN_CLASS, federate, own_table
+from abps.core.beliefs import Beliefs
+from abps.core.protocol import Stage
+from abps.engines.agreement import Agreement
+from abps.engines.memory import Memory
+from abps.engines.site import Site
+from abps.engines.store import Store
+
+NAMES = tuple(f"site-{k + 1}" for k in range(16))
+
+
+@dataclass(frozen=True)
+class Hospitals:
+    """The tables of some hospitals, each in a file of its own, and the federation they would be together."""
+
+    names: tuple[str, ...]
+    tables: dict[str, Path]
+    together: Federation
+    roles: Roles
+
+    def book(self, seed: int) -> Codebook:
+        return codebook(self.together, seed)
+
+    def agreement(self, method: str, seed: int = 11, rounds: int = 5, **settings) -> Agreement:
+        return Agreement("test", method, self.book(seed), seed, rounds, settings)
+
+
+def hospitals(folder: Path, count: int, stays: int = 1600) -> Hospitals:
+    """Centers of the built-in federation under the names that sites have."""
+    frame, roles = builtin_table(f"icu-synthetic:centers={count},stays={stays}")
+    old = sorted(frame["center"].unique().to_list())
+    names = NAMES[:count]
+    frame = frame.with_columns(pl.col("center").replace_strict(dict(zip(old, names))))
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {}
+    for name in names:
+        tables[name] = folder / f"{name}.parquet"
+        frame.filter(pl.col("center") == name).drop("center", "careunit").write_parquet(tables[name])
+    return Hospitals(names, tables, federate(frame, roles, "hospitals", MIN_CLASS), roles)
+
+
+def open_site(
+    given: Hospitals, name: str, agreement: Agreement, store: Path, network: Memory, **more
+) -> Site:
+    """A site that reads its own table and has its own store."""
+    roles = given.roles
+    own = own_table(given.tables[name], name, roles.label, roles.patient, roles.time, (), agreement.book)
+    data = prepare(own, agreement.seed, agreement.book)
+    kept = Store.open(store / f"{name}.sqlite", name, agreement.digest())
+    site = Site(name, agreement, data, kept, network.sender(name), **more)
+    network.sites[name] = site
+    return site
+
+
+def close(network: Memory) -> None:
+    for site in network.sites.values():
+        site.store.close()
+
+
+def same_beliefs(stores: dict[str, Store], beliefs: Beliefs) -> None:
+    """Every site's stored evidence is the simulation's, and there is no more of it."""
+    names = sorted(stores)
+    stored = 0
+    for i, name in enumerate(names):
+        for peer, evidence in stores[name].beliefs().items():
+            expected = beliefs.posterior(i, names.index(peer))
+            told = [evidence.gain + beliefs.prior[0], evidence.loss + beliefs.prior[1], evidence.count]
+            np.testing.assert_allclose(
+                told, [float(expected.alpha), float(expected.beta), float(expected.count)], rtol=0, atol=1e-12
+            )
+            stored += 1
+    assert stored == beliefs.observed
+
+
+def agree_about_partners(stores: dict[str, Store], kappa: int, doubt: bool) -> None:
+    """No pair is asymmetric in the stores' records, and nobody has more than kappa partners.
+
+    doubt: a match may still be in doubt at the other end (never denied); else everything is settled.
+    """
+    for name, store in stores.items():
+        if not doubt:
+            assert store.in_doubt() == []
+        for t, partners in store.partners().items():
+            assert len(partners) <= kappa
+            for peer in partners:
+                other = stores[peer]
+                held = any(r.peer == name and r.stage is Stage.HELD for r in other.promises(t))
+                assert name in other.partners().get(t, ()) or (doubt and held), (t, name, peer)

@@ -1,0 +1,340 @@
+"""Real sites in one process: the simulation's answers without trouble, and no harm with it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from abps.core.errors import RequestError
+from abps.core.protocol import Kind, Message
+from abps.core.streams import center_id
+from abps.engines.conduct import Conductor, Seconds
+from abps.engines.memory import Memory
+from abps.engines.simulate import simulate
+from abps.engines.site import Patience, Unreachable
+from abps.wire.codecs import codec
+from abps.wire.frames import pack
+from abps.wire.messages import pack_message, pack_vector
+
+from .network import agree_about_partners, close, open_site, same_beliefs
+
+QUICK = Seconds(poll=0.0)
+
+
+def job(given, agreement, folder, rounds=5, network=None, **more):
+    """Open every site, run a job, and leave the sites open."""
+    network = network or Memory()
+    for name in given.names:
+        open_site(given, name, agreement, folder, network, **more)
+    return network, Conductor(network, agreement, rounds, QUICK).run(given.names)
+
+
+PARITY = [
+    ("abps", {}),
+    ("abps-pq-k1", {"gamma": "0.1"}),
+    ("abps-pq-k1-div", {"discount": "0.9"}),
+    ("abps-pq-k1-align", {"mutual_filter": "no", "tie_break": "similarity"}),
+    ("abps-x", {"tau_scope": "per_center"}),
+    ("abps", {"kappa": "6", "adopt": "if_helpful", "weighting": "uniform"}),
+    ("abps-pq-k1", {"goals": "homogeneity,diversity,none,alignment,none,none,diversity,none"}),
+    ("abps-pq-k1", {"proposer_check": "yes", "gamma": "0.05", "order": "index"}),
+    ("abps-pq-k1", {"budget": "400000"}),
+    ("fedavg", {}),
+    ("fedavg-x", {}),
+]
+
+
+@pytest.mark.parametrize(("method", "settings"), PARITY)
+def test_sites_do_what_the_simulation_does(eight, tmp_path, method, settings):
+    agreement = eight.agreement(method, **settings)
+    network, report = job(eight, agreement, tmp_path)
+    run = simulate(eight.together, method, seed=11, rounds=5, settings=settings)
+    told = report.to_json()["bytes"]
+    assert (told["edge"], told["directed"], told["control"]) == (
+        run.bytes.edge, run.bytes.directed, run.bytes.control,
+    )  # fmt: skip
+    models = np.stack([network.sites[name].models[0].numpy() for name in eight.names])
+    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    if run.beliefs is not None:
+        same_beliefs({name: network.sites[name].store for name in eight.names}, run.beliefs)
+    rows = run.decisions.filter(run.decisions["decision"] == "accepted")
+    partners = {name: {t: set() for t in range(1, 6)} for name in eight.names}
+    for t, center, peer in rows.select("round", "center", "peer").iter_rows():
+        partners[center][t].add(peer)
+        partners[peer][t].add(center)
+    for name in eight.names:
+        done = network.sites[name].store.rounds()
+        assert {r.number: set(r.partners) for r in done} == partners[name]
+    means = [r.validation for r in report.rounds]
+    np.testing.assert_allclose(means, run.history.validation_auroc, atol=1e-9)
+    shares = run.history.rest
+    rests = [[network.sites[n].store.rounds()[t].rest for n in eight.names] for t in range(5)]
+    assert [np.mean([r != "" for r in row]) for row in rests] == pytest.approx(list(shares))
+    for cause, word in (("no_candidates", "no candidates"), ("all_full", "all full"), ("budget", "budget")):
+        told = [np.mean([r == word for r in row]) for row in rests]
+        assert told == pytest.approx(list(run.history.rest_causes[cause])), cause
+    close(network)
+
+
+def test_early_stopping_at_the_same_round(eight, tmp_path):
+    settings = {"patience": "2", "min_delta": "0.02", "restore_best": "yes"}
+    agreement = eight.agreement("abps-pq-k1", rounds=12, **settings)
+    network, report = job(eight, agreement, tmp_path, rounds=12)
+    run = simulate(eight.together, "abps-pq-k1", seed=11, rounds=12, settings=settings)
+    assert report.stopped_early and len(report.rounds) == run.rounds < 12
+    best = np.stack([network.sites[name].store.model("best") for name in eight.names])
+    np.testing.assert_allclose(best, run.models.numpy(), atol=1e-5)
+    close(network)
+
+
+def test_several_short_jobs_are_one_long_one(six, tmp_path):
+    """Sites are closed and opened again between jobs: nothing but the store remembers."""
+    agreement = six.agreement("abps", rounds=5, discount="0.8")
+    for rounds in (2, 1, 2):
+        network, _ = job(six, agreement, tmp_path, rounds)
+        close(network)
+    network = Memory()
+    for name in six.names:
+        open_site(six, name, agreement, tmp_path, network)
+    run = simulate(six.together, "abps", seed=11, rounds=5, settings={"discount": "0.8"})
+    same_beliefs({name: network.sites[name].store for name in six.names}, run.beliefs)
+    models = np.stack([network.sites[name].models[0].numpy() for name in six.names])
+    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    with pytest.raises(RequestError, match="has had its 5 rounds"):
+        Conductor(network, agreement, 1, QUICK).run(six.names)
+    close(network)
+
+
+def test_the_ledger_counts_the_bytes_that_were_carried(six, tmp_path):
+    network, report = job(six, six.agreement("abps"), tmp_path)
+    for name in six.names:
+        carried: dict[str, int] = {}
+        for sender, _, what, size in network.carried:
+            if sender == name:
+                carried[what] = carried.get(what, 0) + size
+        assert network.sites[name].store.sent_bytes() == carried
+    assert (
+        sum(size for *_, size in network.carried)
+        == report.to_json()["bytes"]["directed"] + (report.to_json()["bytes"]["control"])
+    )
+    words = [entry.why for entry in network.sites["site-1"].store.traffic() if entry.sent]
+    assert any("metadata vector" in why for why in words) and any("shared layers" in why for why in words)
+    close(network)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_messages_that_get_lost_leave_no_half_match(six, tmp_path, seed):
+    """Payloads and answers get lost at random; afterwards, with a working line, all is settled."""
+    rng = random.Random(seed)
+    network = Memory(lambda sender, receiver, what, back: rng.random() < 0.25)
+    agreement = six.agreement("abps", kappa=2)
+    network, _ = job(six, agreement, tmp_path, rounds=4, network=network, patience=Patience(repeats=1))
+    stores = {name: site.store for name, site in network.sites.items()}
+    assert all(site.store.round == 4 for site in network.sites.values())
+    agree_about_partners(stores, kappa=2, doubt=True)
+    network.trouble = lambda sender, receiver, what, back: False
+    for site in network.sites.values():  # the next job begins with settling
+        site.join(six.names, 5)
+    for site in network.sites.values():
+        site.catch_up()
+    agree_about_partners(stores, kappa=2, doubt=False)
+    observed = sum(len(s.observations()) for s in stores.values())
+    assert observed > 0
+    for store in stores.values():
+        counts: dict[str, int] = {}
+        for (t, peer), _ in store.observations().items():
+            assert peer in store.partners()[t]
+            counts[peer] = counts.get(peer, 0) + 1
+        assert {peer: e.count for peer, e in store.beliefs().items()} == counts
+    close(network)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_site_that_dies_at_any_moment_comes_back_whole(six, tmp_path, seed):
+    """A site vanishes in the middle of a round; the others finish, and it is there in the next job."""
+    rng = random.Random(100 + seed)
+    agreement = six.agreement("abps", kappa=2, rounds=20)
+    victim = rng.choice(six.names)
+    network = Memory()
+    left = rng.randrange(0, 70)
+
+    def dies(sender: str, receiver: str, what: str, back: bool) -> bool:
+        nonlocal left
+        if victim in (sender, receiver) and victim in network.sites:
+            left -= 1
+            if left < 0:
+                dead = network.sites.pop(victim)
+                dead.store.close()
+        if victim not in network.sites and sender == victim:
+            raise Died  # nothing that the dead site was doing goes on
+        return victim not in network.sites and receiver == victim
+
+    network.trouble = dies
+    for name in six.names:
+        open_site(six, name, agreement, tmp_path, network, patience=Patience(repeats=1))
+    report = Conductor(network, agreement, 4, QUICK).run(six.names)
+    others = [name for name in six.names if name != victim]
+    assert all(network.sites[name].store.round == 4 for name in others)
+    if victim not in network.sites:
+        network.trouble = lambda sender, receiver, what, back: False
+        open_site(six, victim, agreement, tmp_path, network)
+    before = network.sites[victim].store.beliefs()
+    again = Conductor(network, agreement, 2, QUICK).run(six.names)
+    assert again.first == 5 and all(r.missing == {} for r in again.rounds), report
+    stores = {name: site.store for name, site in network.sites.items()}
+    agree_about_partners(stores, kappa=2, doubt=False)
+    for peer, evidence in before.items():
+        assert stores[victim].beliefs()[peer].count >= evidence.count
+    for store in stores.values():
+        counts: dict[str, int] = {}
+        for t, peer in store.observations():
+            counts[peer] = counts.get(peer, 0) + 1
+            assert peer in store.partners()[t]
+        assert {peer: e.count for peer, e in store.beliefs().items()} == counts
+    close(network)
+
+
+class Died(Exception):
+    """What the conductor gets to know of a site that is gone."""
+
+
+def test_a_site_with_a_problem_is_left_out_and_named(six, tmp_path):
+    agreement = six.agreement("abps")
+    network = Memory()
+    for name in six.names[:-1]:
+        open_site(six, name, agreement, tmp_path, network)
+    other = six.agreement("abps", seed=12)
+    open_site(six, six.names[-1], other, tmp_path / "other", network)
+    report = Conductor(network, agreement, 1, QUICK).run([*six.names, "site-9"])
+    assert set(report.left_out) == {six.names[-1], "site-9"}
+    assert "another agreement" in report.left_out[six.names[-1]]
+    assert six.names[-1] not in report.rounds[0].present
+    close(network)
+    with pytest.raises(RequestError, match="0 of 2 sites can take part"):
+        Conductor(Memory(), agreement, 1, QUICK).run(["a", "b"])
+
+
+@pytest.fixture
+def pair(six, tmp_path):
+    """Two sites in the middle of round 1; the first does what the tests tell it to."""
+    network = Memory()
+    agreement = six.agreement("abps-pq-k1")
+    sites = [open_site(six, name, agreement, tmp_path, network) for name in six.names[:2]]
+    for site in sites:
+        site.join(six.names[:2], 1)
+    for site in sites:
+        site.introduce(1)
+    for site in sites:
+        site.begin(1, six.names[:2])
+        site.train(1)
+    yield sites
+    close(network)
+
+
+def test_what_an_unruly_peer_sends_is_refused_and_counted(pair):
+    bad, good = pair
+    frame = pack(np.zeros(good.shared, dtype=np.float32), codec("bf16"), 1, center_id(bad.name))
+    vector = pack_vector(np.full(3, 7.0), 1, center_id(bad.name))
+    for what, data, reason in (
+        ("weights", frame, "not a partner"),
+        ("message", b"x", "malformed"),
+        ("message", pack_message(Message(Kind.PROPOSE, 9, 1), center_id(bad.name)), "wrong round"),
+        ("message", pack_message(Message(Kind.PROPOSE, 1, 1), center_id("eve")), "wrong sender"),
+        ("message", pack_message(Message(Kind.CONFIRM, 1, 1), center_id(bad.name)), "against the protocol"),
+        ("vector", vector, "implausible metadata"),
+        ("pickle", b"...", "malformed"),
+    ):
+        before = good.store.refusals().get((bad.name, reason), 0)
+        assert good.receive(bad.name, what, data) == b""
+        assert good.store.refusals()[(bad.name, reason)] == before + 1
+    assert good.receive("eve", "message", b"") == b"" and ("eve", "not a member") in good.store.refusals()
+    assert not good.talks.partners and not good.arrived
+
+
+def test_a_partner_that_sends_nonsense_is_not_mixed_in(pair):
+    bad, good = pair
+    assert bad.turn(1) == 1 and good.talks.partners == {bad.name}
+    weights = np.zeros(good.shared, dtype=np.float32)
+    weights[3] = np.nan
+    assert good.receive(bad.name, "weights", pack(weights, codec("bf16"), 1, center_id(bad.name))) == b""
+    assert good.store.refusals() == {(bad.name, "not finite"): 1}
+    good.settle(1)
+    good.finish(1)
+    assert good.store.observations() == {}
+    np.testing.assert_array_equal(good.store.model(), good.trained[0].numpy())
+
+
+def test_a_flood_of_messages_is_cut_off(pair):
+    bad, good = pair
+    good._now = lambda: 0.0
+    for _ in range(good.limits.burst + 50):
+        good.receive(bad.name, "message", b"")
+    assert good.store.refusals()[(bad.name, "too many messages")] >= 50
+
+
+def test_a_vector_cannot_change_within_a_job(pair):
+    bad, good = pair
+    vector = good.vectors[bad.name].copy()
+    vector[0] += 0.01
+    good.receive(bad.name, "vector", pack_vector(vector, 1, center_id(bad.name)))
+    assert ("site-1", "implausible metadata") in good.store.refusals()
+
+
+def test_a_conductor_out_of_step_gets_an_error_not_a_guess(pair):
+    site = pair[0]
+    for call in (lambda: site.turn(2), lambda: site.swap(2), lambda: site.finish(2)):
+        with pytest.raises(RequestError, match="out of step"):
+            call()
+    with pytest.raises(RequestError, match="not among the members"):
+        site.join(["a", "b"], 1)
+
+
+def test_a_finished_round_does_not_begin_again(pair):
+    site = pair[0]
+    site.settle(1)
+    site.finish(1)
+    with pytest.raises(RequestError, match="round 1 is over"):
+        site.begin(1, ["site-1"])
+
+
+def test_weights_are_a_confirmation(pair):
+    """The confirmation got lost, the weights did not: the match stands at both ends."""
+    proposer, receiver = pair
+    send = proposer._send
+
+    def losing_confirmations(peer, what, data):
+        if what == "message" and data[0] == 4:
+            raise Unreachable(peer)
+        return send(peer, what, data)
+
+    proposer._send = losing_confirmations
+    proposer.turn(1)
+    assert proposer.talks.partners == {receiver.name} and receiver.talks.in_doubt == {proposer.name}
+    assert proposer.swap(1) == 1
+    assert receiver.talks.partners == {proposer.name} and set(receiver.arrived) == {proposer.name}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("local", {}, "does not run between sites"),
+        ("group-oracle-k1", {}, "declared group"),
+        ("abps", {"kapa": 3}, "did you mean 'kappa'"),
+        ("abpss", {}, "no method 'abpss'"),
+    ],
+)
+def test_an_agreement_that_cannot_be_run(six, method, settings, words):
+    with pytest.raises(RequestError, match=words):
+        six.agreement(method, **settings).config()
+
+
+def test_an_agreement_survives_the_journey(six):
+    agreement = six.agreement("abps-x", seed=3, gamma=0.5)
+    back = type(agreement).from_json(agreement.to_json())
+    assert back == agreement and back.digest() == agreement.digest()
+    assert agreement.digest() != six.agreement("abps-x", seed=4, gamma=0.5).digest()
+    for broken in (None, {}, {"schema": "abps.agreement/2"}, agreement.to_json() | {"seed": "x"}):
+        with pytest.raises(RequestError):
+            type(agreement).from_json(broken)
