@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.learn import batches
@@ -262,3 +263,26 @@ def test_every_row_is_seen_once_an_epoch_and_alone_as_among_others():
         assert not (own[0] == own[1]).all()
         alone = batches.row_orders(1, ids[k : k + 1], 3, np.array([n]), 4)[:, 0]
         assert (own == alone).all()
+
+
+def test_a_center_gets_the_same_numbers_alone_as_among_others():
+    """To the last bit: a hospital that trains by itself gets what the simulation computes for it."""
+    rng = np.random.default_rng(4)
+    sizes = [140, 150, 161, 130, 170, 180, 129, 200, 60, 7]
+    x = rng.normal(size=(sum(sizes), 66)).astype(np.float32)
+    y = (rng.random(len(x)) < 0.2).astype(np.float32)
+    rows = Rows(x, y, np.concatenate([[0], np.cumsum(sizes)]))
+    names = tuple(f"c{k}" for k in range(len(sizes)))
+    columns = tuple(str(k) for k in range(66))
+    data = Prepared("x", names, columns, rows, rows, rows, np.zeros((len(sizes), 2)), ("a", "b"), 2, None, 11)
+    training = Training()
+    whole = StackedLearner(data, training, training.model, 11)
+    together = whole.start.expand(len(sizes), -1).clone()
+    for t in (1, 2):
+        together = whole.train(together, t)
+    for i in range(len(sizes)):
+        one = StackedLearner(data.only(i), training, training.model, 11)
+        alone = one.start[None].clone()
+        for t in (1, 2):
+            alone = one.train(alone, t)
+        assert torch.equal(alone[0], together[i])

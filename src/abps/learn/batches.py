@@ -32,9 +32,13 @@ class Chunk:
     batches: int
     lengths: Ints
 
-    def widest(self, step: int) -> int:
-        """Rows of the longest batch at a step; shorter ones are padded to it."""
-        return int(self.lengths[step].max())
+    def width(self, step: int, batch: int) -> int:
+        """Rows that batches are padded to at a step: the longest, rounded up to sixteen.
+
+        The library takes another path, with another rounding, for very few rows: whom a center is stacked
+        with must not decide which.
+        """
+        return min(batch, int(-(-self.lengths[step].max() // 16) * 16))
 
 
 def chunks(sizes: Ints, batch: int, most: int) -> list[Chunk]:

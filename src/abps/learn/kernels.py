@@ -127,13 +127,16 @@ class MLPKernel:
             if keep:
                 hidden.mul_(keep[k])
             inputs.append(hidden)
-        matrix, bias = self._layer(w, self._depth)
-        logits = torch.baddbmm(bias, inputs[-1], matrix.transpose(1, 2)).squeeze(2)
-        upstream = torch.sigmoid_(logits).sub_(y).mul_(weight).unsqueeze(2)
+        logits = self._last_layer(w, inputs[-1])
+        upstream = _sigmoid(logits, space).sub_(y).mul_(weight).unsqueeze(2)
         scale = self._scale if keep else 1.0
         for k in range(self._depth, -1, -1):
             d_matrix, d_bias = self._layer(out, k)
-            torch.bmm(upstream.transpose(1, 2), inputs[k], out=d_matrix)
+            if k == self._depth:
+                # One row per center: rounding would depend on where in memory it is written.
+                d_matrix.copy_(torch.bmm(upstream.transpose(1, 2), inputs[k]))
+            else:
+                torch.bmm(upstream.transpose(1, 2), inputs[k], out=d_matrix)
             torch.sum(upstream, dim=1, keepdim=True, out=d_bias)
             if k == 0:
                 break
@@ -155,8 +158,33 @@ class MLPKernel:
 
     def logits(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b) logits without dropout."""
+        return self._last_layer(w, self.representation(w, x))
+
+    def _last_layer(self, w: Tensor, hidden: Tensor) -> Tensor:
+        """(m, b) logits from the last hidden layer (m, b, units).
+
+        One center alone is computed as one of two: for a single matrix the library takes another path
+        with another rounding, and a center must get the same numbers alone as among others.
+        """
+        alone = len(w) == 1
+        if alone:
+            w, hidden = w.expand(2, -1), hidden.expand(2, -1, -1)
         matrix, bias = self._layer(w, self._depth)
-        return torch.baddbmm(bias, self.representation(w, x), matrix.transpose(1, 2)).squeeze(2)
+        logits = torch.baddbmm(bias, hidden, matrix.transpose(1, 2)).squeeze(2)
+        return logits[:1] if alone else logits
+
+
+def _sigmoid(logits: Tensor, space: Workspace) -> Tensor:
+    """(m, b) the sigmoid, rounded alike wherever a number stands.
+
+    Vector instructions leave a remainder at the end to scalar code, which rounds otherwise: so the end
+    is padded.
+    """
+    count = logits.numel()
+    padded = space.take("sigmoid", -(-count // 64) * 64, dtype=logits.dtype)
+    padded[count:] = 0.0
+    padded[:count].view_as(logits).copy_(logits)
+    return torch.sigmoid_(padded)[:count].view_as(logits)
 
 
 class _GivenDropout(nn.Module):

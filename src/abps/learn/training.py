@@ -264,9 +264,11 @@ class StackedLearner(_Common):
         start = self.data.train.start[chunk.members][:, None]
         for epoch in range(epochs):
             for step in range(chunk.batches):
-                b = chunk.widest(step)
+                b = chunk.width(step, size)
                 real = np.arange(b) < chunk.lengths[step][:, None]
-                rows = orders[epoch, :, step * size : step * size + b]
+                rows = np.zeros((m, b), dtype=np.int64)
+                order = orders[epoch, :, step * size : step * size + b]
+                rows[:, : order.shape[1]] = order
                 flat = torch.from_numpy((start + np.where(real, rows, 0)).ravel())
                 x = torch.index_select(self._x, 0, flat, out=space.take("x", m * b, self._x.shape[1]))
                 y = torch.index_select(self._y, 0, flat, out=space.take("y", m * b)).view(m, b)
