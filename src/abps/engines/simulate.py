@@ -103,7 +103,8 @@ def simulate(
             best_state = state
         if progress is not None:
             progress(t, config.stop.rounds, track.validation[-1])
-        if config.stop.patience is not None and t - track.best >= config.stop.patience:
+        waited = t - max(track.best, config.stop.grace)
+        if config.stop.patience is not None and waited >= config.stop.patience:
             break
 
     final = best_state if config.stop.restore_best else state

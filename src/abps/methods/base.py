@@ -70,11 +70,14 @@ class Wire:
 class Stopping:
     """When a run ends: after ``rounds``, or after ``patience`` rounds without a better validation AUROC.
 
+    grace: rounds at the start that are not held against a run. A fresh network first learns that outcomes are
+    rare, and its AUROC falls before it rises; patience counted from round 1 would end there.
     restore_best: report the models of the best validation round instead of the last.
     """
 
     rounds: int = 50
     patience: int | None = None
+    grace: int = 0
     min_delta: float = 0.0
     restore_best: bool = False
 
