@@ -41,7 +41,9 @@ PARITY = [
     ("abps-pq-k1", {"goals": "homogeneity,diversity,none,alignment,none,none,diversity,none"}),
     ("abps-pq-k1", {"proposer_check": "yes", "gamma": "0.05", "order": "index"}),
     ("abps-pq-k1", {"budget": "400000"}),
+    ("abps-pq-k1", {"codec": "int4", "reference": "start"}),
     ("fedavg", {}),
+    ("fedavg", {"codec": "int8", "reference": "start"}),
     ("fedavg-x", {}),
 ]
 
@@ -320,6 +322,7 @@ def test_weights_are_a_confirmation(pair):
     ("method", "settings", "words"),
     [
         ("local", {}, "does not run between sites"),
+        ("fedprox", {}, "does not run between sites"),
         ("group-oracle-k1", {}, "declared group"),
         ("abps", {"kapa": 3}, "did you mean 'kappa'"),
         ("abpss", {}, "no method 'abpss'"),

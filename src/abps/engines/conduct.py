@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from abps.core import selection
+from abps.core import selection, streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.streams import center_id, center_ids
@@ -28,7 +28,7 @@ from abps.engines.site import CONDUCTOR
 from abps.learn.kernels import kernel_for
 from abps.learn.models import initial_weights
 from abps.methods.abps import ABPS
-from abps.methods.base import weighted_mean
+from abps.methods.base import SERVER, Stopping, weighted_mean
 from abps.methods.fedavg import FedAvg
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
@@ -105,6 +105,15 @@ class _Course:
     best_value: float = math.nan
     trunk: torch.Tensor | None = None  # FedAvg's last average
 
+    def note(self, t: int, values: Sequence[float], stop: Stopping) -> tuple[float, bool]:
+        """The mean validation AUROC of a round, and whether it is the best so far."""
+        known = [value for value in values if math.isfinite(value)]
+        mean = float(np.mean(known)) if known else math.nan
+        better = self.best == 0 or stop.better(mean, self.best_value)
+        if better:
+            self.best, self.best_value = t, mean
+        return mean, better
+
 
 class Conductor:
     """Runs one job: some rounds of a study."""
@@ -116,7 +125,6 @@ class Conductor:
         rounds: int,
         seconds: Seconds | None = None,
         tell: Callable[[str], None] = lambda line: None,
-        history: Sequence[Traffic] = (),
     ) -> None:
         if rounds < 1:
             raise RequestError(f"rounds={rounds}: a job needs at least 1 round")
@@ -126,9 +134,6 @@ class Conductor:
         self.rounds = rounds
         self.seconds = seconds or Seconds()
         self.tell = tell
-        self.ledger = Ledger(self.config.budget)
-        for spent in history:
-            self.ledger = self.ledger.book(spent)
 
     def run(self, members: Sequence[str]) -> JobReport:
         """The whole job."""
@@ -147,11 +152,11 @@ class Conductor:
             self.line.ask(sorted(joined), "catch_up", seconds=self.seconds.talk)
             self.line.ask(sorted(joined), "introduce", first, seconds=self.seconds.talk)
         sizes = {name: float(facts["rows"]) for name, facts in ready.items()}
-        course = _Course(self.ledger)
+        course = self._course(ready)
         stopped = False
         for t in range(first, min(first + self.rounds - 1, self.agreement.rounds) + 1):
             self._round(t, roster, sorted(joined), sizes, course)
-            if self._enough(t, course):
+            if self.config.stop.over(t, course.best):
                 stopped = True
                 break
         return JobReport(
@@ -166,6 +171,17 @@ class Conductor:
             course.best,
             stopped,
         )
+
+    def _course(self, ready: Mapping[str, Mapping[str, Any]]) -> _Course:
+        """What earlier jobs of the study left: the bytes they spent, and their best round."""
+        sent = sum(int(facts["sent"]) for facts in ready.values())
+        edge = sent // 2 if isinstance(self.config, ABPS) else sent
+        course = _Course(Ledger(self.config.budget, Traffic(edge=edge)))
+        past = sorted({int(t) for facts in ready.values() for t in facts["validation"]})
+        for t in past:
+            known = [facts["validation"].get(str(t)) for facts in ready.values()]
+            course.note(t, [value for value in known if value is not None], self.config.stop)
+        return course
 
     def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
         """Who is there, and agrees."""
@@ -251,16 +267,17 @@ class Conductor:
         names = sorted(frames)
         if not names:
             return "unreachable"
-        sent = torch.from_numpy(np.stack([unpack(frames[name]).weights for name in names]))
+        base = config.wire.base(self._start(), self._shared())
+        sent = torch.from_numpy(np.stack([unpack(frames[name]).weights for name in names])) + base
         weights = torch.tensor([sizes[name] if config.weighting == "size" else 1.0 for name in names])
         trunk = weighted_mean(sent, weights)
         if config.smoothing:
             if course.trunk is None:
                 course.trunk = self._trunk(t, names)
             trunk = torch.lerp(trunk, course.trunk, config.smoothing)
-        wire = codec(config.wire.codec)
-        frame = pack(trunk.numpy(), wire, t, center_id(CONDUCTOR))
-        course.trunk = torch.from_numpy(unpack(frame).weights)  # what the sites start from next
+        key = int(streams.bits(self.agreement.seed, "codec", t, [SERVER])[0])
+        frame = pack((trunk - base).numpy(), codec(config.wire.codec), t, center_id(CONDUCTOR), key)
+        course.trunk = torch.from_numpy(unpack(frame).weights) + base  # what the sites start from next
         _, failed = self.line.ask(names, "download", t, frame, seconds=self.seconds.talk)
         missing |= failed
         return ""
@@ -268,13 +285,16 @@ class Conductor:
     def _trunk(self, t: int, names: list[str]) -> torch.Tensor:
         """FedAvg: the average that the first round of this job started from."""
         if t == 1:
-            width = len(self.agreement.book.columns)
-            start = initial_weights(self.config.training.model, width, self.agreement.seed)
-            return start[: self._shared()]
+            return self._start()[: self._shared()]
         frames, failed = self.line.ask(names[:1], "trunk", t, seconds=self.seconds.talk)
         if failed:
             raise RequestError(f"round {t}: no site can tell the average of the last job ({failed})")
         return torch.from_numpy(unpack(frames[names[0]]).weights)
+
+    def _start(self) -> torch.Tensor:
+        """The common start, which everybody computes from the seed."""
+        width = len(self.agreement.book.columns)
+        return initial_weights(self.config.training.model, width, self.agreement.seed)
 
     def _shared(self) -> int:
         """How many weights are shared."""
@@ -328,16 +348,9 @@ class Conductor:
         else:  # what the sites sent up came down again
             spent = Traffic(edge=weights, directed=2 * weights, control=control)
         course.ledger = course.ledger.book(spent)
-        known = [value for value in values.values() if math.isfinite(value)]
-        mean = float(np.mean(known)) if known else math.nan
-        if (
-            not course.reports
-            or mean > course.best_value + self.config.stop.min_delta
-            or math.isnan(course.best_value)
-        ):
-            course.best, course.best_value = t, mean
-            if self.config.stop.restore_best:
-                self.line.ask(present, "keep_best", seconds=self.seconds.talk)
+        mean, better = course.note(t, list(values.values()), self.config.stop)
+        if better and self.config.stop.restore_best:
+            self.line.ask(present, "keep_best", seconds=self.seconds.talk)
         course.reports.append(
             RoundReport(
                 t,
@@ -353,7 +366,3 @@ class Conductor:
         )
         for name, why in sorted(missing.items()):
             self.tell(f"round {t}: without {name} ({why})")
-
-    def _enough(self, t: int, course: _Course) -> bool:
-        patience = self.config.stop.patience
-        return patience is not None and t - course.best >= patience

@@ -6,7 +6,7 @@ payload on its way or an answer on its way back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from abps.engines.site import Site, Unreachable
@@ -69,8 +69,6 @@ class Memory:
 
 def answer(site: Site, what: str, arguments: Sequence[Any], done: dict[str, Any]) -> Any:
     """What a site says to the conductor; long work is done at once here."""
-    if what == "hello":
-        return hello(site)
     if what == "ping":
         return True
     if what == "start":
@@ -82,13 +80,3 @@ def answer(site: Site, what: str, arguments: Sequence[Any], done: dict[str, Any]
     if what == "validation":
         return done[site.name]
     return getattr(site, what)(*arguments)
-
-
-def hello(site: Site) -> Mapping[str, Any]:
-    """A site's first words to the conductor."""
-    return {
-        "round": site.store.round,
-        "agreement": site.agreement.digest(),
-        "rows": int(site.world.data.train.sizes[0]),
-        "problem": "",
-    }

@@ -6,7 +6,6 @@ optimiser: slow, easy to step through, the same answers.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -99,12 +98,11 @@ def simulate(
         ledger = ledger.book(outcome.traffic)
         if outcome.overdrawn:
             ledger = ledger.close()
-        if track.add(config, world, state, outcome, config.stop.min_delta):
+        if track.add(config, world, state, outcome):
             best_state = state
         if progress is not None:
             progress(t, config.stop.rounds, track.validation[-1])
-        waited = t - max(track.best, config.stop.grace)
-        if config.stop.patience is not None and waited >= config.stop.patience:
+        if config.stop.over(t, track.best):
             break
 
     final = best_state if config.stop.restore_best else state
@@ -167,7 +165,7 @@ class _Track:
         self.best = 1
         self._decisions: list[tuple[int, Decisions]] = []
 
-    def add(self, config: Method, world: World, state: Any, outcome: Any, min_delta: float) -> bool:
+    def add(self, config: Method, world: World, state: Any, outcome: Any) -> bool:
         """Note a round; True if its mean validation AUROC is the best so far."""
         for rows, into in ((self.data.validation, self.validation), (self.data.test, self.test)):
             value, _ = mean_over_centers(auroc(config.logits(world, state, rows), labels_of(rows)))
@@ -178,7 +176,7 @@ class _Track:
         if outcome.decisions is not None:
             self._decisions.append((t, outcome.decisions))
         best = self.validation[self.best - 1]
-        better = t == 1 or self.validation[-1] > best + min_delta or math.isnan(best)
+        better = t == 1 or config.stop.better(self.validation[-1], best)
         if better:
             self.best = t
         return better

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.cohorts.prepare import Prepared
-from abps.core import protocol, selection
+from abps.core import protocol, selection, streams
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
 from abps.core.ledger import CONTROL_MESSAGE
@@ -112,6 +112,7 @@ class Site:
         )
         self.codec = codec(self.config.wire.codec)
         self.shared = self.config.wire.shared(self.world)
+        self.base = self.config.wire.base(self.learner.start, self.shared)
         kept = store.model()
         if kept is not None and len(kept) != self.learner.layout.size:
             raise RequestError(
@@ -127,7 +128,7 @@ class Site:
         self.view: View | None = None
         self.trained: Tensor | None = None
         self._frame: bytes | None = None
-        self.arrived: dict[str, NDArray[np.float32]] = {}
+        self.arrived: dict[str, Tensor] = {}
         self._answers: list[str] = []
 
     @property
@@ -145,6 +146,19 @@ class Site:
         return self.world.data.metadata[0, : len(self._names)]
 
     # Called by the conductor
+
+    def hello(self) -> dict[str, Any]:
+        """First words to the conductor: how far this site is, and what it needs to keep the study's rules."""
+        sent = sum(e.bytes for e in self.store.traffic() if e.sent and e.kind == "weights")
+        seen = {r.number: r.validation for r in self.store.rounds()} if self.config.stop.patience else {}
+        return {
+            "round": self.store.round,
+            "agreement": self.agreement.digest(),
+            "rows": int(self.world.data.train.sizes[0]),
+            "sent": sent,
+            "validation": {str(t): value for t, value in seen.items() if value is not None},
+            "problem": "",
+        }
 
     def join(self, members: Sequence[str], first: int) -> None:
         """Learn who is in this job, and with which round it begins."""
@@ -183,7 +197,9 @@ class Site:
     def train(self, round: int) -> None:
         """The local epochs of a round."""
         trained = self.learner.train(self.models, round)
-        frame = pack(trained[0, : self.shared].numpy(), self.codec, round, center_id(self.name))
+        key = int(streams.bits(self.world.seed, "codec", round, self.world.ids)[0])
+        sent = (trained[0, : self.shared] - self.base).numpy()
+        frame = pack(sent, self.codec, round, center_id(self.name), key)
         with self._lock:
             self.trained, self._frame = trained, frame
 
@@ -256,7 +272,7 @@ class Site:
         else:
             mixed, observed, evidence = trained.clone(), {}, {}
             if CONDUCTOR in self.arrived and not rest:
-                mixed[0, : self.shared] = torch.from_numpy(self.arrived[CONDUCTOR])
+                mixed[0, : self.shared] = self.arrived[CONDUCTOR]
         value = self._validation(mixed)
         rest = rest or ("" if partners else self._why_rest())
         done = Finished(round, mixed[0].numpy(), evidence, observed, partners, rest, value)
@@ -285,9 +301,10 @@ class Site:
     def download(self, round: int, data: bytes) -> None:
         """FedAvg: the average comes back."""
         try:
-            self.arrived[CONDUCTOR] = admission.admit_weights(
+            weights = admission.admit_weights(
                 data, CONDUCTOR, (CONDUCTOR,), round, self.codec, self.shared, self.limits
             )
+            self.arrived[CONDUCTOR] = torch.from_numpy(weights) + self.base
             self._log(CONDUCTOR, "weights", len(data), f"average of round {round}", sent=False)
         except Refused as refused:
             self._note(refused)
@@ -447,7 +464,7 @@ class Site:
             return trained.clone(), {}, beliefs
         k = len(partners)
         arrived = torch.zeros(k + 1, self.shared)
-        arrived[1:] = torch.from_numpy(np.stack([self.arrived[p] for p in partners]))
+        arrived[1:] = torch.stack([self.arrived[p] for p in partners])
         sizes = [float(self.world.data.train.sizes[0]), *(_rows(self.vectors[p]) for p in partners)]
         weights = torch.tensor(sizes) if config.weighting == "size" else torch.ones(k + 1)
         none = np.zeros(0, dtype=np.int64)
@@ -568,7 +585,7 @@ class Site:
             data, peer, self.talks.partners, round, self.codec, self.shared, self.limits
         )
         with self._lock:
-            self.arrived[peer] = weights
+            self.arrived[peer] = torch.from_numpy(weights) + self.base
         self._log(peer, "weights", len(data), f"its shared layers, partner of round {round}", sent=False)
 
     def _within_rate(self, peer: str) -> None:

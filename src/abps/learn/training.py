@@ -357,7 +357,7 @@ class StackedLearner(_Common):
             models = w[members]
             part = torch.empty(len(members), self.layout.size)
             for step in range(piece.batches):
-                column = np.arange(piece.widest(step))
+                column = np.arange(piece.width(step, size))
                 real = column < piece.lengths[step][:, None]
                 flat = torch.from_numpy((first + np.where(real, step * size + column, 0)).ravel())
                 weight = torch.from_numpy((real / piece.sizes[:, None]).astype(np.float32))

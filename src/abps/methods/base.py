@@ -7,6 +7,7 @@ round, ``state, outcome = apply(world, state, t, ledger)``.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,10 @@ class Wire:
         """Bytes of the frame that carries one center's shared weights."""
         return frame_size(codec(self.codec), self.shared(world))
 
+    def base(self, start: Tensor, count: int) -> Tensor:
+        """(count,) what is subtracted before encoding and added again on arrival."""
+        return start[:count] if self.reference == "start" else torch.zeros(count)
+
     def deliver(self, world: World, weights: Tensor, t: int, server: bool = False) -> Tensor:
         """(senders, shared) of round t as the receivers see them.
 
@@ -61,7 +66,7 @@ class Wire:
         """
         senders = np.array([SERVER], dtype=np.uint64) if server else world.ids
         keys = streams.bits(world.seed, "codec", t, senders)
-        base = world.learner.start[: weights.shape[1]] if self.reference == "start" else 0.0
+        base = self.base(world.learner.start, weights.shape[1])
         arrived = codec(self.codec).arrive((weights - base).numpy(), keys)
         return torch.from_numpy(arrived) + base
 
@@ -86,6 +91,14 @@ class Stopping:
             raise RequestError(f"rounds={self.rounds}: a run needs at least 1 round")
         if self.patience is not None and self.patience < 1:
             raise RequestError(f"patience={self.patience}: choose at least 1, or none")
+
+    def better(self, value: float, best: float) -> bool:
+        """Whether a round's mean validation AUROC beats the best so far (NaN: there is none)."""
+        return value > best + self.min_delta or math.isnan(best)
+
+    def over(self, t: int, best: int) -> bool:
+        """Whether to stop after round t when the best was round ``best``."""
+        return self.patience is not None and t - max(best, self.grace) >= self.patience
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,9 +49,9 @@ def frame_size(codec: Codec, count: int) -> int:
     return HEADER_SIZE + codec.size(count)
 
 
-def pack(weights: NDArray[np.float32], codec: Codec, round: int, sender: int) -> bytes:
-    """Weights (count,) to a frame."""
-    payload = codec.encode(weights)
+def pack(weights: NDArray[np.float32], codec: Codec, round: int, sender: int, key: int = 0) -> bytes:
+    """Weights (count,) to a frame; ``key``: of the message's own random stream, for codecs that need one."""
+    payload = codec.encode(weights, key)
     head = _HEADER.pack(_MAGIC, VERSION, codec.number, 0, round, len(weights), sender, len(payload), 0)[:-4]
     return head + struct.pack("<I", zlib.crc32(payload, zlib.crc32(head))) + payload
 
