@@ -148,6 +148,8 @@ def draw_all(part: Part) -> list[Drawing]:
         if possible:
             with mpl.rc_context(_STYLE | {"svg.hashsalt": f"abps-{name}"}):
                 figure = draw(part)
+                figure.draw_without_rendering()
+                figure.set_layout_engine("none")  # the layout is settled: once, not for every form
                 drawings.append(Drawing(name, title, caption, as_svg(figure, name), as_pdf(figure)))
     return drawings
 

@@ -1,0 +1,116 @@
+"""``abps compare``, ``abps report`` and ``abps demo`` as a user meets them."""
+
+import json
+
+import pytest
+
+from abps.cli.main import main
+
+SMALL = ["--data", "icu-synthetic:centers=8,stays=800", "--rounds", "2"]
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    out = capsys.readouterr()
+    return stop.value.code or 0, out.out, out.err
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The folder of a small demo."""
+    out = tmp_path_factory.mktemp("demo") / "abps-demo"
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", *SMALL, "--out", str(out), "--json"])
+    assert not stop.value.code
+    return out
+
+
+def test_the_demo_compares_five_methods_on_two_seeds(demo, capsys):
+    code, out, err = call(capsys, "demo", *SMALL, "--out", demo, "--json")
+    told = json.loads(out)
+    assert code == 0 and err == ""  # quiet: this is no terminal
+    assert told["runs"] == {"planned": 10, "reused": 10, "computed": 0, "failed": [], "missing": 0}
+    names = [line["method"] for line in told["data"][0]["methods"]]
+    assert names == ["local", "fedavg", "random-k1", "abps-pq-k1", "abps-x"]
+    assert any("ABPS against random pairing" in sentence for sentence in told["data"][0]["summary"])
+    assert (demo / "report.html").read_text().count("<svg") >= 5
+
+
+def test_the_report_is_written_again_from_the_runs(demo, capsys, tmp_path):
+    before = (demo / "report.html").read_bytes()
+    (demo / "report.html").unlink()
+    code, out, _ = call(capsys, "report", demo)
+    assert code == 0 and (demo / "report.html").read_bytes() == before
+    assert "abps-pq-k1" in out and "tie" in out and "report.html" in out
+    code, out, _ = call(capsys, "report", demo, "--out", tmp_path, "--targets", "0.1,0.2", "--json")
+    assert code == 0 and json.loads(out)["report"] == str(tmp_path / "report.html")
+    assert "AUROC 0.100" in (tmp_path / "tables" / "bytes-to-target.md").read_text()
+
+
+def test_a_study_grows_by_methods_and_varied_settings(capsys, tmp_path):
+    first = ["compare", "--seeds", "1", *SMALL, "--out", tmp_path / "s", "--jobs", "1", "--json"]
+    assert call(capsys, *first, "--methods", "local")[0] == 0
+    code, out, _ = call(capsys, *first, "--methods", "local,fedavg")
+    assert code == 0 and json.loads(out)["runs"]["reused"] == 1
+    code, _, err = call(capsys, *first, "--methods", "local", "--set", "lr=0.5")
+    assert code == 2 and "holds a study with another --set" in err
+
+
+def test_several_federations_stand_in_one_report(capsys, tmp_path):
+    code, out, _ = call(
+        capsys, "compare", "--methods", "local", "--seeds", "1", "--rounds", "1", "--out", tmp_path / "s",
+        "--data", "icu-synthetic:centers=8,stays=800", "--data", "fedprox-synthetic:centers=6", "--json",
+    )  # fmt: skip
+    assert code == 0 and [d["name"] for d in json.loads(out)["data"]] == [
+        "icu-synthetic:centers=8,stays=800",
+        "fedprox-synthetic:centers=6",
+    ]
+    assert len(list((tmp_path / "s" / "tables").glob("*/headline.md"))) == 2
+    page = (tmp_path / "s" / "report.html").read_text()
+    assert page.count("<h1>") == 2
+
+
+def test_one_failing_run_is_reported_and_the_report_is_written(capsys, tmp_path):
+    code, out, err = call(
+        capsys, "compare", "--methods", "local,group-oracle-k1", "--seeds", "1", "--rounds", "1",
+        "--data", "fedprox-synthetic:centers=6", "--out", tmp_path / "s", "--json",
+    )  # fmt: skip
+    assert code == 1 and "failed: group-oracle-k1, seed 1" in err
+    told = json.loads(out)
+    assert told["runs"]["computed"] == 1 and len(told["runs"]["failed"]) == 1
+    assert "group-oracle-k1, seed 1" in (tmp_path / "s" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--methods", "fedavgg"], "did you mean 'fedavg'"),
+        (["--methods", ","], "--methods names no method"),
+        (["--methods", "local", "--seeds", "a"], "--seeds a"),
+        (["--methods", "local", "--seeds", "1,1"], "names 1 twice"),
+        (["--methods", "local", "--vary", "lr"], "write key=value,value"),
+        (["--methods", "local", "--set", "nothing=1"], "none of the methods has a setting 'nothing'"),
+        (["--methods", "local", "--executor", "cloud"], "choose local or slurm"),
+        (["--methods", "local", "--jobs", "0"], "--jobs 0"),
+        (["--methods", "local", "--data", "nowhere.csv"], "nowhere.csv"),
+        (["--methods", "local", "--slurm-cores", "0"], "--slurm-cores 0"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_two(capsys, tmp_path, arguments, told):
+    data = [] if "--data" in arguments else SMALL
+    code, out, err = call(capsys, "compare", *arguments, *data, "--out", tmp_path / "s")
+    assert code == 2 and told in err and out == "" and len(err.strip().splitlines()) == 1
+    assert not list((tmp_path / "s").glob("runs/*/run.json"))
+
+
+@pytest.mark.parametrize("targets", ["", "a", "1.5", "0"])
+def test_wrong_targets_are_refused(demo, capsys, targets):
+    code, _, err = call(capsys, "report", demo, "--targets", targets)
+    assert code == 2 and "--targets" in err
+
+
+def test_a_report_of_nothing_is_refused(capsys, tmp_path):
+    assert call(capsys, "report", tmp_path / "nowhere")[0] == 2
+    code, _, err = call(capsys, "report", tmp_path)
+    assert code == 2 and "holds no study" in err

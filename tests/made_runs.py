@@ -1,0 +1,49 @@
+"""Results as runs write them, made up: for tests of statistics and reports that need no training."""
+
+from __future__ import annotations
+
+import numpy as np
+
+CENTERS = [f"unit {i:02d}" for i in range(30)]
+UNIT = 1000.0  # bytes of FedAvg's 50 rounds
+
+
+def made_run(
+    method: str, seed: int, level: float, vs_fedavg: float, rest: float = 0.0, rounds: int = 6, kappa=None
+):
+    """One result: centers scatter around a level, the curve climbs to it, bytes grow evenly."""
+    rng = np.random.default_rng([seed, sum(map(ord, method))])
+    common = np.random.default_rng(seed).normal(0, 0.05, len(CENTERS))  # what a split does to all methods
+    values = np.clip(level + common + rng.normal(0, 0.01, len(CENTERS)), 0, 1)
+    per_center = {
+        c: (None if (seed + i) % 11 == 0 else float(v)) for i, (c, v) in enumerate(zip(CENTERS, values))
+    }
+    mean = float(np.mean([v for v in per_center.values() if v is not None]))
+    curve = [mean - 0.1 * (1 - (t + 1) / rounds) for t in range(rounds)]
+    edge = [round(UNIT * vs_fedavg * (t + 1) / rounds) for t in range(rounds)]
+    config = {"stop": {"rounds": rounds}} | ({} if kappa is None else {"selection": {"kappa": kappa}})
+    causes = {"no_candidates": rest / 4, "all_full": rest * 3 / 4, "declined": 0.0, "budget": 0.0}
+    return {
+        "schema": "abps.run/1",
+        "method": method,
+        "seed": seed,
+        "rounds": rounds,
+        "data": {"name": "made", "centers": len(CENTERS), "rows": 900, "features": 5, "fingerprint": "f"},
+        "config": config,
+        "auroc": {"mean": mean, "scored_centers": 27, "at_best_validation": mean, "per_center": per_center},
+        "auprc": {"mean": 0.3},
+        "brier": {"mean": 0.1},
+        "bytes": {"edge": edge[-1], "directed": 2 * edge[-1], "control": 7, "vs_fedavg": edge[-1] / UNIT},
+        "cost_usd": 0.01,
+        "partners_mean": 1.0 - rest,
+        "rest": {"share": rest, **causes},
+        "history": {
+            "auroc": curve,
+            "validation_auroc": curve,
+            "edge_bytes": edge,
+            "rest": [rest] * rounds,
+            "rest_causes": {cause: [share] * rounds for cause, share in causes.items()},
+        },
+        "seconds": 1.5,
+        "versions": {"abps": "0", "python": "3"},
+    }

@@ -1,0 +1,319 @@
+"""Tables, figures, words and the page, from made-up runs; the page in a real browser."""
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abps.core.errors import RequestError
+from abps.report import build as building
+from abps.report import figures, tables
+from abps.report.build import build, read_study
+from abps.report.statistics import analyse, gather
+from abps.report.words import summary
+from abps.study.plan import Request, Source, key_of, make_plan
+from abps.study.store import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, Study, digest
+from made_runs import CENTERS, made_run
+
+#: method -> (AUROC, bytes, rest, κ)
+METHODS = {
+    "local": (0.62, 0.0, 0.0, None),
+    "fedavg": (0.75, 1.0, 0.0, None),
+    "fedavg-pq": (0.751, 0.5, 0.0, None),
+    "centralized": (0.82, 0.0, 0.0, None),
+    "random-k1": (0.741, 0.25, 0.0, 1),
+    "random-k3": (0.75, 1.5, 0.0, 3),
+    "abps": (0.75, 1.5, 0.0, 3),
+    "abps-pq-k1": (0.741, 0.25, 0.0, 1),
+    "abps-pq-k1-div": (0.69, 0.15, 0.41, 1),
+    "abps-x": (0.73, 0.09, 0.05, 1),
+}
+SEEDS = (1, 2, 3, 4, 5)
+
+
+def part_of(methods=METHODS, seeds=SEEDS):
+    found = []
+    for name, (level, cost, rest, kappa) in methods.items():
+        runs = [made_run(name, seed, level, cost, rest, kappa=kappa) for seed in seeds]
+        found.append(gather(name, name, runs, CENTERS))
+    data = {
+        "name": "made",
+        "centers": 30,
+        "rows": 900,
+        "positive_share": 0.1,
+        "left_out": [],
+        "fingerprint": "f",
+    }
+    return analyse(data, found, CENTERS)
+
+
+def stored_study(root, methods=METHODS, seeds=SEEDS):
+    """A study's folder with made-up results."""
+    plan = make_plan(Request((Source("icu-synthetic:centers=8,stays=800"),), tuple(methods), seeds, 6))
+    study = Study(root)
+    study.open(plan)
+    for run in plan.runs:
+        level, cost, rest, kappa = methods[run.method]
+        folder = study.folder(run)
+        folder.mkdir(parents=True)
+        (folder / RESULT).write_text(
+            json.dumps(made_run(run.method, run.seed, level, cost, rest, kappa=kappa))
+        )
+        (folder / DECISIONS).write_bytes(b"trail")
+        from abps.study.plan import identity
+
+        content = identity(run.method, run.config(), run.data, run.seed)
+        receipt = {"schema": RECEIPT_SCHEMA, "key": key_of(content), "identity": content}
+        receipt["files"] = {name: digest(folder / name) for name in (RESULT, DECISIONS)}
+        (folder / RECEIPT).write_text(json.dumps(receipt))
+    return study, plan
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    root = tmp_path_factory.mktemp("report") / "study"
+    found, _ = stored_study(root)
+    build(root)
+    return found
+
+
+# ---------------------------------------------------------------- tables and words
+
+
+def test_the_headline_says_what_the_statistics_say():
+    part = part_of()
+    table = tables.headline(part)
+    assert [row[0] for row in table.rows] == list(METHODS)
+    by_name = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
+    assert by_name["fedavg"]["to FedAvg"] == tables.NOTHING and by_name["fedavg"]["bytes"] == "1.00×"
+    assert by_name["centralized"]["to FedAvg"].endswith("better")
+    assert by_name["abps-pq-k1-div"]["to random partners"].endswith("worse")
+    assert by_name["abps-pq-k1"]["to random partners"].endswith("tie")
+    assert by_name["abps-pq-k1-div"]["rest"] == "41 %"
+
+
+def test_the_three_forms_hold_the_same_cells():
+    part = part_of()
+    for table in (tables.headline(part), tables.direct(part), tables.equal_bytes(part), tables.targets(part)):
+        back = list(csv.reader(io.StringIO(tables.as_csv(table))))
+        assert [tuple(row) for row in back] == [table.columns, *table.rows]
+        markdown = [line for line in tables.as_markdown(table).splitlines() if line.startswith("|")]
+        assert len(markdown) == len(table.rows) + 2
+        latex = tables.as_latex(table)
+        assert latex.count(r"\\") == len(table.rows) + 1 and r"\toprule" in latex
+        assert not set("±×−–κ") & set(latex)
+
+
+def test_latex_escapes_what_it_must():
+    table = tables.Table("t", "50 % & more_{x}", ("a", "b"), (("#1", r"\$~^"),))
+    text = tables.as_latex(table)
+    assert r"50 \% \& more\_\{x\}" in text and r"\#1 & \textbackslash{}\$\textasciitilde{}" in text
+
+
+def test_the_csv_for_programs_has_every_number(study):
+    rows = list(csv.DictReader((study.root / "tables" / "headline.csv").open()))
+    assert [row["method"] for row in rows] == list(METHODS)
+    x = next(row for row in rows if row["method"] == "abps-x")
+    assert float(x["bytes_vs_fedavg"]) == pytest.approx(0.09) and x["random_control"] == "random-k1"
+    assert float(x["to_fedavg_low"]) < float(x["to_fedavg"]) < float(x["to_fedavg_high"])
+    per_run = list(csv.DictReader((study.root / "tables" / "runs.csv").open()))
+    assert len(per_run) == len(METHODS) * len(SEEDS) and "seconds" not in per_run[0]
+    per_center = list(csv.DictReader((study.root / "tables" / "centers.csv").open()))
+    assert len(per_center) == len(METHODS) * len(CENTERS)
+    assert len((study.root / "timing.csv").read_text().splitlines()) == 1 + len(per_run)
+
+
+def test_the_summary_calls_a_tie_a_tie_and_a_win_a_win():
+    said = " ".join(summary(part_of()))
+    assert "ABPS against random pairing (one partner): tie" in said
+    assert "gains nothing that could be told from chance" in said
+    assert "not from who is chosen" in said
+    assert "Rest was highest with abps-pq-k1-div: 41 %" in said
+    won = METHODS | {"abps-pq-k1": (0.78, 0.25, 0.0, 1)}
+    said = " ".join(summary(part_of(won)))
+    assert "ABPS against random pairing (one partner): better" in said and "is worth it" in said
+    lost = METHODS | {"abps-pq-k1": (0.70, 0.25, 0.0, 1)}
+    assert "does harm" in " ".join(summary(part_of(lost)))
+
+
+def test_few_seeds_are_said_to_be_few():
+    assert "With 2 seeds" in summary(part_of(seeds=(1, 2)))[-1]
+    assert not any("seeds the intervals" in sentence for sentence in summary(part_of()))
+
+
+@given(st.floats(-1, 1))
+def test_a_signed_number_reads_back(value):
+    text = tables.signed(value).replace("−", "-")
+    assert abs(float(text) - value) <= 0.0005 + 1e-12 and text != "-0.000"
+
+
+# ---------------------------------------------------------------- figures
+
+
+def test_every_figure_is_drawn_in_both_forms(study):
+    names = {"ranking", "pareto", "rounds", "bytes", "rest", "centers"}
+    found = {p.name for p in (study.root / "figures").iterdir()}
+    assert found == {f"{name}.{form}" for name in names for form in ("svg", "pdf")}
+    for name in names:
+        svg = (study.root / "figures" / f"{name}.svg").read_text()
+        assert svg.startswith("<svg") and "currentColor" in svg and figures.INK not in svg
+        assert (study.root / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    ranking = (study.root / "figures" / "ranking.svg").read_text()
+    for method in METHODS:
+        assert f">{method}</text>" in ranking
+
+
+def test_identifiers_are_unique_over_the_page_and_all_references_resolve(study):
+    page = (study.root / "report.html").read_text()
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'href="#([^"]+)"', page)) | set(re.findall(r"url\(#([^)]+)\)", page))
+    assert used and used <= set(ids)
+
+
+def test_figures_that_have_nothing_to_show_are_left_out():
+    names = [d.name for d in figures.draw_all(part_of({"local": METHODS["local"]}))]
+    assert names == ["ranking", "rounds"]
+
+
+@given(st.lists(st.tuples(st.floats(20, 380), st.floats(20, 280)), min_size=1, max_size=12))
+def test_labels_cover_neither_points_nor_each_other_where_there_is_room(places):
+    at = {f"m{i}": np.array(place) for i, place in enumerate(places)}
+    sizes = dict.fromkeys(at, (20.0, 10.0))
+    points = [(x - 3, y - 3, x + 3, y + 3) for x, y in places]
+    edges = (0.0, 0.0, 400.0, 300.0)
+    found = figures.place_labels(at, sizes, points, edges)
+    assert found.keys() == at.keys()
+    boxes = []
+    for name, (dx, dy) in found.items():
+        x = at[name][0] + dx - (0 if dx >= 0 else 20)
+        boxes.append((x, at[name][1] + dy - 5, x + 20, at[name][1] + dy + 5))
+    assert all(figures.inside(box, edges) for box in boxes)
+    assert not any(figures.overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i] + points)
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def test_the_same_runs_give_the_same_bytes(study, tmp_path):
+    build(study.root, tmp_path)
+    for part in ("tables", "figures"):
+        for path in (study.root / part).iterdir():
+            assert path.read_bytes() == (tmp_path / part / path.name).read_bytes(), path.name
+    assert (study.root / "report.html").read_bytes() == (tmp_path / "report.html").read_bytes()
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    study, plan = stored_study(
+        tmp_path / "s", {"local": METHODS["local"], "fedavg": METHODS["fedavg"]}, (1, 2)
+    )
+    path = study.folder(plan.runs[0]) / RESULT
+    path.write_text(path.read_text().replace('"seconds": 1.5', '"seconds": 2.5'))
+    shutil.rmtree(study.folder(plan.runs[1]))
+    study.note_failure(plan.runs[3], "it broke")
+    (study.folder(plan.runs[3]) / RECEIPT).unlink()
+    (study.folder(plan.runs[3]) / RESULT).unlink()
+    report = build(study.root)
+    assert len(report.absent) == 3
+    told = "\n".join(report.absent)
+    assert str(path) in told and "not computed yet" in told and "it broke" in told
+    page = (study.root / "report.html").read_text()
+    assert "Not in this report" in page and "it broke" in page
+
+
+def test_a_study_without_a_finished_run_is_refused(tmp_path):
+    plan = make_plan(Request((Source("icu-synthetic:centers=8,stays=800"),), ("local",), (1,), 1))
+    Study(tmp_path / "s").open(plan)
+    with pytest.raises(RequestError, match="has no finished run"):
+        build(tmp_path / "s")
+    with pytest.raises(RequestError, match="holds no study"):
+        build(tmp_path)
+
+
+def test_names_from_the_data_cannot_become_markup(tmp_path):
+    study, _ = stored_study(tmp_path / "s", {"local": METHODS["local"]}, (1,))
+    document, finished, absent = read_study(study)
+    document["data"][0]["name"] = "<script>alert(1)</script>"
+    sections = building.sections_of(document, finished, (0.7,))
+    page = building.page(document, sections, [*absent, "<img src=x>"])
+    assert "<script" not in page and "<img" not in page and "&lt;script&gt;" in page
+
+
+# ---------------------------------------------------------------- in a browser
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not Path(CHROMIUM).exists():
+        if os.environ.get("CI"):
+            pytest.fail(f"in CI a browser must be there: no {CHROMIUM}")
+        pytest.skip(f"no browser at {CHROMIUM}")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (375, "light")])
+def test_the_page_opens_without_network_and_without_complaint(study, browser, width, scheme):
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    asked, complaints = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    address = (study.root / "report.html").resolve().as_uri()
+    page.goto(address)
+    assert asked == [address] and complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")  # nothing hangs out sideways
+    drawn = page.evaluate(
+        """() => [...document.querySelectorAll('figure svg')].map(svg => {
+            const box = svg.getBoundingClientRect();
+            return {width: box.width, height: box.height, marks: svg.querySelectorAll('path, use').length,
+                    texts: [...svg.querySelectorAll('text')].filter(t => t.getBBox().width > 0).length};
+        })"""
+    )
+    assert len(drawn) == 6
+    for figure in drawn:
+        assert (
+            figure["width"] >= 500
+            and figure["height"] >= 150
+            and figure["marks"] > 10
+            and figure["texts"] > 5
+        )
+    headline = page.locator("table").first
+    assert headline.locator("tbody tr").count() == len(METHODS)
+    assert headline.locator(".verdict.tie").count() > 0 and headline.locator(".verdict.better").count() > 0
+    ink, paper = page.evaluate(
+        "() => { const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]; }"
+    )
+    luminance = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, paper)]
+    assert luminance[0] < luminance[1] if scheme == "light" else luminance[0] > luminance[1]
+    axis = page.evaluate("() => getComputedStyle(document.querySelector('figure svg text')).fill")
+    assert axis == ink  # figures take their ink from the page
+    page.close()
+
+
+def test_the_page_prints(study, browser, tmp_path):
+    page = browser.new_page(color_scheme="dark")
+    page.goto((study.root / "report.html").resolve().as_uri())
+    page.emulate_media(media="print")
+    colour = page.evaluate("() => getComputedStyle(document.body).color")
+    assert colour == "rgb(0, 0, 0)"  # black on white, also when the screen is dark
+    page.pdf(path=str(tmp_path / "report.pdf"), prefer_css_page_size=True)
+    assert (tmp_path / "report.pdf").stat().st_size > 20_000
+    page.close()
