@@ -19,11 +19,11 @@ demo: install
 	@echo "The report: abps-demo/report.html"
 
 test: .venv/.test-installed
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 clean:
 	rm -rf .venv build dist abps-demo
