@@ -112,6 +112,16 @@ def test_predictions_are_the_mean_probability(world) -> None:
     np.testing.assert_allclose(1 / (1 + np.exp(-found)), (total / 60).numpy(), atol=0.15)
 
 
+def test_predictions_of_one_model_held_by_all_are_each_centers_own(world) -> None:
+    here = world(QUIET)
+    method = BNN(sigma=0.2)
+    each = method.init(here)
+    common = State(each.models[:1].expand(here.n, -1), each.raw[:1].expand(here.n, -1))
+    assert common.models.stride(0) == 0
+    one, other = (method.logits(here, state, here.data.test).values for state in (each, common))
+    np.testing.assert_array_equal(one, other)
+
+
 def test_weight_decay_is_refused(world) -> None:
     with pytest.raises(RequestError, match="weight_decay"):
         BNN(training=Training()).init(world(Training()))

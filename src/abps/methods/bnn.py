@@ -136,11 +136,13 @@ class BNN(Method):
         if self.evaluate == "means":
             return world.learner.logits(state.models, rows)
         rng = streams.generator(world.seed, "sample-weights")
-        spread = F.softplus(state.raw)
+        # Where all centers hold what the server sent, the weights are drawn once for all.
+        held = slice(0, 1) if state.models.stride(0) == 0 else slice(None)
+        mean, spread = state.models[held], F.softplus(state.raw[held])
         total = torch.zeros(len(rows.y), dtype=torch.float64)
         for _ in range(self.samples):
             noise = torch.from_numpy(rng.standard_normal(spread.shape[1], dtype=np.float32))
-            answer = world.learner.logits(state.models + spread * noise, rows)
+            answer = world.learner.logits((mean + spread * noise).expand(world.n, -1), rows)
             total += torch.sigmoid(torch.from_numpy(answer.values).double())
         return Segments(torch.logit(total / self.samples, eps=1e-12).float().numpy(), rows.start)
 
