@@ -215,4 +215,4 @@ def closeness(vectors: Floats) -> Floats:
     z = (vectors - vectors.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     square = (z * z).sum(axis=1)
     distance = np.maximum(square[:, None] + square[None, :] - 2.0 * z @ z.T, 0.0)
-    return -np.sqrt(distance / z.shape[1])
+    return np.asarray(-np.sqrt(distance / z.shape[1]))
