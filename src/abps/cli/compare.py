@@ -69,6 +69,8 @@ def compare(
     time: options.Time = None,
     group: options.Group = None,
     drop: options.Drop = "",
+    eras: options.Eras = None,
+    every: options.Every = None,
     min_stays: options.MinStays = None,
     as_json: options.Json = False,
 ) -> None:
@@ -79,7 +81,7 @@ def compare(
 
     Example: abps compare --methods local,fedavg,random-k1,abps-pq-k1 --seeds 11,22,33 --out my-study
     """
-    roles = Roles(label or "", center or "", patient, time, group, split(drop))
+    roles = Roles(label or "", center or "", patient, time, group, split(drop), eras, every)
     sources = tuple(source(d, roles, min_stays) for d in data or ["icu-synthetic"])
     words = split(methods)
     request = Request(

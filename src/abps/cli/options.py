@@ -26,6 +26,16 @@ Center = Annotated[str | None, typer.Option(help="The column that says which cen
 Patient = Annotated[str | None, typer.Option(help="A patient's stays never fall into two splits.")]
 Time = Annotated[str | None, typer.Option(help="A date or year column; never a feature.")]
 Group = Annotated[str | None, typer.Option(help="A column that groups centers, for group-oracle-k1.")]
+Eras = Annotated[
+    str | None,
+    typer.Option(
+        help="Learn from one window of time after the other: a column that orders the rows into windows, or "
+        "into how many windows to cut the --time column."
+    ),
+]
+Every = Annotated[
+    int | None, typer.Option(help="Rounds from one window to the next (default: divided evenly).")
+]
 Drop = Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")]
 MinStays = Annotated[int | None, typer.Option(help="The smallest center that takes part (own tables: 50).")]
 Out = Annotated[Path, typer.Option(help="The folder to write to.")]
@@ -41,10 +51,14 @@ def federation(
     group: str | None,
     drop: str,
     min_stays: int | None,
+    eras: str | None = None,
+    every: int | None = None,
 ) -> Federation:
     """The federation that the options describe."""
     dropped = tuple(part.strip() for part in drop.split(",") if part.strip())
-    roles = complete(data, Roles(label or "", center or "", patient, time, group, dropped))
+    if every is not None and every < 1:
+        raise RequestError(f"--every {every}: a window lasts at least 1 round")
+    roles = complete(data, Roles(label or "", center or "", patient, time, group, dropped, eras, every))
     if not is_builtin(data) and not (roles.label and roles.center) and Path(data).exists():
         raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
     return load(data, roles, min_stays)
@@ -66,8 +80,10 @@ def complete(data: str, given: Roles) -> Roles:
         patient=given.patient or own.get("patient"),
         time=given.time or own.get("time"),
         group=group,
+        eras=given.eras,
+        every=given.every,
     )
-    used = {made.label, made.center, made.patient, made.time, made.group}
+    used = {made.label, made.center, made.patient, made.time, made.group, made.eras}
     set_aside = [v for k, v in own.items() if k != "drop"] + list(own.get("drop", ()))
     return replace(made, drop=tuple(dict.fromkeys([*given.drop, *(c for c in set_aside if c not in used)])))
 

@@ -42,6 +42,8 @@ def run(
     time: options.Time = None,
     group: options.Group = None,
     drop: options.Drop = "",
+    eras: options.Eras = None,
+    every: options.Every = None,
     min_stays: options.MinStays = None,
     as_json: options.Json = False,
 ) -> None:
@@ -54,7 +56,9 @@ def run(
         raise RequestError(f"--seed {seed}: choose a whole number from 0")
     console = Console(stderr=True)
     with console.status("reading the federation") if console.is_terminal else Console(quiet=True).status(""):
-        federation = options.federation(data, label, center, patient, time, group, drop, min_stays)
+        federation = options.federation(
+            data, label, center, patient, time, group, drop, min_stays, eras, every
+        )
         identity = {"method": method, "seed": seed, "config": describe(config)}
         check_free(out, identity, federation.fingerprint())
     for left in federation.left_out:
@@ -130,6 +134,15 @@ def summary_table(result: Run) -> Table:
             f"{100 * result.rest.declined:.1f} declined, {100 * result.rest.budget:.1f} budget"
         )
         rows.append(("rest, % of center-rounds", f"{100 * result.rest.share:.1f} ({causes})"))
+    if result.history.beliefs:
+        now = result.history.beliefs[-1]
+        rows.append(
+            (
+                "beliefs (Theorem 1, δ = 5 %)",
+                f"{now.pairs:,} peers observed, error up to {now.radius:.2f}; "
+                f"{now.useful} shown useful, {now.harmful} harmful",
+            )
+        )
     rows.append(("seconds", f"{result.seconds:.1f}"))
     for name, value in rows:
         table.add_row(name, value)

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import types
 import typing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import polars as pl
 
 from abps.cohorts.fedprox_synthetic import FedproxSynthetic
+from abps.cohorts.icu_stream import IcuStream
 from abps.cohorts.icu_synthetic import IcuSynthetic
 from abps.core.errors import RequestError, nearest
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Which columns of a table are not features, and what they are instead."""
+    """Which columns of a table are not features, and what they are instead.
+
+    eras: a column that orders stays into windows of time, or into how many the time column is cut.
+    every: rounds from one window to the next.
+    """
 
     label: str
     center: str
@@ -28,14 +33,15 @@ class Roles:
     time: str | None = None
     group: str | None = None
     drop: tuple[str, ...] = ()
+    eras: str | None = None
+    every: int | None = None
 
 
 #: name -> the dataclass whose fields are its knobs, and the roles of its columns.
+_ICU = Roles(label="died", center="center", patient="patient", time="admission_year", group="careunit")
 BUILTIN: dict[str, tuple[type[IcuSynthetic] | type[FedproxSynthetic], Roles]] = {
-    "icu-synthetic": (
-        IcuSynthetic,
-        Roles(label="died", center="center", patient="patient", time="admission_year", group="careunit"),
-    ),
+    "icu-synthetic": (IcuSynthetic, _ICU),
+    "icu-stream": (IcuStream, replace(_ICU, eras="era")),
     "fedprox-synthetic": (FedproxSynthetic, Roles(label="y", center="center")),
 }
 
@@ -74,7 +80,8 @@ def parse_builtin(spec: str) -> tuple[IcuSynthetic | FedproxSynthetic, Roles]:
         if knob in values:
             raise RequestError(f"{name}: the knob {knob!r} is set twice; set it once")
         values[knob] = _value(name, knob, text, hints[knob])
-    return kind(**values), roles
+    knobs = kind(**values)
+    return knobs, replace(roles, every=knobs.every) if isinstance(knobs, IcuStream) else roles
 
 
 def _value(name: str, knob: str, text: str, hint: Any) -> Any:

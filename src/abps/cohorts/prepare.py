@@ -118,7 +118,8 @@ def assign_splits(federation: Federation, seed: int) -> NDArray[np.int8]:
     """(rows,) 0 training, 1 validation, 2 test: stratified by label in each center.
 
     With patients known, all stays of a patient go to one split; the strata are then patients with and
-    without a positive stay.
+    without a positive stay. With windows of time, every window is split by itself, a patient in that of
+    the first stay: a row that is held out in one window is held out in all.
     """
     split = np.zeros(federation.rows, dtype=np.int8)
     order = np.argsort(federation.center, kind="stable")
@@ -133,10 +134,15 @@ def assign_splits(federation: Federation, seed: int) -> NDArray[np.int8]:
         else:
             _, unit = np.unique(federation.patient[rows], return_inverse=True)
             positive = np.bincount(unit, weights=labels) > 0
+        first = np.zeros(len(positive), dtype=np.int64)
+        if federation.era is not None:
+            first[:] = federation.eras
+            np.minimum.at(first, unit, federation.era[rows])
         part = np.zeros(len(positive), dtype=np.int8)
-        for stratum in (True, False):
-            members = rng.permutation(np.flatnonzero(positive == stratum))
-            part[members] = np.repeat(np.arange(3, dtype=np.int8), quotas(len(members)))
+        for era in np.unique(first):
+            for stratum in (True, False):
+                members = rng.permutation(np.flatnonzero((positive == stratum) & (first == era)))
+                part[members] = np.repeat(np.arange(3, dtype=np.int8), quotas(len(members)))
         split[rows] = part[unit]
     return split
 
@@ -168,9 +174,9 @@ def _wanted(federation: Federation, train: NDArray[np.bool_]) -> Iterator[Column
         yield from candidates(column, train)
 
 
-def codebook(federation: Federation, seed: int) -> Codebook:
+def codebook(federation: Federation, seed: int, split: NDArray[np.int8] | None = None) -> Codebook:
     """What the centers of a federation would have to agree on to encode their tables each by itself."""
-    _, columns = encode(federation, assign_splits(federation, seed))
+    _, columns = encode(federation, assign_splits(federation, seed) if split is None else split)
     return Codebook(columns, federation.descriptors, federation.time is not None)
 
 
@@ -195,9 +201,14 @@ def metadata(
     return np.stack(parts, axis=1).astype(np.float32).astype(np.float64), tuple(names), base
 
 
-def prepare(federation: Federation, seed: int, book: Codebook | None = None) -> Prepared:
+def prepare(
+    federation: Federation,
+    seed: int,
+    book: Codebook | None = None,
+    split: NDArray[np.int8] | None = None,
+) -> Prepared:
     """Split and encode a federation for one seed, by an agreed codebook or by its own."""
-    split = assign_splits(federation, seed)
+    split = assign_splits(federation, seed) if split is None else split
     x, columns = encode(federation, split, book)
     vectors, names, base = metadata(federation, split)
 

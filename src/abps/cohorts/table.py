@@ -130,7 +130,14 @@ def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_
     label = binary_label(_column(frame, roles.label, "label"), roles.label)
     centers_of = center_names(_column(frame, roles.center, "center"), roles.center)
     used = [roles.label, roles.center]
-    for column, role in ((roles.patient, "patient"), (roles.time, "time"), (roles.group, "group")):
+    era = None if roles.eras is None else _eras(frame, roles)
+    in_column = roles.eras if roles.eras in frame.columns else None
+    for column, role in (
+        (roles.patient, "patient"),
+        (roles.time, "time"),
+        (roles.group, "group"),
+        (in_column, "eras"),
+    ):
         if column is not None:
             _column(frame, column, role)
             used.append(column)
@@ -138,7 +145,7 @@ def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_
         _column(frame, column, "drop")
     if min_stays < 1:
         raise RequestError(f"--min-stays {min_stays}: choose at least 1")
-    kept, left_out = _who_takes_part(centers_of, label, min_stays)
+    kept, left_out = _who_takes_part(centers_of, label, min_stays, era)
     centers = tuple(sorted(kept))
     if len(centers) < 2:
         worst = "; ".join(f"{o.center!r}: {o.reason}" for o in left_out[:3])
@@ -149,6 +156,7 @@ def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_
     chosen = np.isin(centers_of, centers)
     frame = frame.filter(pl.Series(chosen))
     centers_of, label = centers_of[chosen], label[chosen]
+    era = None if era is None else era[chosen]
     groups = None if roles.group is None else _group_of(frame[roles.group], centers_of, centers, roles.group)
     features = feature_columns(frame.drop([*dict.fromkeys(used + list(roles.drop))]))
     if features.width == 0:
@@ -164,6 +172,8 @@ def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_
         groups=groups,
         descriptors=_descriptors(features),
         left_out=tuple(left_out),
+        era=era,
+        every=roles.every,
     )
 
 
@@ -263,8 +273,22 @@ def center_names(column: pl.Series, name: str) -> NDArray[np.str_]:
 
 
 def _who_takes_part(
-    centers_of: NDArray[np.str_], label: NDArray[np.int8], min_stays: int
+    centers_of: NDArray[np.str_], label: NDArray[np.int8], min_stays: int, era: NDArray[np.int16] | None
 ) -> tuple[list[str], list[LeftOut]]:
+    """Names of the centers that can take part (with windows of time: in each of them), and the others."""
+    if era is not None:
+        could: list[list[str]] = []
+        why: dict[str, LeftOut] = {}
+        for e in range(int(era.max()) + 1):
+            rows = era == e
+            kept, left = _who_takes_part(centers_of[rows], label[rows], min_stays, None)
+            could.append(kept)
+            absent = set(np.unique(centers_of).tolist()) - set(kept) - {o.center for o in left}
+            left += [LeftOut(name, 0, "no row") for name in sorted(absent)]
+            for each in left:
+                why.setdefault(each.center, replace(each, reason=f"{each.reason} in window {e + 1}"))
+        everywhere = set.intersection(*map(set, could))
+        return sorted(everywhere), [why[name] for name in sorted(why)]
     names, code = np.unique(centers_of, return_inverse=True)
     rows, positives = np.bincount(code), np.bincount(code, weights=label).astype(int)
     kept, left_out = [], []
@@ -348,6 +372,31 @@ def _years(column: pl.Series, name: str) -> NDArray[np.float64]:
     if years.null_count() == len(years):
         raise RequestError(f"the time column {name!r} has no values; leave --time out")
     return years.fill_null(years.mean()).to_numpy()
+
+
+def _eras(frame: pl.DataFrame, roles: Roles) -> NDArray[np.int16]:
+    """(rows,) the window of every row: the order of a column's values, or the time column cut evenly."""
+    assert roles.eras is not None
+    if roles.eras not in frame.columns and roles.eras.isdigit():
+        count = int(roles.eras)
+        if roles.time is None:
+            raise RequestError(f"--eras {count} cuts the time column into windows; name it with --time COL")
+        if count < 2:
+            raise RequestError(f"--eras {count}: a change needs at least 2 windows")
+        years = _years(_column(frame, roles.time, "time"), roles.time)
+        # Windows of equal numbers of rows; rows of one moment stay together.
+        cuts = np.quantile(years, np.arange(1, count) / count)
+        code = np.searchsorted(cuts, years, side="right")
+    else:
+        column = _column(frame, roles.eras, "eras")
+        if column.null_count():
+            raise RequestError(f"--eras {roles.eras}: no value in {column.null_count()} row(s); fill them in")
+        code = np.unique(column.to_numpy(), return_inverse=True)[1]
+    if len(np.unique(code)) != code.max() + 1 or code.max() == 0:
+        raise RequestError(f"--eras {roles.eras}: the rows fall into {len(np.unique(code))} window(s)")
+    if code.max() > 1000:
+        raise RequestError(f"--eras {roles.eras}: {code.max() + 1} windows; a window needs many rows")
+    return code.astype(np.int16)
 
 
 def _group_of(

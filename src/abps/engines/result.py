@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from abps.core.beliefs import Beliefs
+from abps.core.theory import Standing
 
 SCHEMA = "abps.run/1"
 
@@ -50,13 +51,17 @@ class RestShares:
 
 @dataclass(frozen=True)
 class History:
-    """One entry per round."""
+    """One entry per round.
+
+    beliefs: what Theorem 1 says about the beliefs, for methods that keep some.
+    """
 
     auroc: tuple[float, ...]
     validation_auroc: tuple[float, ...]
     edge_bytes: tuple[int, ...]
     rest: tuple[float, ...]
     rest_causes: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    beliefs: tuple[Standing, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +124,10 @@ class Run:
                 "edge_bytes": list(self.history.edge_bytes),
                 "rest": list(self.history.rest),
                 "rest_causes": {cause: list(v) for cause, v in self.history.rest_causes.items()},
+                "beliefs": {
+                    name: [_number(getattr(s, name)) for s in self.history.beliefs]
+                    for name in (("pairs", "radius", "useful", "harmful") if self.history.beliefs else ())
+                },
             },
             "seconds": self.seconds,
             "versions": versions(),

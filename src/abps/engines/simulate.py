@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.cohorts.federation import Federation
-from abps.cohorts.prepare import Prepared, prepare
+from abps.cohorts.prepare import Prepared
+from abps.cohorts.timeline import timeline
 from abps.core import streams
+from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger
 from abps.core.matching import Rest
+from abps.core.theory import Standing, standing
 from abps.engines.result import Bytes, History, RestShares, Run, accuracy
 from abps.learn.metrics import auprc, auroc, brier, labels_of, mean_over_centers
 from abps.learn.models import ModelFactory
@@ -84,16 +88,22 @@ def simulate(
         raise RequestError(f"engine={engine!r}: choose {' or '.join(_LEARNERS)}")
     config = configure(method, settings, rounds)
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
-    data = federation if isinstance(federation, Prepared) else prepare(federation, seed)
+    source = timeline(federation, seed, config.stop.rounds)
+    data = source.at(1)
     fingerprint = federation.fingerprint() if isinstance(federation, Federation) else ""
     learner = _LEARNERS[engine](data, config.training, model or config.training.model, seed)
     world = World(learner, data, streams.center_ids(data.centers), seed, config.stop.rounds)
 
     state = config.init(world)
     ledger = Ledger(config.budget)
-    track = _Track(data)
+    track = _Track(data.centers)
     best_state = state
     for t in range(1, config.stop.rounds + 1):
+        if source.at(t) is not world.data:
+            data = source.at(t)
+            new = replace(world, data=data, learner=world.learner.on(data))
+            state = config.moved(world, new, state, t)
+            world = new
         state, outcome = config.apply(world, state, t, ledger)
         ledger = ledger.book(outcome.traffic)
         if outcome.overdrawn:
@@ -145,6 +155,7 @@ def simulate(
             rest_causes={
                 cause: tuple(float(np.mean(r == code)) for r in track.rest) for cause, code in _CAUSES.items()
             },
+            beliefs=tuple(track.standing),
         ),
         seconds=round(time.perf_counter() - began, 3),
         decisions=track.trail(),
@@ -156,23 +167,28 @@ def simulate(
 class _Track:
     """What is noted after every round."""
 
-    def __init__(self, data: Prepared) -> None:
-        self.data = data
+    def __init__(self, centers: tuple[str, ...]) -> None:
+        self.centers = centers
         self.validation: list[float] = []
         self.test: list[float] = []
         self.rest: list[NDArray[np.int8]] = []
         self.partners: list[float] = []
+        self.standing: list[Standing] = []
         self.best = 1
         self._decisions: list[tuple[int, Decisions]] = []
 
     def add(self, config: Method, world: World, state: Any, outcome: Any) -> bool:
         """Note a round; True if its mean validation AUROC is the best so far."""
-        for rows, into in ((self.data.validation, self.validation), (self.data.test, self.test)):
+        for rows, into in ((world.data.validation, self.validation), (world.data.test, self.test)):
             value, _ = mean_over_centers(auroc(config.logits(world, state, rows), labels_of(rows)))
             into.append(value)
         self.rest.append(outcome.rest)
         self.partners.append(float(np.mean(outcome.partners)))
         t = len(self.validation)
+        beliefs = config.beliefs(state)
+        if isinstance(beliefs, Beliefs):
+            known = beliefs.posterior(*np.divmod(beliefs.key, beliefs.n))
+            self.standing.append(standing(known.mean, known.count, prior=beliefs.prior))
         if outcome.decisions is not None:
             self._decisions.append((t, outcome.decisions))
         best = self.validation[self.best - 1]
@@ -183,7 +199,7 @@ class _Track:
 
     def trail(self) -> pl.DataFrame:
         """The audit trail: one row per decision."""
-        names = np.array([*self.data.centers, None], dtype=object)  # -1: nobody in particular
+        names = np.array([*self.centers, None], dtype=object)  # -1: nobody in particular
         frames = [
             pl.DataFrame(
                 {

@@ -18,13 +18,13 @@ from abps.cohorts.prepare import Rows
 class Segments:
     """Values of k groups side by side: group g owns values[start[g]:start[g+1]]."""
 
-    values: NDArray[np.float32]
+    values: NDArray[np.float32] | NDArray[np.float64]
     start: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.start) - 1
 
-    def __getitem__(self, g: int) -> NDArray[np.float32]:
+    def __getitem__(self, g: int) -> NDArray[np.float32] | NDArray[np.float64]:
         return self.values[self.start[g] : self.start[g + 1]]
 
     def group(self) -> NDArray[np.int64]:
@@ -100,10 +100,16 @@ def brier(logits: Segments, labels: Segments) -> NDArray[np.float64]:
         return _sum(error, logits.group(), len(logits)) / np.diff(logits.start)
 
 
-def log_loss(logits: Segments, labels: Segments) -> NDArray[np.float64]:
-    """(k,) mean binary cross-entropy in nats; NaN for an empty group."""
+def row_losses(logits: Segments, labels: Segments) -> Segments:
+    """Binary cross-entropy of every row, in nats."""
     z = logits.values.astype(np.float64)
     loss = np.maximum(z, 0) - z * labels.values + np.log1p(np.exp(-np.abs(z)))
+    return Segments(loss, logits.start)
+
+
+def log_loss(logits: Segments, labels: Segments) -> NDArray[np.float64]:
+    """(k,) mean binary cross-entropy in nats; NaN for an empty group."""
+    loss = row_losses(logits, labels).values
     with np.errstate(invalid="ignore"):
         return _sum(loss, logits.group(), len(logits)) / np.diff(logits.start)
 

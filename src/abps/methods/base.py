@@ -137,6 +137,18 @@ class Decisions:
     count: NDArray[np.float64]
     reason: list[str | None]
 
+    def after(self, first: Decisions) -> Decisions:
+        """Both trails, the other one first."""
+        return Decisions(
+            np.concatenate([first.center, self.center]),
+            np.concatenate([first.peer, self.peer]),
+            first.decision + self.decision,
+            np.concatenate([first.score, self.score]),
+            np.concatenate([first.mean, self.mean]),
+            np.concatenate([first.count, self.count]),
+            first.reason + self.reason,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
@@ -190,6 +202,10 @@ class Method(ABC):
     @abstractmethod
     def apply(self, world: World, state: Any, t: int, ledger: Ledger) -> tuple[Any, Outcome]:
         """One round t = 1, 2, …"""
+
+    def moved(self, before: World, world: World, state: Any, t: int) -> Any:
+        """The state when, before round t, new data took the place of old: nothing to do for most methods."""
+        return state
 
     def logits(self, world: World, state: Any, rows: Rows) -> Segments:
         """Every center's predictions for its own rows."""

@@ -34,6 +34,10 @@ class Centralized(Method):
         """The local epochs of a round, on all rows at once."""
         return State(state.pooled.train(state.models, t), state.pooled), Outcome.alone(world.n)
 
+    def moved(self, before: World, world: World, state: State, t: int) -> State:
+        """The same model on the rows of the window in force."""
+        return State(state.models, world.learner.on(pool(world.data)))
+
     def logits(self, world: World, state: State, rows: Rows) -> Segments:
         """The one model on every center's own rows."""
         return world.learner.logits(state.models.expand(world.n, -1), rows)

@@ -25,7 +25,11 @@ def write_federation(place: Path, federation: Federation) -> None:
     arrays: dict[str, Any] = {"label": federation.label, "center": federation.center}
     arrays |= {
         name: values
-        for name, values in (("patient", federation.patient), ("time", federation.time))
+        for name, values in (
+            ("patient", federation.patient),
+            ("time", federation.time),
+            ("era", federation.era),
+        )
         if values is not None
     }
     files.write_with(folder / "features.parquet", lambda part: federation.features.write_parquet(part))
@@ -43,6 +47,7 @@ def write_federation(place: Path, federation: Federation) -> None:
             "groups": None if federation.groups is None else list(federation.groups),
             "descriptors": list(federation.descriptors),
             "left_out": [[o.center, o.rows, o.reason] for o in federation.left_out],
+            "every": federation.every,
         },
     )
 
@@ -64,6 +69,8 @@ def read_federation(place: Path, fingerprint: str) -> Federation:
             groups=None if about["groups"] is None else tuple(about["groups"]),
             descriptors=tuple(about["descriptors"]),
             left_out=tuple(LeftOut(*o) for o in about["left_out"]),
+            era=arrays.get("era"),
+            every=about["every"],
         )
     except Exception as error:  # any library may stumble over a damaged file, each in its own way
         raise Unusable(f"the data in {folder} cannot be read ({type(error).__name__})") from error
