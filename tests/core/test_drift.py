@@ -183,32 +183,19 @@ def test_page_hinkley_against_river(threshold: float, tolerance: float, grace: i
     assert mine == theirs
 
 
-# --------------------------------------------------------------------------- forgetting
-
-
-@given(st.floats(0.1, 5), st.floats(0, 50), st.floats(0, 1))
-def test_decay_moves_toward_the_prior(prior: float, evidence: float, keep: float) -> None:
-    after = float(drift.decay(prior + evidence, prior, keep))
-    assert after == pytest.approx(prior + keep * evidence)
-    assert prior - 1e-9 <= after <= prior + evidence + 1e-9
-
-
-def test_who_forgets_how_much() -> None:
-    alarms = np.array([True, False, True])
-    assert drift.Forgetting().kept(alarms).tolist() == [1, 1, 1]
-    assert drift.Forgetting("alarm", keep=0.2).kept(alarms).tolist() == [0.2, 1, 0.2]
-    assert drift.Forgetting("rounds", keep=0.9).kept(alarms).tolist() == [0.9, 0.9, 0.9]
-    assert drift.Forgetting("window", window=3).kept(alarms).tolist() == [1, 1, 1]
-
-
-@given(st.lists(st.lists(st.floats(0, 1), max_size=3), max_size=12), st.integers(1, 5))
-def test_a_sliding_window_holds_the_last_rounds(rounds: list[list[float]], window: int) -> None:
-    recent, total = drift.Recent(window), 0.0
-    for values in rounds:
-        n = len(values)
-        gone = recent.push(drift.Observed(np.zeros(n, int), np.arange(n), np.array(values)))
-        total += sum(values) - (0.0 if gone is None else float(gone.value.sum()))
-    assert total == pytest.approx(sum(map(sum, rounds[-window:])))
+def test_a_window_that_is_emptied_begins_with_what_comes_next() -> None:
+    rng = np.random.default_rng(6)
+    values = rng.normal(0, 1, (60, 3))
+    rule = drift.WelchRule(alpha=0.05, block=5)
+    state = drift.WelchState.start(3)
+    for r in range(30):
+        state, _ = drift.grow(rule, state, drift.summary(values[r]))
+    state, alone = drift.restart(state, [1]), drift.WelchState.start(3)
+    for r in range(30, 60):
+        state, _ = drift.grow(rule, state, drift.summary(values[r]))
+        alone, _ = drift.grow(rule, alone, drift.summary(values[r]))
+    assert state.window.size[1] == alone.window.size[1] < state.window.size[0]
+    np.testing.assert_allclose(state.window.mean[1], alone.window.mean[1])
 
 
 @pytest.mark.parametrize(
@@ -217,9 +204,6 @@ def test_a_sliding_window_holds_the_last_rounds(rounds: list[list[float]], windo
         (lambda: drift.WelchRule(alpha=0.0), "alpha"),
         (lambda: drift.WelchRule(block=1), "block"),
         (lambda: drift.PageHinkleyRule(threshold=0.0), "Page-Hinkley"),
-        (lambda: drift.Forgetting("sometimes"), "sometimes"),  # type: ignore[arg-type]
-        (lambda: drift.Forgetting(keep=1.5), "keep"),
-        (lambda: drift.Forgetting(window=0), "window"),
     ],
 )
 def test_wrong_requests(make: object, word: str) -> None:

@@ -1,17 +1,16 @@
-"""Drift: windows that grow while nothing changes, alarms, and beliefs that forget.
+"""Drift: windows that grow while nothing changes, and alarms when something does.
 
 A center watches a stream of one number per round (an outcome rate, a feature mean, the utility its
 peers bring). :func:`grow` is the window rule by Welch's test: the window expands while the newest
 observations agree with it, and starts anew with them when they do not. It runs for all centers at
 once. :class:`Detector` is the interface for one stream; Page and Hinkley's test is the alternative
-that needs no library. What an alarm does to beliefs is a :class:`Forgetting` policy.
+that needs no library. What an alarm does to beliefs is :meth:`abps.core.beliefs.Beliefs.discount`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, get_args
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -162,6 +161,19 @@ def grow(rule: WelchRule, state: WelchState, batch: Summary) -> tuple[WelchState
     )
 
 
+def restart(state: WelchState, centers: ArrayLike) -> WelchState:
+    """The state with the windows of some centers emptied: they begin with what comes next."""
+    anew = np.zeros(len(state.rounds), bool)
+    anew[np.asarray(centers, np.int64)] = True
+    zero = empty(anew.size)
+    return WelchState(
+        _choose(anew, zero, state.window),
+        _choose(anew, zero, state.pending),
+        np.where(anew, 0, state.comparisons),
+        np.where(anew, 0, state.rounds),
+    )
+
+
 def alarms(rule: WelchRule, batches: Summary) -> Bools:
     """(rounds, centers) batches -> (rounds, centers) where an alarm was raised."""
     rounds, centers = batches.size.shape
@@ -256,64 +268,3 @@ class PageHinkleyDetector:
             return False
         self._start()
         return True
-
-
-# --------------------------------------------------------------------------- forgetting
-
-Policy = Literal["never", "alarm", "rounds", "window"]
-
-
-@dataclass(frozen=True)
-class Forgetting:
-    """What becomes of what was learnt about peers.
-
-    never: nothing is forgotten (the original algorithm). alarm: a center whose detector raised an
-    alarm keeps the share ``keep`` of its evidence. rounds: everybody keeps ``keep`` in every round.
-    window: evidence older than ``window`` rounds is taken back, the rest counts in full.
-    """
-
-    policy: Policy = "never"
-    keep: float = 0.0
-    window: int = 10
-
-    def __post_init__(self) -> None:
-        if self.policy not in get_args(Policy):
-            raise RequestError(
-                f"forgetting policy {self.policy!r} is not one of {', '.join(get_args(Policy))}"
-            )
-        if not 0.0 <= self.keep <= 1.0:
-            raise RequestError(f"keep is {self.keep}; the share of evidence kept lies between 0 and 1")
-        if self.window < 1:
-            raise RequestError(f"window is {self.window}; it must be at least one round")
-
-    def kept(self, alarms: Bools) -> Floats:
-        """(centers,) the share of its evidence each center keeps before this round."""
-        if self.policy == "alarm":
-            return np.where(alarms, self.keep, 1.0)
-        return np.full(np.shape(alarms), self.keep if self.policy == "rounds" else 1.0)
-
-
-def decay(parameter: ArrayLike, prior: float, keep: ArrayLike) -> Floats:
-    """A parameter of a Beta belief after forgetting: prior + keep (parameter - prior). Counts: prior 0."""
-    return np.asarray(prior + np.asarray(keep) * (np.asarray(parameter, np.float64) - prior))
-
-
-class Observed(NamedTuple):
-    """One round's observations: who, about whom, which clipped utility; arrays of one length."""
-
-    center: NDArray[np.int64]
-    peer: NDArray[np.int64]
-    value: Floats
-
-
-@dataclass
-class Recent:
-    """The last ``window`` rounds of observations, so that the oldest can be taken back."""
-
-    window: int
-    _rounds: deque[Observed] = field(default_factory=deque)
-
-    def push(self, observed: Observed) -> Observed | None:
-        """Add a round; gives back the round that left the window, if one did."""
-        self._rounds.append(observed)
-        return self._rounds.popleft() if len(self._rounds) > self.window else None

@@ -53,6 +53,11 @@ class Agreement:
                     f"{self.method!r} takes partners from a declared group, which sites do not publish; "
                     "it runs in the simulation only"
                 )
+            if config.memory.forget != "never":
+                raise RequestError(
+                    f"forget={config.memory.forget}: alarms of drift and windows of evidence run in the "
+                    "simulation only; between sites, discount forgets a share in every round"
+                )
         assert isinstance(config, ABPS | FedAvg)
         return config
 

@@ -29,6 +29,7 @@ from abps.core.matching import Answer, Plan, Rest
 from abps.core.selection import Round, Selection
 from abps.learn.metrics import auroc, log_loss
 from abps.methods.base import Decisions, Method, Outcome, Wire, World, center_weights
+from abps.methods.memory import Alarm, Memory, Observed, Watch
 from abps.methods.pairing import Floats, mix, shapley_credit
 
 
@@ -151,12 +152,19 @@ class Credit:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Models (n, P), beliefs, and who admits whom (fixed: metadata do not change)."""
+    """Models (n, P), beliefs, and who admits whom (until new data change the metadata).
+
+    watch: what is carried along to notice drift.  alarms: raised since the last round.
+    published: the metadata were sent out anew before this round.
+    """
 
     models: Tensor
     beliefs: Beliefs
     admitted: NDArray[np.bool_]
     similarity: Floats
+    watch: Watch = field(default_factory=Watch)
+    alarms: tuple[Alarm, ...] = ()
+    published: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,6 +174,7 @@ class ABPS(Method):
     weighting: size or uniform, of the average with partners.
     smoothing: share of its previous trunk that a center keeps after mixing (the paper's EMA); 0 is none.
     discount: share of evidence that survives each round (1: nothing is forgotten).
+    memory: what else is forgotten: after alarms of drift, or beyond a window of rounds.
     adopt: always, or if_helpful: keep the mix only where it does not lower the own validation utility.
     """
 
@@ -176,6 +185,7 @@ class ABPS(Method):
     weighting: str = "size"
     smoothing: float = 0.0
     discount: float = 1.0
+    memory: Memory = field(default_factory=Memory)
     adopt: str = "always"
 
     def __post_init__(self) -> None:
@@ -183,6 +193,8 @@ class ABPS(Method):
             raise RequestError(f"smoothing={self.smoothing}: a share, choose 0 to below 1")
         if not 0 <= self.discount <= 1:
             raise RequestError(f"discount={self.discount}: a share, choose 0 to 1")
+        if self.memory.forget == "window" and self.discount < 1:
+            raise RequestError(f"forget=window with discount={self.discount}: choose one way to forget")
         if self.adopt not in ("always", "if_helpful"):
             raise RequestError(f"adopt={self.adopt!r}: choose always or if_helpful")
 
@@ -192,14 +204,24 @@ class ABPS(Method):
         beliefs = Beliefs(world.n, self.selection.prior)
         return State(world.common_start(), beliefs, admitted, similarity)
 
+    def moved(self, before: World, world: World, state: State, t: int) -> State:
+        """New data: each center compares them with the old, and publishes its metadata anew."""
+        alarms = self.memory.look(before, world, state.models, t)
+        admitted, similarity = self.filter.admitted(world)
+        return replace(
+            state, admitted=admitted, similarity=similarity, published=True, alarms=state.alarms + alarms
+        )
+
     def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
         """One round: train, propose, swap, mix, credit, update."""
         trained = world.learner.train(state.models, t)
         beliefs = state.beliefs.discount(self.discount) if self.discount < 1 else state.beliefs
+        beliefs = self.memory.fade(beliefs, state.alarms)
+        watch = self.memory.clear(state.watch, state.alarms)
         if ledger.closed:
             return _next(state, trained, beliefs), Outcome.alone(world.n, Rest.BUDGET)
         chosen = self.choose(world, state, beliefs, t)
-        traffic = self.traffic(world, chosen.plan, t)
+        traffic = self.traffic(world, chosen.plan, t) + self._news(world, state)
         if not ledger.affords(traffic):
             # That the plan is too dear is known once it is made: its messages were sent.
             alone = Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
@@ -209,9 +231,31 @@ class ABPS(Method):
         arrived = self.wire.deliver(world, trained[:, :shared], t)
         weights = center_weights(world, self.weighting)
         mixed, center, peer, phi = self.together(world, state.models, trained, arrived, weights, partners, t)
-        beliefs = self.learn(beliefs, center, peer, phi)
-        outcome = Outcome(traffic, chosen.plan.degrees(), chosen.plan.rest, decisions(chosen.plan, chosen))
-        return _next(state, mixed, beliefs), outcome
+        observed = self.observe(beliefs, center, peer, phi)
+        watch, alarms = self.memory.surprises(watch, observed, world.n, world.seed, t)
+        watch = self.memory.remember(watch, observed)
+        beliefs = self.memory.recalled(beliefs.observe(center, peer, observed.value), watch)
+        trail = decisions(chosen.plan, chosen).after(alarm_trail(state.alarms))
+        outcome = Outcome(traffic, chosen.plan.degrees(), chosen.plan.rest, trail)
+        return replace(_next(state, mixed, beliefs), watch=watch, alarms=alarms), outcome
+
+    def observe(
+        self, beliefs: Beliefs, center: NDArray[np.int64], peer: NDArray[np.int64], phi: Floats
+    ) -> Observed:
+        """A round's observations beside what was believed before."""
+        value, belief = self.credit.value(phi), beliefs.posterior(center, peer)
+        surprise = np.where(belief.count > 0, value - belief.mean, np.nan)
+        return Observed(center, peer, value, surprise)
+
+    def _news(self, world: World, state: State) -> Traffic:
+        """Control bytes of metadata that were published anew, and of alarms that were told to all."""
+        spent = Traffic()
+        if state.published and self.selection.policy != "random":
+            spent += bytes_of.directory(world.n, self.filter.vectors(world).shape[1])
+        if self.memory.announce:
+            told = len({alarm.center for alarm in state.alarms}) * (world.n - 1)
+            spent += Traffic(control=told * bytes_of.CONTROL_MESSAGE)
+        return spent
 
     def together(
         self,
@@ -268,12 +312,6 @@ class ABPS(Method):
             world.horizon,
         )
 
-    def learn(
-        self, beliefs: Beliefs, center: NDArray[np.int64], peer: NDArray[np.int64], phi: Floats
-    ) -> Beliefs:
-        """Beliefs after a round's credit."""
-        return beliefs.observe(center, peer, self.credit.value(phi))
-
     def traffic(self, world: World, plan: Plan, t: int) -> Traffic:
         """Bytes of a round's plan; the metadata directory is paid for in the first round."""
         spent = bytes_of.pairs(len(plan.pairs), self.wire.payload(world), len(plan.center))
@@ -283,7 +321,21 @@ class ABPS(Method):
 
 
 def _next(state: State, models: Tensor, beliefs: Beliefs) -> State:
-    return State(models, beliefs, state.admitted, state.similarity)
+    return replace(state, models=models, beliefs=beliefs, alarms=(), published=False)
+
+
+def alarm_trail(alarms: Sequence[Alarm]) -> Decisions:
+    """Alarms as rows of the audit trail: the statistic is the reason, its p-value the score."""
+    nothing = np.full(len(alarms), np.nan)
+    return Decisions(
+        center=np.array([alarm.center for alarm in alarms], dtype=np.int64),
+        peer=np.full(len(alarms), -1),
+        decision=["alarm"] * len(alarms),
+        score=np.array([alarm.p for alarm in alarms], dtype=np.float64),
+        mean=nothing,
+        count=nothing,
+        reason=[alarm.statistic for alarm in alarms],
+    )
 
 
 _ANSWERS = {

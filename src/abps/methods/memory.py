@@ -1,0 +1,279 @@
+"""What centers forget, and when: alarms of drift, and evidence that decays.
+
+A center watches its own data and what its peers bring it. When new rows take the place of old ones it
+compares them; after every round it looks at the utilities it observed. An alarm lets its beliefs decay
+toward the prior, and, if it says so to the others, theirs about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from abps.cohorts.prepare import Rows
+from abps.core import drift, streams
+from abps.core.beliefs import Beliefs
+from abps.core.errors import RequestError
+from abps.core.student import two_sided_p
+from abps.learn import detectors
+from abps.learn.metrics import Segments, labels_of, row_losses
+from abps.methods.base import World
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+#: What can be watched. loss: of the own model, on new rows against rows held out of the last window.
+#: outcome: the share of positive rows. case_mix: the share of rows with each binary feature.
+#: utility: what partners brought, against what was believed of them.
+WATCHES = ("loss", "outcome", "case_mix", "utility")
+DETECTORS = ("t-test", "page-hinkley", "adwin", "kswin")
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A center's alarm: on which statistic, and its p-value (NaN for detectors that have none)."""
+
+    center: int
+    statistic: str
+    p: float
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """A round's observations: who, about whom, which clipped utility, and what had been believed.
+
+    surprise: value minus the belief's mean before; NaN where the peer had never been observed.
+    """
+
+    center: Ints
+    peer: Ints
+    value: Floats
+    surprise: Floats
+
+    def without(self, centers: list[int]) -> Observed:
+        """The observations of the other centers."""
+        keep = ~np.isin(self.center, centers)
+        return Observed(self.center[keep], self.peer[keep], self.value[keep], self.surprise[keep])
+
+
+@dataclass(frozen=True, eq=False)
+class Watch:
+    """What is carried from round to round: past observations, and windows over the surprises."""
+
+    past: tuple[Observed, ...] = ()
+    windows: drift.WelchState | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is forgotten, and when.
+
+    forget: never (the paper), alarm (of the centers that raise one), or window (all that is older than
+    ``recall`` rounds).  kept: share of the evidence that an alarm leaves.
+    announce: a center tells its alarm to all, and their beliefs about it decay as well.
+    watch: loss, outcome, case_mix, utility, with plus signs between.
+    detector: t-test, with ``alarm_level`` the chance of a false alarm of a center each time its data change,
+    divided over what is watched (utilities: windows by Welch's rule, the level spent over all rounds);
+    or page-hinkley, adwin, kswin (see ``abps theory``), with settings of their own.
+    block: utilities that a center gathers before it compares them with those before.
+    """
+
+    forget: str = "never"
+    kept: float = 0.2
+    recall: int = 10
+    announce: bool = True
+    watch: tuple[str, ...] = ("loss", "outcome")
+    detector: str = "t-test"
+    alarm_level: float = 0.01
+    block: int = 10
+
+    def __post_init__(self) -> None:
+        if self.forget not in ("never", "alarm", "window"):
+            raise RequestError(f"forget={self.forget!r}: choose never, alarm or window")
+        if not 0 <= self.kept <= 1:
+            raise RequestError(f"kept={self.kept}: a share, choose 0 to 1")
+        if self.recall < 1 or self.block < 2:
+            raise RequestError(f"recall={self.recall}, block={self.block}: choose at least 1 and 2")
+        if not 0 < self.alarm_level < 1:
+            raise RequestError(f"alarm_level={self.alarm_level}: a probability, choose between 0 and 1")
+        for name in self.watch:
+            if name not in WATCHES:
+                raise RequestError(f"watch={name!r}: choose of {', '.join(WATCHES)}")
+        if self.detector not in DETECTORS:
+            raise RequestError(f"detector={self.detector!r}: choose {', '.join(DETECTORS)}")
+
+    @property
+    def level(self) -> float:
+        """The level of one comparison."""
+        return self.alarm_level / max(1, len(self.watch))
+
+    def look(self, before: World, world: World, models: Tensor, t: int) -> tuple[Alarm, ...]:
+        """Alarms on the centers' own data when, before round t, new rows took the place of old."""
+        if self.forget != "alarm":
+            return ()
+        found: list[Alarm] = []
+        if "loss" in self.watch:
+            old = losses(before, models, before.data.validation)
+            new = joined(
+                losses(world, models, world.data.train), losses(world, models, world.data.validation)
+            )
+            found += self._compare("loss", old, new, world.seed, t)
+        if "outcome" in self.watch:
+            old = joined(labels_of(before.data.train), labels_of(before.data.validation))
+            new = joined(labels_of(world.data.train), labels_of(world.data.validation))
+            found += self._compare("outcome", old, new, world.seed, t)
+        if "case_mix" in self.watch:
+            found += self._case_mix(before, world)
+        return tuple(found)
+
+    def _compare(self, statistic: str, old: Segments, new: Segments, seed: int, t: int) -> list[Alarm]:
+        """Every center's new values against its old ones."""
+        if self.detector == "t-test":
+            p = p_values(summary_of(old), summary_of(new))
+            return [Alarm(int(i), statistic, float(p[i])) for i in np.flatnonzero(p <= self.level)]
+        return [
+            Alarm(i, statistic, np.nan)
+            for i in range(len(old))
+            if self._fires(old[i].astype(np.float64), new[i].astype(np.float64), seed, t, i)
+        ]
+
+    def _fires(self, old: Floats, new: Floats, seed: int, t: int, center: int) -> bool:
+        """Does a detector that has seen the old values raise an alarm on the new ones?"""
+        spread = float(old.std()) if len(old) else 0.0
+        if spread == 0.0:
+            return False
+        watcher = detectors.detector(self.detector, streams.key(seed, "policy", t, center))
+        for value in old.tolist():
+            watcher.update(value / spread)
+        return any(watcher.update(value / spread) for value in new.tolist())
+
+    def _case_mix(self, before: World, world: World) -> list[Alarm]:
+        """The smallest p-value over the binary columns, times their number."""
+        binary = [
+            k
+            for k in range(world.data.width)
+            if all(np.isin(w.data.train.x[:, k], (0.0, 1.0)).all() for w in (before, world))
+        ]
+        least = np.ones(world.n)
+        for k in binary:
+            old, new = (Segments(w.data.train.x[:, k], w.data.train.start) for w in (before, world))
+            least = np.minimum(least, p_values(summary_of(old), summary_of(new)))
+        p = np.minimum(least * len(binary), 1.0)
+        return [Alarm(int(i), "case_mix", float(p[i])) for i in np.flatnonzero(p <= self.level)]
+
+    def surprises(
+        self, state: Watch, observed: Observed, n: int, seed: int, t: int
+    ) -> tuple[Watch, tuple[Alarm, ...]]:
+        """Alarms on the utilities of round t: do the latest surprises agree with those before?"""
+        if not self.watches_utility:
+            return state, ()
+        batch = summary_of(by_center(observed.center, observed.surprise, n))
+        if self.detector == "t-test":
+            windows, raised = drift.grow(self._rule, state.windows or drift.WelchState.start(n), batch)
+            return replace(state, windows=windows), tuple(
+                Alarm(int(i), "utility", np.nan) for i in np.flatnonzero(raised)
+            )
+        past = (*state.past, observed)
+        alarms = []
+        for i in range(n):
+            old, new = (surprises_of(part, i) for part in (past[:-1], past[-1:]))
+            if len(old) >= self.block and self._fires(old, new, seed, t, i):
+                alarms.append(Alarm(i, "utility", np.nan))
+        return replace(state, past=past), tuple(alarms)
+
+    @property
+    def watches_utility(self) -> bool:
+        """Whether the utilities of partners are watched."""
+        return self.forget == "alarm" and "utility" in self.watch
+
+    @property
+    def _rule(self) -> drift.WelchRule:
+        return drift.WelchRule(self.level, self.block, spend=True)
+
+    def fade(self, beliefs: Beliefs, alarms: tuple[Alarm, ...]) -> Beliefs:
+        """Beliefs after the alarms."""
+        centers = sorted({alarm.center for alarm in alarms})
+        if not centers:
+            return beliefs
+        beliefs = beliefs.discount(self.kept, centers)
+        return beliefs.discount(self.kept, centers, about=True) if self.announce else beliefs
+
+    def recalled(self, beliefs: Beliefs, state: Watch) -> Beliefs:
+        """Beliefs from the last rounds alone, where older ones do not count."""
+        if self.forget != "window":
+            return beliefs
+        fresh = Beliefs(beliefs.n, beliefs.prior)
+        for observed in state.past:
+            fresh = fresh.observe(observed.center, observed.peer, observed.value)
+        return fresh
+
+    def remember(self, state: Watch, observed: Observed) -> Watch:
+        """What later rounds will need of this one, where beliefs are those of a window of rounds."""
+        if self.forget != "window":
+            return state
+        return replace(state, past=(*state.past, observed)[-self.recall :])
+
+    def clear(self, state: Watch, alarms: tuple[Alarm, ...]) -> Watch:
+        """After an alarm, what a center saw before is no measure any more."""
+        centers = [alarm.center for alarm in alarms]
+        if not centers or not self.watches_utility:
+            return state
+        return Watch(
+            tuple(each.without(centers) for each in state.past),
+            None if state.windows is None else drift.restart(state.windows, centers),
+        )
+
+
+def losses(world: World, models: Tensor, rows: Rows) -> Segments:
+    """Every center's deviance residual on each of its rows: the root of twice its log-loss, less skewed."""
+    loss = row_losses(world.learner.logits(models, rows), labels_of(rows))
+    return Segments(np.sqrt(2.0 * loss.values), loss.start)
+
+
+def joined(a: Segments, b: Segments) -> Segments:
+    """Group by group, the values of a and then those of b."""
+    size_a, size_b = np.diff(a.start), np.diff(b.start)
+    start = np.concatenate([[0], np.cumsum(size_a + size_b)])
+    values = np.empty(int(start[-1]), dtype=np.float32)
+    values[np.arange(len(a.values)) + np.repeat(start[:-1] - a.start[:-1], size_a)] = a.values
+    values[np.arange(len(b.values)) + np.repeat(start[:-1] + size_a - b.start[:-1], size_b)] = b.values
+    return Segments(values, start)
+
+
+def summary_of(values: Segments) -> drift.Summary:
+    """Mean, variance and number of every group's values."""
+    group, n = values.group(), len(values)
+    size = np.diff(values.start).astype(np.float64)
+    v = values.values.astype(np.float64)
+    mean = np.bincount(group, weights=v, minlength=n) / np.maximum(size, 1)
+    squares = np.bincount(group, weights=(v - mean[group]) ** 2, minlength=n)
+    return drift.Summary(mean, squares / np.maximum(size - 1, 1), size)
+
+
+def by_center(center: Ints, values: Floats, n: int) -> Segments:
+    """Values that are known, grouped by center."""
+    known = np.isfinite(values)
+    order = np.argsort(center[known], kind="stable")
+    start = np.searchsorted(center[known][order], np.arange(n + 1))
+    return Segments(values[known][order], start)
+
+
+def surprises_of(past: tuple[Observed, ...], center: int) -> Floats:
+    """A center's surprises in some rounds, in their order."""
+    parts = [each.surprise[each.center == center] for each in past]
+    values = np.concatenate(parts) if parts else np.zeros(0)
+    return values[np.isfinite(values)]
+
+
+def p_values(old: drift.Summary, new: drift.Summary) -> Floats:
+    """(n,) two-sided p-values of the pooled t-test; 1 where there is too little to compare.
+
+    Welch's test, with a variance for each side, is four times too sure of itself on rare outcomes with a few
+    dozen rows on one side: rows without a death show hardly any variance.
+    """
+    t, freedom = drift.pooled(old, new)
+    p = two_sided_p(t, freedom)
+    return np.where((old.size < 2) | (new.size < 2), 1.0, p)
