@@ -1,6 +1,6 @@
 """Commands: thin, one file each, with ``register(app)``; no logic of their own."""
 
-from abps.cli import bench, cohort, compare, demo, drift, methods, partition, report, run, theory
+from abps.cli import adapt, bench, cohort, compare, demo, drift, methods, partition, report, run, theory
 
 #: What the command line consists of, in the order of ``abps --help``.
 COMMANDS = (
@@ -12,6 +12,7 @@ COMMANDS = (
     cohort.register,
     partition.register,
     drift.register,
+    adapt.register,
     theory.register,
     bench.register,
 )

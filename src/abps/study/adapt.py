@@ -1,0 +1,281 @@
+"""Drift and recovery: the same method with and without forgetting, while the federation changes.
+
+Two federations alike but for the change, the method with each way to forget, several seeds; what comes
+out is read from the runs: accuracy around the change, alarms, and who works with whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.cohorts.builtin import is_builtin, parse_builtin
+from abps.cohorts.icu_stream import IcuStream
+from abps.core.errors import RequestError
+from abps.engines.simulate import configure
+from abps.methods.settings import names
+from abps.study.plan import Plan, PlannedRun, Request, Source, make_plan
+from abps.study.store import DECISIONS, Study
+
+Floats = NDArray[np.float64]
+
+#: Twelve hospitals of three kinds, a thousand stays each per window, with risk functions far apart.
+DEFAULT = "icu-stream:heterogeneity=4,centers=12,groups=3,stays=12000"
+#: Beliefs that can rank within the rounds there are, and mixes that are not adopted where they harm.
+SETTINGS = {"gamma": "0.1", "adopt": "if_helpful"}
+#: Rounds after the change over which accuracy is compared.
+AFTER = 10
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A stream that changes, and the same stream without the change."""
+
+    changing: str
+    still: str
+    knobs: IcuStream
+
+    @staticmethod
+    def of(spec: str) -> Scenario:
+        """From the specification of an ``icu-stream``."""
+        if not is_builtin(spec) or spec.partition(":")[0] != "icu-stream":
+            raise RequestError(f"--data {spec}: give an icu-stream, such as {DEFAULT}")
+        knobs, _ = parse_builtin(spec)
+        assert isinstance(knobs, IcuStream)
+        if knobs.change == "none":
+            raise RequestError(f"--data {spec}: nothing changes in it; set change=risk, for instance")
+        if not 1 < knobs.at <= knobs.rounds - 1:
+            raise RequestError(f"--data {spec}: the change at round {knobs.at} is not within the rounds")
+        name, _, text = spec.partition(":")
+        kept = [part for part in text.split(",") if part and part.split("=")[0].strip() != "change"]
+        return Scenario(spec, f"{name}:{','.join([*kept, 'change=none'])}", knobs)
+
+    @property
+    def begins(self) -> int:
+        """The first round in which changed data are in force."""
+        era = next(e for e in range(self.knobs.eras) if self.knobs.progress(e) > 0)
+        return 1 + era * self.knobs.every
+
+
+def plan(
+    scenario: Scenario,
+    method: str,
+    forget: Sequence[str],
+    seeds: tuple[int, ...],
+    settings: Mapping[str, str],
+) -> Plan:
+    """All runs: with and without the change, every way to forget, every seed."""
+    if "forget" not in names(configure(method)):
+        raise RequestError(f"--method {method} keeps no beliefs to forget; choose abps or a variant of it")
+    request = Request(
+        (Source(scenario.changing), Source(scenario.still)),
+        (method,),
+        seeds,
+        scenario.knobs.rounds,
+        {**SETTINGS, **settings},
+        {"forget": tuple(forget)},
+    )
+    return make_plan(request, (method,))
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """One run, round by round.
+
+    auroc: (rounds,) mean over centers.  alike: (rounds,) share of partners that follow the same risk function
+    (NaN where nobody worked with anybody).  alarms: (round, center, statistic).
+    meetings: (rounds, centers, centers) who worked with whom.
+    """
+
+    forget: str
+    seed: int
+    changing: bool
+    centers: tuple[str, ...]
+    auroc: Floats
+    alike: Floats
+    alarms: tuple[tuple[int, str, str], ...]
+    meetings: NDArray[np.bool_]
+
+    def after(self, begins: int, rounds: int = AFTER) -> float:
+        """Mean AUROC over the rounds from the change on."""
+        return float(self.auroc[begins - 1 : begins - 1 + rounds].mean())
+
+    def before(self, begins: int, rounds: int = AFTER) -> float:
+        """Mean AUROC over the rounds up to the change."""
+        return float(self.auroc[max(0, begins - 1 - rounds) : begins - 1].mean())
+
+
+def read(scenario: Scenario, made: Plan, out: Path) -> list[Course]:
+    """The courses of all finished runs."""
+    study = Study(out)
+    key_of = {federation.name: key for key, federation in made.federations.items()}
+    courses = []
+    for run in made.runs:
+        found = study.look(run).result
+        if found is not None:
+            trail = pl.read_parquet(study.folder(run) / DECISIONS)
+            changing = run.data == key_of[scenario.changing]
+            courses.append(_course(scenario, run, found, trail, changing))
+    return courses
+
+
+def _course(
+    scenario: Scenario, run: PlannedRun, result: Mapping[str, Any], trail: pl.DataFrame, changing: bool
+) -> Course:
+    knobs = scenario.knobs if changing else replace(scenario.knobs, change="none")
+    centers = tuple(sorted(result["auroc"]["per_center"]))
+    index = {name: k for k, name in enumerate(centers)}
+    rounds = int(result["rounds"])
+    met = np.zeros((rounds, len(centers), len(centers)), dtype=bool)
+    pairs = trail.filter(pl.col("decision") == "accepted")
+    for t, i, j in zip(pairs["round"], pairs["center"], pairs["peer"]):
+        met[t - 1, index[i], index[j]] = met[t - 1, index[j], index[i]] = True
+    follows = [knobs.follows(era) for era in range(knobs.eras)]
+    alike = np.full(rounds, np.nan)
+    for t in range(rounds):
+        unit = np.array([follows[min(t // knobs.every, knobs.eras - 1)][name] for name in centers])
+        if met[t].any():
+            alike[t] = float((unit[:, None] == unit[None, :])[met[t]].mean())
+    raised = trail.filter(pl.col("decision") == "alarm")
+    return Course(
+        forget=run.settings["forget"],
+        seed=run.seed,
+        changing=changing,
+        centers=centers,
+        auroc=np.array([np.nan if v is None else v for v in result["history"]["auroc"]]),
+        alike=alike,
+        alarms=tuple(zip(raised["round"], raised["center"], raised["reason"])),
+        meetings=met,
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One way to forget against never forgetting, seed by seed.
+
+    after: mean AUROC over the rounds after the change, without and with forgetting, per seed.
+    still: mean AUROC over all rounds where nothing changes, likewise.
+    """
+
+    forget: str
+    seeds: tuple[int, ...]
+    after: tuple[tuple[float, float], ...]
+    still: tuple[tuple[float, float], ...]
+
+    @property
+    def wins(self) -> int:
+        """Seeds in which forgetting was better after the change."""
+        return sum(b > a for a, b in self.after)
+
+    @property
+    def gain(self) -> float:
+        """Mean gain after the change."""
+        return float(np.mean([b - a for a, b in self.after]))
+
+    @property
+    def loss_when_still(self) -> float:
+        """Mean loss of AUROC where nothing changes; negative: a gain."""
+        return float(np.mean([a - b for a, b in self.still])) or 0.0  # no negative zero
+
+
+def differences(scenario: Scenario, courses: Sequence[Course]) -> list[Difference]:
+    """Every way to forget against ``never``."""
+    by = {(c.forget, c.seed, c.changing): c for c in courses}
+    ways = [w for w in dict.fromkeys(c.forget for c in courses) if w != "never"]
+    found = []
+    for way in ways:
+        seeds = [
+            s
+            for s in dict.fromkeys(c.seed for c in courses)
+            if all((w, s, x) in by for w in ("never", way) for x in (True, False))
+        ]
+        found.append(
+            Difference(
+                way,
+                tuple(seeds),
+                tuple(
+                    (by["never", s, True].after(scenario.begins), by[way, s, True].after(scenario.begins))
+                    for s in seeds
+                ),
+                tuple(
+                    (float(by["never", s, False].auroc.mean()), float(by[way, s, False].auroc.mean()))
+                    for s in seeds
+                ),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Watched:
+    """How the centers' detectors did over all runs of one way to forget.
+
+    looks: how often a center compared new data with old while nothing had changed (in either stream), and
+    false: how often that raised an alarm.  centers: runs of centers whose utilities were watched where
+    nothing changes, and false_utility: those with an alarm on them.
+    changed: centers that changed, found: those with an alarm within ``AFTER`` rounds, and the median delay.
+    """
+
+    forget: str
+    looks: int
+    false: int
+    centers: int
+    false_utility: int
+    changed: int
+    found: int
+    delay: float | None
+
+
+def watched(scenario: Scenario, courses: Sequence[Course]) -> list[Watched]:
+    """False alarms, and changes that were noticed."""
+    knobs, begins = scenario.knobs, scenario.begins
+    starts = [1 + e * knobs.every for e in range(1, knobs.eras)]
+    changed = scenario_changed(knobs)
+    rows = []
+    for way in dict.fromkeys(c.forget for c in courses):
+        mine = [c for c in courses if c.forget == way]
+        if not any(c.alarms for c in mine) and way != "alarm":
+            continue
+        looks = false = centers = false_utility = count = 0
+        delays = []
+        for c in mine:
+            own = {(t, name) for t, name, what in c.alarms if what != "utility"}
+            quiet = [t for t in starts if not c.changing or t < begins]
+            looks += len(quiet) * len(c.centers)
+            false += sum(t in quiet for t, _ in own)
+            if not c.changing:
+                centers += len(c.centers)
+                false_utility += len({name for _, name, what in c.alarms if what == "utility"})
+                continue
+            for name in c.centers:
+                if name in changed:
+                    count += 1
+                    times = [t for t, who, _ in c.alarms if who == name and begins <= t < begins + AFTER]
+                    delays += [min(times) - begins] if times else []
+        rows.append(
+            Watched(
+                way,
+                looks,
+                false,
+                centers,
+                false_utility,
+                count,
+                len(delays),
+                float(np.median(delays)) if delays else None,
+            )
+        )
+    return rows
+
+
+def scenario_changed(knobs: IcuStream) -> set[str]:
+    """The names of the centers that change."""
+    from abps.cohorts.icu_synthetic import population_of
+
+    before = population_of(knobs)
+    return {name for name, moved in zip(before.names, knobs.affected(before)) if moved}
