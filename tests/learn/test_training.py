@@ -10,9 +10,12 @@ from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.learn import batches
-from abps.learn.kernels import DropSite, MLPKernel, ModuleKernel, kernel_for
+from abps.learn.dropout import DropSite, drop_limit, kept_units
+from abps.learn.kernels import MLPKernel, ModuleKernel, kernel_for
 from abps.learn.models import MLP, initial_weights, layout_of
+from abps.learn.optimizers import SGD, Adam
 from abps.learn.training import LoopLearner, Objective, StackedLearner, Training
+from abps.learn.workspace import Workspace
 from federations import tiny
 
 SEED = 5
@@ -30,7 +33,7 @@ def plain_round(data, i, model, t, training):
     for epoch in order:
         for at in range(0, len(y), training.batch):
             index = torch.from_numpy(epoch[at : at + training.batch])
-            kept = batches.kept_units(SEED, center, t, step, len(index), training.batch, sites)
+            kept = kept_units(SEED, center, t, step, len(index), sites)
             keep = [torch.from_numpy(m).float() / (1 - training.dropout) for m in kept]
             step += 1
             hidden = x[index]
@@ -96,7 +99,7 @@ def test_the_general_kernel_gives_the_fast_kernels_numbers():
     x, y = torch.randn(4, 9, 7), torch.randint(0, 2, (4, 9)).float()
     weight = torch.full((4, 9), 1 / 9)
     weight[2, 5:] = 0
-    keep = [(torch.rand(4, 9, s.units) > 0.2).float() / 0.8 for s in fast.sites]
+    draws = [torch.randn(4, 9, s.units) * 1e20 for s in fast.sites]
 
     def pull(z):
         return torch.sin(z)
@@ -114,13 +117,13 @@ def test_the_general_kernel_gives_the_fast_kernels_numbers():
     ]
     (want,) = torch.autograd.grad((torch.stack(rows) * weight.double()).sum(), leaf)
     got = torch.empty_like(want)
-    fast.gradient(leaf.detach(), x.double(), y.double(), weight.double(), [], got)
+    fast.slope(leaf.detach(), got, Workspace())(x.double(), y.double(), weight.double(), [])
     torch.testing.assert_close(got, want, atol=1e-12, rtol=1e-10)
-    for masks in (keep, []):
+    for masks in (draws, []):
         for extra in (None, pull):
             a, b = torch.empty_like(w), torch.empty_like(w)
-            fast.gradient(w, x, y, weight, list(masks), a, extra)
-            general.gradient(w, x, y, weight, list(masks), b, extra)
+            fast.slope(w, a, Workspace())(x, y, weight, [m.clone() for m in masks], extra)
+            general.slope(w, b, Workspace())(x, y, weight, [m.clone() for m in masks], extra)
             torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(fast.logits(w, x), general.logits(w, x), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(fast.representation(w, x), general.representation(w, x), atol=1e-6, rtol=1e-5)
@@ -233,7 +236,7 @@ def test_a_common_start_for_a_seed_and_no_trace_on_the_global_generator():
 def test_dropout_is_as_random_as_it_should_be():
     sites = (DropSite((64,), 0.2), DropSite((33,), 0.5))
     draws = [
-        batches.kept_units(1, center, t, step, 128, 128, sites)
+        kept_units(1, center, t, step, 128, sites)
         for center in (7, 8, 2**63)
         for t in (1, 2)
         for step in (0, 1)
@@ -286,3 +289,28 @@ def test_a_center_gets_the_same_numbers_alone_as_among_others():
         for t in (1, 2):
             alone = one.train(alone, t)
         assert torch.equal(alone[0], together[i])
+
+
+@pytest.mark.parametrize("rate", [0.003, 0.2, 0.4999, 0.5, 0.7, 0.99])
+def test_a_share_of_all_bit_patterns_lies_below_the_limit_of_a_rate(rate):
+    limit = np.float32(drop_limit(rate))
+    every = (np.arange(2**16, dtype=np.uint32) << np.uint32(16)).view(np.float32)
+    assert abs((every <= limit).mean() - rate) <= 2 / 2**16
+    judged = torch.from_numpy(every.copy())
+    kernel = torch.ops.aten.threshold_backward(torch.ones_like(judged), judged, float(limit))
+    np.testing.assert_array_equal(kernel.numpy() == 0, every <= limit)  # also for what is not a number
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_the_stacked_optimisers_step_like_torchs(kind):
+    torch.manual_seed(0)
+    w, space = torch.randn(3, 11), Workspace()
+    plain = w.clone().requires_grad_()
+    ours = Adam(w, 1e-2, 1e-3, space) if kind == "adam" else SGD(w, 1e-2, 1e-3)
+    theirs = (torch.optim.Adam if kind == "adam" else torch.optim.SGD)([plain], lr=1e-2, weight_decay=1e-3)
+    for _ in range(5):
+        slope = torch.randn(3, 11)
+        ours.step(slope.clone())
+        plain.grad = slope
+        theirs.step()
+    torch.testing.assert_close(w, plain.detach(), atol=1e-6, rtol=1e-5)

@@ -118,18 +118,40 @@ def words(
 ) -> NDArray[np.uint32]:
     """(streams, count) 32 random bits for the first places of many streams at once.
 
-    The place is mixed with the two halves of a stream's 64-bit key in two multiply-xorshift rounds: as random
-    as dropout masks and stochastic rounding need (tested), in eight passes over memory.
+    The place, itself well mixed, is shifted by one half of a stream's 64-bit key, folded, multiplied by the
+    other half and folded again: as random as dropout masks and stochastic rounding need (tested), in six
+    passes over memory.
     """
     key = keys[:, None]
     low = (key & _U64(0xFFFFFFFF)).astype(np.uint32)
-    high = (key >> _U64(32)).astype(np.uint32)
+    high = (key >> _U64(32)).astype(np.uint32) | np.uint32(1)
     out = np.empty((len(keys), count), dtype=np.uint32) if out is None else out
     scratch = np.empty_like(out) if scratch is None else scratch
-    np.bitwise_xor(_places(count), low, out=out)
-    np.multiply(out, np.uint32(0x85EBCA6B), out=out)
+    np.add(_places(count), low, out=out)
     np.bitwise_xor(out, np.right_shift(out, np.uint32(15), out=scratch), out=out)
-    np.add(out, high, out=out)
-    np.multiply(out, np.uint32(0xC2B2AE35), out=out)
+    np.multiply(out, high, out=out)
     np.bitwise_xor(out, np.right_shift(out, np.uint32(16), out=scratch), out=out)
     return out
+
+
+def word_pairs(
+    keys: NDArray[np.uint64],
+    first: NDArray[np.uint32],
+    second: NDArray[np.uint32],
+    scratch: NDArray[np.uint32],
+) -> None:
+    """Two random words, good in their upper halves, for every place of many streams at once.
+
+    first, second: (streams, blocks, places of a block), filled; scratch: (2, *the same). Cheaper than
+    ``words``: the last folding is left out, which only the lower bits need, and the second word is the first
+    times the golden ratio, the multiplier of which upper halves say least about each other.
+    """
+    key = keys[:, None, None]
+    low = (key & _U64(0xFFFFFFFF)).astype(np.uint32)
+    high = (key >> _U64(32)).astype(np.uint32) | np.uint32(1)
+    mixed, shifted = scratch  # dense, so that passes over them are cheap
+    np.add(_places(first[0].size).reshape(first.shape[1:]), low, out=mixed)
+    np.right_shift(mixed, np.uint32(15), out=shifted)
+    np.bitwise_xor(mixed, shifted, out=mixed)
+    np.multiply(mixed, high, out=first)
+    np.multiply(mixed, high * np.uint32(0x9E3779B1), out=second)

@@ -1,4 +1,4 @@
-"""Which rows a center sees at which step, and which units it drops: functions of its own streams.
+"""Which rows a center sees at which step: a function of its own streams.
 
 A center's round is ``epochs`` passes over its training rows in fresh random order, in batches of
 ``batch`` rows, the last one of a pass shorter (never left out: a center with fewer rows than a batch
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.learn.kernels import DropSite
 
 Ints = NDArray[np.int64]
 
@@ -24,21 +23,35 @@ class Chunk:
     """Centers of one number of batches per epoch, trained together; what stays the same every round.
 
     members: (m,) indices of centers, largest first.  sizes: (m,) their training rows.
-    lengths: (batches, m) rows of every center's batch at each step of an epoch: full, but for the last.
+    steps: the places of an epoch's table of rows that each of its batches takes.
+    weights: for every batch (m, rows it is padded to): 1/rows of the center's batch, 0 for padding.
     """
 
     members: Ints
     sizes: Ints
-    batches: int
-    lengths: Ints
+    steps: tuple[slice, ...]
+    weights: tuple[NDArray[np.float32], ...]
 
-    def width(self, step: int, batch: int) -> int:
-        """Rows that batches are padded to at a step: the longest, rounded up to sixteen.
+    @property
+    def batches(self) -> int:
+        """Steps of an epoch."""
+        return len(self.steps)
 
-        The library takes another path, with another rounding, for very few rows: whom a center is stacked
-        with must not decide which.
+    @property
+    def columns(self) -> int:
+        """Places of an epoch's table: the rows of the largest center, and padding."""
+        return self.steps[-1].stop
+
+    def table(self, orders: Ints, start: Ints) -> Ints:
+        """(epochs, m, columns) the rows to visit, from orders (epochs, m, rows) and first rows (m,).
+
+        Padding shows a center's first row; its weight is zero.
         """
-        return min(batch, int(-(-self.lengths[step].max() // 16) * 16))
+        table = np.zeros((len(orders), len(self.members), self.columns), dtype=np.int64)
+        table[:, :, : orders.shape[2]] = orders
+        table[:, np.arange(self.columns) >= self.sizes[:, None]] = 0
+        table += start[:, None]
+        return table
 
 
 def chunks(sizes: Ints, batch: int, most: int) -> list[Chunk]:
@@ -50,10 +63,23 @@ def chunks(sizes: Ints, batch: int, most: int) -> list[Chunk]:
     for count in np.unique(per_epoch)[::-1]:
         group = order[per_epoch == count]
         for members in np.array_split(group, -(-len(group) // most)):
-            own = sizes[members]
-            lengths = np.minimum(batch, own[None, :] - batch * np.arange(count)[:, None])
-            cut.append(Chunk(members, own, int(count), lengths))
+            cut.append(_chunk(members, sizes[members], batch, int(count)))
     return cut
+
+
+def _chunk(members: Ints, sizes: Ints, batch: int, count: int) -> Chunk:
+    """Batches are full, but for the last, which is padded to the longest one rounded up to sixteen.
+
+    For very few rows the library takes another path, with another rounding: whom a center is stacked with
+    must not decide which.
+    """
+    steps, weights = [], []
+    for at in range(0, count * batch, batch):
+        lengths = np.minimum(batch, sizes - at)[:, None]
+        width = min(batch, int(-(-lengths.max() // 16) * 16))
+        steps.append(slice(at, at + width))
+        weights.append(((np.arange(width) < lengths) / lengths).astype(np.float32))
+    return Chunk(members, sizes, tuple(steps), tuple(weights))
 
 
 def row_orders(seed: int, centers: NDArray[np.uint64], round: int, sizes: Ints, epochs: int) -> Ints:
@@ -63,41 +89,3 @@ def row_orders(seed: int, centers: NDArray[np.uint64], round: int, sizes: Ints, 
     keys = streams.bits(seed, "batches", round, centers[:, None], epoch + row)
     keys[:, row >= sizes[:, None].astype(np.uint64)] = np.uint64(2**64 - 1)
     return np.argsort(keys, axis=-1, kind="stable")
-
-
-def units_per_row(sites: tuple[DropSite, ...]) -> int:
-    """Units that are dropped or kept in one row, over all sites, rounded up to an even number."""
-    return sum(site.units for site in sites) + 1 & ~1
-
-
-def threshold(rate: float) -> np.uint16:
-    """A dropout rate as a threshold on sixteen bits: rates are exact to 1/65536."""
-    return np.uint16(min(65535, round(rate * 65536)))
-
-
-def random_units(
-    seed: int,
-    centers: NDArray[np.uint64],
-    round: int,
-    step: int,
-    out: NDArray[np.uint32],
-    scratch: NDArray[np.uint32],
-) -> NDArray[np.uint16]:
-    """(m, units) sixteen random bits for every unit of a step's batch; ``out``, ``scratch``: (m, units/2)."""
-    keys = streams.bits(seed, "dropout", round, centers, step)
-    return streams.words(keys, out.shape[1], out, scratch).view(np.uint16)
-
-
-def kept_units(
-    seed: int, center: int, round: int, step: int, rows: int, batch: int, sites: tuple[DropSite, ...]
-) -> list[NDArray[np.bool_]]:
-    """One center's masks at a step: for every dropout site (rows, units), is the unit kept?"""
-    units = units_per_row(sites)
-    space = np.empty((2, 1, batch * units // 2), dtype=np.uint32)
-    raw = random_units(seed, np.array([center], dtype=np.uint64), round, step, space[0], space[1])
-    raw = raw.reshape(batch, units)[:rows]
-    masks, at = [], 0
-    for site in sites:
-        masks.append(raw[:, at : at + site.units] >= threshold(site.rate))
-        at += site.units
-    return masks

@@ -5,13 +5,14 @@ hand (no graph, buffers used again); ``ModuleKernel`` takes any ``nn.Module`` th
 
 Shapes: m centers, b rows each, d features, P parameters; ``w`` is (m, P), ``x`` (m, b, d), ``y`` and
 ``weight`` (m, b). ``weight`` is 1/rows for real rows and 0 for padding, so that losses are means.
-``keep`` holds one (m, b, units) tensor per dropout, 1/(1-p) where a unit is kept and 0 elsewhere.
+``draws`` holds one (m, b, units) tensor of random floats per dropout; a unit is dropped where its own is
+at most the site's limit (see ``dropout``). They are used up: a kernel may write over them. No draws at all
+means no dropout.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,39 +23,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from abps.core.errors import RequestError
+from abps.learn.dropout import DropSite
 from abps.learn.models import MLP, Layout, layout_of
+from abps.learn.workspace import Workspace
 
 #: From the representation (m, b, units) to the gradient of each row's extra loss with respect to it; the
 #: kernel takes the mean over the batch.
 Pull = Callable[[Tensor], Tensor]
 
 
-class Workspace:
-    """Buffers of one thread, used again at every step: fresh memory costs page faults."""
+class Slope(Protocol):
+    """The gradient of many models that stand in one place of memory and change there."""
 
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-
-    def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A buffer of a shape; its content is whatever was there."""
-        count = math.prod(shape)
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < count or buffer.dtype != dtype:
-            buffer = self._buffers[name] = torch.empty(count, dtype=dtype)
-        return buffer[:count].view(shape)
-
-
-@dataclass(frozen=True)
-class DropSite:
-    """A place where units are dropped: how many per row, and how often."""
-
-    shape: tuple[int, ...]
-    rate: float
-
-    @property
-    def units(self) -> int:
-        """Units per row."""
-        return int(torch.Size(self.shape).numel())
+    def __call__(
+        self, x: Tensor, y: Tensor, weight: Tensor, draws: list[Tensor], pull: Pull | None = None
+    ) -> None:
+        """Write d(mean BCE)/dw of every center."""
 
 
 class Kernel(Protocol):
@@ -63,18 +47,8 @@ class Kernel(Protocol):
     layout: Layout
     sites: tuple[DropSite, ...]
 
-    def gradient(
-        self,
-        w: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        keep: list[Tensor],
-        out: Tensor,
-        pull: Pull | None = None,
-        space: Workspace | None = None,
-    ) -> None:
-        """Write d(mean BCE)/dw of every center into ``out`` (m, P)."""
+    def slope(self, w: Tensor, out: Tensor, space: Workspace) -> Slope:
+        """The gradient of models (m, P) in a fixed place of memory, written to ``out`` (m, P)."""
 
     def logits(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b) logits without dropout."""
@@ -90,10 +64,9 @@ class MLPKernel:
         self.layout = layout_of(model)
         self.sites = tuple(DropSite((h,), model.rate) for h in model.hidden) if model.rate > 0 else ()
         self._blocks = self.layout.blocks
-        self._depth = len(model.hidden)
-        self._scale = 1.0 / (1.0 - model.rate)
+        self.depth = len(model.hidden)
 
-    def _layer(self, flat: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def layer(self, flat: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Weight (m, out, in) and bias (m, 1, out) of layer k, as views."""
         weight, bias = self._blocks[2 * k], self._blocks[2 * k + 1]
         return (
@@ -101,58 +74,14 @@ class MLPKernel:
             flat[:, None, bias.start : bias.stop],
         )
 
-    def gradient(
-        self,
-        w: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        keep: list[Tensor],
-        out: Tensor,
-        pull: Pull | None = None,
-        space: Workspace | None = None,
-    ) -> None:
-        """Write d(mean BCE)/dw of every center into ``out`` (m, P)."""
-        space = space or Workspace()
-        m, b, last = x.shape[0], x.shape[1], self._depth - 1
-        inputs = [x]
-        seen, extra = None, None
-        for k in range(self._depth):
-            matrix, bias = self._layer(w, k)
-            hidden = space.take(f"hidden {k}", m, b, matrix.shape[1], dtype=w.dtype)
-            torch.baddbmm(bias, inputs[-1], matrix.transpose(1, 2), out=hidden)
-            hidden.relu_()
-            if pull is not None and k == last:
-                seen, extra = hidden.clone(), pull(hidden) * weight.unsqueeze(2)
-            if keep:
-                hidden.mul_(keep[k])
-            inputs.append(hidden)
-        logits = self._last_layer(w, inputs[-1])
-        upstream = _sigmoid(logits, space).sub_(y).mul_(weight).unsqueeze(2)
-        scale = self._scale if keep else 1.0
-        for k in range(self._depth, -1, -1):
-            d_matrix, d_bias = self._layer(out, k)
-            if k == self._depth:
-                # One row per center: rounding would depend on where in memory it is written.
-                d_matrix.copy_(torch.bmm(upstream.transpose(1, 2), inputs[k]))
-            else:
-                torch.bmm(upstream.transpose(1, 2), inputs[k], out=d_matrix)
-            torch.sum(upstream, dim=1, keepdim=True, out=d_bias)
-            if k == 0:
-                break
-            matrix, _ = self._layer(w, k)
-            back = space.take(f"back {k}", m, b, matrix.shape[2], dtype=w.dtype)
-            torch.baddbmm(back, upstream, matrix, beta=0, alpha=scale, out=back)
-            # A unit passes gradient where it was positive and kept, that is where its output is positive.
-            torch.ops.aten.threshold_backward.grad_input(back, inputs[k], 0, grad_input=back)
-            if extra is not None and seen is not None and k == self._depth:
-                back.add_(torch.ops.aten.threshold_backward(extra, seen, 0))
-            upstream = back
+    def slope(self, w: Tensor, out: Tensor, space: Workspace) -> Slope:
+        """The gradient of models (m, P) in a fixed place of memory, written to ``out`` (m, P)."""
+        return _MLPSlope(self, w, out, space)
 
     def representation(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b, units) the last hidden layer without dropout."""
-        for k in range(self._depth):
-            matrix, bias = self._layer(w, k)
+        for k in range(self.depth):
+            matrix, bias = self.layer(w, k)
             x = torch.baddbmm(bias, x, matrix.transpose(1, 2)).relu_()
         return x
 
@@ -161,27 +90,106 @@ class MLPKernel:
         return self._last_layer(w, self.representation(w, x))
 
     def _last_layer(self, w: Tensor, hidden: Tensor) -> Tensor:
-        """(m, b) logits from the last hidden layer (m, b, units).
-
-        One center alone is computed as one of two: for a single matrix the library takes another path
-        with another rounding, and a center must get the same numbers alone as among others.
-        """
-        alone = len(w) == 1
-        if alone:
-            w, hidden = w.expand(2, -1), hidden.expand(2, -1, -1)
-        matrix, bias = self._layer(w, self._depth)
-        logits = torch.baddbmm(bias, hidden, matrix.transpose(1, 2)).squeeze(2)
-        return logits[:1] if alone else logits
+        """(m, b) logits from the last hidden layer (m, b, units)."""
+        matrix, bias = self.layer(w, self.depth)
+        return _logits(matrix, bias, hidden, 1.0)
 
 
-def _sigmoid(logits: Tensor, space: Workspace) -> Tensor:
+class _MLPSlope:
+    """Forward and backward pass of the paper's network, with all views made once.
+
+    Kept units are not scaled by 1/(1-rate) themselves: the next layer's products are.
+    """
+
+    def __init__(self, kernel: MLPKernel, w: Tensor, out: Tensor, space: Workspace) -> None:
+        self._kernel, self._space = kernel, space
+        depth = range(kernel.depth + 1)
+        self._layers = [kernel.layer(w, k) for k in depth]
+        self._turned = [matrix.transpose(1, 2) for matrix, _ in self._layers]
+        self._slopes = [kernel.layer(out, k) for k in depth]
+        self._buffers: dict[int, tuple[list[Tensor], list[Tensor], Tensor]] = {}
+
+    def _take(self, b: int, like: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Hidden layers, their gradients, and room for the sigmoid, for batches of b rows."""
+        if b not in self._buffers:
+            m, kind = len(like), like.dtype
+            units = [matrix.shape[1] for matrix, _ in self._layers[:-1]]
+            hidden = [self._space.take(f"hidden {k}", m, b, u, dtype=kind) for k, u in enumerate(units)]
+            back = [self._space.take(f"back {k}", m, b, u, dtype=kind) for k, u in enumerate(units)]
+            padded = self._space.take("sigmoid", -(-m * b // 64) * 64, dtype=kind)
+            self._buffers[b] = hidden, back, padded
+        return self._buffers[b]
+
+    def __call__(
+        self, x: Tensor, y: Tensor, weight: Tensor, draws: list[Tensor], pull: Pull | None = None
+    ) -> None:
+        """Write d(mean BCE)/dw of every center."""
+        sites, depth = self._kernel.sites, self._kernel.depth
+        hidden, back, padded = self._take(x.shape[1], x)
+        back = draws or back  # of the same shapes, and no longer needed when the way back begins
+        scale = [1.0] + [1.0 / (1.0 - sites[k].rate) if draws else 1.0 for k in range(depth)]
+        inputs = [x, *hidden]
+        seen, extra = None, None
+        for k in range(depth):
+            torch.baddbmm(self._layers[k][1], inputs[k], self._turned[k], alpha=scale[k], out=hidden[k])
+            hidden[k].relu_()
+            if pull is not None and k == depth - 1:
+                seen, extra = hidden[k].clone(), pull(hidden[k]) * weight.unsqueeze(2)
+            if draws:
+                _where_above(hidden[k], draws[k], sites[k].limit)
+        matrix, bias = self._layers[depth]
+        chance = _sigmoid(_logits(matrix, bias, inputs[depth], scale[depth]), padded)
+        upstream = chance.sub_(y).mul_(weight).unsqueeze(2)
+        torch.sum(upstream, dim=1, keepdim=True, out=self._slopes[depth][1])
+        if scale[depth] != 1.0:
+            upstream = upstream * scale[depth]
+        # One row per center: rounding would depend on where in memory it is written.
+        self._slopes[depth][0].copy_(torch.bmm(upstream.transpose(1, 2), inputs[depth]))
+        for k in range(depth - 1, -1, -1):
+            # The gradient is carried times the scale of the layer's own input, which is what both the
+            # layer's matrix and the layer below want; only the bias takes it back.
+            if k == depth - 1:
+                torch.mul(upstream * scale[k], matrix, out=back[k])
+            else:
+                above = self._layers[k + 1][0]
+                torch.baddbmm(back[k], upstream, above, beta=0, alpha=scale[k], out=back[k])
+            # A unit passes gradient where it was positive and kept, that is where its output is positive.
+            _where_above(back[k], hidden[k], 0.0)
+            if extra is not None and seen is not None and k == depth - 1:
+                back[k].add_(torch.ops.aten.threshold_backward(extra, seen, 0), alpha=scale[k])
+            upstream = back[k]
+            d_matrix, d_bias = self._slopes[k]
+            torch.bmm(upstream.transpose(1, 2), inputs[k], out=d_matrix)
+            torch.sum(upstream, dim=1, keepdim=True, out=d_bias)
+            if scale[k] != 1.0:
+                d_bias.div_(scale[k])
+
+
+def _where_above(values: Tensor, judge: Tensor, limit: float) -> None:
+    """Set values to zero where ``judge`` is at most ``limit``, in one pass."""
+    torch.ops.aten.threshold_backward.grad_input(values, judge, limit, grad_input=values)
+
+
+def _logits(matrix: Tensor, bias: Tensor, hidden: Tensor, scale: float) -> Tensor:
+    """(m, b) the last layer's products, from its matrix (m, 1, units) and bias (m, 1, 1).
+
+    One center alone is computed as one of two: for a single matrix the library takes another path
+    with another rounding, and a center must get the same numbers alone as among others.
+    """
+    alone = len(matrix) == 1
+    if alone:
+        matrix, bias, hidden = matrix.expand(2, -1, -1), bias.expand(2, -1, -1), hidden.expand(2, -1, -1)
+    logits = torch.baddbmm(bias, hidden, matrix.transpose(1, 2), alpha=scale).squeeze(2)
+    return logits[:1] if alone else logits
+
+
+def _sigmoid(logits: Tensor, padded: Tensor) -> Tensor:
     """(m, b) the sigmoid, rounded alike wherever a number stands.
 
     Vector instructions leave a remainder at the end to scalar code, which rounds otherwise: so the end
     is padded.
     """
     count = logits.numel()
-    padded = space.take("sigmoid", -(-count // 64) * 64, dtype=logits.dtype)
     padded[count:] = 0.0
     padded[:count].view_as(logits).copy_(logits)
     return torch.sigmoid_(padded)[:count].view_as(logits)
@@ -285,26 +293,25 @@ class ModuleKernel:
     def _answer(self, w: Tensor, x: Tensor) -> Tensor:
         return self._call(w, x, self._plain)
 
-    def gradient(
-        self,
-        w: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        keep: list[Tensor],
-        out: Tensor,
-        pull: Pull | None = None,
-        space: Workspace | None = None,
-    ) -> None:
-        """Write d(mean BCE)/dw of every center into ``out`` (m, P)."""
-        if not keep:
-            keep = [torch.ones(x.shape[0], x.shape[1], site.units) for site in self.sites]
-        out.copy_(self._grad(w, x, y, weight, tuple(keep)))
-        if pull is not None:
-            with torch.enable_grad():
-                leaf = w.detach().requires_grad_()
-                z = self._represent(leaf, x, tuple(keep))
-                out.add_(torch.autograd.grad((z * pull(z.detach()) * weight.unsqueeze(2)).sum(), leaf)[0])
+    def slope(self, w: Tensor, out: Tensor, space: Workspace) -> Slope:
+        """The gradient of models (m, P) in a fixed place of memory, written to ``out`` (m, P)."""
+
+        def slope(
+            x: Tensor, y: Tensor, weight: Tensor, draws: list[Tensor], pull: Pull | None = None
+        ) -> None:
+            if draws:
+                keep = [(~(d <= s.limit)).float() / (1.0 - s.rate) for d, s in zip(draws, self.sites)]
+            else:
+                keep = [torch.ones(x.shape[0], x.shape[1], site.units) for site in self.sites]
+            out.copy_(self._grad(w, x, y, weight, tuple(keep)))
+            if pull is not None:
+                with torch.enable_grad():
+                    leaf = w.detach().requires_grad_()
+                    z = self._represent(leaf, x, tuple(keep))
+                    loss = (z * pull(z.detach()) * weight.unsqueeze(2)).sum()
+                    out.add_(torch.autograd.grad(loss, leaf)[0])
+
+        return slope
 
     def logits(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b) logits without dropout."""

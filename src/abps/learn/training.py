@@ -25,9 +25,12 @@ from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.learn import batches
-from abps.learn.kernels import Kernel, Pull, Workspace, kernel_for, with_given_dropout
+from abps.learn.dropout import kept_units, random_units
+from abps.learn.kernels import Kernel, Pull, kernel_for, with_given_dropout
 from abps.learn.metrics import Segments
 from abps.learn.models import MLP, Layout, ModelFactory, initial_weights
+from abps.learn.optimizers import SGD, Adam, Optimizer
+from abps.learn.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Training:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
             raise RequestError(f"epochs={self.epochs}, batch={self.batch}: both must be at least 1")
-        if not 0 <= self.dropout < 1:
-            raise RequestError(f"dropout={self.dropout}: a share of units, choose 0 to below 1")
+        if not 0 <= self.dropout <= 0.99:
+            raise RequestError(f"dropout={self.dropout}: a share of units, choose 0 to 0.99")
         if self.lr <= 0 or self.weight_decay < 0:
             raise RequestError(
                 f"lr={self.lr}, weight_decay={self.weight_decay}: choose lr above 0 and weight_decay from 0"
@@ -168,24 +171,19 @@ class _Common:
         """The same way of learning on other data."""
         return type(self)(data, self.training, self.factory, self.seed)  # type: ignore[return-value]
 
-    def _optimizer(self, w: Tensor, fused: bool) -> torch.optim.Optimizer:
-        t = self.training
-        if t.optimizer == "sgd":
-            return torch.optim.SGD([w], lr=t.lr, weight_decay=t.weight_decay, fused=fused)
-        return torch.optim.Adam([w], lr=t.lr, weight_decay=t.weight_decay, fused=fused)
-
 
 class StackedLearner(_Common):
     """All centers' models in one matrix, trained in chunks."""
 
     #: Centers per chunk: enough to keep calls cheap, few enough for a chunk to stay in the cache.
-    most = 16
+    most = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._x = torch.from_numpy(self.data.train.x)
         self._y = torch.from_numpy(self.data.train.y)
         self._chunks = batches.chunks(self.data.train.sizes, self.training.batch, self.most)
+        self._idle = torch.from_numpy(np.flatnonzero(self.data.train.sizes == 0))
         self._workers = available_cores()
         self._spaces = threading.local()
 
@@ -235,11 +233,12 @@ class StackedLearner(_Common):
         epochs: int | None = None,
     ) -> Tensor:
         """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
-        after = w.clone()
+        after = torch.empty_like(w)
+        after[self._idle] = w[self._idle]
         count = epochs if epochs is not None else self.training.epochs
 
         def work(k: int) -> None:
-            self._train_chunk(self._chunks[k], after, round, objective, columns, count)
+            self._train_chunk(self._chunks[k], w, after, round, objective, columns, count)
 
         self._each(work, len(self._chunks))
         return after
@@ -247,6 +246,7 @@ class StackedLearner(_Common):
     def _train_chunk(
         self,
         chunk: batches.Chunk,
+        before: Tensor,
         after: Tensor,
         round: int,
         objective: Objective,
@@ -254,67 +254,46 @@ class StackedLearner(_Common):
         epochs: int,
     ) -> None:
         """One chunk's round; writes its rows of ``after``."""
-        size, m, space = self.training.batch, len(chunk.members), self._space()
+        m, space = len(chunk.members), self._space()
         members, ids = torch.from_numpy(chunk.members), self.ids[chunk.members]
-        w = torch.index_select(after, 0, members, out=space.take("weights", m, after.shape[1]))
-        moving = w if columns == slice(None) else w[:, columns].contiguous()
+        w = torch.index_select(before, 0, members, out=space.take("weights", m, before.shape[1]))
+        whole = columns == slice(None)
+        moving = w if whole else w[:, columns].contiguous()
         gradient = space.take("gradient", m, self.layout.size)
-        optimizer = self._optimizer(moving, fused=True)
+        slope_at = self.kernel.slope(w, gradient, space) if objective.through is None else None
+        optimizer = self._optimizer(moving, space)
         orders = batches.row_orders(self.seed, ids, round, chunk.sizes, epochs)
-        start = self.data.train.start[chunk.members][:, None]
+        table = chunk.table(orders, self.data.train.start[chunk.members])
+        weights = [torch.from_numpy(weight) for weight in chunk.weights]
         for epoch in range(epochs):
-            for step in range(chunk.batches):
-                b = chunk.width(step, size)
-                real = np.arange(b) < chunk.lengths[step][:, None]
-                rows = np.zeros((m, b), dtype=np.int64)
-                order = orders[epoch, :, step * size : step * size + b]
-                rows[:, : order.shape[1]] = order
-                flat = torch.from_numpy((start + np.where(real, rows, 0)).ravel())
+            for step, (places, weight) in enumerate(zip(chunk.steps, weights)):
+                b = weight.shape[1]
+                flat = torch.from_numpy(table[epoch, :, places].ravel())
                 x = torch.index_select(self._x, 0, flat, out=space.take("x", m * b, self._x.shape[1]))
                 y = torch.index_select(self._y, 0, flat, out=space.take("y", m * b)).view(m, b)
-                weight = torch.from_numpy((real / chunk.lengths[step][:, None]).astype(np.float32))
                 done = epoch * chunk.batches + step
-                keep = self._keep(ids, round, done, b, space)
+                draws = [
+                    random_units(self.seed, ids, round, done, k, b, site.units, space)
+                    for k, site in enumerate(self.kernel.sites)
+                ]
                 x = x.view(m, b, -1)
                 pull = objective.pull(members, x, w) if objective.pull is not None else None
-                if objective.through is None:
-                    self.kernel.gradient(w, x, y, weight, keep, gradient, pull, space)
+                if slope_at is not None:
+                    slope_at(x, y, weight, draws, pull)
                     slope = gradient
                 else:
-                    at, back = objective.through(members, done, w)
-                    self.kernel.gradient(at, x, y, weight, keep, gradient, pull, space)
+                    at, back = objective.through(members, done, w)  # type: ignore[misc]
+                    self.kernel.slope(at, gradient, space)(x, y, weight, draws, pull)
                     slope = back(gradient)
                 objective.add(w, slope, members)
-                moving.grad = slope if moving is w else slope[:, columns].contiguous()
-                optimizer.step()
-                if moving is not w:
+                optimizer.step(slope if whole else slope[:, columns].contiguous())
+                if not whole:
                     w[:, columns] = moving
-        after[members] = w
+        after.index_copy_(0, members, w)
 
-    def _keep(
-        self, ids: NDArray[np.uint64], round: int, step: int, rows: int, space: Workspace
-    ) -> list[Tensor]:
-        """For every dropout site (m, rows, units): 1/(1-rate) where a unit is kept, 0 where it is dropped."""
-        sites = self.kernel.sites
-        if not sites:
-            return []
-        m, units = len(ids), batches.units_per_row(sites)
-        words = self.training.batch * units // 2
-        drawn, scratch = (
-            space.take(name, m, words, dtype=torch.int32).numpy().view(np.uint32)
-            for name in ("drawn", "scratch")
-        )
-        raw = batches.random_units(self.seed, ids, round, step, drawn, scratch)
-        raw = raw.reshape(m, self.training.batch, units)[:, :rows]
-        keep, at = [], 0
-        for k, site in enumerate(sites):
-            kept = space.take(f"kept {k}", m, rows, site.units, dtype=torch.uint8)
-            limit = batches.threshold(site.rate)
-            np.greater_equal(raw[:, :, at : at + site.units], limit, out=kept.numpy().view(np.bool_))
-            mask = space.take(f"keep {k}", m, rows, site.units)
-            keep.append(mask.copy_(kept).mul_(1.0 / (1.0 - site.rate)))
-            at += site.units
-        return keep
+    def _optimizer(self, w: Tensor, space: Workspace) -> Optimizer:
+        t = self.training
+        return Adam(w, t.lr, t.weight_decay, space) if t.optimizer == "adam" else SGD(w, t.lr, t.weight_decay)
 
     def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
@@ -353,18 +332,17 @@ class StackedLearner(_Common):
 
         def work(k: int) -> None:
             piece = pieces[k]
-            members, first = torch.from_numpy(piece.members), rows.start[owner[piece.members]][:, None]
+            members, first = torch.from_numpy(piece.members), rows.start[owner[piece.members]]
             models = w[members]
             part = torch.empty(len(members), self.layout.size)
-            for step in range(piece.batches):
-                column = np.arange(piece.width(step, size))
-                real = column < piece.lengths[step][:, None]
-                flat = torch.from_numpy((first + np.where(real, step * size + column, 0)).ravel())
-                weight = torch.from_numpy((real / piece.sizes[:, None]).astype(np.float32))
-                batch = x.index_select(0, flat).view(*real.shape, -1)
-                self.kernel.gradient(
-                    models, batch, y.index_select(0, flat).view(real.shape), weight, [], part
-                )
+            slope = self.kernel.slope(models, part, Workspace())
+            table = piece.table(np.arange(int(piece.sizes.max()))[None, None], first)[0]
+            for places, lengths in zip(piece.steps, piece.weights):
+                flat = torch.from_numpy(table[:, places].ravel())
+                # Every row counts alike, whatever batch it is in.
+                weight = torch.from_numpy(((lengths > 0) / piece.sizes[:, None]).astype(np.float32))
+                batch = x.index_select(0, flat).view(*weight.shape, -1)
+                slope(batch, y.index_select(0, flat).view(weight.shape), weight, [])
                 total.index_add_(0, members, part)
 
         self._each(work, len(pieces))
@@ -402,7 +380,8 @@ class LoopLearner(_Common):
         x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
         model = with_given_dropout(self.factory(self.data.width), self.data.width)
         flat = w[columns].clone().requires_grad_()
-        optimizer = self._optimizer(flat, fused=False)
+        kind = torch.optim.Adam if self.training.optimizer == "adam" else torch.optim.SGD
+        optimizer = kind([flat], lr=self.training.lr, weight_decay=self.training.weight_decay)
         whole = w.clone()
         center, member = int(self.ids[i]), torch.tensor([i])
         ids, count = np.array([center], dtype=np.uint64), np.array([len(y)])
@@ -414,7 +393,7 @@ class LoopLearner(_Common):
             if objective.through is not None:
                 at, back = objective.through(member, step, whole[None])
             torch.nn.utils.vector_to_parameters(at[0].clone(), model.network.parameters())
-            kept = batches.kept_units(self.seed, center, round, step, len(piece), size, self.kernel.sites)
+            kept = kept_units(self.seed, center, round, step, len(piece), self.kernel.sites)
             model.give([torch.from_numpy(m) / (1.0 - s.rate) for m, s in zip(kept, self.kernel.sites)])
             model.network.zero_grad()
             loss = F.binary_cross_entropy_with_logits(model.network(x[index]).reshape(-1), y[index])

@@ -1,0 +1,81 @@
+"""Which units a center drops: a function of its own streams.
+
+Masks are hashed from (seed, center, round, step, site), for many centers at once, so a center drops the
+same units alone as among others, whatever its batches are padded to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from abps.core import streams
+from abps.learn.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class DropSite:
+    """A place where units are dropped: how many per row, and how often."""
+
+    shape: tuple[int, ...]
+    rate: float
+
+    @property
+    def units(self) -> int:
+        """Units per row."""
+        return int(torch.Size(self.shape).numel())
+
+    @property
+    def limit(self) -> float:
+        """A unit is dropped where its random float is at most this."""
+        return drop_limit(self.rate)
+
+
+def random_units(
+    seed: int,
+    centers: NDArray[np.uint64],
+    round: int,
+    step: int,
+    site: int,
+    rows: int,
+    units: int,
+    space: Workspace,
+) -> Tensor:
+    """(m, rows, units) random bit patterns read as floats; a unit is dropped where its own is at most
+    the site's limit. One pass of a kernel then compares and drops.
+
+    Rows come in blocks of sixteen, so that a row's draws do not depend on how many rows there are.
+    """
+    blocks = -(-rows // 16)
+    drawn = space.take(f"drawn {site}", len(centers), blocks * 16, units)
+    halves = drawn.view(len(centers), blocks, 2, 8 * units).numpy().view(np.uint32)
+    scratch = space.take("scratch", 2, len(centers), blocks, 8 * units, dtype=torch.int32)
+    keys = streams.bits(seed, "dropout", round, centers, step << 8 | site)
+    streams.word_pairs(keys, halves[:, :, 0], halves[:, :, 1], scratch.numpy().view(np.uint32))
+    return drawn[:, :rows]
+
+
+def drop_limit(rate: float) -> float:
+    """The float x such that a share ``rate`` of all 32-bit patterns, read as floats, is at most x.
+
+    Patterns that are not a number (1 in 256) compare false and so are kept; negative floats order
+    downwards.
+    """
+    wanted, negative = round(rate * 2**32), 0x7F800001  # negative numbers: minus zero to minus infinity
+    bits = 0x80000000 | negative - wanted if wanted < negative else min(wanted - negative, 0x7F800000)
+    return float(np.uint32(bits).view(np.float32))
+
+
+def kept_units(
+    seed: int, center: int, round: int, step: int, rows: int, sites: tuple[DropSite, ...]
+) -> list[NDArray[np.bool_]]:
+    """One center's masks at a step: for every dropout site (rows, units), is the unit kept?"""
+    one, space = np.array([center], dtype=np.uint64), Workspace()
+    return [
+        (~(random_units(seed, one, round, step, k, rows, site.units, space)[0] <= site.limit)).numpy()
+        for k, site in enumerate(sites)
+    ]
