@@ -50,11 +50,11 @@ class Kernel(Protocol):
     def slope(self, w: Tensor, out: Tensor, space: Workspace) -> Slope:
         """The gradient of models (m, P) in a fixed place of memory, written to ``out`` (m, P)."""
 
-    def logits(self, w: Tensor, x: Tensor) -> Tensor:
+    def logits(self, w: Tensor, x: Tensor, space: Workspace) -> Tensor:
         """(m, b) logits without dropout."""
 
-    def representation(self, w: Tensor, x: Tensor) -> Tensor:
-        """(m, b, units) the last hidden layer without dropout."""
+    def representation(self, w: Tensor, x: Tensor, space: Workspace) -> Tensor:
+        """(m, b, units) the last hidden layer without dropout; it may stand in ``space``."""
 
 
 class MLPKernel:
@@ -78,16 +78,17 @@ class MLPKernel:
         """The gradient of models (m, P) in a fixed place of memory, written to ``out`` (m, P)."""
         return _MLPSlope(self, w, out, space)
 
-    def representation(self, w: Tensor, x: Tensor) -> Tensor:
-        """(m, b, units) the last hidden layer without dropout."""
+    def representation(self, w: Tensor, x: Tensor, space: Workspace) -> Tensor:
+        """(m, b, units) the last hidden layer without dropout; it may stand in ``space``."""
         for k in range(self.depth):
             matrix, bias = self.layer(w, k)
-            x = torch.baddbmm(bias, x, matrix.transpose(1, 2)).relu_()
+            out = space.take(f"shown {k}", x.shape[0], x.shape[1], matrix.shape[1], dtype=x.dtype)
+            x = torch.baddbmm(bias, x, matrix.transpose(1, 2), out=out).relu_()
         return x
 
-    def logits(self, w: Tensor, x: Tensor) -> Tensor:
+    def logits(self, w: Tensor, x: Tensor, space: Workspace) -> Tensor:
         """(m, b) logits without dropout."""
-        return self._last_layer(w, self.representation(w, x))
+        return self._last_layer(w, self.representation(w, x, space))
 
     def _last_layer(self, w: Tensor, hidden: Tensor) -> Tensor:
         """(m, b) logits from the last hidden layer (m, b, units)."""
@@ -313,11 +314,11 @@ class ModuleKernel:
 
         return slope
 
-    def logits(self, w: Tensor, x: Tensor) -> Tensor:
+    def logits(self, w: Tensor, x: Tensor, space: Workspace) -> Tensor:
         """(m, b) logits without dropout."""
         return self._forward(w, x)
 
-    def representation(self, w: Tensor, x: Tensor) -> Tensor:
+    def representation(self, w: Tensor, x: Tensor, space: Workspace) -> Tensor:
         """(m, b, units) the last hidden layer without dropout."""
         return self._represent(w, x, tuple(torch.ones(x.shape[0], x.shape[1], s.units) for s in self.sites))
 

@@ -142,6 +142,9 @@ class Learner(Protocol):
     def representation(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
 
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1, in any order; it may ask the learner for more."""
+
     def on(self, data: Prepared) -> Learner:
         """The same way of learning on other data."""
 
@@ -193,9 +196,9 @@ class StackedLearner(_Common):
             self._spaces.space = Workspace()
         return self._spaces.space
 
-    def _each(self, work: Callable[[int], None], count: int) -> None:
+    def each(self, work: Callable[[int], None], count: int) -> None:
         """Run ``work`` for 0..count-1 on all cores, each with single-threaded kernels."""
-        if getattr(self._spaces, "busy", False):  # asked by a method while a chunk of it is in training
+        if getattr(self._spaces, "busy", False):  # asked for inside of such work
             for k in range(count):
                 work(k)
             return
@@ -240,7 +243,7 @@ class StackedLearner(_Common):
         def work(k: int) -> None:
             self._train_chunk(self._chunks[k], w, after, round, objective, columns, count)
 
-        self._each(work, len(self._chunks))
+        self.each(work, len(self._chunks))
         return after
 
     def _train_chunk(
@@ -307,18 +310,21 @@ class StackedLearner(_Common):
         pieces = np.array_split(order, max(1, -(-len(order) // self.most)))
 
         def work(k: int) -> None:
-            piece = pieces[k]
+            piece, space = pieces[k], self._space()
             widest = int(sizes[piece].max())
             column = np.arange(widest)
             real = column < sizes[piece][:, None]
-            index = np.where(real, rows.start[owner[piece]][:, None] + column, 0)
-            batch = x.index_select(0, torch.from_numpy(index.reshape(-1))).view(len(piece), widest, -1)
-            out = self.kernel.logits(w[torch.from_numpy(piece)], batch)
+            index = torch.from_numpy(np.where(real, rows.start[owner[piece]][:, None] + column, 0).ravel())
+            batch = torch.index_select(x, 0, index, out=space.take("judged rows", len(index), x.shape[1]))
+            models = torch.index_select(
+                w, 0, torch.from_numpy(piece), out=space.take("judged", len(piece), w.shape[1])
+            )
+            out = self.kernel.logits(models, batch.view(len(piece), widest, -1), space)
             place = (start[piece][:, None] + column)[real]
             answers[torch.from_numpy(place)] = out[torch.from_numpy(real)]
 
         if len(order):
-            self._each(work, len(pieces))
+            self.each(work, len(pieces))
         return Segments(answers.numpy(), start)
 
     def gradient(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Tensor:
@@ -345,16 +351,21 @@ class StackedLearner(_Common):
                 slope(batch, y.index_select(0, flat).view(weight.shape), weight, [])
                 total.index_add_(0, members, part)
 
-        self._each(work, len(pieces))
+        self.each(work, len(pieces))
         return total
 
     def representation(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
-        return self.kernel.representation(w, x)
+        return self.kernel.representation(w, x, Workspace())
 
 
 class LoopLearner(_Common):
     """One center at a time, with a plain module, autograd and a plain optimiser."""
+
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1."""
+        for k in range(count):
+            work(k)
 
     def train(
         self,

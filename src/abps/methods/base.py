@@ -66,9 +66,10 @@ class Wire:
         """
         senders = np.array([SERVER], dtype=np.uint64) if server else world.ids
         keys = streams.bits(world.seed, "codec", t, senders)
+        if self.reference == "none":
+            return torch.from_numpy(codec(self.codec).arrive(weights.numpy(), keys))
         base = self.base(world.learner.start, weights.shape[1])
-        arrived = codec(self.codec).arrive((weights - base).numpy(), keys)
-        return torch.from_numpy(arrived) + base
+        return torch.from_numpy(codec(self.codec).arrive((weights - base).numpy(), keys)).add_(base)
 
 
 @dataclass(frozen=True)

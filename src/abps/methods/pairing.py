@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from abps.core import credit, streams
 from abps.learn.metrics import Segments, labels_of
@@ -31,16 +32,10 @@ def mix(trained: Tensor, arrived: Tensor, partners: list[Ints], weights: Tensor)
     trained: (n, P) own models.  arrived: (n, shared) what each center's partners received from it.
     """
     mixed = trained.clone()
-    shared = arrived.shape[1]
-    owner = np.repeat(np.arange(len(partners)), [len(p) for p in partners])
-    if len(owner):
-        centers = torch.from_numpy(np.unique(owner))
-        peers = torch.from_numpy(np.concatenate(partners))
-        to = torch.from_numpy(owner)
-        total = weights.clone().index_add_(0, to, weights[peers])
-        sums = trained[:, :shared] * weights[:, None]
-        sums.index_add_(0, to, arrived[peers] * weights[peers, None])
-        mixed[centers, :shared] = sums[centers] / total[centers, None]
+    met = np.flatnonzero([len(p) for p in partners])
+    if len(met):
+        found = _averages(trained, arrived, weights, met, [partners[i] for i in met])
+        mixed[:, : arrived.shape[1]].index_copy_(0, torch.from_numpy(met), found)
     return mixed
 
 
@@ -48,20 +43,28 @@ def coalition_models(
     trained: Tensor, arrived: Tensor, weights: Tensor, center: Ints, members: list[Ints]
 ) -> Tensor:
     """(k, P) the model of ``center[k]`` if it averaged with just the peers ``members[k]``."""
-    shared = arrived.shape[1]
     models = trained[torch.from_numpy(center)]
-    own = weights[torch.from_numpy(center)]
-    sums = models[:, :shared] * own[:, None]
-    row = np.repeat(np.arange(len(members)), [len(m) for m in members])
-    total = own.clone()
-    if len(row):
-        to, peers = torch.from_numpy(row), torch.from_numpy(np.concatenate(members))
-        sums.index_add_(0, to, arrived[peers] * weights[peers, None])
-        total.index_add_(0, to, weights[peers])
     # A coalition of nobody is the center's own model, untouched by rounding.
-    some = torch.from_numpy(np.array([len(m) > 0 for m in members]))
-    models[some, :shared] = sums[some] / total[some, None]
+    some = np.flatnonzero([len(m) for m in members])
+    if len(some):
+        found = _averages(trained, arrived, weights, center[some], [members[k] for k in some])
+        models[:, : arrived.shape[1]].index_copy_(0, torch.from_numpy(some), found)
     return models
+
+
+def _averages(trained: Tensor, arrived: Tensor, weights: Tensor, center: Ints, members: list[Ints]) -> Tensor:
+    """(k, shared) weighted means of the shared columns of ``center[k]`` and of its peers, one or more."""
+    counts = np.array([len(m) for m in members])
+    own, peers = torch.from_numpy(center), torch.from_numpy(np.concatenate(members))
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]]))
+    row = torch.from_numpy(np.repeat(np.arange(len(center)), counts))
+    total = weights[own].index_add_(0, row, weights[peers])
+    # One pass per row, no copies of the peers' models.
+    sums = F.embedding_bag(
+        peers, arrived, offsets, mode="sum", per_sample_weights=weights[peers] / total[row]
+    )
+    mine = trained[:, : arrived.shape[1]].index_select(0, own)
+    return sums.addcmul_(mine, (weights[own] / total).unsqueeze(1))
 
 
 def utilities(
@@ -72,16 +75,24 @@ def utilities(
     weights: Tensor,
     center: Ints,
     members: list[Ints],
-    block: int = 256,
+    block: int = 64,
 ) -> Floats:
-    """(k,) the utility U_i(S), on validation rows, of each (center, coalition)."""
+    """(k,) the utility U_i(S), on validation rows, of each (center, coalition).
+
+    Models are made and judged a few at a time, all cores busy, centers of like size together.
+    """
     rows = world.data.validation
-    values = []
-    for at in range(0, len(center), block):
-        part = center[at : at + block]
-        models = coalition_models(trained, arrived, weights, part, members[at : at + block])
-        values.append(score(world.learner.logits(models, rows, part), labels_of(rows, part)))
-    return np.concatenate(values) if values else np.zeros(0)
+    values = np.empty(len(center))
+    order = np.argsort(rows.sizes[center], kind="stable")
+    blocks = np.array_split(order, -(-len(order) // block)) if len(order) else []
+
+    def judge(k: int) -> None:
+        own = center[blocks[k]]
+        models = coalition_models(trained, arrived, weights, own, [members[j] for j in blocks[k]])
+        values[blocks[k]] = score(world.learner.logits(models, rows, own), labels_of(rows, own))
+
+    world.learner.each(judge, len(blocks))
+    return values
 
 
 def shapley_credit(
