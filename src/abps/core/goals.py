@@ -8,38 +8,99 @@ a goal of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.core import streams
 from abps.core.errors import RequestError, nearest
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 #: A goal scores centers' vectors (a, k) against peers' vectors (b, k): the result is (a, b).
 Goal = Callable[[Floats, Floats], Floats]
 
 
+@dataclass(frozen=True)
+class Pairwise:
+    """A goal that can be asked of single pairs as well as of blocks, with the same number for the same pair.
+
+    ready: vectors (n, k) as the goal needs them.  score: of ready vectors, over the last axis.
+    sign: +1 or -1 where the score is that multiple of the inner product, else 0.
+    """
+
+    ready: Callable[[Floats], Floats]
+    score: Callable[[Floats, Floats], Floats]
+    sign: int = 0
+
+    def block(self, centers: Floats, peers: Floats) -> Floats:
+        """(a, b) scores of all pairs."""
+        a, b = self.ready(centers), self.ready(peers)
+        scores = np.empty((len(a), len(b)))
+        step = max(1, BLOCK // max(1, len(b)))
+        for at in range(0, len(a), step):
+            scores[at : at + step] = self.score(a[at : at + step, None], b[None])
+        return scores
+
+
+#: Pairs that are scored at a time: their vectors fit into a core's cache.
+BLOCK: Final = 8192
+
+
+def inner(a: Floats, b: Floats) -> Floats:
+    """Inner products over the last axis, added in one fixed order.
+
+    A matrix product adds in an order that depends on the shape and on the machine. The threshold is itself a
+    pair's score, so that a last digit decides; and two centers must agree on whether they admit each other.
+    """
+    product = a * b
+    total = product[..., 0].copy()
+    for k in range(1, product.shape[-1]):
+        total += product[..., k]
+    return total
+
+
+def _unit(v: Floats) -> Floats:
+    length = np.sqrt(inner(v, v))[:, None]
+    return np.asarray(v / np.where(length > 0, length, 1.0))
+
+
+_COSINE = Pairwise(_unit, inner, 1)
+_MINUS_COSINE = Pairwise(_unit, lambda a, b: -inner(a, b), -1)
+_MINUS_DISTANCE = Pairwise(lambda v: v[:, :1], lambda a, b: -np.abs(a[..., 0] - b[..., 0]))
+_NOTHING = Pairwise(lambda v: v[:, :1], lambda a, b: np.zeros(np.broadcast(a[..., 0], b[..., 0]).shape))
+
+
 def homogeneity(centers: Floats, peers: Floats) -> Floats:
     """cos(v_i, v_j): like with like. A zero vector is like nobody (0)."""
-    return _unit(centers) @ _unit(peers).T
+    return _COSINE.block(centers, peers)
 
 
 def diversity(centers: Floats, peers: Floats) -> Floats:
     """-cos(v_i, v_j): the unlike."""
-    return -homogeneity(centers, peers)
+    return _MINUS_COSINE.block(centers, peers)
 
 
 def alignment(centers: Floats, peers: Floats) -> Floats:
     """-|v_i0 - v_j0|: the same outcome rate, the paper's marker of a shared KPI."""
-    return -np.abs(centers[:, None, 0] - peers[None, :, 0])
+    return _MINUS_DISTANCE.block(centers, peers)
 
 
-def _unit(v: Floats) -> Floats:
-    length = np.linalg.norm(v, axis=1, keepdims=True)
-    return np.asarray(v / np.where(length > 0, length, 1.0))
+def anybody(centers: Floats, peers: Floats) -> Floats:
+    """The goal of a center that has none: all peers are equal, and ties stay in."""
+    return _NOTHING.block(centers, peers)
 
+
+#: The goals that can be asked of single pairs.
+PAIRWISE: Final[dict[Goal, Pairwise]] = {
+    homogeneity: _COSINE,
+    diversity: _MINUS_COSINE,
+    alignment: _MINUS_DISTANCE,
+    anybody: _NOTHING,
+}
 
 GOALS: Final[dict[str, Goal]] = {
     "homogeneity": homogeneity,
@@ -85,7 +146,9 @@ def pair_scores(vectors: Floats, goals: Sequence[Goal]) -> Floats:
 
 def same_goal(goals: Sequence[Goal]) -> list[NDArray[np.int64]]:
     """The centers of each distinct goal."""
-    return [np.array([k for k, other in enumerate(goals) if other is g]) for g in dict.fromkeys(goals)]
+    number = {g: k for k, g in enumerate(dict.fromkeys(goals))}
+    of = np.array([number[g] for g in goals], dtype=np.int64)
+    return [np.flatnonzero(of == k) for k in range(len(number))]
 
 
 def thresholds(scores: Floats, goals: Sequence[Goal], keep: float, scope: str) -> Floats:
@@ -96,20 +159,80 @@ def thresholds(scores: Floats, goals: Sequence[Goal], keep: float, scope: str) -
     Ties at the threshold stay in.
     """
     n = len(scores)
+    _check(keep, scope)
+    if n < 2:
+        return np.full(n, -np.inf)
+    if scope == "per_center":
+        return _reached_by(scores, keep, n - 1)
+    threshold = np.empty(n)
+    for rows in same_goal(goals):
+        pairs = scores[rows][scores[rows] > -np.inf]
+        threshold[rows] = _reached_by(pairs, keep, len(pairs))
+    return threshold
+
+
+#: Pairs per goal, and peers per center, on which thresholds are calibrated where all pairs are too many.
+SAMPLED_PAIRS: Final = 1 << 20
+SAMPLED_PEERS: Final = 1 << 11
+
+
+def sampled_thresholds(vectors: Floats, goals: Sequence[Goal], keep: float, scope: str) -> Floats:
+    """:func:`thresholds` from a sample, for federations with too many pairs to score them all.
+
+    The sample is the same for everybody, so every center finds the same thresholds. The share that remains
+    differs from ``keep`` by a standard error of sqrt(keep (1 - keep) / sample): at keep = 0.25, 0.04 % of the
+    pairs (``global_pairs``) and 1 % of a center's peers (``per_center``).
+    """
+    n = len(vectors)
+    _check(keep, scope)
+    rng = streams.generator(0, "calibration")
+    threshold = np.empty(n)
+    few = np.sort(rng.permutation(n)[:SAMPLED_PEERS])
+    for rows in same_goal(goals):
+        goal = goals[rows[0]]
+        if scope == "per_center":
+            for part in np.array_split(rows, max(1, len(rows) * len(few) // (1 << 20))):
+                block = np.array(goal(vectors[part], vectors[few]), dtype=np.float64)
+                block[part[:, None] == few[None, :]] = -np.inf  # oneself is no peer
+                threshold[part] = _reached_by(block, keep, len(few))
+            continue
+        center = rows[rng.integers(len(rows), size=SAMPLED_PAIRS)]
+        peer = rng.integers(n - 1, size=SAMPLED_PAIRS)
+        peer += peer >= center
+        threshold[rows] = _reached_by(pair_list_scores(vectors, goal, center, peer), keep, SAMPLED_PAIRS)
+    return threshold
+
+
+def pair_list_scores(vectors: Floats, goal: Goal, center: Ints, peer: Ints) -> Floats:
+    """(p,) the goal's score of every pair; a goal that knows only blocks is asked center by center."""
+    scores = np.empty(len(center))
+    known = PAIRWISE.get(goal)
+    if known is not None:
+        ready = known.ready(vectors)
+        for at in range(0, len(center), BLOCK):
+            part = slice(at, at + BLOCK)
+            scores[part] = known.score(ready[center[part]], ready[peer[part]])
+        return scores
+    order = np.argsort(center, kind="stable")
+    starts = np.flatnonzero(np.diff(center[order], prepend=-1))
+    for these in np.split(order, starts[1:]):
+        if len(these):
+            scores[these] = goal(vectors[center[these[:1]]], vectors[peer[these]])[0]
+    return scores
+
+
+def _check(keep: float, scope: str) -> None:
     if not 0 < keep <= 1:
         raise RequestError(f"keep={keep}: the share of pairs to keep must be above 0 and at most 1")
     if scope not in ("global_pairs", "per_center"):
         raise RequestError(f"tau_scope={scope!r}: choose global_pairs or per_center")
-    if n < 2:
-        return np.full(n, -np.inf)
-    if scope == "per_center":
-        ranked = np.sort(scores, axis=1)[:, ::-1]
-        return np.asarray(ranked[:, max(1, round(keep * (n - 1))) - 1])
-    threshold = np.empty(n)
-    for rows in same_goal(goals):
-        pairs = np.sort(scores[rows][scores[rows] > -np.inf])[::-1]
-        threshold[rows] = pairs[max(1, round(keep * len(pairs))) - 1]
-    return threshold
+
+
+def _reached_by(scores: Floats, keep: float, of: int) -> Floats:
+    """The value that the best ``keep`` of the last axis reach."""
+    last = scores.shape[-1]
+    at = last - max(1, round(keep * of))
+    return np.asarray(np.partition(scores, at, axis=-1)[..., at])
 
 
 def admitted(scores: Floats, threshold: Floats) -> NDArray[np.bool_]:

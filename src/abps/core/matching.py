@@ -48,8 +48,10 @@ class Plan:
     """The outcome of one round's proposals.
 
     pairs: (e, 2) partners, each pair once, proposer first, in the order of acceptance.
-    center, peer, answer: (p,) every proposal made and how the peer answered, in order.
+    center, peer, answer: (p,) the proposals made and how the peer answered, in order: all of them, or the
+    accepted ones alone where there are too many to list.
     rest: (n,) a :class:`Rest` per center.
+    asked: (n, 4) how many proposals each center made, by :class:`Answer`.
     """
 
     n: int
@@ -58,6 +60,12 @@ class Plan:
     peer: Ints
     answer: NDArray[np.int8]
     rest: NDArray[np.int8]
+    asked: Ints
+
+    @property
+    def proposals(self) -> int:
+        """How many proposals were made."""
+        return int(self.asked.sum())
 
     def partners(self) -> list[Ints]:
         """The partner set of every center, ascending."""
@@ -115,17 +123,27 @@ def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], verdict: Ve
             answers.append(answer)
         turned_down[i] = worst
     rest = [Rest.NOT if load[i] else turned_down[i] for i in range(n)]
+    center, answer = np.array(proposer, dtype=np.int64), np.array(answers, dtype=np.int8)
     return Plan(
         n=n,
         pairs=np.array(pairs, dtype=np.int64).reshape(-1, 2),
-        center=np.array(proposer, dtype=np.int64),
+        center=center,
         peer=np.array(asked, dtype=np.int64),
-        answer=np.array(answers, dtype=np.int8),
+        answer=answer,
         rest=np.array(rest, dtype=np.int8),
+        asked=np.bincount(4 * center + answer, minlength=4 * n).reshape(n, 4).astype(np.int64),
     )
 
 
 def nobody(n: int, why: Rest) -> Plan:
     """A round in which every center rests for one reason."""
     none = np.zeros(0, dtype=np.int64)
-    return Plan(n, none.reshape(0, 2), none, none, none.astype(np.int8), np.full(n, why, dtype=np.int8))
+    return Plan(
+        n=n,
+        pairs=none.reshape(0, 2),
+        center=none,
+        peer=none,
+        answer=none.astype(np.int8),
+        rest=np.full(n, why, dtype=np.int8),
+        asked=np.zeros((n, 4), dtype=np.int64),
+    )

@@ -5,7 +5,7 @@ center and round; this keyed permutation of 0..n-1 answers "who is at place k?" 
 peer j?" one by one, for many centers at once, so that a center can look at the first few of 100,000
 equals without listing them.
 
-It is a Feistel network on the next even power of two, walked until it lands inside 0..n-1.
+It is a Feistel network on a power of two, walked until it lands inside 0..n-1.
 """
 
 from __future__ import annotations
@@ -16,41 +16,60 @@ from numpy.typing import ArrayLike, NDArray
 _U64 = np.uint64
 
 
+def _halves(n: int) -> tuple[int, int]:
+    """Bits of the high and of the low half of the domain.
+
+    Small domains have halves of one size, which mixes better; in large ones they may differ by a bit, so that
+    hardly anything falls outside 0..n-1 and has to walk on.
+    """
+    bits = max(2, (max(1, n) - 1).bit_length())
+    return (bits + 1 >> 1, bits + 1 >> 1) if bits < 16 else (bits >> 1, bits + 1 >> 1)
+
+
 def _rounds(half: int) -> int:
     """Small domains need more rounds before pairs of places are balanced (tested by chi-square)."""
     return 10 if half < 8 else 6
 
 
-def _round_function(half: NDArray[np.uint64], key: NDArray[np.uint64], k: int) -> NDArray[np.uint64]:
-    x = half * _U64(0x9E3779B97F4A7C15) + key + _U64((k + 1) * 0xD1B54A32D192ED03 & (2**64 - 1))
-    x = (x ^ (x >> _U64(32))) * _U64(0xBF58476D1CE4E5B9)
-    return x ^ (x >> _U64(29))
+def _stir(
+    target: NDArray[np.uint64], other: NDArray[np.uint64], key: NDArray[np.uint64], k: int, mask: np.uint64
+) -> None:
+    """target ^= F(other, key, k), in place."""
+    x = other * _U64(0x9E3779B97F4A7C15)
+    x += key + _U64((k + 1) * 0xD1B54A32D192ED03 & (2**64 - 1))
+    x ^= x >> _U64(32)
+    x *= _U64(0xBF58476D1CE4E5B9)
+    x ^= x >> _U64(29)
+    x &= mask
+    target ^= x
 
 
-def _half_bits(n: int) -> int:
-    return max(1, (max(2, n) - 1).bit_length() + 1 >> 1)
+def _step(value: NDArray[np.uint64], key: NDArray[np.uint64], n: int, forward: bool) -> NDArray[np.uint64]:
+    """Through the network once; the key broadcasts against the values."""
+    high, low = _halves(n)
+    masks = _U64((1 << high) - 1), _U64((1 << low) - 1)
+    half = [value >> _U64(low), value & masks[1]]
+    count = _rounds(low)
+    for k in range(count) if forward else range(count - 1, -1, -1):
+        _stir(half[k % 2], half[1 - k % 2], key, k, masks[k % 2])
+    half[0] <<= _U64(low)
+    half[0] |= half[1]
+    return half[0]
 
 
 def _walk(value: ArrayLike, key: ArrayLike, n: int, forward: bool) -> NDArray[np.int64]:
-    half = _half_bits(n)
-    mask = _U64((1 << half) - 1)
-    shift = _U64(half)
-    x, k = np.broadcast_arrays(np.asarray(value, dtype=np.uint64), np.asarray(key, dtype=np.uint64))
-    shape, x, k = x.shape, x.ravel().copy(), k.ravel()
-    todo = np.arange(x.size)
-    order = range(_rounds(half)) if forward else range(_rounds(half) - 1, -1, -1)
+    x, k = np.asarray(value, dtype=np.uint64), np.asarray(key, dtype=np.uint64)
+    shape = np.broadcast_shapes(x.shape, k.shape)
     with np.errstate(over="ignore"):
-        while todo.size:
-            keys = k[todo]
-            left, right = x[todo] >> shift, x[todo] & mask
-            for r in order:
-                if forward:
-                    left, right = right, left ^ (_round_function(right, keys, r) & mask)
-                else:
-                    left, right = right ^ (_round_function(left, keys, r) & mask), left
-            x[todo] = left << shift | right
-            todo = todo[x[todo] >= n]
-    return x.astype(np.int64).reshape(shape)
+        y = _step(np.broadcast_to(x, shape), k, n, forward).ravel()
+        outside = np.flatnonzero(y >= n)
+        keys = np.broadcast_to(k, shape).ravel()[outside] if outside.size else k
+        while outside.size:
+            again = _step(y[outside], keys, n, forward)
+            y[outside] = again
+            still = again >= n
+            outside, keys = outside[still], keys[still]
+    return y.view(np.int64).reshape(shape)
 
 
 def peer_at(place: ArrayLike, key: ArrayLike, n: int) -> NDArray[np.int64]:

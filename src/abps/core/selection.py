@@ -108,15 +108,15 @@ def rank(
     best_first = np.lexsort((tie, np.where(eligible, -score, np.inf)), axis=-1)
     epsilon = scores.epsilon(config.eps_schedule, config.epsilon, t, horizon)
     explores = streams.uniforms(seed, "explore", t, ids) < epsilon
-    draw = streams.uniforms(seed, "explore-peer", t, ids)
+    draw = streams.bits(seed, "explore-peer", t, ids)
     rankings = []
     for k in range(r):
         listed = best_first[k, : int(eligible[k].sum())].tolist()
         if explores[k] and listed and config.policy != "random":
             pool = [j for j in listed if count[k, j] == 0] if config.explore_pool == "unproven" else listed
             if pool:
-                chosen = sorted(pool)[int(draw[k] * len(pool))]
-                at = listed.index(chosen)
+                # The first of the pool in a random order of all centers: nobody has to count the pool.
+                at = listed.index(pool[int(np.argmin(permutation.place_of(pool, draw[k], n)))])
                 listed[0], listed[at] = listed[at], listed[0]
         rankings.append(listed)
     return rankings

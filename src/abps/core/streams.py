@@ -41,6 +41,7 @@ PURPOSES: Final = (
     "bootstrap",
     "partition",
     "words",
+    "calibration",
 )
 
 _MASK: Final = (1 << 64) - 1

@@ -1,0 +1,186 @@
+"""Candidates: whom each center considers, for a few centers as a table and for very many without one.
+
+Up to :data:`TABLE_UP_TO` centers the answer for all pairs is kept as a table. Above, a pair is judged when
+somebody asks about it, and thresholds come from a sample of pairs (:func:`goals.sampled_thresholds`).
+Either way the same pair gets the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core import goals as goals_of
+from abps.core.errors import RequestError
+from abps.core.goals import BLOCK, PAIRWISE, Floats, Goal, Ints
+
+Mask = NDArray[np.bool_]
+
+#: Centers up to which all pairs are scored and the answers kept.
+TABLE_UP_TO: Final = 4096
+
+#: Centers up to which ties may be broken by similarity, which sorts all pairs.
+SORTED_UP_TO: Final = 8192
+
+#: A matrix product of unit vectors is right to about 1e-15 per entry: closer than this to a threshold, the
+#: pair is scored again in the fixed order.
+_MARGIN: Final = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The candidate sets C_i of n centers.
+
+    vectors: (n, k) public metadata.  rules: the distinct goals; rule: (n,) which of them a center has, and
+    threshold: (n,) the score that it asks for; no rules: everybody is a candidate.
+    group: (n,) only peers of the same group are candidates, or none.  table: (n, n) the answers, or none.
+    """
+
+    vectors: Floats
+    rules: tuple[Goal, ...] = ()
+    rule: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    threshold: Floats = field(default_factory=lambda: np.zeros(0))
+    group: Ints | None = None
+    table: Mask | None = None
+
+    @property
+    def n(self) -> int:
+        """The number of centers."""
+        return len(self.vectors)
+
+    @cached_property
+    def _ready(self) -> list[Floats]:
+        """For every rule the vectors as it needs them (empty where it is a user's own)."""
+        known = [PAIRWISE.get(goal) for goal in self.rules]
+        return [np.zeros(0) if k is None else np.ascontiguousarray(k.ready(self.vectors)) for k in known]
+
+    @cached_property
+    def symmetric(self) -> bool:
+        """Whether i admits j exactly when j admits i."""
+        if self.table is not None:
+            return bool((self.table == self.table.T).all())
+        if not self.rules:
+            return True
+        return len(self.rules) == 1 and self.rules[0] in PAIRWISE and len(np.unique(self.threshold)) == 1
+
+    def admits(self, center: Ints, peer: Ints) -> Mask:
+        """(p,) does ``center[p]`` consider ``peer[p]``?"""
+        if self.table is not None:
+            return self.table[center, peer]
+        answer = center != peer
+        if self.group is not None:
+            answer &= self.group[center] == self.group[peer]
+        for k, goal in enumerate(self.rules):
+            at = np.flatnonzero(answer if len(self.rules) == 1 else answer & (self.rule[center] == k))
+            answer[at] = self._reaches(k, goal, center[at], peer[at])
+        return answer
+
+    def _reaches(self, k: int, goal: Goal, center: Ints, peer: Ints) -> Mask:
+        known = PAIRWISE.get(goal)
+        if known is None:
+            score = goals_of.pair_list_scores(self.vectors, goal, center, peer)
+            return np.asarray(score >= self.threshold[center])
+        ready, answer = self._ready[k], np.empty(len(center), dtype=bool)
+        for at in range(0, len(center), BLOCK):
+            part = slice(at, at + BLOCK)
+            score = known.score(ready[center[part]], ready[peer[part]])
+            answer[part] = score >= self.threshold[center[part]]
+        return answer
+
+    def rows(self, centers: Ints, peers: Ints) -> Mask:
+        """(a, b) does ``centers[a]`` consider ``peers[b]``?"""
+        if self.table is not None:
+            return self.table[np.ix_(centers, peers)]
+        answer = centers[:, None] != peers[None, :]
+        if self.group is not None:
+            answer &= self.group[centers][:, None] == self.group[peers][None, :]
+        for k, goal in enumerate(self.rules):
+            mine = np.flatnonzero(self.rule[centers] == k)
+            if len(mine):
+                answer[mine] &= self._row_block(k, goal, centers[mine], peers)
+        return answer
+
+    def _row_block(self, k: int, goal: Goal, centers: Ints, peers: Ints) -> Mask:
+        known, threshold = PAIRWISE.get(goal), self.threshold[centers][:, None]
+        if known is None:
+            scores = np.stack([goal(self.vectors[[i]], self.vectors[peers])[0] for i in centers.tolist()])
+            return np.asarray(scores >= threshold)
+        a, b = self._ready[k][centers], self._ready[k][peers]
+        if not known.sign:
+            return np.asarray(known.score(a[:, None], b[None]) >= threshold)
+        scores = (known.sign * a) @ b.T
+        scores -= threshold
+        answer = scores >= 0
+        close = np.abs(scores, out=scores) < _MARGIN
+        if close.any():
+            r, c = np.nonzero(close)
+            answer[r, c] = known.score(a[r], b[c]) >= threshold[r, 0]
+        return answer
+
+    def sizes(self, centers: Ints) -> Ints:
+        """(a,) how many candidates some centers have; counted once for each center and remembered."""
+        unknown = centers[self._counted[centers] < 0]
+        everyone = np.arange(self.n)
+        for part in np.array_split(unknown, max(1, len(unknown) // 64)):
+            count = np.zeros(len(part), dtype=np.int64)
+            for at in range(0, self.n, BLOCK):
+                count += self.rows(part, everyone[at : at + BLOCK]).sum(axis=1)
+            self._counted[part] = count
+        return self._counted[centers]
+
+    @cached_property
+    def _counted(self) -> Ints:
+        return np.full(self.n, -1)
+
+    @cached_property
+    def by_similarity(self) -> NDArray[np.int32]:
+        """(n, n) all centers in the order of their similarity to each center."""
+        if self.n > SORTED_UP_TO:
+            raise RequestError(
+                f"tie_break=similarity sorts all pairs and serves up to {SORTED_UP_TO:,} centers, not {self.n:,}; "
+                "choose random or index"
+            )
+        return np.argsort(-self.similarity, axis=1, kind="stable").astype(np.int32)
+
+    @property
+    def similarity(self) -> Floats:
+        """(n, n) cosine of the metadata vectors."""
+        return goals_of.homogeneity(self.vectors, self.vectors)
+
+
+def candidates(
+    vectors: Floats,
+    goals: Sequence[Goal] | None,
+    keep: float,
+    scope: str,
+    group: Ints | None = None,
+    table_up_to: int = TABLE_UP_TO,
+) -> Candidates:
+    """The candidate sets of centers with these vectors (n, k) and goals (one per center, or none)."""
+    n = len(vectors)
+    if goals is None:
+        if n > table_up_to:
+            return Candidates(vectors, group=group)
+        table = ~np.eye(n, dtype=bool)
+        if group is not None:
+            table &= group[:, None] == group[None, :]
+        return Candidates(vectors, group=group, table=table)
+    rules = tuple(dict.fromkeys(goals))
+    number = {g: k for k, g in enumerate(rules)}
+    rule = np.array([number[g] for g in goals], dtype=np.int64)
+    if n > TABLE_UP_TO:
+        threshold = goals_of.sampled_thresholds(vectors, goals, keep, scope)
+        return Candidates(vectors, rules, rule, threshold, group)
+    scores = goals_of.pair_scores(vectors, goals)
+    threshold = goals_of.thresholds(scores, goals, keep, scope)
+    if n > table_up_to:
+        return Candidates(vectors, rules, rule, threshold, group)
+    table = goals_of.admitted(scores, threshold)
+    if group is not None:
+        table &= group[:, None] == group[None, :]
+    return Candidates(vectors, rules, rule, threshold, group, table)
