@@ -36,7 +36,8 @@ def federations(draw):
         "mixed": [known[k] for k in rng.integers(5, size=n)],
     }.get(kind, [goals.GOALS.get(kind)] * n)
     group = rng.integers(3, size=n) if draw(st.booleans()) else None
-    keep, scope = draw(st.sampled_from([0.05, 0.25, 1.0])), draw(st.sampled_from(["global_pairs", "per_center"]))
+    keep = draw(st.sampled_from([0.05, 0.25, 1.0]))
+    scope = draw(st.sampled_from(["global_pairs", "per_center"]))
     prior = draw(st.sampled_from([(1.0, 1.0), (0.5, 2.0), (3.0, 1.0)]))
     beliefs = Beliefs(n, prior)
     met = draw(st.integers(0, 6 * n)) if n > 1 else 0
@@ -65,7 +66,7 @@ def both(n, sets, config, beliefs, mutual, seed, t):
     table, pairwise = candidates(*sets), candidates(*sets, table_up_to=0)
     assert table.table is not None and pairwise.table is None
     consent = table.table if mutual else np.ones((n, n), dtype=bool)
-    dense = select(config, beliefs, table.table, consent, table.similarity, ids, seed, t, 50).plan
+    dense = select(config, beliefs, table.table, consent, table.similarity, ids, seed, t, 50)
     return dense, [select_sparsely(config, beliefs, c, mutual, ids, seed, t, 50) for c in (pairwise, table)]
 
 
@@ -76,9 +77,119 @@ def agree(dense, sparse):
     assert sparse.proposals == len(dense.center)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(federations())
 def test_the_same_plan_as_from_full_tables(federation):
     dense, plans = both(*federation)
     for sparse in plans:
         agree(dense, sparse)
+
+
+LARGE = [
+    ("homogeneity", {}, True),
+    ("homogeneity", {"kappa": 3, "gamma": 0.3, "epsilon": 0.5}, True),
+    ("diversity", {"tau_acc": 0.55, "gamma": 0.05}, False),
+    ("mixed", {"kappa": 2, "explore_pool": "unproven", "epsilon": 1.0}, True),
+    ("mixed", {"gamma": 0.1, "proposer_check": True, "tau_acc": 0.52}, True),
+    (None, {"policy": "random"}, True),
+]
+
+
+@pytest.mark.parametrize(("goal", "settings_", "mutual"), LARGE)
+def test_many_centers_round_after_round(goal, settings_, mutual):
+    n, rng = 300, np.random.default_rng(7)
+    vectors = metadata(n, rng, coarse=False)
+    known = [goals.homogeneity, goals.diversity, goals.alignment, goals.anybody]
+    chosen = None if goal is None else [goals.GOALS.get(goal, known[k % 4]) for k in range(n)]
+    config, beliefs = Selection(**{"kappa": 1} | settings_), Beliefs(n)
+    for t in range(1, 6):
+        dense, plans = both(
+            n,
+            (vectors, chosen, 0.1, "per_center" if t % 2 else "global_pairs"),
+            config,
+            beliefs,
+            mutual,
+            3,
+            t,
+        )
+        for sparse in plans:
+            agree(dense, sparse)
+        i, j = np.concatenate([dense.pairs, dense.pairs[:, ::-1]]).T
+        beliefs = beliefs.observe(i, j, rng.random(len(i)))
+
+
+def test_both_ways_to_look_were_taken(monkeypatch):
+    """The equality above covers the scan of places, the lists of the free, and lists that ran out."""
+    from abps.core import sparse_selection
+
+    taken = []
+    scanned, listed = sparse_selection._scanned, sparse_selection._View.listed
+    monkeypatch.setattr(sparse_selection, "_scanned", lambda *a: taken.append("scan") or scanned(*a))
+    monkeypatch.setattr(
+        sparse_selection._View,
+        "listed",
+        lambda self, who, *a, **k: (
+            taken.append("again" if len(who) == 1 else "list") or listed(self, who, *a, **k)
+        ),
+    )
+    test_many_centers_round_after_round(*LARGE[0])
+    assert set(taken) == {"scan", "list", "again"}
+
+
+def test_thresholds_from_a_sample_keep_nearly_the_share(monkeypatch):
+    rng = np.random.default_rng(2)
+    vectors = metadata(900, rng, coarse=False)
+    chosen = [goals.homogeneity if k % 3 else goals.alignment for k in range(900)]
+    scores = goals.pair_scores(vectors, chosen)
+    monkeypatch.setattr(goals, "SAMPLED_PEERS", 450)
+    for scope, tolerance in (("global_pairs", 0.002), ("per_center", 0.1)):  # four standard errors and more
+        sampled = goals.sampled_thresholds(vectors, chosen, 0.25, scope)
+        kept = goals.admitted(scores, sampled).mean(axis=1)
+        share = [kept[rows].mean() for rows in goals.same_goal(chosen)] if scope == "global_pairs" else kept
+        assert np.abs(np.array(share) - 0.25).max() < tolerance
+        again = goals.sampled_thresholds(vectors, chosen, 0.25, scope)
+        assert (sampled == again).all()
+
+
+def test_pairs_asked_one_by_one_and_in_blocks_get_one_answer():
+    rng = np.random.default_rng(4)
+    vectors = metadata(150, rng, coarse=True)
+    for goal in (*goals.PAIRWISE, nearest_last):
+        table = candidates(vectors, [goal] * 150, 0.3, "per_center")
+        pairwise = candidates(vectors, [goal] * 150, 0.3, "per_center", table_up_to=0)
+        i, j = np.nonzero(np.ones((150, 150)))
+        assert (pairwise.admits(i, j) == table.table.ravel()).all()
+        some, others = np.arange(0, 150, 7), rng.permutation(150)[:61]
+        assert (pairwise.rows(some, others) == table.table[np.ix_(some, others)]).all()
+        assert (pairwise.sizes(some) == table.table[some].sum(axis=1)).all()
+
+
+def test_two_centers_agree_whether_they_are_alike():
+    vectors = metadata(300, np.random.default_rng(5), coarse=True)
+    score = goals.homogeneity(vectors, vectors)
+    assert (score == score.T).all()
+    assert (score[10:20, 50:51] == goals.homogeneity(vectors[10:20], vectors[50:51])).all()
+
+
+def test_ties_by_similarity_end_where_all_pairs_would_be_sorted(monkeypatch):
+    monkeypatch.setattr(sets_of, "SORTED_UP_TO", 5)
+    with pytest.raises(RequestError, match="choose random or index"):
+        _ = Candidates(np.ones((6, 2))).by_similarity
+
+
+def test_memory_does_not_grow_with_pairs():
+    """12,000 centers: a table of pairs with one byte each would be 144 MB."""
+    import tracemalloc
+
+    n = 12_000
+    vectors = metadata(n, np.random.default_rng(6), coarse=False)
+    ids = streams.bits(0, "generate", 0, np.arange(n))
+    tracemalloc.start()
+    sets = candidates(vectors, [goals.homogeneity] * n, 0.25, "global_pairs")
+    plan = select_sparsely(Selection(kappa=1), Beliefs(n), sets, True, ids, 1, 1, 50)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sets.table is None and len(plan.pairs) > 0.49 * n
+    assert peak < 70e6
+    kept = np.mean(sets.sizes(np.arange(0, n, 100))) / (n - 1)
+    assert abs(kept - 0.25) < 0.02  # the mean of 200 centers' own shares

@@ -61,6 +61,20 @@ def test_pairs_of_places_are_balanced_too():
     assert ((off - 1000) ** 2 / 1000).sum() < 58.3  # 29 degrees: 99.9 %
 
 
+def test_large_permutations_with_halves_of_two_sizes():
+    n, key = 70_000, np.uint64(12345)  # 17 bits
+    order = permutation.peer_at(np.arange(n), key, n)
+    assert (np.bincount(order, minlength=n) == 1).all()
+    assert (permutation.place_of(order, key, n) == np.arange(n)).all()
+    keys = streams.bits(3, "tie-break", 1, np.arange(40_000, dtype=np.uint64))
+    for place in (0, 1, n - 1):
+        counts = np.histogram(permutation.peer_at(place, keys, n), bins=40, range=(0, n))[0]
+        assert ((counts - 1000) ** 2 / 1000).sum() < 72.1  # 39 degrees: 99.9 %
+    first, second = (permutation.peer_at(p, keys, n) * 6 // n for p in (0, 1))
+    counts = np.bincount(first * 6 + second, minlength=36)
+    assert ((counts - 40_000 / 36) ** 2 / (40_000 / 36)).sum() < 66.6  # 35 degrees: 99.9 %
+
+
 def test_an_unknown_purpose_is_an_error():
     with pytest.raises(ValueError):
         streams.key(1, "no such purpose")

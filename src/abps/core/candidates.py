@@ -71,8 +71,8 @@ class Candidates:
     def admits(self, center: Ints, peer: Ints) -> Mask:
         """(p,) does ``center[p]`` consider ``peer[p]``?"""
         if self.table is not None:
-            return self.table[center, peer]
-        answer = center != peer
+            return np.asarray(self.table[center, peer])
+        answer: Mask = center != peer
         if self.group is not None:
             answer &= self.group[center] == self.group[peer]
         for k, goal in enumerate(self.rules):
@@ -95,8 +95,8 @@ class Candidates:
     def rows(self, centers: Ints, peers: Ints) -> Mask:
         """(a, b) does ``centers[a]`` consider ``peers[b]``?"""
         if self.table is not None:
-            return self.table[np.ix_(centers, peers)]
-        answer = centers[:, None] != peers[None, :]
+            return np.asarray(self.table[np.ix_(centers, peers)])
+        answer: Mask = centers[:, None] != peers[None, :]
         if self.group is not None:
             answer &= self.group[centers][:, None] == self.group[peers][None, :]
         for k, goal in enumerate(self.rules):
@@ -142,8 +142,8 @@ class Candidates:
         """(n, n) all centers in the order of their similarity to each center."""
         if self.n > SORTED_UP_TO:
             raise RequestError(
-                f"tie_break=similarity sorts all pairs and serves up to {SORTED_UP_TO:,} centers, not {self.n:,}; "
-                "choose random or index"
+                f"tie_break=similarity sorts all pairs and serves up to {SORTED_UP_TO:,} centers, "
+                f"not {self.n:,}; choose random or index"
             )
         return np.argsort(-self.similarity, axis=1, kind="stable").astype(np.int32)
 

@@ -131,11 +131,17 @@ def verdict(config: Selection, admits: bool, score: float) -> Answer:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One round's plan and the numbers it was decided on: score and posterior of every ordered pair."""
+    """One round's plan and what it was decided on."""
 
     plan: Plan
-    score: Floats
-    belief: Posterior
+    config: Selection
+    beliefs: Beliefs
+    t: int
+
+    def opinion(self, center: Ints, peer: Ints) -> tuple[Floats, Posterior]:
+        """Score and posterior of some pairs."""
+        belief = self.beliefs.posterior(center, peer)
+        return peer_scores(self.config, belief, self.t), belief
 
 
 def select(
@@ -148,8 +154,8 @@ def select(
     seed: int,
     t: int,
     horizon: int,
-) -> Round:
-    """One round of proposals among all centers.
+) -> Plan:
+    """One round of proposals among all centers, from tables of all pairs.
 
     candidate: (n, n) may i ask j?  consent: (n, n) does i admit j when asked?
     """
@@ -164,9 +170,7 @@ def select(
         lambda peer, proposer: verdict(config, bool(consent[peer, proposer]), float(score[peer, proposer])),
         config.kappa,
     )
-    if config.proposer_check:
-        plan = _unwanted(plan, candidate, rankings)
-    return Round(plan, score, belief)
+    return _unwanted(plan, candidate, rankings) if config.proposer_check else plan
 
 
 def _unwanted(plan: Plan, candidate: Mask, rankings: list[list[int]]) -> Plan:

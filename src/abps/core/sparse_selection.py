@@ -1,16 +1,16 @@
 """Selection among very many centers: the same plan as from full tables, without any table of pairs.
 
-What :func:`abps.core.selection.select` decides from n × n arrays is decided here from four observations:
+What :func:`abps.core.selection.select` decides from n × n arrays is decided here from four facts:
 
 * Peers that a center never observed all have the prior's score. In its ranking they stand together, in the
   order of its tie-break, which can be asked at single places. Only observed peers whose score differs (the
   *odd* ones) stand elsewhere: few, and listed.
 * Whether two centers would agree does not change during a round; what changes is who still has a place, and
-  that only ever shrinks. So the first free and willing peers of many centers can be looked up at once, and the
-  turns be played one after the other on these short lists. A center whose list runs out is looked up again.
-* With few centers free, it is cheaper to look through them than through a ranking in which almost everybody is
-  full. So the total number of looks grows like n log n where centers find partners. (A center that rests has
-  to look at every free center: k such centers cost k times the free ones.)
+  that only ever shrinks. So the first free and willing peers of many centers can be looked up at once, and
+  the turns be played one after the other on these short lists. Whose list runs out is looked up again.
+* With few centers free, it is cheaper to look through them than through a ranking in which almost everybody
+  is full. So the number of looks grows like n log n where centers find partners. (A center that rests has to
+  look at every free center: k such centers cost k times the free ones.)
 * How peers answered the proposals on the way can be told afterwards from the turn in which each became full.
 
 The ε swap exchanges two peers in a ranking: the chosen one and the first. It is kept as that pair.
@@ -147,9 +147,7 @@ class _View:
         order = np.lexsort((self.place(i, j), -score, i))
         return i[order], j[order]
 
-    def listed(
-        self, who: Ints, pool: Ints, willing: bool = True, ordered: bool = True
-    ) -> tuple[Ints, Ints]:
+    def listed(self, who: Ints, pool: Ints, willing: bool = True, ordered: bool = True) -> tuple[Ints, Ints]:
         """(index into who, peer) everybody of ``pool`` in the rankings of ``who``.
 
         willing: only those who would accept.  ordered: best first.
@@ -212,9 +210,7 @@ def _view(
     odd = np.flatnonzero(score != usual)
     nobody = np.full(beliefs.n, _NOBODY)
     tie = streams.bits(seed, "tie-break", t, ids)
-    return _View(
-        config, candidates, mutual, tie, usual, beliefs.key[odd], score[odd], nobody, nobody
-    )
+    return _View(config, candidates, mutual, tie, usual, beliefs.key[odd], score[odd], nobody, nobody)
 
 
 def _explored(view: _View, beliefs: Beliefs, who: Ints, keys: NDArray[np.uint64]) -> _View:
@@ -437,7 +433,9 @@ def _asked(view: _View, made: Ints, had_turn: Mask, turn_of: Ints, full_at: Ints
         asked += np.bincount(4 * i + answer, minlength=4 * n)
     table = asked.reshape(n, 4)
     table[in_vain, Answer.ACCEPTED] = np.bincount(made[:, 0], minlength=n)[in_vain]
-    table[in_vain, Answer.FULL] = view.candidates.sizes(in_vain) - _partners_by_then(view, made, turn_of)[in_vain]
+    table[in_vain, Answer.FULL] = (
+        view.candidates.sizes(in_vain) - _partners_by_then(view, made, turn_of)[in_vain]
+    )
     return table
 
 

@@ -10,7 +10,7 @@ at random inside the declared group (``candidates=group``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,15 +22,21 @@ from abps.cohorts.prepare import Prepared
 from abps.core import credit, goals, selection
 from abps.core import ledger as bytes_of
 from abps.core.beliefs import Beliefs
+from abps.core.candidates import Candidates
+from abps.core.candidates import candidates as candidates_of
 from abps.core.errors import RequestError
 from abps.core.goals import Goal
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Answer, Plan, Rest
 from abps.core.selection import Round, Selection
+from abps.core.sparse_selection import select_sparsely
 from abps.learn.metrics import auroc, log_loss
 from abps.methods.base import Decisions, Method, Outcome, Wire, World, center_weights
 from abps.methods.memory import Alarm, Memory, Observed, Watch
-from abps.methods.pairing import Floats, mix, shapley_credit
+from abps.methods.pairing import Floats, Ints, mix, shapley_credit
+
+#: Centers up to which every proposal is listed in the audit trail; above, those in vain are counted.
+LISTED_UP_TO = 512
 
 
 @dataclass(frozen=True)
@@ -64,26 +70,27 @@ class Filter:
             if name != "none":
                 goals.goal(name)
 
-    def admitted(self, world: World) -> tuple[NDArray[np.bool_], Floats]:
-        """(n, n) C_i of every center, and the similarity of the metadata (for ties)."""
-        return self.among(self.vectors(world), world.data.groups)
+    def screen(self, world: World) -> Candidates:
+        """C_i of every center."""
+        return self.sets(self.vectors(world), world.data.groups)
 
     def among(self, vectors: Floats, groups: Sequence[str] | None = None) -> tuple[NDArray[np.bool_], Floats]:
-        """The same from the published vectors (n, k) alone: what every hospital computes for itself."""
-        n = len(vectors)
-        everyone = ~np.eye(n, dtype=bool)
+        """(n, n) who considers whom, and the similarity, from the published vectors (n, k) alone: what every
+        hospital computes for itself."""
+        found = self.sets(vectors, groups)
+        everyone = np.arange(len(vectors))
+        return found.rows(everyone, everyone), found.similarity
+
+    def sets(self, vectors: Floats, groups: Sequence[str] | None = None) -> Candidates:
+        """The candidate sets of centers that published these vectors (n, k)."""
+        group = None
         if self.candidates == "group":
             if groups is None:
                 raise RequestError(
                     "partners inside a declared group need groups; name the column with --group COL"
                 )
             group = np.unique(np.array(groups), return_inverse=True)[1]
-            everyone &= group[:, None] == group[None, :]
-        chosen = self._goals(n)
-        if chosen is not None:
-            score = goals.pair_scores(vectors, chosen)
-            everyone &= goals.admitted(score, goals.thresholds(score, chosen, self.keep, self.tau_scope))
-        return everyone, goals.homogeneity(vectors, vectors)
+        return candidates_of(vectors, self._goals(len(vectors)), self.keep, self.tau_scope, group)
 
     def vectors(self, world: World) -> Floats:
         """(n, k) the metadata that centers publish."""
@@ -103,13 +110,8 @@ class Filter:
         if self.goals:
             if len(self.goals) != n:
                 raise RequestError(f"goals: {len(self.goals)} given for {n} centers; give one per center")
-            return [_anybody if g == "none" else goals.goal(g) for g in self.goals]
+            return [goals.anybody if g == "none" else goals.goal(g) for g in self.goals]
         return None if self.goal == "none" else [goals.goal(self.goal)] * n
-
-
-def _anybody(centers: Floats, peers: Floats) -> Floats:
-    """The goal of a center that has none: all peers are equal, and ties stay in."""
-    return np.zeros((len(centers), len(peers)))
 
 
 #: What a center calls useful, measured on its own validation rows.
@@ -160,8 +162,7 @@ class State:
 
     models: Tensor
     beliefs: Beliefs
-    admitted: NDArray[np.bool_]
-    similarity: Floats
+    candidates: Candidates
     watch: Watch = field(default_factory=Watch)
     alarms: tuple[Alarm, ...] = ()
     published: bool = False
@@ -200,17 +201,14 @@ class ABPS(Method):
 
     def init(self, world: World) -> State:
         """The common start, prior beliefs, and the goal filter."""
-        admitted, similarity = self.filter.admitted(world)
         beliefs = Beliefs(world.n, self.selection.prior)
-        return State(world.common_start(), beliefs, admitted, similarity)
+        return State(world.common_start(), beliefs, self.filter.screen(world))
 
     def moved(self, before: World, world: World, state: State, t: int) -> State:
         """New data: each center compares them with the old, and publishes its metadata anew."""
         alarms = self.memory.look(before, world, state.models, t)
-        admitted, similarity = self.filter.admitted(world)
-        return replace(
-            state, admitted=admitted, similarity=similarity, published=True, alarms=state.alarms + alarms
-        )
+        found = self.filter.screen(world)
+        return replace(state, candidates=found, published=True, alarms=state.alarms + alarms)
 
     def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
         """One round: train, propose, swap, mix, credit, update."""
@@ -235,7 +233,7 @@ class ABPS(Method):
         watch, alarms = self.memory.surprises(watch, observed, world.n, world.seed, t)
         watch = self.memory.remember(watch, observed)
         beliefs = self.memory.recalled(beliefs.observe(center, peer, observed.value), watch)
-        trail = decisions(chosen.plan, chosen).after(alarm_trail(state.alarms))
+        trail = decisions(chosen).after(alarm_trail(state.alarms))
         outcome = Outcome(traffic, chosen.plan.degrees(), chosen.plan.rest, trail)
         return replace(_next(state, mixed, beliefs), watch=watch, alarms=alarms), outcome
 
@@ -298,23 +296,20 @@ class ABPS(Method):
         return mixed, center, peer, phi
 
     def choose(self, world: World, state: State, beliefs: Beliefs, t: int) -> Round:
-        """This round's proposals and answers."""
-        everyone = np.ones_like(state.admitted)
-        return selection.select(
-            self.selection,
-            beliefs,
-            state.admitted,
-            state.admitted if self.filter.mutual_filter else everyone,
-            state.similarity,
-            world.ids,
-            world.seed,
-            t,
-            world.horizon,
-        )
+        """This round's proposals and answers: from full tables, or without them among very many centers."""
+        config, mutual, stream = self.selection, self.filter.mutual_filter, (world.seed, t, world.horizon)
+        found = state.candidates
+        if world.n > LISTED_UP_TO or found.table is None:
+            plan = select_sparsely(config, beliefs, found, mutual, world.ids, *stream)
+        else:
+            similarity = found.similarity if config.tie_break == "similarity" else None
+            consent = found.table if mutual else np.ones_like(found.table)
+            plan = selection.select(config, beliefs, found.table, consent, similarity, world.ids, *stream)
+        return Round(plan, config, beliefs, t)
 
     def traffic(self, world: World, plan: Plan, t: int) -> Traffic:
         """Bytes of a round's plan; the metadata directory is paid for in the first round."""
-        spent = bytes_of.pairs(len(plan.pairs), self.wire.payload(world), len(plan.center))
+        spent = bytes_of.pairs(len(plan.pairs), self.wire.payload(world), plan.proposals)
         if t == 1 and self.selection.policy != "random":
             spent += bytes_of.directory(world.n, self.filter.vectors(world).shape[1])
         return spent
@@ -353,25 +348,52 @@ _REASONS = {
 }
 
 
-def decisions(plan: Plan, chosen: Round) -> Decisions:
-    """The audit trail of a plan, with what it was decided on."""
-    return decisions_of(plan, chosen.score, chosen.belief.mean, chosen.belief.count)
+def decisions(chosen: Round) -> Decisions:
+    """The audit trail of a round, with what it was decided on."""
+
+    def numbers(center: Ints, peer: Ints) -> tuple[Floats, Floats, Floats]:
+        score, belief = chosen.opinion(center, peer)
+        return score, belief.mean, belief.count
+
+    return _unlisted(chosen.plan).after(_trail(chosen.plan, numbers))
 
 
 def decisions_of(plan: Plan, score: Floats, mean: Floats, count: Floats) -> Decisions:
     """Each proposal, each answer, each rest; score, mean and count are (n, n)."""
+    return _trail(plan, lambda center, peer: (score[center, peer], mean[center, peer], count[center, peer]))
+
+
+def _trail(plan: Plan, numbers: Callable[[Ints, Ints], tuple[Floats, Floats, Floats]]) -> Decisions:
     resting = np.flatnonzero(plan.rest != Rest.NOT)
     # A proposal is the center's decision, its answer the peer's: two rows, in that order.
     center = np.stack([plan.center, plan.peer], axis=1).ravel()
     peer = np.stack([plan.peer, plan.center], axis=1).ravel()
     what = [word for a in plan.answer.tolist() for word in ("proposed", _ANSWERS[Answer(a)])]
     nothing = np.full(len(resting), np.nan)
+    score, mean, count = (np.concatenate([column, nothing]) for column in numbers(center, peer))
     return Decisions(
         center=np.concatenate([center, resting]),
         peer=np.concatenate([peer, np.full(len(resting), -1)]),
         decision=what + ["rested"] * len(resting),
-        score=np.concatenate([score[center, peer], nothing]),
-        mean=np.concatenate([mean[center, peer], nothing]),
-        count=np.concatenate([count[center, peer], nothing]),
+        score=score,
+        mean=mean,
+        count=count,
         reason=[None] * len(what) + [_REASONS[Rest(r)] for r in plan.rest[resting].tolist()],
+    )
+
+
+def _unlisted(plan: Plan) -> Decisions:
+    """Proposals that a plan counts and does not list: one row per center and answer, with their number."""
+    listed = np.bincount(4 * plan.center + plan.answer, minlength=4 * plan.n).reshape(plan.n, 4)
+    more = plan.asked - listed
+    center, answer = np.nonzero(more)
+    nothing = np.full(len(center), np.nan)
+    return Decisions(
+        center=center,
+        peer=np.full(len(center), -1),
+        decision=[_ANSWERS[Answer(a)] for a in answer.tolist()],
+        score=nothing,
+        mean=nothing,
+        count=nothing,
+        reason=[f"{number} proposals" for number in more[center, answer].tolist()],
     )
