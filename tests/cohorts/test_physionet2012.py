@@ -5,12 +5,15 @@ from __future__ import annotations
 import tarfile
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from abps.cohorts import heart, physionet2012, vitals
+from abps.cohorts.table import federate
+from abps.cohorts.timeline import timeline
 from abps.core.errors import RequestError
 
 from . import oracles
@@ -53,6 +56,9 @@ def test_counts_and_rates_per_icu_type(cohort: physionet2012.Cohort) -> None:
         unit: round(100 * rate, 1)
         for unit, rate in cohort.table.group_by("careunit").agg(pl.col("died").mean()).iter_rows()
     }
+    sets = dict(cohort.table.group_by("set").agg(pl.len()).iter_rows())
+    assert sets == {"a": 4000, "b": 4000, "c": 4000}
+    assert "set" in cohort.roles.drop  # never a feature
     assert rates == {"CCU": 12.7, "CSRU": 4.9, "MICU": 19.8, "SICU": 14.9}
 
 
@@ -172,3 +178,18 @@ def test_heart_disease(data: Data, tmp_path: Path) -> None:
         (tmp_path / f"processed.{name}.data").write_text("63,1,1\n")
     with pytest.raises(RequestError, match="14 numbers"):
         heart.build(tmp_path)
+
+
+def test_the_sets_are_windows_of_time(cohort: physionet2012.Cohort) -> None:
+    """Training and evaluation on the set in force: a, then b, then c."""
+    roles = replace(cohort.roles, eras="set", drop=("stay",))
+    federation = federate(cohort.table, roles, "physionet2012")
+    assert federation.eras == 3 and "set" not in federation.features.columns
+    windows = timeline(federation, 11, 48)
+    assert windows.starts == (1, 17, 33)
+    for t, name in ((1, "a"), (16, "a"), (17, "b"), (48, "c")):
+        data = windows.at(t)
+        deaths = sum(float(part.y.sum()) for part in (data.train, data.validation, data.test))
+        of_set = cohort.table.filter(pl.col("set") == name)
+        assert deaths == of_set["died"].sum()
+        assert sum(len(part.y) for part in (data.train, data.validation, data.test)) == of_set.height

@@ -22,7 +22,7 @@ from abps.cohorts.cohort import Cohort, Column, Flow, in_order, keep_ages, vital
 from abps.cohorts.duck import Progress, silent
 from abps.core.errors import RequestError, nearest
 
-RECIPE = "physionet2012/1"
+RECIPE = "physionet2012/2"
 
 UNITS = {1: "CCU", 2: "CSRU", 3: "MICU", 4: "SICU"}
 
@@ -114,7 +114,7 @@ def build(root: Path, options: PhysionetOptions | None = None, progress: Progres
         source="physionet2012",
         recipe=RECIPE,
         table=in_order(table, dictionary),
-        roles=Roles("died", "careunit", drop=("stay",)),
+        roles=Roles("died", "careunit", drop=("stay", "set")),
         steps=flow.steps,
         dictionary=tuple(dictionary),
         files=provenance.describe_files(
@@ -167,6 +167,7 @@ def _outcomes(paths: list[Path]) -> pl.DataFrame:
             part.select(
                 stay=pl.col("RecordID").str.strip_chars().cast(pl.Int64),
                 died=pl.col("In-hospital_death").str.strip_chars().cast(pl.Int8),
+                set=pl.lit(path.stem[-1]),
             )
         )
     outcomes = pl.concat(parts)
@@ -315,6 +316,7 @@ def _dictionary(options: PhysionetOptions) -> list[Column]:
         Column(
             "careunit", "context", "", "ICU type: coronary (CCU), cardiac surgery recovery (CSRU), MICU, SICU"
         ),
+        Column("set", "context", "", "set of the challenge: a, b or c; for windows of time (--eras set)"),
         Column("stay", "identifier", "", "RecordID"),
         Column("age", "feature", "years", "age (90 for all above)"),
         Column("sex", "feature", "F/M", "gender"),
