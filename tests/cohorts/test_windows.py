@@ -71,7 +71,11 @@ def test_risk_changes_for_the_share_of_centers_and_nothing_else_does() -> None:
     for name in ("age", "comorbidity", "vitals", "sizes"):
         np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
     table = knobs.generate()
-    for unit in set(groups):  # nobody's mortality moves: changed and unchanged have strata of their own
+    stated = dict(zip(before.names, before.mortality[before.stratum]))
+    for i in np.flatnonzero(moved):  # a changed center keeps its mortality
+        deaths = table.filter((pl.col("center") == before.names[i]) & (pl.col("era") > 0))["died"]
+        assert deaths.mean() == pytest.approx(stated[before.names[i]], abs=0.01)
+    for unit in set(groups):  # and so do the others
         names = [n for n, g, m in zip(before.names, groups, moved) if g == unit and not m]
         rows = table.filter(pl.col("center").is_in(names))
         rate = rows.group_by("era").agg(pl.col("died").mean())["died"].to_numpy()

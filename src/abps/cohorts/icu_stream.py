@@ -126,18 +126,20 @@ class IcuStream(IcuSynthetic):
         if far == 0.0:
             return before
         size = far * self.strength
-        # Strata of their own: who dies elsewhere does not depend on what happened to these centers.
+        # Each is a stratum of its own: its mortality stays, and nobody's deaths elsewhere depend on it.
+        own_stratum = len(before.mortality) + np.arange(len(changed))
+        kept = before.mortality[before.stratum]
         apart = replace(
             before,
-            stratum=before.stratum + len(before.mortality) * changed,
-            mortality=np.concatenate([before.mortality, before.mortality]),
+            stratum=np.where(changed, own_stratum, before.stratum),
+            mortality=np.concatenate([before.mortality, kept]),
         )
         if self.change in ("risk", "protocol"):
             target = self._other_units_risk(before) if self.change == "risk" else self._new_risk(before)
             moved = np.where(changed[:, None], before.own + size * (target - before.own), before.own)
             return replace(apart, own=moved)
         if self.change == "outcome":
-            odds = np.log(before.mortality / (1 - before.mortality)) + size
+            odds = np.log(kept / (1 - kept)) + size
             return replace(apart, mortality=np.concatenate([before.mortality, 1 / (1 + np.exp(-odds))]))
         shift = changed[:, None] * size
         return replace(
