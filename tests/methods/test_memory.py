@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from abps.learn.metrics import Segments
 from abps.learn.training import Training
 from abps.methods.abps import ABPS
 from abps.methods.base import Stopping, World
-from abps.methods.memory import Alarm, Memory, Observed, Watch, joined, p_values, summary_of
+from abps.methods.memory import Alarm, Memory, Observed, Watch, joined, p_values, relation_p, summary_of
 
 ALARM = Memory(forget="alarm", kept=0.25)
 
@@ -134,9 +135,10 @@ def test_other_detectors_watch_the_same_data(detector: str) -> None:
     old = segments([rng.normal(0, 1, 150), rng.normal(0, 1, 150)])
     new = segments([rng.normal(0, 1, 150), rng.normal(4, 1, 150)])
     memory = Memory(forget="alarm", detector=detector)
-    found = memory._compare("loss", old, new, seed=11, t=3)
+    keys = np.array([3, 4], dtype=np.uint64)
+    found = memory._compare("loss", old, new, keys)
     assert 1 in {a.center for a in found}
-    assert [a.center for a in memory._compare("loss", old, new, 11, 3)] == [a.center for a in found]
+    assert [a.center for a in memory._compare("loss", old, new, keys)] == [a.center for a in found]
 
 
 def test_utilities_that_turn_raise_an_alarm_and_the_past_is_cleared() -> None:
@@ -149,7 +151,7 @@ def test_utilities_that_turn_raise_an_alarm_and_the_past_is_cleared() -> None:
             surprise = rng.normal(0, 0.1, 3)
             surprise[1] -= 0.5 if t > 30 else 0.0
             each = Observed(np.arange(3), np.array([1, 2, 0]), np.full(3, 0.5), surprise)
-            state, alarms = mine.surprises(state, each, 3, 11, t)
+            state, alarms = mine.surprises(state, each, np.arange(3, dtype=np.uint64))
             when += [(t, a.center) for a in alarms]
             state = mine.clear(state, alarms)
         assert when and {c for _, c in when} == {1}
@@ -178,6 +180,73 @@ def test_false_alarms_keep_their_level_on_rare_outcomes(old_rows: int, new_rows:
     welch = two_sided_p(*drift.welch(old, new))
     if old_rows == 46:  # why the variances are pooled
         assert (welch <= 0.01).mean() > 1.5 * (p <= 0.01).mean()
+
+
+def test_relations_against_every_division_of_the_rows() -> None:
+    """Sampled permutations against all of them, with the statistic written out feature by feature."""
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=(9, 3)), np.array([0.0, 1, 0, 0, 1, 0, 1, 0, 0])
+    x[5:, 0] += 3 * y[5:]
+
+    def statistic(new: tuple[int, ...]) -> float:
+        old = [i for i in range(9) if i not in new]
+        total = 0.0
+        for k in range(3):
+            z = (x[:, k] - x[:, k].mean()) * (y - y.mean())
+            total += ((z[list(new)].mean() - z[old].mean()) / z.std()) ** 2
+        return total
+
+    found = statistic((5, 6, 7, 8))
+    chance = [statistic(new) for new in itertools.combinations(range(9), 4)]
+    exact = np.mean(np.array(chance) >= found - 1e-12)
+    sampled = relation_p(x[:5], y[:5], x[5:], y[5:], np.random.default_rng(0), 20_000)
+    assert sampled == pytest.approx(exact, abs=4 * np.sqrt(exact * (1 - exact) / 20_000))
+    assert 0.01 < exact < 0.5
+
+
+def rare(rng: np.random.Generator, rows: int, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    x = rng.normal(size=(rows, len(weights)))
+    return x, (rng.random(rows) < 1 / (1 + np.exp(3.0 - x @ weights))).astype(float)
+
+
+def test_relations_keep_their_level_and_find_a_new_risk_function() -> None:
+    rng = np.random.default_rng(6)
+    weights = rng.normal(size=10) * 0.5
+    other = rng.normal(size=10) * 0.5
+    same, changed = [], []
+    for k in range(400):
+        old = rare(rng, 200, weights)
+        same.append(relation_p(*old, *rare(rng, 240, weights), np.random.default_rng(k), 199))
+        if k < 60:
+            changed.append(relation_p(*old, *rare(rng, 240, other), np.random.default_rng(k), 199))
+    for level in (0.01, 0.05, 0.2):
+        assert np.mean(np.array(same) <= level) <= level + 3 * np.sqrt(level * (1 - level) / 400)
+    assert np.mean(np.array(changed) <= 0.05) > 0.8
+
+
+def test_relations_that_cannot_be_compared() -> None:
+    x, rng = np.ones((4, 2)), np.random.default_rng(0)
+    assert relation_p(x, np.zeros(4), x, np.zeros(4), rng, 99) == 1.0  # nobody died
+    assert relation_p(x[:0], np.zeros(0), x, np.ones(4), rng, 99) == 1.0
+    assert relation_p(x, np.array([0.0, 1, 0, 1]), x, np.ones(4), rng, 99) == 1.0  # no feature varies
+
+
+def test_a_new_relation_at_equal_rates_raises_the_alarm(world: Callable[..., World]) -> None:
+    before = world(Training(dropout=0.0))
+    train = before.data.train
+    y = train.y.copy()
+    part = slice(train.start[4], train.start[5])
+    risk = train.x[part] @ np.linspace(-1, 1, train.x.shape[1])
+    deaths = int(y[part].sum())
+    y[part] = 0.0
+    y[part.start + np.argsort(-risk)[:deaths]] = 1.0
+    data = replace(before.data, train=Rows(train.x, y, train.start))
+    after = replace(before, data=data, learner=before.learner.on(data))
+    models = before.common_start()
+    memory = Memory(forget="alarm", watch=("outcome", "relation"))
+    found = memory.look(before, after, models, 2)
+    assert {(a.center, a.statistic) for a in found} == {(4, "relation")}
+    assert found == memory.look(before, after, models, 2)
 
 
 # --------------------------------------------------------------------------- inside a run

@@ -42,6 +42,7 @@ PURPOSES: Final = (
     "partition",
     "words",
     "calibration",
+    "watch",
 )
 
 _MASK: Final = (1 << 64) - 1

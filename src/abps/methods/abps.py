@@ -32,7 +32,7 @@ from abps.core.selection import Round, Selection
 from abps.core.sparse_selection import select_sparsely
 from abps.learn.metrics import auroc, log_loss
 from abps.methods.base import Decisions, Method, Outcome, Wire, World, center_weights
-from abps.methods.memory import Alarm, Memory, Observed, Watch
+from abps.methods.memory import Alarm, Memory, Observed, Watch, keys_of
 from abps.methods.pairing import Floats, Ints, mix, shapley_credit
 
 #: Centers up to which every proposal is listed in the audit trail; above, those in vain are counted.
@@ -230,7 +230,7 @@ class ABPS(Method):
         weights = center_weights(world, self.weighting)
         mixed, center, peer, phi = self.together(world, state.models, trained, arrived, weights, partners, t)
         observed = self.observe(beliefs, center, peer, phi)
-        watch, alarms = self.memory.surprises(watch, observed, world.n, world.seed, t)
+        watch, alarms = self.memory.surprises(watch, observed, keys_of(world, t))
         watch = self.memory.remember(watch, observed)
         beliefs = self.memory.recalled(beliefs.observe(center, peer, observed.value), watch)
         trail = decisions(chosen).after(alarm_trail(state.alarms))

@@ -24,12 +24,18 @@ from abps.methods.base import World
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Keys = NDArray[np.uint64]
 
 #: What can be watched. loss: of the own model, on new rows against rows held out of the last window.
 #: outcome: the share of positive rows. case_mix: the share of rows with each binary feature.
+#: relation: how the features go with the outcome.
 #: utility: what partners brought, against what was believed of them.
-WATCHES = ("loss", "outcome", "case_mix", "utility")
+WATCHES = ("loss", "outcome", "case_mix", "relation", "utility")
 DETECTORS = ("t-test", "page-hinkley", "adwin", "kswin")
+#: How many permutations are expected beyond the level of a test.
+_BEYOND = 5
+#: Rows times permutations that are in memory at a time.
+_CELLS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,11 @@ class Memory:
     forget: never (the paper), alarm (of the centers that raise one), or window (all that is older than
     ``recall`` rounds).  kept: share of the evidence that an alarm leaves.
     announce: a center tells its alarm to all, and their beliefs about it decay as well.
-    watch: loss, outcome, case_mix, utility, with plus signs between.
-    detector: t-test, with ``alarm_level`` the chance of a false alarm of a center each time its data change,
-    divided over what is watched (utilities: windows by Welch's rule, the level spent over all rounds);
-    or page-hinkley, adwin, kswin (see ``abps theory``), with settings of their own.
+    watch: loss, outcome, case_mix, relation, utility, with plus signs between.
+    alarm_level: the chance of a false alarm of a center each time its data change, divided over what is
+    watched (utilities: windows by Welch's rule, the level spent over all rounds).
+    detector: of loss, outcome and utility: t-test, which keeps that level; or page-hinkley, adwin, kswin
+    (see ``abps theory``), with settings of their own.
     block: utilities that a center gathers before it compares them with those before.
     """
 
@@ -85,7 +92,7 @@ class Memory:
     kept: float = 0.2
     recall: int = 10
     announce: bool = True
-    watch: tuple[str, ...] = ("loss", "outcome")
+    watch: tuple[str, ...] = ("loss", "outcome", "relation")
     detector: str = "t-test"
     alarm_level: float = 0.01
     block: int = 10
@@ -115,21 +122,24 @@ class Memory:
         if self.forget != "alarm":
             return ()
         found: list[Alarm] = []
+        keys = keys_of(world, t)
         if "loss" in self.watch:
             old = losses(before, models, before.data.validation)
             new = joined(
                 losses(world, models, world.data.train), losses(world, models, world.data.validation)
             )
-            found += self._compare("loss", old, new, world.seed, t)
+            found += self._compare("loss", old, new, keys)
         if "outcome" in self.watch:
             old = joined(labels_of(before.data.train), labels_of(before.data.validation))
             new = joined(labels_of(world.data.train), labels_of(world.data.validation))
-            found += self._compare("outcome", old, new, world.seed, t)
+            found += self._compare("outcome", old, new, keys)
         if "case_mix" in self.watch:
             found += self._case_mix(before, world)
+        if "relation" in self.watch:
+            found += self._relation(before, world, keys)
         return tuple(found)
 
-    def _compare(self, statistic: str, old: Segments, new: Segments, seed: int, t: int) -> list[Alarm]:
+    def _compare(self, statistic: str, old: Segments, new: Segments, keys: Keys) -> list[Alarm]:
         """Every center's new values against its old ones."""
         if self.detector == "t-test":
             p = p_values(summary_of(old), summary_of(new))
@@ -137,15 +147,15 @@ class Memory:
         return [
             Alarm(i, statistic, np.nan)
             for i in range(len(old))
-            if self._fires(old[i].astype(np.float64), new[i].astype(np.float64), seed, t, i)
+            if self._fires(old[i].astype(np.float64), new[i].astype(np.float64), int(keys[i]))
         ]
 
-    def _fires(self, old: Floats, new: Floats, seed: int, t: int, center: int) -> bool:
+    def _fires(self, old: Floats, new: Floats, key: int) -> bool:
         """Does a detector that has seen the old values raise an alarm on the new ones?"""
         spread = float(old.std()) if len(old) else 0.0
         if spread == 0.0:
             return False
-        watcher = detectors.detector(self.detector, streams.key(seed, "policy", t, center))
+        watcher = detectors.detector(self.detector, key)
         for value in old.tolist():
             watcher.update(value / spread)
         return any(watcher.update(value / spread) for value in new.tolist())
@@ -164,12 +174,22 @@ class Memory:
         p = np.minimum(least * len(binary), 1.0)
         return [Alarm(int(i), "case_mix", float(p[i])) for i in np.flatnonzero(p <= self.level)]
 
-    def surprises(
-        self, state: Watch, observed: Observed, n: int, seed: int, t: int
-    ) -> tuple[Watch, tuple[Alarm, ...]]:
-        """Alarms on the utilities of round t: do the latest surprises agree with those before?"""
+    def _relation(self, before: World, world: World, keys: Keys) -> list[Alarm]:
+        """Permutation tests that have a handful of permutations beyond their level."""
+        count = int(np.ceil(_BEYOND / self.level)) - 1
+        found = []
+        for i in range(world.n):
+            (x, y), (x_new, y_new) = rows_of(before, i), rows_of(world, i)
+            rng = np.random.Generator(np.random.SFC64(int(keys[i])))
+            p = relation_p(x, y, x_new, y_new, rng, count)
+            found += [Alarm(i, "relation", p)] if p <= self.level else []
+        return found
+
+    def surprises(self, state: Watch, observed: Observed, keys: Keys) -> tuple[Watch, tuple[Alarm, ...]]:
+        """Alarms on a round's utilities: do the latest surprises agree with those before? keys: (n,)."""
         if not self.watches_utility:
             return state, ()
+        n = len(keys)
         batch = summary_of(by_center(observed.center, observed.surprise, n))
         if self.detector == "t-test":
             windows, raised = drift.grow(self._rule, state.windows or drift.WelchState.start(n), batch)
@@ -180,7 +200,7 @@ class Memory:
         alarms = []
         for i in range(n):
             old, new = (surprises_of(part, i) for part in (past[:-1], past[-1:]))
-            if len(old) >= self.block and self._fires(old, new, seed, t, i):
+            if len(old) >= self.block and self._fires(old, new, int(keys[i])):
                 alarms.append(Alarm(i, "utility", np.nan))
         return replace(state, past=past), tuple(alarms)
 
@@ -225,6 +245,47 @@ class Memory:
             tuple(each.without(centers) for each in state.past),
             None if state.windows is None else drift.restart(state.windows, centers),
         )
+
+
+def keys_of(world: World, t: int) -> Keys:
+    """(n,) what the centers' detectors draw from in round t."""
+    return streams.bits(world.seed, "watch", t, world.ids)
+
+
+def rows_of(world: World, i: int) -> tuple[Floats, Floats]:
+    """Center i's training and validation rows: features (rows, k) and outcomes (rows,)."""
+    parts = [rows.only(i) for rows in (world.data.train, world.data.validation)]
+    return (
+        np.concatenate([part.x for part in parts]).astype(np.float64),
+        np.concatenate([part.y for part in parts]).astype(np.float64),
+    )
+
+
+def relation_p(
+    x: Floats, y: Floats, x_new: Floats, y_new: Floats, rng: np.random.Generator, count: int
+) -> float:
+    """p-value of: the features go with the outcome as they did before.
+
+    Compared are the covariances of every feature with the outcome, in units of their spread; the sum of
+    squares of their differences is set against ``count`` random divisions of all rows into old and new. So
+    the level is exact however rare the outcome, and a change in many features at once adds up.
+    """
+    rows = np.concatenate([x, x_new])
+    outcome = np.concatenate([y, y_new])
+    if len(x) == 0 or len(x_new) == 0 or np.ptp(outcome) == 0.0:
+        return 1.0
+    joint = (rows - rows.mean(axis=0)) * (outcome - outcome.mean())[:, None]
+    joint -= joint.mean(axis=0)
+    spread = joint.std(axis=0)
+    joint = joint[:, spread > 1e-9] / spread[spread > 1e-9]
+    # The rows' deviations add up to 0, so the sum over the new ones says what the difference of means does.
+    is_new = np.arange(len(rows)) >= len(x)
+    found = ((is_new @ joint) ** 2).sum() * (1 - 1e-9)  # the same rows in another order are a tie
+    beyond, at_once = 0, max(1, _CELLS // len(rows))
+    for done in range(0, count, at_once):
+        drawn = rng.permuted(np.tile(is_new, (min(at_once, count - done), 1)), axis=1)
+        beyond += int((((drawn @ joint) ** 2).sum(axis=1) >= found).sum())
+    return (1 + beyond) / (1 + count)
 
 
 def losses(world: World, models: Tensor, rows: Rows) -> Segments:
