@@ -26,8 +26,9 @@ def course(
     names = tuple(sorted(adapt.Scenario.of(SPEC).knobs.follows(0)))
     n = len(names)
     return adapt.Course(
-        forget, seed, changing, names, auroc, np.full(rounds, 0.5), alarms, np.zeros((rounds, n, n), bool)
-    )
+        forget, seed, changing, names, auroc, np.full(rounds, 0.5), alarms,
+        np.zeros((rounds, n, n), bool), 0.01, True,
+    )  # fmt: skip
 
 
 def test_the_scenario_and_its_twin_without_the_change() -> None:
@@ -76,9 +77,10 @@ def test_alarms_are_false_until_the_change_and_delays_count_from_it() -> None:
     )
     # new data come at rounds 3, 5 and 7: one look before the change, three where there is none
     assert w.looks == 6 * 1 + 6 * 3
-    assert w.false == 2
+    assert w.false == 2 and w.level == 0.01
     assert (w.centers, w.false_utility) == (6, 1)
     assert (w.changed, w.found, w.delay) == (3, 2, 1.0)
+    assert w.by == {"loss": 1, "utility": 1}
 
 
 def run(*arguments: str) -> int:
@@ -97,7 +99,7 @@ def test_the_command_writes_a_page_and_goes_on_where_it_stopped(
         "--seeds",
         "11",
         "--forget",
-        "alarm,window",
+        "alarm,discount",
         "--jobs",
         "1",
         "--out",
@@ -107,7 +109,7 @@ def test_the_command_writes_a_page_and_goes_on_where_it_stopped(
     assert run(*arguments, "--json") == 0
     summary = json.loads(capfd.readouterr().out)
     assert summary["schema"] == "abps.adapt/1" and summary["runs"] == 6
-    assert [d["forget"] for d in summary["differences"]] == ["alarm", "window"]
+    assert [d["forget"] for d in summary["differences"]] == ["alarm", "discount"]
     page = (out / "adapt.html").read_text()
     assert page.count("<svg") == 3
     assert not re.findall(r"""(?:src|href)=["']https?:""", page), "the page must work without a network"
@@ -127,6 +129,7 @@ def test_the_command_writes_a_page_and_goes_on_where_it_stopped(
         (["--forget", "never"], "--forget"),
         (["--forget", "sometimes"], "sometimes"),
         (["--method", "fedavg"], "forget"),
+        (["--set", "discount=0.5"], "--forget"),
         (["--seeds", "x"], "--seeds"),
     ],
 )

@@ -34,7 +34,9 @@ def adapt(
         ),
     ] = study.DEFAULT,
     method: Annotated[str, typer.Option(help="A variant of abps.")] = "abps",
-    forget: Annotated[str, typer.Option(help="Ways to forget, beside never: alarm, window.")] = "alarm",
+    forget: Annotated[
+        str, typer.Option(help="Ways to forget, beside never: alarm, window, discount (with commas).")
+    ] = "alarm",
     seeds: Annotated[str, typer.Option(help="Whole numbers with commas between.")] = "11,22,33,44,55",
     set_: Annotated[
         list[str] | None,
@@ -57,7 +59,9 @@ def adapt(
     scenario = study.Scenario.of(data)
     ways = ("never", *(way for way in split(forget) if way != "never"))
     if len(ways) == 1:
-        raise RequestError("--forget names no way to forget; give alarm, or window, or both with a comma")
+        raise RequestError(
+            "--forget names no way to forget; give alarm, window or discount, with commas between"
+        )
     plan = study.plan(scenario, method, ways, read_seeds(seeds), options.settings(set_ or []))
     outcome = conduct(plan, out, functools.partial(run_local, jobs=jobs))
     if outcome.failed:
@@ -77,8 +81,9 @@ def adapt(
         rate = seen.false / seen.looks if seen.looks else 0.0
         print(
             f"forget {seen.forget}: {seen.false} false alarms in {seen.looks} looks at new data "
-            f"({rate:.2%}); "
+            f"({rate:.2%}, stated {seen.level:.2%}); "
             f"{seen.found} of {seen.changed} changed centers found within {study.AFTER} rounds"
+            + (f" ({', '.join(f'{what} {count}' for what, count in seen.by.items())})" if seen.by else "")
         )
     print(f"written to {page}")
 

@@ -129,7 +129,7 @@ def simulate(
         data={
             "name": data.name,
             "centers": data.size,
-            "rows": int(sum(len(part.y) for part in (data.train, data.validation, data.test))),
+            "rows": _rows(federation),
             "features": data.width,
             "fingerprint": fingerprint,
             "left_out": [
@@ -162,6 +162,13 @@ def simulate(
         models=getattr(final, "models", None),
         beliefs=config.beliefs(final),
     )
+
+
+def _rows(federation: Federation | Prepared) -> int:
+    """Stays in all windows."""
+    if isinstance(federation, Federation):
+        return federation.rows
+    return sum(len(part.y) for part in (federation.train, federation.validation, federation.test))
 
 
 class _Track:

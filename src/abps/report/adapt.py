@@ -25,6 +25,7 @@ LOOKS = {
     "never": (page.QUIET, "--"),
     "alarm": (page.LATE, "-"),
     "window": (page.EARLY, "-."),
+    "discount": (page.EARLY, ":"),
 }
 
 
@@ -128,6 +129,9 @@ def curves(scenario: Scenario, courses: Sequence[Course]) -> Figure:
         axes.set(xlabel="round", title="with the change" if changing else "without")
         if changing:
             axes.axvline(scenario.begins, color=page.QUIET, linewidth=0.8)
+    # From where the first rounds have led: their climb would leave nothing of the scale for the rest.
+    known = np.concatenate([c.auroc[min(10, len(c.auroc) // 2) :] for c in courses])
+    panels[0].set_ylim(bottom=float(np.nanmin(known)) - 0.02)
     panels[0].set_ylabel("AUROC on the window in force")
     panels[0].legend(frameon=False, loc="lower right")
     return figure
@@ -188,7 +192,7 @@ def meetings(scenario: Scenario, courses: Sequence[Course]) -> Figure:
             for edge in [k for k in range(1, len(units)) if units[k] != units[k - 1]]:
                 axes.axhline(edge - 0.5, color=page.LATE, linewidth=0.8)
                 axes.axvline(edge - 0.5, color=page.LATE, linewidth=0.8)
-            if row is grid[0]:
+            if way == ways[0]:
                 axes.set_title(title)
         row[0].set_ylabel(f"forget {way}")
     return figure

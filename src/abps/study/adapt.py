@@ -6,6 +6,7 @@ out is read from the runs: accuracy around the change, alarms, and who works wit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ Floats = NDArray[np.float64]
 DEFAULT = "icu-stream:heterogeneity=4,centers=12,groups=3,stays=12000"
 #: Beliefs that can rank within the rounds there are, and mixes that are not adopted where they harm.
 SETTINGS = {"gamma": "0.1", "adopt": "if_helpful"}
+#: Share of the evidence that survives a round when beliefs are discounted in every one.
+DISCOUNT = "0.9"
 #: Rounds after the change over which accuracy is compared.
 AFTER = 10
 
@@ -70,18 +73,36 @@ def plan(
     seeds: tuple[int, ...],
     settings: Mapping[str, str],
 ) -> Plan:
-    """All runs: with and without the change, every way to forget, every seed."""
+    """All runs: with and without the change, every way to forget, every seed.
+
+    forget: never, alarm, window (the setting of that name), and discount (in every round).
+    """
     if "forget" not in names(configure(method)):
         raise RequestError(f"--method {method} keeps no beliefs to forget; choose abps or a variant of it")
+    common = {**SETTINGS, **settings}
+    share = common.pop("discount", None)
+    if share is not None and "discount" not in forget:
+        raise RequestError(f"--set discount={share}: name it as a way to forget, --forget alarm,discount")
     request = Request(
         (Source(scenario.changing), Source(scenario.still)),
         (method,),
         seeds,
         scenario.knobs.rounds,
-        {**SETTINGS, **settings},
-        {"forget": tuple(forget)},
+        common,
+        {"forget": tuple(way for way in forget if way != "discount")},
     )
-    return make_plan(request, (method,))
+    made = make_plan(request, (method,))
+    if "discount" not in forget:
+        return made
+    share = share or DISCOUNT
+    also = replace(request, settings={**common, "discount": share}, vary={"forget": ("never",)})
+    runs = [replace(run, label=f"{method} discount={share}") for run in make_plan(also, (method,)).runs]
+    return replace(made, runs=(*made.runs, *runs))
+
+
+def way_of(run: PlannedRun) -> str:
+    """The way to forget of a run."""
+    return "discount" if "discount" in run.settings else run.settings["forget"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +112,7 @@ class Course:
     auroc: (rounds,) mean over centers.  alike: (rounds,) share of partners that follow the same risk function
     (NaN where nobody worked with anybody).  alarms: (round, center, statistic).
     meetings: (rounds, centers, centers) who worked with whom.
+    level: the stated rate of false alarms, of a center at one look.  utilities: these were watched, too.
     """
 
     forget: str
@@ -101,6 +123,8 @@ class Course:
     alike: Floats
     alarms: tuple[tuple[int, str, str], ...]
     meetings: NDArray[np.bool_]
+    level: float
+    utilities: bool
 
     def after(self, begins: int, rounds: int = AFTER) -> float:
         """Mean AUROC over the rounds from the change on."""
@@ -143,8 +167,9 @@ def _course(
         if met[t].any():
             alike[t] = float((unit[:, None] == unit[None, :])[met[t]].mean())
     raised = trail.filter(pl.col("decision") == "alarm")
+    memory = result["config"]["memory"]
     return Course(
-        forget=run.settings["forget"],
+        forget=way_of(run),
         seed=run.seed,
         changing=changing,
         centers=centers,
@@ -152,6 +177,8 @@ def _course(
         alike=alike,
         alarms=tuple(zip(raised["round"], raised["center"], raised["reason"])),
         meetings=met,
+        level=memory["alarm_level"],
+        utilities="utility" in memory["watch"],
     )
 
 
@@ -217,12 +244,14 @@ class Watched:
     """How the centers' detectors did over all runs of one way to forget.
 
     looks: how often a center compared new data with old while nothing had changed (in either stream), and
-    false: how often that raised an alarm.  centers: runs of centers whose utilities were watched where
-    nothing changes, and false_utility: those with an alarm on them.
+    false: how often that raised an alarm.  level: the stated share.  centers: runs of centers whose
+    utilities were watched where nothing changes, and false_utility: those with an alarm on them.
     changed: centers that changed, found: those with an alarm within ``AFTER`` rounds, and the median delay.
+    by: how many were found by each statistic.
     """
 
     forget: str
+    level: float
     looks: int
     false: int
     centers: int
@@ -230,6 +259,7 @@ class Watched:
     changed: int
     found: int
     delay: float | None
+    by: dict[str, int]
 
 
 def watched(scenario: Scenario, courses: Sequence[Course]) -> list[Watched]:
@@ -243,24 +273,28 @@ def watched(scenario: Scenario, courses: Sequence[Course]) -> list[Watched]:
         if not any(c.alarms for c in mine) and way != "alarm":
             continue
         looks = false = centers = false_utility = count = 0
-        delays = []
+        delays: list[int] = []
+        by: Counter[str] = Counter()
         for c in mine:
             own = {(t, name) for t, name, what in c.alarms if what != "utility"}
             quiet = [t for t in starts if not c.changing or t < begins]
             looks += len(quiet) * len(c.centers)
             false += sum(t in quiet for t, _ in own)
             if not c.changing:
-                centers += len(c.centers)
+                centers += len(c.centers) * c.utilities
                 false_utility += len({name for _, name, what in c.alarms if what == "utility"})
                 continue
             for name in c.centers:
                 if name in changed:
                     count += 1
-                    times = [t for t, who, _ in c.alarms if who == name and begins <= t < begins + AFTER]
-                    delays += [min(times) - begins] if times else []
+                    raised = [(t, what) for t, who, what in c.alarms if who == name]
+                    raised = [(t, what) for t, what in raised if begins <= t < begins + AFTER]
+                    delays += [min(raised)[0] - begins] if raised else []
+                    by.update({what for _, what in raised})
         rows.append(
             Watched(
                 way,
+                mine[0].level,
                 looks,
                 false,
                 centers,
@@ -268,6 +302,7 @@ def watched(scenario: Scenario, courses: Sequence[Course]) -> list[Watched]:
                 count,
                 len(delays),
                 float(np.median(delays)) if delays else None,
+                dict(sorted(by.items())),
             )
         )
     return rows
