@@ -41,7 +41,7 @@ class Hospitals:
 
 def hospitals(folder: Path, count: int, stays: int = 1600) -> Hospitals:
     """Centers of the built-in federation under the names that sites have."""
-    frame, roles = builtin_table(f"icu-synthetic:centers={count},stays={stays}")
+    frame, roles = builtin_table(f"icu-synthetic:centers={count},stays={stays},groups={min(count, 6)}")
     old = sorted(frame["center"].unique().to_list())
     names = NAMES[:count]
     frame = frame.with_columns(pl.col("center").replace_strict(dict(zip(old, names))))
@@ -60,7 +60,7 @@ def open_site(
     roles = given.roles
     own = own_table(given.tables[name], name, roles.label, roles.patient, roles.time, (), agreement.book)
     data = prepare(own, agreement.seed, agreement.book)
-    kept = Store.open(store / f"{name}.sqlite", name, agreement.digest())
+    kept = Store.open(store / f"{name}.sqlite", name, agreement.digest(), agreement.notes())
     site = Site(name, agreement, data, kept, network.sender(name), **more)
     network.sites[name] = site
     return site

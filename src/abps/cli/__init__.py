@@ -1,6 +1,6 @@
 """Commands: thin, one file each, with ``register(app)``; no logic of their own."""
 
-from abps.cli import adapt, bench, cohort, compare, demo, drift, methods, partition, report, run, theory
+from abps.cli import adapt, bench, cohort, compare, demo, drift, methods, partition, report, run, site, theory
 
 #: What the command line consists of, in the order of ``abps --help``.
 COMMANDS = (
@@ -15,4 +15,5 @@ COMMANDS = (
     adapt.register,
     theory.register,
     bench.register,
+    site.register,
 )

@@ -68,6 +68,19 @@ class Agreement:
         )
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
+    def notes(self) -> dict[str, str]:
+        """What a site's store says about the study."""
+        config = self.config()
+        prior = config.selection.prior if isinstance(config, ABPS) else (1.0, 1.0)
+        return {
+            "study": self.study,
+            "method": self.method,
+            "settings": json.dumps(dict(self.settings), sort_keys=True),
+            "seed": str(self.seed),
+            "rounds": str(self.rounds),
+            "prior": json.dumps(list(prior)),
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for a job's configuration."""
         return {

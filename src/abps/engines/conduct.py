@@ -185,13 +185,14 @@ class Conductor:
 
     def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
         """Who is there, and agrees."""
-        answers, failures = self.line.ask(roster, "hello", seconds=self.seconds.talk)
+        failures = self._work(list(roster), "open")
+        there = [name for name in roster if name not in failures]
+        answers, silent = self.line.ask(there, "hello", seconds=self.seconds.talk)
+        failures |= silent
         ready: dict[str, Mapping[str, Any]] = {}
         mine = self.agreement.digest()
         for name, facts in answers.items():
-            if facts["problem"]:
-                failures[name] = facts["problem"]
-            elif facts["agreement"] != mine:
+            if facts["agreement"] != mine:
                 failures[name] = (
                     f"it runs another agreement ({facts['agreement']}, here {mine}); same abps version?"
                 )

@@ -73,6 +73,8 @@ def answer(site: Site, what: str, arguments: Sequence[Any], done: dict[str, Any]
         return True
     if what == "start":
         work, *rest = arguments
+        if work == "open":  # it is
+            return True
         done[site.name] = getattr(site, work)(*rest)
         return True
     if what == "poll":

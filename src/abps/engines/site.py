@@ -157,7 +157,6 @@ class Site:
             "rows": int(self.world.data.train.sizes[0]),
             "sent": sent,
             "validation": {str(t): value for t, value in seen.items() if value is not None},
-            "problem": "",
         }
 
     def join(self, members: Sequence[str], first: int) -> None:

@@ -130,17 +130,18 @@ class Store:
     # Opening
 
     @staticmethod
-    def open(path: Path, site: str, agreement: str) -> Store:
+    def open(path: Path, site: str, agreement: str, notes: Mapping[str, str] | None = None) -> Store:
         """The store of ``site`` for one agreement (method, seed, columns); made if there is none.
 
         A store of another site or another agreement is refused: its beliefs are about something else.
+        notes: what else a new store shall say about itself.
         """
         path = Path(path)
         files.folder(path.parent)
         lock = _single_writer(path)
         try:
             if not path.exists():
-                _make(path, {"site": site, "agreement": agreement, "round": "0"})
+                _make(path, {**(notes or {}), "site": site, "agreement": agreement, "round": "0"})
             store = Store(_connect(path, write=True), path, lock)
         except BaseException:
             _unlock(lock)
@@ -193,7 +194,7 @@ class Store:
     # Reading
 
     def facts(self) -> dict[str, str]:
-        """Site, agreement, round, digest."""
+        """Site, agreement, round, digest, and the notes of the one who made the store."""
         return dict(self._rows("SELECT key, value FROM fact"))
 
     @property

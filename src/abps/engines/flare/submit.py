@@ -1,0 +1,94 @@
+"""Send a job with the operator's kit, and wait for what the conductor has to say about it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from abps.core.errors import RequestError
+from abps.engines.agreement import Agreement
+from abps.engines.flare.app import RESULT
+from abps.engines.flare.recipe import ABPSRecipe, Waits
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: the engine's word for it, and the conductor's report (None while it runs)."""
+
+    job: str
+    status: str
+    report: dict[str, Any] | None
+
+
+def _operator(kit: Path) -> str:
+    path = Path(kit) / "startup" / "fed_admin.json"
+    if not path.is_file():
+        raise RequestError(f"{kit} is not an operator's startup kit; it was made by `abps site provision`")
+    return str(json.loads(path.read_text(encoding="utf-8"))["admin"]["username"])
+
+
+@contextlib.contextmanager
+def session(kit: Path, seconds: float = 15.0) -> Iterator[Session]:
+    """Log in at the relay."""
+    name = _operator(kit)
+    with contextlib.redirect_stdout(sys.stderr):  # the engine's chatter is not our output
+        try:
+            line = new_secure_session(name, str(kit), timeout=seconds)
+        except Exception as error:
+            raise RequestError(
+                f"the relay does not answer {name} ({error}); is it started and reachable?"
+            ) from error
+        try:
+            yield line
+        finally:
+            line.close()
+
+
+def connected(kit: Path) -> list[str]:
+    """The sites that are connected to the relay."""
+    with session(kit) as line:
+        return sorted(client.name for client in line.get_connected_client_list())
+
+
+def submit(
+    kit: Path,
+    agreement: Agreement,
+    rounds: int,
+    min_sites: int = 2,
+    waits: Waits | None = None,
+    wait: float | None = None,
+    progress: Callable[[str], None] = lambda status: None,
+) -> Outcome:
+    """Submit a job; with ``wait`` seconds, wait for its end and bring its report."""
+    recipe = ABPSRecipe(agreement, rounds, min_sites, waits)
+    with tempfile.TemporaryDirectory() as folder, session(kit) as line:
+        recipe.export(folder)
+        job = line.submit_job(str(Path(folder) / recipe.job_name))
+        if wait is None:
+            return Outcome(job, "SUBMITTED", None)
+        until = time.monotonic() + wait
+        while time.monotonic() < until:
+            status = str(line.get_job_status(job))
+            progress(status)
+            if status.startswith("FINISHED"):
+                return Outcome(job, status, _report(line, job))
+            time.sleep(1.0)
+    raise RequestError(f"the job {job} has not ended within {wait:g} s; it goes on, ask again later")
+
+
+def _report(line: Session, job: str) -> dict[str, Any] | None:
+    with tempfile.TemporaryDirectory() as folder:
+        result = line.download_job_result(job, folder)
+        for found in Path(result or folder).rglob(RESULT):
+            report: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
+            return report
+    return None

@@ -1,0 +1,171 @@
+"""``abps site`` without a network: init, provision, status, export, and every wrong request."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import polars as pl
+import pytest
+
+from abps.cli.main import main
+from abps.cohorts.codebook import Codebook
+from abps.engines import sitefile
+from abps.engines.conduct import Conductor, Seconds
+from abps.engines.memory import Memory
+from abps.engines.sitefile import SiteFile
+
+from .network import close, open_site
+
+
+def call(capsys, *arguments):
+    """Exit code, standard output, standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    out = tmp_path_factory.mktemp("kits")
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                "site",
+                "provision",
+                "north",
+                "south",
+                "--host",
+                "localhost",
+                "--port",
+                "18999",
+                "--out",
+                str(out),
+            ]
+        )
+    assert ended.value.code == 0
+    return out
+
+
+def test_kits_allow_our_classes_and_nothing_else(kits):
+    for name in ("relay", "north", "south"):
+        rules = json.loads((kits / name / "local" / "resources.json").read_text())
+        assert sorted(path.rsplit(".", 1)[1] for path in rules["class_allow_list"]) == [
+            "CollabController", "CollabExecutor", "FlareConductor", "FlareSite",
+        ]  # fmt: skip
+        assert rules["class_list_enforcement_mode"] == "enforce" and rules["allow_log_streaming"] is False
+        rights = json.loads((kits / name / "local" / "authorization.json").read_text())["permissions"]
+        assert rights["project_admin"]["byoc"] == rights["project_admin"]["shell_commands"] == "none"
+    assert not (kits / "north" / "startup" / "rootCA.key").exists()
+    assert stat.S_IMODE((kits / "authority").stat().st_mode) == 0o700
+
+
+def test_more_sites_join_under_the_same_authority(kits, capsys):
+    before = (kits / "north" / "startup" / "client.crt").read_bytes()
+    root = (kits / "north" / "startup" / "rootCA.pem").read_bytes()
+    code, out, _ = call(
+        capsys, "site", "provision", "north", "south", "east", "--port", 18999, "--out", kits, "--json"
+    )
+    assert code == 0 and set(json.loads(out)["sites"]) == {"north", "south", "east"}
+    assert (kits / "north" / "startup" / "client.crt").read_bytes() == before
+    assert (kits / "east" / "startup" / "rootCA.pem").read_bytes() == root
+
+
+def test_init_writes_the_sites_file_and_a_codebook(kits, six, capsys):
+    table = six.tables["site-1"]
+    code, out, _ = call(
+        capsys, "site", "init", "--kit", kits / "north", "--table", table, "--label", "died",
+        "--patient", "patient", "--time", "admission_year", "--json",
+    )  # fmt: skip
+    told = json.loads(out)
+    assert code == 0 and told["site"] == "north" and told["rows"] == pl.read_parquet(table).height
+    own = sitefile.find("north", kits / "north" / "local")
+    assert own.table == str(table) and own.label == "died" and own.patient == "patient"
+    book = Codebook.from_json(json.loads((kits / "north" / "local" / "codebook.json").read_text()))
+    assert book.time and "died" not in book.sources and "patient" not in book.sources
+
+
+def test_status_and_export_tell_what_happened(six, tmp_path, capsys):
+    network = Memory()
+    agreement = six.agreement("abps-pq-k1")
+    for name in six.names:
+        open_site(six, name, agreement, tmp_path / "stores", network)
+    Conductor(network, agreement, 3, Seconds(poll=0.0)).run(six.names)
+    network.sites["site-1"].receive("site-2", "message", b"nonsense")
+    expected = network.sites["site-1"].store.beliefs()
+    sent = network.sites["site-1"].store.sent_bytes()
+    close(network)
+    (tmp_path / "home" / "studies").mkdir(parents=True)
+    (tmp_path / "stores" / "site-1.sqlite").rename(tmp_path / "home" / "studies" / "test.sqlite")
+    SiteFile("site-1", "-", "died", str(tmp_path / "home" / "studies")).write(tmp_path / "home")
+
+    code, out, _ = call(capsys, "site", "status", tmp_path / "home", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["round"] == 3 and told["method"] == "abps-pq-k1"
+    assert {b["peer"] for b in told["beliefs"]} == set(expected)
+    for belief in told["beliefs"]:
+        e = expected[belief["peer"]]
+        assert belief["mean"] == pytest.approx((1 + e.gain) / (2 + e.gain + e.loss))
+    assert told["bytes_sent"]["total"] == sum(sent.values())
+    assert told["refused"] == [{"peer": "site-2", "reason": "malformed", "count": 1}]
+    code, out, _ = call(capsys, "site", "status", tmp_path / "home", "--study", "test")
+    assert code == 0 and "bytes sent" in out and "malformed (1 times)" in out
+
+    code, _, _ = call(capsys, "site", "export", tmp_path / "home", "--out", tmp_path / "export")
+    assert code == 0
+    audit = pl.read_csv(tmp_path / "export" / "audit.csv")
+    assert audit.filter(pl.col("direction") == "sent")["bytes"].sum() == sum(sent.values())
+    text = (tmp_path / "export" / "audit.txt").read_text()
+    assert "bytes to site-2: metadata vector, so that peers can tell whether we are alike" in text
+    assert "shared layers of our model, for our partner of round" in text
+    assert pl.read_csv(tmp_path / "export" / "rounds.csv").height == 3
+    assert (tmp_path / "export" / "model-current.npy").stat().st_size > 1000
+
+
+def wrong(tmp_path, kits, six):
+    table = six.tables["site-1"]
+    empty = tmp_path / "empty.json"
+    empty.write_text("{}")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "abps-site.json").write_text("{")
+    init = ("init", "--label", "died")
+    submit = ("submit", "--study", "s", "--kit", kits / "operator@federation.example")
+    return [
+        (("provision", "north", "--out", tmp_path / "k"), "at least 2 sites"),
+        (("provision", "a", "a", "--out", tmp_path / "k"), "named twice"),
+        (("provision", "a", "b/c", "--out", tmp_path / "k"), "'b/c' cannot be used"),
+        (("provision", "a", "server", "--out", tmp_path / "k"), "'server' cannot be used"),
+        (("provision", "a", "b", "--host", "no host", "--out", tmp_path / "k"), "not a host name"),
+        (("provision", "a", "b", "--port", 0, "--out", tmp_path / "k"), "--port 0"),
+        (("provision", "a", "b", "--operator", "me", "--out", tmp_path / "k"), "e-mail"),
+        ((*init, "--table", table), "either --kit"),
+        ((*init, "--table", table, "--kit", kits / "relay"), "the relay has no table"),
+        ((*init, "--table", table, "--kit", tmp_path), "not a startup kit"),
+        ((*init, "--table", tmp_path / "no.csv", "--kit", kits / "north"), "no such file"),
+        (("init", "--label", "dead", "--table", table, "--kit", kits / "north"), "no column 'dead'"),
+        (("start", tmp_path), "not a startup kit"),
+        (("start", kits / "south"), "run `abps site init`"),
+        (("status", tmp_path), "no such file"),
+        (("status", tmp_path / "broken"), "not a site's file"),
+        (("export", tmp_path, "--out", tmp_path / "x"), "no such file"),
+        ((*submit, "--codebook", tmp_path / "none.json"), "no such file"),
+        ((*submit, "--codebook", empty), "not a codebook"),
+    ]
+
+
+@pytest.mark.parametrize("k", range(19))
+def test_a_wrong_request_gets_one_sentence(kits, six, tmp_path, capsys, k):
+    arguments, words = wrong(tmp_path, kits, six)[k]
+    code, out, err = call(capsys, "site", *arguments)
+    assert code == 2 and words in err and out == "" and "Traceback" not in err
+
+
+def test_submitting_to_nobody(kits, six, tmp_path, capsys):
+    book = tmp_path / "codebook.json"
+    book.write_text(json.dumps(six.book(11).to_json()))
+    submit = ("site", "submit", "--study", "s", "--codebook", book)
+    code, _, err = call(capsys, *submit, "--kit", kits / "north")
+    assert code == 2 and "not an operator's startup kit" in err
+    code, _, err = call(capsys, *submit, "--kit", kits / "operator@federation.example", "--method", "fedprox")
+    assert code == 2 and "does not run between sites" in err
