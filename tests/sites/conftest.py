@@ -23,3 +23,9 @@ def eight(tmp_path_factory):
 def six(tmp_path_factory):
     """Six small hospitals, for what has to be repeated often."""
     return hospitals(tmp_path_factory.mktemp("six"), 6, stays=600)
+
+
+@pytest.fixture(scope="session")
+def four(tmp_path_factory):
+    """Four small hospitals, for networks of processes."""
+    return hospitals(tmp_path_factory.mktemp("four"), 4, stays=400)

@@ -100,3 +100,19 @@ def agree_about_partners(stores: dict[str, Store], kappa: int, doubt: bool) -> N
                 other = stores[peer]
                 held = any(r.peer == name and r.stage is Stage.HELD for r in other.promises(t))
                 assert name in other.partners().get(t, ()) or (doubt and held), (t, name, peer)
+
+
+def counted_once(store: Store) -> None:
+    """Every belief consists of the observations that are written down, which are of partners."""
+    seen = store.observations()
+    counts: dict[str, int] = {}
+    gains: dict[str, float] = {}
+    for (t, peer), value in sorted(seen.items()):
+        assert peer in store.partners()[t]
+        counts[peer] = counts.get(peer, 0) + 1
+        gains[peer] = gains.get(peer, 0.0) + value
+    beliefs = store.beliefs()
+    assert {peer: e.count for peer, e in beliefs.items()} == counts
+    for peer, e in beliefs.items():
+        np.testing.assert_allclose(e.gain, gains[peer], rtol=0, atol=1e-9)
+        np.testing.assert_allclose(e.loss, counts[peer] - gains[peer], rtol=0, atol=1e-9)

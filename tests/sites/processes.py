@@ -94,7 +94,7 @@ class Processes:
         raise AssertionError(f"connected are {seen}, expected {names}")
 
     def run(self, agreement, rounds: int, waits: Waits | None = None) -> Outcome:
-        waits = waits or Waits(call=15.0, sign=15.0)
+        waits = waits or Waits(call=8.0, sign=8.0)
         return submit(self.network.operator, agreement, rounds, 2, waits, wait=LONG)
 
     def kill(self, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 
 import polars as pl
 import pytest
@@ -169,3 +170,20 @@ def test_submitting_to_nobody(kits, six, tmp_path, capsys):
     assert code == 2 and "not an operator's startup kit" in err
     code, _, err = call(capsys, *submit, "--kit", kits / "operator@federation.example", "--method", "fedprox")
     assert code == 2 and "does not run between sites" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("provision", "a", "b", "--out", "k"),
+        ("start", "k"),
+        ("init", "--kit", "k", "--table", "t.csv", "--label", "died"),
+        ("submit", "--kit", "k", "--study", "s", "--codebook", "c.json"),
+    ],
+)
+def test_without_the_engine_it_says_what_to_install(monkeypatch, tmp_path, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "nvflare", None)
+    code, out, err = call(capsys, "site", *arguments)
+    assert code == 2 and "pip install 'abps[flare]'" in err and err.count("\n") == 1 and out == ""
+    assert not list(tmp_path.iterdir())

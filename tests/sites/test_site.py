@@ -18,7 +18,7 @@ from abps.wire.codecs import codec
 from abps.wire.frames import pack
 from abps.wire.messages import pack_message, pack_vector
 
-from .network import agree_about_partners, close, open_site, same_beliefs
+from .network import agree_about_partners, close, counted_once, open_site, same_beliefs
 
 QUICK = Seconds(poll=0.0)
 
@@ -145,11 +145,7 @@ def test_messages_that_get_lost_leave_no_half_match(six, tmp_path, seed):
     observed = sum(len(s.observations()) for s in stores.values())
     assert observed > 0
     for store in stores.values():
-        counts: dict[str, int] = {}
-        for (t, peer), _ in store.observations().items():
-            assert peer in store.partners()[t]
-            counts[peer] = counts.get(peer, 0) + 1
-        assert {peer: e.count for peer, e in store.beliefs().items()} == counts
+        counted_once(store)
     close(network)
 
 
@@ -190,11 +186,7 @@ def test_a_site_that_dies_at_any_moment_comes_back_whole(six, tmp_path, seed):
     for peer, evidence in before.items():
         assert stores[victim].beliefs()[peer].count >= evidence.count
     for store in stores.values():
-        counts: dict[str, int] = {}
-        for t, peer in store.observations():
-            counts[peer] = counts.get(peer, 0) + 1
-            assert peer in store.partners()[t]
-        assert {peer: e.count for peer, e in store.beliefs().items()} == counts
+        counted_once(store)
     close(network)
 
 

@@ -6,7 +6,10 @@ which is there for comparison, it is the server that averages; that method needs
 
 Proposers take their turns one after the other, in the order that the seed gives: so the partners are
 those of the simulation. Nobody is waited for longer than the stated seconds; who does not answer is left
-out of the round and asked again in the next.
+out of the rest of the round and asked again in the next.
+
+Whatever takes time at a site is started there and asked for until it is done: so a site that works long is
+told from a site that is gone within the seconds for a sign of life.
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ from abps.wire.frames import frame_size, pack, unpack
 
 @dataclass(frozen=True)
 class Seconds:
-    """How long the conductor waits: for a sign of life, for work (training, credit), for talk.
+    """How long the conductor waits: for a sign of life, for work (training, credit), for talk between sites.
 
-    poll: how often it asks whether work is done.
+    poll: the pause between two questions whether something is done.
     """
 
     sign: float = 5.0
@@ -57,6 +60,9 @@ class Line(Protocol):
 
     def pause(self, seconds: float) -> None:
         """Let time pass."""
+
+    def now(self) -> float:
+        """Seconds on a clock that only goes forward."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +152,11 @@ class Conductor:
                 "nothing is left to do"
             )
         present = sorted(ready)
-        joined, absent = self.line.ask(present, "join", list(roster), first, seconds=self.seconds.talk)
+        joined, absent = self.line.ask(present, "join", list(roster), first, seconds=self.seconds.sign)
         left_out |= absent
         if isinstance(self.config, ABPS):
-            self.line.ask(sorted(joined), "catch_up", seconds=self.seconds.talk)
-            self.line.ask(sorted(joined), "introduce", first, seconds=self.seconds.talk)
+            self._talk(sorted(joined), "catch_up")
+            self._talk(sorted(joined), "introduce", first)
         sizes = {name: float(facts["rows"]) for name, facts in ready.items()}
         course = self._course(ready)
         stopped = False
@@ -185,9 +191,10 @@ class Conductor:
 
     def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
         """Who is there, and agrees."""
-        failures = self._work(list(roster), "open")
+        # A process that has just begun is slow to answer: its first sign of life may take as long as talk.
+        _, failures = self._started(roster, self.seconds.work, "open", sign=self.seconds.talk)
         there = [name for name in roster if name not in failures]
-        answers, silent = self.line.ask(there, "hello", seconds=self.seconds.talk)
+        answers, silent = self.line.ask(there, "hello", seconds=self.seconds.sign)
         failures |= silent
         ready: dict[str, Mapping[str, Any]] = {}
         mine = self.agreement.digest()
@@ -211,10 +218,11 @@ class Conductor:
         self, t: int, roster: tuple[str, ...], members: list[str], sizes: dict[str, float], course: _Course
     ) -> None:
         alive, missing = self.line.ask(members, "ping", seconds=self.seconds.sign)
-        begun, late = self.line.ask(sorted(alive), "begin", t, sorted(alive), seconds=self.seconds.talk)
+        begun, late = self.line.ask(sorted(alive), "begin", t, sorted(alive), seconds=self.seconds.sign)
         missing |= late
-        missing |= self._work(sorted(begun), "train", t)
-        present = [name for name in sorted(begun) if name not in missing]
+        trained, failed = self._work(sorted(begun), "train", t)
+        missing |= failed
+        present = sorted(trained)
         if not present:
             raise RequestError(f"round {t}: no site is left ({'; '.join(sorted(set(missing.values())))})")
         rest = ""
@@ -223,7 +231,8 @@ class Conductor:
         else:
             rest = self._star(t, present, sizes, missing, course)
         values = self._finish(present, t, rest, missing)
-        reports, failed = self.line.ask(present, "report", t, seconds=self.seconds.talk)
+        there = _without(present, missing)
+        reports, failed = self.line.ask(there, "report", t, seconds=self.seconds.sign)
         missing |= failed
         self._book(t, present, reports, values, missing, course)
 
@@ -238,18 +247,18 @@ class Conductor:
         order = selection.turns(config.selection, self.agreement.seed, t, center_ids(roster))
         proposals = 0
         for name in (roster[k] for k in order):
-            if name in present and name not in missing:
-                made, failed = self.line.ask([name], "turn", t, seconds=self.seconds.talk)
+            if name in present:
+                made, failed = self._talk([name], "turn", t)
                 proposals += sum(made.values())
                 missing |= failed
-        partners, failed = self.line.ask(present, "settle", t, seconds=self.seconds.talk)
+        partners, failed = self._talk(_without(present, missing), "settle", t)
         missing |= failed
         edges = sum(partners.values()) // 2
         planned = Traffic(edge=edges * self._payload())
         if not course.ledger.affords(planned):
             course.ledger = course.ledger.close()
             return "budget"
-        _, failed = self.line.ask(present, "swap", t, seconds=self.seconds.talk)
+        _, failed = self._talk(_without(present, missing), "swap", t)
         missing |= failed
         self.tell(f"round {t}: {proposals} proposals, {edges} pairs")
         return ""
@@ -307,29 +316,46 @@ class Conductor:
         """Bytes of a frame of shared weights."""
         return frame_size(codec(self.config.wire.codec), self._shared())
 
-    def _work(self, sites: list[str], what: str, *arguments: Any) -> dict[str, str]:
-        """Start something that takes long at every site, and ask until it is done. Returns who failed."""
-        _, failed = self.line.ask(sites, "start", what, *arguments, seconds=self.seconds.talk)
-        waiting = [name for name in sites if name not in failed]
-        left = self.seconds.work
-        while waiting:
-            states, gone = self.line.ask(waiting, "poll", seconds=self.seconds.sign)
+    def _talk(
+        self, sites: Sequence[str], what: str, *arguments: Any
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Something that takes a site some messages to its peers."""
+        return self._started(sites, self.seconds.talk, what, *arguments, sign=self.seconds.sign)
+
+    def _work(
+        self, sites: Sequence[str], what: str, *arguments: Any
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Something that takes a site some computing."""
+        return self._started(sites, self.seconds.work, what, *arguments, sign=self.seconds.sign)
+
+    def _started(
+        self, sites: Sequence[str], limit: float, what: str, *arguments: Any, sign: float
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Start something at every site, and ask until it is done: results, and who failed and why."""
+        done: dict[str, Any] = {}
+        until = self.line.now() + limit
+        answers, failed = self.line.ask(sites, "start", what, *arguments, seconds=sign)
+        while True:
+            waiting = []
+            for name, (state, value) in answers.items():
+                if state == "done":
+                    done[name] = value
+                elif state == "busy":
+                    waiting.append(name)
+                else:
+                    failed[name] = str(state)
+            if waiting and self.line.now() > until:
+                failed |= dict.fromkeys(waiting, f"{what} took longer than {limit:g} s")
+                waiting = []
+            if not waiting:
+                return done, failed
+            self.line.pause(self.seconds.poll)
+            answers, gone = self.line.ask(sorted(waiting), "poll", seconds=sign)
             failed |= gone
-            failed |= {name: state for name, state in states.items() if state not in ("busy", "done")}
-            waiting = [name for name, state in states.items() if state == "busy"]
-            if waiting and left <= 0:
-                failed |= dict.fromkeys(waiting, f"{what} took longer than {self.seconds.work:g} s")
-                break
-            if waiting:
-                self.line.pause(self.seconds.poll)
-                left -= self.seconds.poll
-        return failed
 
     def _finish(self, present: list[str], t: int, rest: str, missing: dict[str, str]) -> dict[str, float]:
         """Let every site mix, judge and write down. Returns the validation AUROC of each."""
-        missing |= self._work(present, "finish", t, rest)
-        there = [name for name in present if name not in missing]
-        values, failed = self.line.ask(there, "validation", t, seconds=self.seconds.talk)
+        values, failed = self._work(_without(present, missing), "finish", t, rest)
         missing |= failed
         return values
 
@@ -351,7 +377,7 @@ class Conductor:
         course.ledger = course.ledger.book(spent)
         mean, better = course.note(t, list(values.values()), self.config.stop)
         if better and self.config.stop.restore_best:
-            self.line.ask(present, "keep_best", seconds=self.seconds.talk)
+            self.line.ask(_without(present, missing), "keep_best", seconds=self.seconds.sign)
         course.reports.append(
             RoundReport(
                 t,
@@ -367,3 +393,7 @@ class Conductor:
         )
         for name, why in sorted(missing.items()):
             self.tell(f"round {t}: without {name} ({why})")
+
+
+def _without(sites: Sequence[str], missing: Mapping[str, str]) -> list[str]:
+    return [name for name in sites if name not in missing]

@@ -3,13 +3,13 @@
 import os
 
 if os.environ.get("RELAY_SPY"):
-    from nvflare.fuel.f3 import connection
+    from nvflare.fuel.f3.sfm.conn_manager import ConnManager
 
     _log = open(f"{os.environ['RELAY_SPY']}.{os.getpid()}", "ab", buffering=0)  # noqa: SIM115, PTH123
-    _process = connection.Connection.process_frame
+    _process = ConnManager.process_frame  # where the frames of every kind of connection come by
 
-    def _spy(self, frame):
+    def _spy(self, connection, frame):
         _log.write(bytes(frame))
-        return _process(self, frame)
+        return _process(self, connection, frame)
 
-    connection.Connection.process_frame = _spy
+    ConnManager.process_frame = _spy

@@ -27,11 +27,11 @@ log = logging.getLogger("abps")
 SERVER = "server"
 
 #: What the conductor may ask a site to do at once, and to start.
-ASKED = frozenset(
-    {"hello", "join", "catch_up", "introduce", "begin", "turn", "settle", "swap", "keep_best",
-     "upload", "download", "trunk", "report"}
-)  # fmt: skip
-STARTED = frozenset({"open", "train", "finish"})
+ASKED = frozenset({"hello", "join", "begin", "keep_best", "upload", "download", "trunk", "report"})
+STARTED = frozenset({"open", "catch_up", "introduce", "train", "turn", "settle", "swap", "finish"})
+
+#: How long a site holds back the word that it is still busy, in seconds: short work needs no second question.
+LINGER = 1.0
 
 RESULT = "abps-job.json"
 
@@ -53,8 +53,7 @@ class FlareSite:
         self._secure: bool = collab.fl_ctx.get_engine().get_cell().core_cell.supports_secure_messages()
         self._site: Any = None
         self._work: threading.Thread | None = None
-        self._state = "done"
-        self._value: Any = None
+        self._state: list[Any] = ["done", None]
 
     @collab.final
     def end(self) -> None:
@@ -87,12 +86,10 @@ class FlareSite:
                 return [False, "only the conductor may ask this"]
             if what == "ping":
                 return [True, True]
-            if what == "poll":
-                return [True, self._state]
-            if what == "validation":
-                return [True, self._value]
             if what == "start":
-                return [True, self._start(*arguments)]
+                self._start(*arguments)
+            if what in ("start", "poll"):
+                return [True, self._linger()]
             if what not in ASKED or self._site is None:
                 return [False, f"{what!r} cannot be asked now"]
             return [True, getattr(self._site, what)(*arguments)]
@@ -102,26 +99,32 @@ class FlareSite:
             log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
             return [False, f"a fault at the site ({type(error).__name__}); see its log"]
 
-    def _start(self, what: str, *arguments: Any) -> bool:
-        """Begin something that takes long, in a thread of its own; ``poll`` tells when it is done."""
+    def _start(self, what: str, *arguments: Any) -> None:
+        """Begin something that may take long, in a thread of its own."""
         if what not in STARTED or (self._work is not None and self._work.is_alive()):
             raise RequestError(f"{what!r} cannot be started now")
-        self._state = "busy"
+        if what != "open" and self._site is None:
+            raise RequestError(f"{what!r} cannot be started before the site is open")
         work = self._open if what == "open" else getattr(self._site, what)
+        self._state = ["busy", None]
 
         def run() -> None:
             try:
-                self._value = work(*arguments)
-                self._state = "done"
+                self._state = ["done", work(*arguments)]
             except RequestError as error:
-                self._state = str(error)
+                self._state = [str(error), None]
             except Exception as error:
                 log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
-                self._state = f"a fault at the site ({type(error).__name__}); see its log"
+                self._state = [f"a fault at the site ({type(error).__name__}); see its log", None]
 
         self._work = threading.Thread(target=run, name=f"abps-{what}", daemon=True)
         self._work.start()
-        return True
+
+    def _linger(self) -> list[Any]:
+        """How the work stands: [done, its result], [busy, None] or [why it failed, None]."""
+        if self._work is not None:
+            self._work.join(LINGER)
+        return self._state
 
     def _open(self) -> None:
         """Read the site's own file, its table and its store."""
@@ -240,3 +243,7 @@ class _Line:
         if collab.is_aborted:
             raise RequestError("the job was called off")
         time.sleep(seconds)
+
+    def now(self) -> float:
+        """Seconds on a clock that only goes forward."""
+        return time.monotonic()

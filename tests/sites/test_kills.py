@@ -1,0 +1,83 @@
+"""Sites that are killed in the middle of what they do, and come back."""
+
+from __future__ import annotations
+
+import random
+import threading
+from contextlib import ExitStack, closing, contextmanager
+
+from abps.engines.conduct import Conductor, Seconds
+from abps.engines.store import Store
+
+from .hub import Hub
+from .network import agree_about_partners, counted_once
+
+QUICK = Seconds(poll=0.0)
+
+
+def test_ten_kills_at_random_moments(four, tmp_path):
+    """SIGKILL of a site's process: nothing is lost, nothing doubled, and no pair is one-sided.
+
+    The moment is a random payload on its way to or from the victim: while it negotiates, swaps, or (with
+    the last payloads of a round) computes and writes down.
+    """
+    rng = random.Random(2)
+    agreement = four.agreement("abps", kappa=2, rounds=100)
+    hub = Hub(four, agreement, tmp_path)
+    first = 1
+    try:
+        hub.start(*four.names)
+        for _ in range(10):
+            victim = rng.choice(four.names)
+            hub.passing = Killer(hub, victim, rng.randrange(1, 36), rng.uniform(0.0, 0.02))
+            report = Conductor(hub, agreement, 3, QUICK).run(four.names)
+            others = [name for name in four.names if name != victim]
+            hub.passing.wait()
+            assert not hub.alive(victim) and all(hub.alive(name) for name in others)
+            assert report.first == first and len(report.rounds) == 3
+            with stores(hub) as kept:
+                assert all(kept[name].round == first + 2 for name in others), report
+                agree_about_partners(kept, kappa=2, doubt=True)
+                before = {name: (store.observations(), store.rounds()) for name, store in kept.items()}
+            hub.passing = lambda sender, receiver: None
+            hub.start(victim)
+            again = Conductor(hub, agreement, 1, QUICK).run(four.names)
+            assert again.first == first + 3
+            assert set(again.rounds[0].present) == set(four.names) and not again.rounds[0].missing
+            first = again.first + 1
+            with stores(hub) as kept:
+                agree_about_partners(kept, kappa=2, doubt=False)
+                for name, store in kept.items():
+                    counted_once(store)
+                    observations, rounds = before[name]
+                    assert observations.items() <= store.observations().items()
+                    assert store.rounds()[:-1] == rounds
+    finally:
+        hub.stop()
+
+
+class Killer:
+    """Kills a site when enough payloads have gone by, after a short while of its own."""
+
+    def __init__(self, hub: Hub, victim: str, payloads: int, delay: float) -> None:
+        self.hub, self.victim, self.left, self.delay = hub, victim, payloads, delay
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, sender: str, receiver: str) -> None:
+        with self._lock:
+            self.left -= self.victim in (sender, receiver)
+            if self.left <= 0 and self._timer is None:
+                self._timer = threading.Timer(self.delay, self.hub.kill, [self.victim])
+                self._timer.start()
+
+    def wait(self) -> None:
+        assert self._timer is not None, f"the job was over {self.left} payloads before the kill"
+        self._timer.join()
+
+
+@contextmanager
+def stores(hub: Hub):
+    """The stores of all sites, to read."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(closing(Store.look(hub.path(name)))) for name in hub.given.names}
