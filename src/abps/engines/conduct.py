@@ -78,6 +78,7 @@ class RoundReport:
     directed: int
     control: int
     validation: float | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,7 @@ class Conductor:
     def _round(
         self, t: int, roster: tuple[str, ...], members: list[str], sizes: dict[str, float], course: _Course
     ) -> None:
+        began = self.line.now()
         alive, missing = self.line.ask(members, "ping", seconds=self.seconds.sign)
         begun, late = self.line.ask(sorted(alive), "begin", t, sorted(alive), seconds=self.seconds.sign)
         missing |= late
@@ -234,7 +236,7 @@ class Conductor:
         there = _without(present, missing)
         reports, failed = self.line.ask(there, "report", t, seconds=self.seconds.sign)
         missing |= failed
-        self._book(t, present, reports, values, missing, course)
+        self._book(t, present, reports, values, missing, course, began)
 
     def _pairs(
         self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, str], course: _Course
@@ -367,6 +369,7 @@ class Conductor:
         values: dict[str, float],
         missing: dict[str, str],
         course: _Course,
+        began: float,
     ) -> None:
         weights = sum(int(r["weights"]) for r in reports.values())
         control = sum(int(r["control"]) for r in reports.values())
@@ -389,6 +392,7 @@ class Conductor:
                 spent.directed,
                 spent.control,
                 mean if math.isfinite(mean) else None,
+                round(self.line.now() - began, 3),
             )
         )
         for name, why in sorted(missing.items()):
