@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from abps.cohorts.codebook import Codebook
 from abps.cohorts.prepare import Prepared, Rows
 from abps.cohorts.table import load
 from abps.core import drift
@@ -17,6 +18,7 @@ from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
 from abps.core.selection import Selection
 from abps.core.student import two_sided_p
+from abps.engines.agreement import Agreement
 from abps.engines.simulate import configure, simulate
 from abps.learn.metrics import Segments
 from abps.learn.training import Training
@@ -323,3 +325,11 @@ def test_beliefs_are_read_by_theorem_1_in_every_round() -> None:
 def test_wrong_settings(make: Callable[[], object], word: str) -> None:
     with pytest.raises(RequestError, match=word):
         make()
+
+
+@pytest.mark.parametrize("forget", ["alarm", "window"])
+def test_sites_refuse_in_a_sentence(forget: str) -> None:
+    book = Codebook((), (), False)
+    with pytest.raises(RequestError, match=f"forget={forget}.*discount"):
+        Agreement("study", "abps", book, settings={"forget": forget}).config()
+    assert Agreement("study", "abps", book, settings={"discount": "0.9"}).config().discount == 0.9

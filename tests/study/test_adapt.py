@@ -75,9 +75,9 @@ def test_alarms_are_false_until_the_change_and_delays_count_from_it() -> None:
     (w,) = adapt.watched(
         scenario, [course("alarm", 1, True, 0.7, raised), course("alarm", 1, False, 0.7, quiet)]
     )
-    # new data come at rounds 3, 5 and 7: one look before the change, three where there is none
-    assert w.looks == 6 * 1 + 6 * 3
-    assert w.false == 2 and w.level == 0.01
+    # new data come at rounds 3, 5 and 7: one look of those that change at 5, three of all others
+    assert w.looks == 3 * 1 + 3 * 3 + 6 * 3
+    assert w.false == 3 and w.level == 0.01
     assert (w.centers, w.false_utility) == (6, 1)
     assert (w.changed, w.found, w.delay) == (3, 2, 1.0)
     assert w.by == {"loss": 1, "utility": 1}

@@ -54,7 +54,7 @@ def adapt(
 
     Writes adapt.html (one file), adapt.json, figures and a table of all rounds.
 
-    Example: abps adapt --data icu-stream:heterogeneity=4,centers=12,groups=3,stays=12000 --out adapt
+    Example: abps adapt --data icu-stream:heterogeneity=4,centers=12,change=outcome --out adapt
     """
     scenario = study.Scenario.of(data)
     ways = ("never", *(way for way in split(forget) if way != "never"))

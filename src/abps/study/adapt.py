@@ -26,10 +26,10 @@ from abps.study.store import DECISIONS, Study
 
 Floats = NDArray[np.float64]
 
-#: Twelve hospitals of three kinds, a thousand stays each per window, with risk functions far apart.
-DEFAULT = "icu-stream:heterogeneity=4,centers=12,groups=3,stays=12000"
+#: Twenty-four hospitals of three kinds, six hundred stays each per window, with risk functions far apart.
+DEFAULT = "icu-stream:heterogeneity=4,centers=24,groups=3,stays=14400"
 #: Beliefs that can rank within the rounds there are, and mixes that are not adopted where they harm.
-SETTINGS = {"gamma": "0.1", "adopt": "if_helpful"}
+SETTINGS = {"gamma": "0.05", "adopt": "if_helpful"}
 #: Share of the evidence that survives a round when beliefs are discounted in every one.
 DISCOUNT = "0.9"
 #: Rounds after the change over which accuracy is compared.
@@ -243,7 +243,7 @@ def differences(scenario: Scenario, courses: Sequence[Course]) -> list[Differenc
 class Watched:
     """How the centers' detectors did over all runs of one way to forget.
 
-    looks: how often a center compared new data with old while nothing had changed (in either stream), and
+    looks: how often a center that had not changed compared new data with old (in either stream), and
     false: how often that raised an alarm.  level: the stated share.  centers: runs of centers whose
     utilities were watched where nothing changes, and false_utility: those with an alarm on them.
     changed: centers that changed, found: those with an alarm within ``AFTER`` rounds, and the median delay.
@@ -277,9 +277,14 @@ def watched(scenario: Scenario, courses: Sequence[Course]) -> list[Watched]:
         by: Counter[str] = Counter()
         for c in mine:
             own = {(t, name) for t, name, what in c.alarms if what != "utility"}
-            quiet = [t for t in starts if not c.changing or t < begins]
-            looks += len(quiet) * len(c.centers)
-            false += sum(t in quiet for t, _ in own)
+            quiet = {
+                (t, name)
+                for name in c.centers
+                for t in starts
+                if t < begins or not (c.changing and name in changed)
+            }
+            looks += len(quiet)
+            false += len(own & quiet)
             if not c.changing:
                 centers += len(c.centers) * c.utilities
                 false_utility += len({name for _, name, what in c.alarms if what == "utility"})
