@@ -14,11 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
 
 from abps.cohorts.prepare import prepare
 from abps.core.errors import RequestError
 from abps.engines.agreement import Agreement
 from abps.engines.flare import kits
+from abps.engines.flare.app import only_sealed
 from abps.engines.flare.submit import connected, session
 from abps.engines.simulate import simulate
 from abps.engines.sitefile import SiteFile
@@ -150,6 +153,25 @@ def test_the_reader_would_have_found_weights_in_the_clear(federation):
     text = overheard(federation, before)
     assert b"ABPS\x01\x01\x00\x00" in text
     assert all(found_in(text, weights) > 10 for weights in trained_weights(federation.given))
+
+
+@pytest.mark.parametrize(
+    ("origin", "secure", "encrypted", "passes"),
+    [
+        ("site-1.job", True, True, True),
+        ("site-1.job", False, False, False),  # made up at the relay, to be answered in the clear
+        ("site-1.job", True, False, False),  # the same, claiming to have been decrypted
+        ("", False, False, False),
+        ("server.job", False, False, True),  # the conductor, which peers' methods do not listen to
+    ],
+)
+def test_what_is_not_sealed_by_a_peer_is_dropped(origin, secure, encrypted, passes):
+    headers = {
+        MessageHeaderKey.ORIGIN: origin,
+        MessageHeaderKey.SECURE: secure,
+        MessageHeaderKey.ENCRYPTED: encrypted,
+    }
+    assert (only_sealed(Message(headers, b"")) is None) == passes
 
 
 def test_everything_listens_on_loopback_only(federation):

@@ -116,7 +116,10 @@ def test_the_ledger_counts_the_bytes_that_were_carried(six, tmp_path):
         for sender, _, what, size in network.carried:
             if sender == name:
                 carried[what] = carried.get(what, 0) + size
-        assert network.sites[name].store.sent_bytes() == carried
+        store = network.sites[name].store
+        assert store.sent_bytes() == carried
+        arrived = sum(size for _, receiver, _, size in network.carried if receiver == name)
+        assert sum(entry.bytes for entry in store.traffic() if not entry.sent) == arrived
     assert (
         sum(size for *_, size in network.carried)
         == report.to_json()["bytes"]["directed"] + (report.to_json()["bytes"]["control"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -189,6 +190,8 @@ def submit(
     Example: abps site submit --kit kits/operator@federation.example --study icu --codebook codebook.json
     """
     _engine()
+    # Without a handler the engine's loggers would write to the terminal; what matters is in our sentences.
+    logging.getLogger().addHandler(logging.NullHandler())
     from abps.engines.agreement import Agreement
     from abps.engines.flare import submit as jobs
 

@@ -41,7 +41,7 @@ from abps.wire import admission
 from abps.wire.admission import Limits, Meter, Reason, Refused
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
-from abps.wire.messages import pack_message, pack_vector
+from abps.wire.messages import pack_message, pack_vector, unpack_vector
 
 T = TypeVar("T")
 
@@ -344,11 +344,12 @@ class Site:
             if known is not None and not np.array_equal(known, vector):
                 raise Refused(peer, Reason.METADATA, "its vector is not the one it sent before in this job")
             self.vectors[peer] = vector
-        self._log(peer, "vector", len(data), "its metadata vector", sent=False)
+        _, round, _ = unpack_vector(data)
+        self._log(peer, "vector", len(data), "its metadata vector", sent=False, round=round)
 
     def _receive_message(self, peer: str, data: bytes) -> bytes:
         message = admission.admit_message(data, peer, self._others, self.talks.round, self.limits)
-        self._log(peer, "message", len(data), f"{message.kind} for round {message.round}", sent=False)
+        self._log(peer, "message", len(data), _heard(message), sent=False, round=message.round)
         replies = self._handle(peer, message)
         for reply in replies:
             self._log(peer, "message", CONTROL_MESSAGE, _words(reply), round=reply.round)
@@ -548,7 +549,9 @@ class Site:
     def _answers_in(self, peer: str, reply: bytes) -> Iterable[Message]:
         pieces = [reply[at : at + CONTROL_MESSAGE] for at in range(0, len(reply), CONTROL_MESSAGE)]
         for piece in pieces[:4]:
-            yield admission.admit_message(piece, peer, self._others, self.talks.round, self.limits)
+            answer = admission.admit_message(piece, peer, self._others, self.talks.round, self.limits)
+            self._log(peer, "message", len(piece), _heard(answer), sent=False, round=answer.round)
+            yield answer
 
     def _try(self, round: int, peer: str, message: Message) -> bool:
         """Say something that may get lost; True if it was not, and what came back was in order."""
@@ -614,6 +617,18 @@ def _words(message: Message) -> str:
         Kind.REFUSE: f"we refuse its proposal ({message.reason})",
         Kind.CONFIRM: "confirmation that we are partners",
         Kind.RELEASE: "our proposal no longer stands",
+    }
+    return f"{said[message.kind]} in round {message.round}"
+
+
+def _heard(message: Message) -> str:
+    """The same, said by the other one."""
+    said = {
+        Kind.PROPOSE: "its proposal to be partners",
+        Kind.ACCEPT: "it accepts our proposal",
+        Kind.REFUSE: f"it refuses our proposal ({message.reason})",
+        Kind.CONFIRM: "its confirmation that we are partners",
+        Kind.RELEASE: "its proposal no longer stands",
     }
     return f"{said[message.kind]} in round {message.round}"
 

@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.collab import CollabCallError, collab
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC
 
 from abps import files
 from abps.core.errors import RequestError
@@ -36,6 +39,19 @@ LINGER = 1.0
 RESULT = "abps-job.json"
 
 
+def only_sealed(message: Message) -> Message | None:
+    """Drop what comes in a peer's name and is not encrypted and signed by it: the relay may have made it up.
+
+    The engine calls this before it decrypts. None lets a message pass; only the conductor may speak openly.
+    """
+    origin = str(message.get_header(MessageHeaderKey.ORIGIN, ""))
+    sealed = message.get_header(MessageHeaderKey.SECURE) and message.get_header(MessageHeaderKey.ENCRYPTED)
+    if sealed or origin.split(".")[0] == SERVER:
+        return None
+    log.warning("dropped an unsealed message in the name of %s", origin)
+    return Message()
+
+
 class FlareSite:
     """A site of a job. Its table, its store and its limits are named in its own file, not in the job."""
 
@@ -50,7 +66,10 @@ class FlareSite:
         self._name: str = collab.site_name
         self._local = Path(collab.workspace.get_site_config_dir())
         self._peers = {proxy.name: proxy for proxy in collab.other_clients}
-        self._secure: bool = collab.fl_ctx.get_engine().get_cell().core_cell.supports_secure_messages()
+        cell = collab.fl_ctx.get_engine().get_cell().core_cell
+        self._secure: bool = cell.supports_secure_messages()
+        if self._secure:
+            cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, only_sealed)
         self._site: Any = None
         self._work: threading.Thread | None = None
         self._state: list[Any] = ["done", None]

@@ -8,6 +8,7 @@ names, no code that comes with a job, no shell for the operator.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -97,10 +98,12 @@ def provision(
         ],
         "builders": builders,
     }
-    with contextlib.redirect_stdout(sys.stderr):
+    chatter = io.StringIO()
+    with contextlib.redirect_stdout(chatter), contextlib.redirect_stderr(chatter):
         made = Provisioner(str(authority), prepare_builders(project)).provision(prepare_project(project))
     if made.get("build_error"):
-        raise RequestError(f"{out}: the kits could not be made; see the messages above")
+        sys.stderr.write(chatter.getvalue())
+        raise RequestError(f"{out}: the kits could not be made; see the engine's messages above")
     fresh = Path(made["current_prod_dir"])
     kits = {name: out / name for name in (*sites, operator)} | {host: out / "relay"}
     for name, kit in kits.items():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def _operator(kit: Path) -> str:
 def session(kit: Path, seconds: float = 15.0) -> Iterator[Session]:
     """Log in at the relay."""
     name = _operator(kit)
-    with contextlib.redirect_stdout(sys.stderr):  # the engine's chatter is not our output
+    with contextlib.redirect_stdout(io.StringIO()):  # the engine's chatter is not our output
         try:
             line = new_secure_session(name, str(kit), timeout=seconds)
         except Exception as error:
