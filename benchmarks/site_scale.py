@@ -52,6 +52,9 @@ if os.environ.get("FRAME_COUNTS"):
 
 LONG = 1800.0
 
+#: Sites that are started together: on a few cores, too many processes would wait for each other too long.
+AT_ONCE = 4
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -85,8 +88,8 @@ def measure(folder: Path, count: int, rounds: int, method: str, stays: int) -> C
     agreement = _tables(folder, names, network, method, rounds, stays)
     (folder / "counter").mkdir()
     (folder / "counter" / "sitecustomize.py").write_text(COUNTER)
-    with _running(network, folder) as processes:
-        startup = _until_connected(network, names, port, processes)
+    with _running() as processes:
+        startup = _start(network, folder, port, processes)
         before = _counted(folder)
         with _watching(processes) as peak:
             began = time.monotonic()
@@ -123,23 +126,10 @@ def _tables(
 
 
 @contextlib.contextmanager
-def _running(network: kits.Network, folder: Path) -> Iterator[dict[str, psutil.Popen]]:
+def _running() -> Iterator[dict[str, psutil.Popen]]:
     """A place for processes that are all ended when it is left."""
     processes: dict[str, psutil.Popen] = {}
-
-    def start(name: str, kit: Path) -> None:
-        command, environment = kits.command(kit)
-        if name == "relay":
-            environment["FRAME_COUNTS"] = str(folder / "frames")
-            counter = str(folder / "counter")
-            environment["PYTHONPATH"] = os.pathsep.join([counter, environment["PYTHONPATH"]])
-        with (kit / "out.log").open("ab") as out:
-            processes[name] = psutil.Popen(command, env=environment, cwd=kit, stdout=out, stderr=out)
-
     try:
-        start("relay", network.relay)
-        for name, kit in network.sites.items():
-            start(name, kit)
         yield processes
     finally:
         for process in processes.values():
@@ -151,21 +141,38 @@ def _running(network: kits.Network, folder: Path) -> Iterator[dict[str, psutil.P
             process.wait()
 
 
-def _until_connected(network: kits.Network, names: list[str], port: int, processes: dict) -> float:
-    """Seconds from the start of the first process until the last site is connected."""
-    began = min(process.create_time() for process in processes.values())
-    until = time.monotonic() + LONG
+def _start(network: kits.Network, folder: Path, port: int, processes: dict[str, psutil.Popen]) -> float:
+    """Start the relay and the sites, a few at a time. Seconds until the last site is connected."""
+
+    def start(name: str, kit: Path) -> None:
+        command, environment = kits.command(kit)
+        if name == "relay":
+            environment["FRAME_COUNTS"] = str(folder / "frames")
+            counter = str(folder / "counter")
+            environment["PYTHONPATH"] = os.pathsep.join([counter, environment["PYTHONPATH"]])
+        with (kit / "out.log").open("ab") as out:
+            processes[name] = psutil.Popen(command, env=environment, cwd=kit, stdout=out, stderr=out)
+
+    began = time.monotonic()
+    until = began + LONG
+    start("relay", network.relay)
     while time.monotonic() < until:  # a question to a relay that does not listen yet would take long to fail
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 break
         time.sleep(0.2)
-    while time.monotonic() < until:
+    waiting = list(network.sites)
+    while waiting and time.monotonic() < until:
+        for name in waiting[:AT_ONCE]:
+            if name not in processes or processes[name].poll() is not None:
+                start(name, network.sites[name])
         with contextlib.suppress(RequestError):
-            if set(names) <= set(connected(network.operator)):
-                return time.time() - began
+            there = connected(network.operator)
+            waiting = [name for name in waiting if name not in there]
         time.sleep(0.5)
-    raise SystemExit(f"{len(names)} sites: not all are connected after {LONG:g} s")
+    if waiting:
+        raise SystemExit(f"not connected after {LONG:g} s: {', '.join(waiting)}")
+    return time.monotonic() - began
 
 
 def _counted(folder: Path) -> dict[str, int]:

@@ -197,6 +197,39 @@ class Died(Exception):
     """What the conductor gets to know of a site that is gone."""
 
 
+class Waiting(Memory):
+    """Time passes only while the conductor waits for a site that is gone."""
+
+    clock = 0.0
+
+    def __init__(self, victim: str, dies_at: str) -> None:
+        super().__init__()
+        self.victim, self.dies_at = victim, dies_at
+
+    def ask(self, sites, what, *arguments, seconds):
+        if what == "start" and arguments[:2] == (self.dies_at, 2) and self.victim in sites:
+            self.sites.pop(self.victim).store.close()
+        if self.victim in sites and self.victim not in self.sites:
+            self.clock += seconds
+        return super().ask(sites, what, *arguments, seconds=seconds)
+
+    def now(self) -> float:
+        return self.clock
+
+
+@pytest.mark.parametrize("dies_at", ["train", "turn", "settle", "swap", "finish"])
+def test_a_dead_site_is_waited_for_once_in_a_round(six, tmp_path, dies_at):
+    """Whatever it was asked when it died: the seconds of a sign of life, not those of work or talk."""
+    network = Waiting(six.names[2], dies_at)
+    agreement = six.agreement("abps", rounds=3)
+    for name in six.names:
+        open_site(six, name, agreement, tmp_path, network)
+    report = Conductor(network, agreement, 3, Seconds(sign=5.0, poll=0.0)).run(six.names)
+    assert [r.seconds for r in report.rounds] == [0.0, 5.0, 5.0]
+    assert [set(r.missing) for r in report.rounds] == [set(), {network.victim}, {network.victim}]
+    close(network)
+
+
 def test_a_site_with_a_problem_is_left_out_and_named(six, tmp_path):
     agreement = six.agreement("abps")
     network = Memory()
