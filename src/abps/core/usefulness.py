@@ -1,26 +1,27 @@
 """Beliefs that learn: how useful is a peer's model to me, judged by what I measured and what all can see.
 
 The utility of peer j to center i is u_ij: the AUROC of j's model on i's own rows, which that model never
-saw. The belief about it is a Beta distribution, as in the paper, with two changes that let it learn.
+saw. Center i believes, before it has seen anything of j,
 
-*Evidence is fractional.* An AUROC measured with standard error se tells as much as
-``AUROC (1 - AUROC) / se²`` coin throws (Hanley and McNeil's formula gives se). So an observation adds that
-many pseudo-counts, not one. The rows are the same every time, so repeated observations are not
-independent: older evidence is discounted before the new is added, and its weight stays bounded.
+    u_ij = level + slopes · features_ij + own_j,
 
-*The prior is learned.* What a center has seen of some peers tells it about others that look alike in
-public: close metadata, similar associations of features and outcome, similar directions of learning.
-Each center fits, by Bayesian linear regression on its own observations, how much each of these pair
-features predicts utility; the prediction for a peer is its prior mean, and the uncertainty of the
-prediction sets how many pseudo-counts the prior is worth.
+where the features are public likenesses of the pair (close metadata, similar associations of features and
+outcome), and own_j, of spread tau, is what no feature shows. Level, slopes and tau have priors of their own,
+and every measurement, of whichever peer, updates all of them: so one observation informs similar peers, and
+whether likeness matters at all here is itself learned, by every center from its own experience. A measurement
+has Hanley and McNeil's error; models move on, so it loses weight with age, and levels may have a trend.
 
-Arrays: n centers, n peers, k pair features; ``[i, j]`` is always center i's view of peer j.
+All of this is linear and Gaussian, so the posterior is exact (Gaussian process regression with a small
+kernel; tau over a grid, weighted by marginal likelihood). It is handed on as the paper's Beta distribution of
+the same mean and deviation, with the prior beside it: the belief before j itself was ever met.
+
+Arrays: n centers, k features; ``[i, j]`` is always center i's view of peer j; T observations of a center.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Utilities and prior means are kept inside this range: a Beta distribution needs an open interval.
+#: Means are kept inside this range: a Beta distribution needs an open interval.
 _LOW, _HIGH = 0.02, 0.98
 
 
@@ -41,154 +42,197 @@ def auroc_se(auroc: ArrayLike, positives: ArrayLike, negatives: ArrayLike) -> Fl
         return np.sqrt((a * (1 - a) + (p - 1) * (q1 - a * a) + (m - 1) * (q2 - a * a)) / (p * m))
 
 
-def pseudo_counts(mean: ArrayLike, variance: ArrayLike) -> Floats:
-    """How many coin throws tell as much as an estimate of a share with this variance."""
-    m = np.clip(np.asarray(mean, dtype=np.float64), _LOW, _HIGH)
-    return np.asarray(m * (1.0 - m) / np.maximum(np.asarray(variance, dtype=np.float64), 1e-12))
-
-
 @dataclass(frozen=True, eq=False)
-class Evidence:
-    """What centers have measured: (n, n) discounted pseudo-counts for and against, and observations.
+class Experience:
+    """What centers have measured, one entry per observation, oldest first.
 
-    Dense, because the learned prior needs every pair's features anyway.
+    center, peer, round: (o,).  value: (o,) utilities.  se: (o,) their standard errors.
     """
 
-    gain: Floats
-    loss: Floats
-    count: Floats
+    center: Ints
+    peer: Ints
+    round: Ints
+    value: Floats
+    se: Floats
 
     @staticmethod
-    def none(n: int) -> Evidence:
+    def none() -> Experience:
         """Nothing measured yet."""
-        return Evidence(*(np.zeros((n, n)) for _ in range(3)))
+        whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return Experience(whole, whole, whole, real, real)
 
-    @property
-    def weight(self) -> Floats:
-        """(n, n) pseudo-counts in all."""
-        return self.gain + self.loss
-
-    def observe(self, center: Ints, peer: Ints, value: Floats, se: Floats, keep: float) -> Evidence:
-        """After measurements ``value`` with errors ``se``; a pair's older evidence keeps a share."""
+    def observe(self, center: Ints, peer: Ints, round: int, value: Floats, se: Floats) -> Experience:
+        """After more measurements; undefined ones (no positive row) say nothing."""
         seen = np.isfinite(value) & np.isfinite(se)
-        i, j, v, s = center[seen], peer[seen], np.clip(value[seen], _LOW, _HIGH), se[seen]
-        throws = pseudo_counts(v, s * s)
-        new = Evidence(self.gain.copy(), self.loss.copy(), self.count.copy())
-        new.gain[i, j] = keep * new.gain[i, j] + throws * v
-        new.loss[i, j] = keep * new.loss[i, j] + throws * (1.0 - v)
-        new.count[i, j] += 1
-        return new
+        when = np.full(int(seen.sum()), round)
+        new = (center[seen], peer[seen], when, value[seen], se[seen])
+        old = (self.center, self.peer, self.round, self.value, self.se)
+        return Experience(*(np.concatenate(pair) for pair in zip(old, new)))
 
-    def fade(self, keep: float) -> Evidence:
-        """Let all evidence lose a share: models move on."""
-        return Evidence(keep * self.gain, keep * self.loss, self.count)
+    def counts(self, n: int) -> Floats:
+        """(n, n) how often each center measured each peer."""
+        counts = np.zeros((n, n))
+        np.add.at(counts, (self.center, self.peer), 1.0)
+        return counts
+
+    def by_center(self, n: int, most: int) -> Ints:
+        """(n, T) the numbers of each center's latest observations, oldest first; -1 where it has fewer."""
+        order = np.argsort(self.center, kind="stable")
+        counts = np.bincount(self.center, minlength=n)
+        ends = np.cumsum(counts)
+        width = int(min(most, counts.max(initial=0)))
+        at = ends[:, None] - width + np.arange(width)
+        return np.where(at >= (ends - counts)[:, None], order[at.clip(0)] if len(order) else -1, -1)
 
 
 @dataclass(frozen=True)
-class PriorSettings:
-    """The regression's own prior.
+class Expectation:
+    """What a center expects before it has seen anything: the prior of the regression.
 
-    level, level_sd: utility of a peer before anything is known.  slope_sd: how far one standard deviation
-    of a pair feature may be expected to move utility.  spread_floor: peers differ by at least this much
-    (standard deviation) in ways that no public feature shows.
+    level, level_sd: utility of a peer.  trend_sd: how far the level may move in ten rounds.  slope_sd: how
+    far the worth of one standard deviation of likeness may be from what is expected of it.  spreads: grid for
+    tau, the deviation between peers that no feature shows.  own_error: the share of an AUROC's variance that
+    is specific to the peer's model (the rest comes from which rows the center happens to have and is common
+    to all peers).  ageing: deviation by which a measurement's worth drifts per round.  memory: how many of a
+    center's latest observations are used.
     """
 
     level: float = 0.6
     level_sd: float = 0.1
-    slope_sd: float = 0.05
-    spread_floor: float = 0.02
-
-
-@dataclass(frozen=True, eq=False)
-class LearnedPrior:
-    """(n, n) mean and pseudo-counts of the prior, and what it was made of.
-
-    weights: (n, 1 + k) each center's intercept and slopes.  spread: (n,) standard deviation between peers
-    that the features do not explain.
-    """
-
-    mean: Floats
-    strength: Floats
-    weights: Floats
-    spread: Floats
-
-
-def learn_prior(features: Floats, evidence: Evidence, settings: PriorSettings) -> LearnedPrior:
-    """Every center's regression of measured utility on the pair features (n, n, k).
-
-    Observation noise of a pair is the variance of its evidence plus the unexplained spread between peers;
-    the spread is estimated from the residuals (method of moments, two passes).
-    """
-    n, _, k = features.shape
-    design = np.concatenate([np.ones((n, n, 1)), features], axis=2)
-    seen = evidence.weight > 0
-    value = np.where(seen, evidence.gain / np.where(seen, evidence.weight, 1.0), settings.level)
-    inside = np.clip(value, _LOW, _HIGH)
-    noise = np.where(seen, inside * (1 - inside) / np.where(seen, evidence.weight, 1.0), 1.0)
-    prior_mean = np.zeros(1 + k)
-    prior_mean[0] = settings.level
-    prior_precision = np.diag([settings.level_sd**-2] + [settings.slope_sd**-2] * k)
-    spread = np.full(n, settings.spread_floor)
-    for _ in range(3):
-        weight = np.where(seen, 1.0 / (noise + spread[:, None] ** 2), 0.0)
-        precision = np.einsum("ijk,ij,ijl->ikl", design, weight, design) + prior_precision
-        moment = np.einsum("ijk,ij->ik", design, weight * value) + prior_precision @ prior_mean
-        beta = np.linalg.solve(precision, moment[:, :, None])[:, :, 0]
-        fitted = np.einsum("ijk,ik->ij", design, beta)
-        # Residuals hold the spread and the noise; degrees of freedom are lost to the fit.
-        freedom = np.maximum(seen.sum(axis=1) - (1 + k), 0)
-        excess = np.where(seen, (value - fitted) ** 2 - noise, 0.0).sum(axis=1)
-        # One imagined pair at the floor keeps the estimate steady while little is known.
-        pooled = (np.maximum(excess, 0.0) + 4 * settings.spread_floor**2) / (freedom + 4)
-        spread = np.sqrt(np.maximum(pooled, settings.spread_floor**2))
-    covariance = np.linalg.inv(precision)
-    uncertain = np.einsum("ijk,ikl,ijl->ij", design, covariance, design) + spread[:, None] ** 2
-    mean = np.clip(fitted, _LOW, _HIGH)
-    return LearnedPrior(mean, np.maximum(pseudo_counts(mean, uncertain) - 1.0, 1.0), beta, spread)
+    trend_sd: float = 0.05
+    slope_sd: float = 0.04
+    spreads: tuple[float, ...] = (0.01, 0.04, 0.1)
+    own_error: float = 0.5
+    ageing: float = 0.004
+    memory: int = 120
 
 
 @dataclass(frozen=True, eq=False)
 class Usefulness:
-    """The belief: Beta(alpha, beta) about the utility of every ordered pair, with its prior beside it."""
+    """The belief about the utility of every ordered pair.
 
-    prior: LearnedPrior
-    evidence: Evidence
-    alpha: Floats = field(init=False)
-    beta: Floats = field(init=False)
+    mean, sd: (n, n) of the posterior.  prior_mean, prior_sd: (n, n) what the center's level and slopes alone
+    say about the peer, whatever was measured of it.  weights: (n, 1 + k) the center's level and slopes.
+    spread: (n,) its tau.  count: (n, n) measurements.
+    """
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "alpha", self.prior.mean * self.prior.strength + self.evidence.gain)
-        object.__setattr__(self, "beta", (1 - self.prior.mean) * self.prior.strength + self.evidence.loss)
+    mean: Floats
+    sd: Floats
+    prior_mean: Floats
+    prior_sd: Floats
+    weights: Floats
+    spread: Floats
+    count: Floats
 
-    @property
-    def mean(self) -> Floats:
-        """(n, n) posterior mean utility."""
-        return self.alpha / (self.alpha + self.beta)
-
-    @property
-    def sd(self) -> Floats:
-        """(n, n) posterior standard deviation."""
-        total = self.alpha + self.beta
-        return np.sqrt(self.alpha * self.beta / (total * total * (total + 1.0)))
+    def beta(self) -> tuple[Floats, Floats]:
+        """(n, n) alpha and beta of the Beta distributions with these means and deviations."""
+        total = np.maximum(self.mean * (1.0 - self.mean) / self.sd**2 - 1.0, 0.5)
+        return self.mean * total, (1.0 - self.mean) * total
 
     def helps(self, break_even: Floats) -> Floats:
-        """(n, n) P(u_ij above the center's break-even (n,)), by the normal approximation of the Beta."""
-        return _normal_cdf((self.mean - break_even[:, None]) / self.sd)
+        """(n, n) P(u_ij above the center's break-even (n,))."""
+        return normal_cdf((self.mean - break_even[:, None]) / self.sd)
 
     def expected_gain(self, break_even: Floats) -> Floats:
         """(n, n) E[max(u_ij - break-even, 0)]: what calling a peer is worth before it is called."""
         z = (self.mean - break_even[:, None]) / self.sd
         density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
-        return self.sd * (z * _normal_cdf(z) + density)
+        return self.sd * (z * normal_cdf(z) + density)
 
 
-def _normal_cdf(z: Floats) -> Floats:
+def believe(
+    features: Floats, slopes: Floats, experience: Experience, now: int, expect: Expectation
+) -> Usefulness:
+    """Every center's posterior after its experience up to round ``now``.
+
+    features: (n, n, k) standardised likenesses.  slopes: (k,) what is expected of each.
+    """
+    n, _, k = features.shape
+    design = np.concatenate([np.ones((n, n, 1)), np.zeros((n, n, 1)), features], axis=2)
+    base = np.array([expect.level, 0.0, *slopes])
+    scale = np.array([expect.level_sd, expect.trend_sd] + [expect.slope_sd] * k) ** 2
+    index = experience.by_center(n, expect.memory)
+    real = index >= 0
+    row, steps = np.arange(n)[:, None], np.arange(index.shape[1])
+
+    def told(values: NDArray, otherwise: ArrayLike) -> NDArray:  # type: ignore[type-arg]
+        return np.where(real, values[index], otherwise) if len(values) else np.zeros(index.shape)
+
+    peer = told(experience.peer, -1 - steps).astype(np.int64)
+    age = told(now - experience.round, 0)
+    shown = design[row, peer.clip(0)] * real[:, :, None]  # (n, T, 2+k) as of now
+    phi = shown.copy()
+    phi[:, :, 1] = -age / 10.0
+    noise = told(expect.own_error * experience.se**2, 1.0) + (expect.ageing * age) ** 2
+    rest = told(experience.value, 0.0) - phi @ base
+    same = (peer[:, :, None] == peer[:, None, :]) & real[:, :, None]
+    common = (phi * scale) @ phi.transpose(0, 2, 1)
+    now_to_then = (shown * scale) @ phi.transpose(0, 2, 1)
+
+    means, variances, found, scores = [], [], [], []
+    for tau in expect.spreads:
+        kernel = common + tau**2 * same
+        kernel[:, steps, steps] += noise
+        inverse = np.linalg.inv(kernel)
+        pull = (inverse @ rest[:, :, None])[:, :, 0]
+        scores.append(-0.5 * (rest * pull).sum(axis=1) - 0.5 * np.linalg.slogdet(kernel)[1])
+        lever = (phi * scale).transpose(0, 2, 1)  # (n, 2+k, T)
+        weights = base + (lever @ pull[:, :, None])[:, :, 0]
+        unsure = np.diag(scale) - lever @ inverse @ lever.transpose(0, 2, 1)
+        mean = np.einsum("ijk,ik->ij", design, weights)
+        variance = ((design @ unsure) * design).sum(axis=2) + tau**2
+        means.append([mean, mean.copy()])
+        variances.append([variance, variance.copy()])
+        # Peers that were met: their own measurements count.
+        reach = now_to_then + tau**2 * same
+        met_mean = shown @ base + (reach @ pull[:, :, None])[:, :, 0]
+        met_variance = (shown * shown * scale).sum(axis=2) + tau**2 - ((reach @ inverse) * reach).sum(axis=2)
+        who = np.broadcast_to(row, peer.shape)[real]
+        means[-1][1][who, peer[real]] = met_mean[real]
+        variances[-1][1][who, peer[real]] = met_variance[real]
+        found.append(weights)
+
+    share = np.exp(np.stack(scores) - np.max(scores, axis=0))
+    share /= share.sum(axis=0)  # (grid, n)
+    prior, after = (_mixture(share, [m[w] for m in means], [v[w] for v in variances]) for w in (0, 1))
+    level = np.einsum("gi,gik->ik", share, np.stack(found))
+    return Usefulness(
+        after[0].clip(_LOW, _HIGH),
+        after[1],
+        prior[0].clip(_LOW, _HIGH),
+        prior[1],
+        np.delete(level, 1, axis=1),
+        share.T @ np.array(expect.spreads),
+        experience.counts(n),
+    )
+
+
+def _mixture(share: Floats, means: list[Floats], variances: list[Floats]) -> tuple[Floats, Floats]:
+    """Mean and deviation of a mixture of distributions (n, n) with weights (grid, n)."""
+    mean = sum(s[:, None] * m for s, m in zip(share, means))
+    second = sum(s[:, None] * (v + m * m) for s, m, v in zip(share, means, variances))
+    return np.asarray(mean), np.sqrt(np.maximum(np.asarray(second) - np.asarray(mean) ** 2, 1e-8))
+
+
+def normal_cdf(z: Floats) -> Floats:
     """Φ(z), by Abramowitz and Stegun 7.1.26 (error below 1.5e-7)."""
     x = np.abs(z) / math.sqrt(2.0)
     t = 1.0 / (1.0 + 0.3275911 * x)
     poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     erf = 1.0 - poly * np.exp(-x * x)
     return np.asarray(0.5 * (1.0 + np.sign(z) * erf))
+
+
+def inconsistency(estimates: Floats, variances: Floats) -> float:
+    """I² of Higgins and Thompson, pooled over the columns of estimates (centers, features): which share of
+    their variation is more than the sampling error that their variances (centers,) lead to expect."""
+    live = np.any(estimates != 0, axis=0)
+    if len(estimates) < 2 or not live.any():
+        return 0.0
+    weight = 1.0 / variances[:, None]
+    x = estimates[:, live]
+    q = (weight * (x - (weight * x).sum(axis=0) / weight.sum()) ** 2).sum()
+    return float(max(0.0, 1.0 - (len(x) - 1) * live.sum() / q))
 
 
 def standardised(feature: Floats) -> Floats:
@@ -203,7 +247,9 @@ def standardised(feature: Floats) -> Floats:
 
 def cosines(vectors: Floats) -> Floats:
     """(n, n) cosine of vectors centred over the centers; a zero vector is like nobody (0)."""
-    centred = vectors - vectors.mean(axis=0)
+    told = np.any(vectors != 0, axis=1)
+    centre = vectors[told].mean(axis=0) if told.any() else np.zeros(vectors.shape[1])
+    centred = np.where(told[:, None], vectors - centre, 0.0)
     length = np.linalg.norm(centred, axis=1, keepdims=True)
     unit = centred / np.where(length > 0, length, 1.0)
     return np.asarray(unit @ unit.T)

@@ -23,6 +23,7 @@ from abps.methods.fedrep import FedRep
 from abps.methods.gossip import Gossip
 from abps.methods.local import Local
 from abps.methods.moon import MOON
+from abps.methods.plus import ABPSPlus, Calling, Public
 from abps.methods.scaffold import Scaffold
 from abps.methods.wpfed import WPFed
 
@@ -126,6 +127,30 @@ CATALOG: Final[dict[str, Entry]] = {
         "abps",
         "all extensions: two private layers, EMA, early stopping",
         _PAPER,
+    ),
+    "abps-plus": Entry(ABPSPlus(), "abps-plus", "selection that learns, four bits a weight", "this project"),
+    "abps-plus-int3": Entry(
+        ABPSPlus(wire=Wire("int3", private_layers=1, reference="start")),
+        "abps-plus",
+        "… with three bits a weight",
+        "ablation",
+    ),
+    "abps-plus-bf16": Entry(ABPSPlus(wire=_PQ), "abps-plus", "… in bfloat16", "ablation"),
+    "abps-plus-shapley": Entry(
+        ABPSPlus(utility="auroc"),
+        "abps-plus",
+        "… with the paper's utility, gains on validation rows",
+        "ablation",
+    ),
+    "abps-plus-flat": Entry(
+        ABPSPlus(public=Public(metadata=False, association=False)),
+        "abps-plus",
+        "… without public features",
+        "ablation",
+    ),
+    "abps-plus-open": Entry(ABPSPlus(gate=False), "abps-plus", "… that adopts whatever arrives", "ablation"),
+    "abps-plus-greedy": Entry(
+        ABPSPlus(calling=Calling(policy="mean")), "abps-plus", "… that never explores", "ablation"
     ),
 }
 

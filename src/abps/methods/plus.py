@@ -4,20 +4,22 @@ The paper's frame (beliefs, proposals, capacity, the right to rest) with parts t
 rounds:
 
 * *utility*: the received model's AUROC on all rows of the receiver, which it never saw, with its error;
-* *belief*: Beta, with a prior that each center learns from public pair features and fractional evidence
-  (:mod:`abps.core.usefulness`);
-* *choice*: every center draws its peers' utilities from its beliefs (Thompson) and proposes to the best;
-  a peer accepts if its own draw for the proposer is above its break-even;
+* *belief*: each center's own regression on public likenesses of the pair and on all that it measured,
+  as a Beta distribution with its prior beside it (:mod:`abps.core.usefulness`);
+* *choice*: every center draws its peers' utilities from its beliefs (Thompson) and proposes to the best; a
+  peer accepts if its own draw for the proposer reaches its break-even. Draws become less bold as the rounds
+  run out, because what is learned late can no longer be used;
 * *rest*: a center for which no peer's expected gain is worth the price does not call, and answers no;
-* *gate*: a mix is adopted only if the updated belief says that the peer helps, weighted by that belief;
+* *gate*: a mix is adopted as far as the updated belief says that the peer helps;
 * *wire*: differences from the common start, a few bits each.
 
-A center trusts only what it measured itself: nobody's reports enter its beliefs, only public features
-that it weighs by its own experience.
+A center trusts only what it measured itself: nobody's reports enter its beliefs, only public features that it
+weighs by its own experience.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,192 +28,197 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.cohorts.prepare import Rows
+from abps.core import credit, streams
 from abps.core import ledger as bytes_of
 from abps.core import selection as turns_of
-from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Answer, Plan, Rest, propose
 from abps.core.selection import Selection
 from abps.core.usefulness import (
-    Evidence,
-    PriorSettings,
+    Expectation,
+    Experience,
     Usefulness,
     auroc_se,
+    believe,
     closeness,
     cosines,
-    learn_prior,
+    inconsistency,
     standardised,
 )
 from abps.learn.metrics import auroc, labels_of
-from abps.methods.abps import decisions_of
-from abps.methods.base import Method, Outcome, Wire, World
+from abps.methods.abps import UTILITIES, decisions_of
+from abps.methods.base import Decisions, Method, Outcome, Wire, World
+from abps.methods.pairing import shapley_credit
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+POLICIES = ("thompson", "bayes-ucb", "gumbel", "mean", "random")
 
 
 @dataclass(frozen=True)
 class Public:
-    """What centers publish about themselves beside model weights, and may weigh in their priors.
+    """What centers publish about themselves beside model weights, and may weigh in their beliefs.
 
-    metadata: outcome rate, size, year and prevalences.  association: for every feature the standardised
-    difference of its mean between the outcomes, only from a center with at least ``min_positives``
-    positive training rows.  sketch: a random projection of how the first layer moved, ``sketch_size``
-    numbers, published after the warm-up and every ``sketch_every`` rounds.
+    metadata: outcome rate, size, year and prevalences.  metadata_slope: what one standard deviation of
+    closeness is expected to add to utility.  association: for every feature the standardised difference of
+    its mean between the outcomes, only from a center with at least ``min_positives`` positive training rows.
+    association_slope: the same for similar associations, times I², the share of their variation that is more
+    than chance: where risks do not differ, neither does it matter whose are alike.
     noise: standard deviation of Gaussian noise added to every published association.
     """
 
     metadata: bool = True
+    metadata_slope: float = 0.03
     association: bool = True
-    sketch: bool = True
-    sketch_size: int = 64
-    sketch_every: int = 10
+    association_slope: float = 0.12
     min_positives: int = 5
     noise: float = 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class State:
-    """Models (n, P), the evidence, the fixed pair features and the latest sketches' feature.
+@dataclass(frozen=True)
+class Calling:
+    """Whom to call, and when not to.
 
-    own: (n,) smoothed validation AUROC of each center's own model.
+    policy: thompson (draw and rank), bayes-ucb (rank by an upper quantile), gumbel (rank by the log-odds of
+    helping plus Gumbel noise), mean (rank by posterior mean) or random (the control: everybody, untested).
+    price: the expected gain in AUROC below which a call is not worth its bytes.
+    ambition: where break-even lies between chance (0) and what a center can reach (1).
+    slack: AUROC above chance that may still be luck; it lowers break-even while nobody has learned much.
+    every: exchange in every second, third… round only.  warm_up: rounds alone before the first call.
     """
 
+    policy: str = "thompson"
+    price: float = 0.002
+    ambition: float = 0.5
+    slack: float = 0.05
+    every: int = 1
+    warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise RequestError(f"policy={self.policy!r}: choose {', '.join(POLICIES)}")
+        if self.every < 1 or self.warm_up < 0:
+            raise RequestError(f"every={self.every}, warm_up={self.warm_up}: choose at least 1 and 0")
+
+    def on(self, t: int) -> bool:
+        """Whether round t is one of exchange."""
+        return t > self.warm_up and (t - self.warm_up - 1) % self.every == 0
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Models (n, P), what was measured, pair features (n, n, k), their expected slopes (k,), the belief."""
+
     models: Tensor
-    evidence: Evidence
-    fixed: list[Floats]
-    sketched: Floats | None
-    own: Floats
-    belief: Usefulness | None
+    experience: Experience
+    features: Floats
+    slopes: Floats
+    belief: Usefulness | None = None
 
 
 @dataclass(frozen=True)
 class ABPSPlus(Method):
-    """kappa: partners at most.  warm_up: rounds of local training before the first call.
-
-    policy: thompson (draw and rank), mean (rank by posterior mean) or random (the control).
-    gate: adopt a mix only if the peer probably helps.  price: the expected gain in AUROC below which a
-    call is not worth its bytes.  ambition: where break-even lies between chance (0) and the best that a
-    center knows (1).  keep_evidence: the share of a pair's evidence that survives a new observation of it.
-    fade: the share of all evidence that survives a round.
-    every: exchange in every second, third… round only.
+    """kappa: partners at most.  utility: received (the peer's model on all own rows; with several partners
+    its Shapley share of what they are worth together), or the paper's: auroc or log_loss, the mixed model's
+    gain on validation rows.  gate: adopt a peer's weights only as far as it probably helps.
     """
 
     wire: Wire = field(default_factory=lambda: Wire("int4", private_layers=1, reference="start"))
     kappa: int = 1
-    warm_up: int = 5
-    policy: str = "thompson"
+    utility: str = "received"
     gate: bool = True
-    price: float = 0.002
-    ambition: float = 0.5
-    keep_evidence: float = 0.5
-    fade: float = 0.97
-    every: int = 1
-    prior: PriorSettings = field(default_factory=PriorSettings)
+    calling: Calling = field(default_factory=Calling)
+    expect: Expectation = field(default_factory=Expectation)
     public: Public = field(default_factory=Public)
 
     def __post_init__(self) -> None:
-        if self.policy not in ("thompson", "mean", "random"):
-            raise RequestError(f"policy={self.policy!r}: choose thompson, mean or random")
-        if self.kappa < 1 or self.every < 1 or self.warm_up < 0:
-            raise RequestError(
-                f"kappa={self.kappa}, every={self.every}, warm_up={self.warm_up}: choose at least 1, 1 and 0"
-            )
+        if self.kappa < 1:
+            raise RequestError(f"kappa={self.kappa}: a center needs room for at least 1 partner")
+        if self.utility not in ("received", *UTILITIES):
+            raise RequestError(f"utility={self.utility!r}: choose received, {', '.join(UTILITIES)}")
 
     def init(self, world: World) -> State:
-        """The common start, no evidence, and the features that do not change."""
-        n = world.n
-        fixed = []
+        """The common start, no experience, and what everybody published."""
+        features, slopes = [], []
         if self.public.metadata:
-            fixed.append(standardised(closeness(world.data.metadata)))
+            features.append(standardised(closeness(world.data.metadata)))
+            slopes.append(self.public.metadata_slope)
         if self.public.association:
-            fixed.append(standardised(cosines(associations(world, self.public))))
-        start = world.common_start()
-        return State(start, Evidence.none(n), fixed, None, np.full(n, np.nan), None)
+            told, variances = associations(world, self.public)
+            enough = np.isfinite(variances)
+            features.append(standardised(cosines(told)))
+            slopes.append(self.public.association_slope * inconsistency(told[enough], variances[enough]))
+        stacked = np.stack(features, axis=2) if features else np.zeros((world.n, world.n, 0))
+        return State(world.common_start(), Experience.none(), stacked, np.array(slopes))
 
     def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
         """One round: train, believe, call or rest, swap, judge, adopt."""
         trained = world.learner.train(state.models, t)
-        if t <= self.warm_up or (t - self.warm_up - 1) % self.every:
+        if not self.calling.on(t):
             return replace(state, models=trained), Outcome.alone(world.n)
         if ledger.closed:
             return replace(state, models=trained), Outcome.alone(world.n, Rest.BUDGET)
-        spent = Traffic()
-        sketched = state.sketched
-        if self.public.sketch and (t - self.warm_up - 1) % self.public.sketch_every == 0:
-            sketched = standardised(cosines(sketches(world, trained, self.public.sketch_size)))
-            spent += bytes_of.directory(world.n, self.public.sketch_size)
-        if t == self.warm_up + 1:
+        own = own_level(world, trained)
+        belief = believe(state.features, state.slopes, state.experience, t, self.expect)
+        even = self.break_even(belief, own)
+        plan, score = self.call(world, belief, even, t)
+        spent = self.traffic(world, plan, t)
+        if not ledger.affords(spent):
+            return replace(state, models=trained), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
+        arrived = self.wire.deliver(world, trained[:, : self.wire.shared(world)], t)
+        partners = plan.partners()
+        center, peer, value, se = self.measure(world, trained, arrived, partners, t)
+        experience = state.experience.observe(center, peer, t, value, se)
+        after = believe(state.features, state.slopes, experience, t, self.expect)
+        helps = after.helps(self.break_even(after, own))
+        mixed = adopt(world, trained, arrived, partners, helps if self.gated else np.ones_like(helps))
+        outcome = Outcome(spent, plan.degrees(), plan.rest, explained(plan, score, belief, even))
+        return replace(state, models=mixed, experience=experience, belief=after), outcome
+
+    @property
+    def gated(self) -> bool:
+        """Whether what arrives is weighed by belief."""
+        return self.gate and self.calling.policy != "random"
+
+    def traffic(self, world: World, plan: Plan, t: int) -> Traffic:
+        """Bytes of a round's plan; what centers publish is paid for with the first calls."""
+        spent = bytes_of.pairs(len(plan.pairs), self.wire.payload(world), len(plan.center))
+        if t == self.calling.warm_up + 1:
             entries = world.data.metadata.shape[1] * self.public.metadata
             entries += world.data.width * self.public.association
             spent += bytes_of.directory(world.n, entries)
-        own = self.own_level(world, trained, state.own)
-        evidence = state.evidence.fade(self.fade)
-        features = state.fixed + ([] if sketched is None else [sketched])
-        belief = self.believe(world, features, evidence)
-        even = self.break_even(belief, own)
-        plan, score = self.call(world, belief, even, t)
-        spent += bytes_of.pairs(len(plan.pairs), self.wire.payload(world), len(plan.center))
-        if not ledger.affords(spent):
-            return replace(state, models=trained), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-        shared = self.wire.shared(world)
-        arrived = self.wire.deliver(world, trained[:, :shared], t)
-        center = np.concatenate([plan.pairs[:, 0], plan.pairs[:, 1]])
-        peer = np.concatenate([plan.pairs[:, 1], plan.pairs[:, 0]])
-        value, se = judge(world, trained, arrived, center, peer)
-        evidence = evidence.observe(center, peer, value, se, self.keep_evidence)
-        after = self.believe(world, features, evidence)
-        mixed = self.adopt(world, trained, arrived, center, peer, after.helps(self.break_even(after, own)))
-        outcome = Outcome(
-            spent, plan.degrees(), plan.rest, decisions_of(plan, score, belief.mean, belief.evidence.count)
-        )
-        return State(mixed, evidence, state.fixed, sketched, own, after), outcome
-
-    def believe(self, world: World, features: list[Floats], evidence: Evidence) -> Usefulness:
-        """Beliefs from the pair features and the evidence so far."""
-        stacked = np.stack(features, axis=2) if features else np.zeros((world.n, world.n, 0))
-        return Usefulness(learn_prior(stacked, evidence, self.prior), evidence)
-
-    def own_level(self, world: World, trained: Tensor, before: Floats) -> Floats:
-        """(n,) each center's own validation AUROC, smoothed over rounds; an undefined one changes nothing."""
-        rows = world.data.validation
-        now = auroc(world.learner.logits(trained, rows), labels_of(rows))
-        smooth = np.where(np.isnan(before), now, 0.8 * before + 0.2 * now)
-        return np.where(np.isnan(now), before, smooth)
+        return spent
 
     def break_even(self, belief: Usefulness, own: Floats) -> Floats:
-        """(n,) the utility from which a peer helps: part of the way from chance to the best known."""
+        """(n,) the utility from which a peer helps: part of the way from chance to what a center can reach.
+
+        That is what its own model surely reaches, or what it believes of the best of its peers.
+        """
+        if self.utility != "received":
+            return np.full(len(own), 0.5)  # a gain of nothing
         best = np.where(np.eye(len(own), dtype=bool), 0.0, belief.mean).max(axis=1)
-        level = np.fmax(best, own)
-        return 0.5 + self.ambition * np.maximum(level - 0.5, 0.0)
+        reach = np.fmax(best, own) - 0.5 - self.calling.slack
+        return 0.5 + self.calling.ambition * np.maximum(reach, 0.0)
 
     def call(self, world: World, belief: Usefulness, even: Floats, t: int) -> tuple[Plan, Floats]:
-        """Who calls whom: proposals in the order of the draws, to peers worth their price."""
-        n = world.n
-        if self.policy == "thompson":
-            score = np.stack(
-                [
-                    streams.generator(world.seed, "policy", t, int(world.ids[i])).beta(
-                        belief.alpha[i], belief.beta[i]
-                    )
-                    for i in range(n)
-                ]
-            )
-        elif self.policy == "mean":
-            score = belief.mean
+        """Who calls whom: proposals in the order of the scores, to peers worth their price."""
+        n, policy = world.n, self.calling.policy
+        score = self.scores(world, belief, even, t)
+        willing = belief.expected_gain(even) >= self.calling.price
+        if policy == "gumbel":
+            willing &= score >= 0.0
+        elif policy == "random":
+            willing = np.ones((n, n), dtype=bool)
         else:
-            score = streams.uniforms(world.seed, "policy", t, world.ids[:, None], np.arange(n)) + 1.0
-        worth = belief.expected_gain(even) >= self.price
-        if self.policy == "random":
-            worth = np.ones((n, n), dtype=bool)
-        willing = worth & (score >= even[:, None])
+            willing &= score >= even[:, None]
         np.fill_diagonal(willing, False)
         order = np.argsort(np.where(willing, -score, np.inf), axis=1, kind="stable")
         counts = willing.sum(axis=1)
-        rankings = [order[i, : counts[i]].tolist() for i in range(n)]
         plan = propose(
             turns_of.turns(Selection(), world.seed, t, world.ids).tolist(),
-            rankings,
+            [order[i, : counts[i]].tolist() for i in range(n)],
             lambda j, i: Answer.ACCEPTED if willing[j, i] else Answer.DECLINED,
             self.kappa,
         )
@@ -219,60 +226,133 @@ class ABPSPlus(Method):
         rest = np.where((plan.rest == Rest.NO_CANDIDATES) & (counts == 0), Rest.DECLINED, plan.rest)
         return replace(plan, rest=rest.astype(np.int8)), score
 
-    def adopt(
-        self,
-        world: World,
-        trained: Tensor,
-        arrived: Tensor,
-        center: NDArray[np.int64],
-        peer: NDArray[np.int64],
-        helps: Floats,
-    ) -> Tensor:
-        """(n, P) own models averaged with what was received, as far as it is believed to help."""
-        shared = arrived.shape[1]
-        sizes = world.sizes()
-        trust = helps[center, peer]
-        if self.gate and self.policy != "random":
-            trust = np.where(trust >= 0.5, trust, 0.0)
-        else:
-            trust = np.ones_like(trust)
-        say = torch.from_numpy(trust.astype(np.float32)) * sizes[torch.from_numpy(peer)]
-        to = torch.from_numpy(center)
-        total = sizes.clone().index_add_(0, to, say)
-        sums = trained[:, :shared] * sizes[:, None]
-        sums.index_add_(0, to, arrived[torch.from_numpy(peer)] * say[:, None])
-        mixed = trained.clone()
-        adopted = torch.from_numpy(np.unique(center[trust > 0]))
-        mixed[adopted, :shared] = sums[adopted] / total[adopted, None]
-        return mixed
+    def scores(self, world: World, belief: Usefulness, even: Floats, t: int) -> Floats:
+        """(n, n) how much each center wants each peer this round."""
+        policy, left = self.calling.policy, 1.0 - (t - 1) / world.horizon
+        if policy == "mean":
+            return belief.mean
+        if policy == "bayes-ucb":
+            # The 1 - 1/t quantile, by the normal approximation of the Beta.
+            z = math.sqrt(2.0 * math.log(max(t, 2)))
+            return belief.mean + z * belief.sd
+        first, second = _uniforms(world, t)
+        if policy == "random":
+            return first
+        if policy == "gumbel":
+            chance = belief.helps(even).clip(1e-6, 1 - 1e-6)
+            return np.log(chance / (1.0 - chance)) - np.log(-np.log(first))
+        drawn = np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * np.pi * second)  # Box and Muller
+        return belief.mean + math.sqrt(left) * belief.sd * drawn
+
+    def measure(
+        self, world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], t: int
+    ) -> tuple[Ints, Ints, Floats, Floats]:
+        """(center, peer, utility, standard error) of all that arrived."""
+        if self.utility == "received":
+            return judge(world, trained, arrived, partners)
+        ask = UTILITIES[self.utility]
+        center, peer, phi = shapley_credit(
+            world, ask, trained, arrived, world.sizes(), partners, t, permutations=8, tolerance=1e-3
+        )
+        rows = world.data.validation
+        positives = rows.positives()[center].astype(np.float64)
+        se = auroc_se(np.full(len(center), 0.7), positives, rows.sizes[center] - positives)
+        return center, peer, 0.5 + phi, se
+
+
+def explained(plan: Plan, score: Floats, belief: Usefulness, even: Floats) -> Decisions:
+    """The audit trail, each decision with its prior, its evidence and its posterior."""
+    trail = decisions_of(plan, score, belief.mean, belief.count)
+    reasons = [
+        why
+        if j < 0
+        else f"prior {belief.prior_mean[i, j]:.3f}±{belief.prior_sd[i, j]:.3f}, measured "
+        f"{belief.count[i, j]:.0f}×, now {belief.mean[i, j]:.3f}±{belief.sd[i, j]:.3f}, "
+        f"break-even {even[i]:.3f}"
+        for i, j, why in zip(trail.center.tolist(), trail.peer.tolist(), trail.reason)
+    ]
+    return replace(trail, reason=reasons)
+
+
+def own_level(world: World, trained: Tensor) -> Floats:
+    """(n,) what each center's own model surely reaches: its validation AUROC less half of its error."""
+    rows = world.data.validation
+    now = auroc(world.learner.logits(trained, rows), labels_of(rows))
+    positives = rows.positives().astype(np.float64)
+    return now - 0.5 * auroc_se(now, positives, rows.sizes - positives)
+
+
+def adopt(world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], helps: Floats) -> Tensor:
+    """(n, P) own models averaged with what was received, as far as it is believed to help.
+
+    helps: (n, n) probabilities. From one half on a peer counts fully, below one quarter not at all.
+    """
+    shared, sizes = arrived.shape[1], world.sizes()
+    mixed = trained.clone()
+    for i, mine in enumerate(partners):
+        trust = np.where(helps[i, mine] >= 0.25, np.minimum(1.0, 2.0 * helps[i, mine]), 0.0)
+        if not trust.any():
+            continue
+        peers = torch.from_numpy(mine)
+        say = sizes[peers] * torch.from_numpy(trust.astype(np.float32))
+        total = sizes[i] + say.sum()
+        mixed[i, :shared].mul_(sizes[i] / total).add_(torch.mv(arrived[peers].T, say / total))
+    return mixed
 
 
 def judge(
-    world: World, trained: Tensor, arrived: Tensor, center: NDArray[np.int64], peer: NDArray[np.int64]
-) -> tuple[Floats, Floats]:
-    """(pairs,) AUROC, and its standard error, of each received model on all rows of its receiver.
+    world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], block: int = 64
+) -> tuple[Ints, Ints, Floats, Floats]:
+    """(center, peer, utility, standard error) of each received model on all rows of its receiver.
 
-    The model is the peer's shared layers as they arrived under the receiver's own private layers.
+    The model is the peers' shared layers as they arrived, averaged, under the receiver's own private layers.
+    With one partner its utility is the AUROC; with k partners it is 0.5 plus k times its Shapley share of
+    what the average is better than chance: what each would have, were all as useful.
     """
-    if not len(center):
-        return np.zeros(0), np.zeros(0)
-    rows = own_rows(world)
-    models = trained[torch.from_numpy(center)]
-    models[:, : arrived.shape[1]] = arrived[torch.from_numpy(peer)]
-    value = auroc(world.learner.logits(models, rows, center), labels_of(rows, center))
+    rows, sizes = own_rows(world), world.sizes()
+    members: list[Ints] = []
+    owner: list[int] = []
+    for i, mine in enumerate(partners):
+        for mask in range(1, 1 << len(mine)):
+            owner.append(i)
+            members.append(mine[[p for p in range(len(mine)) if mask >> p & 1]])
+    who = np.array(owner, dtype=np.int64)
+    value = np.empty(len(who))
+    order = np.argsort(rows.sizes[who], kind="stable")
+    blocks = np.array_split(order, -(-len(order) // block)) if len(order) else []
+
+    def work(k: int) -> None:
+        own = who[blocks[k]]
+        models = trained[torch.from_numpy(own)]
+        for slot, b in enumerate(blocks[k]):
+            peers = torch.from_numpy(members[b])
+            share = sizes[peers] / sizes[peers].sum()
+            models[slot, : arrived.shape[1]] = (
+                arrived[peers[0]] if len(peers) == 1 else torch.mv(arrived[peers].T, share)
+            )
+        value[blocks[k]] = auroc(world.learner.logits(models, rows, own), labels_of(rows, own))
+
+    world.learner.each(work, len(blocks))
+    center = np.repeat(np.arange(len(partners)), [len(p) for p in partners])
+    peer = np.concatenate([np.zeros(0, dtype=np.int64), *partners])
+    utility, at = np.empty(len(center)), 0
+    spot = 0
+    for mine in partners:
+        if len(mine):
+            worth = np.concatenate([[0.5], value[at : at + (1 << len(mine)) - 1]])
+            share = credit.shapley(worth[None])[0]
+            utility[spot : spot + len(mine)] = 0.5 + len(mine) * share
+            at += (1 << len(mine)) - 1
+            spot += len(mine)
     positives = rows.positives()[center].astype(np.float64)
-    return value, auroc_se(value, positives, rows.sizes[center] - positives)
+    return center, peer, utility, auroc_se(utility, positives, rows.sizes[center] - positives)
 
 
 def own_rows(world: World) -> Rows:
     """Training and validation rows of every center, side by side."""
     train, validation = world.data.train, world.data.validation
-    order = np.argsort(
-        np.concatenate(
-            [np.repeat(np.arange(world.n), train.sizes), np.repeat(np.arange(world.n), validation.sizes)]
-        ),
-        kind="stable",
-    )
+    owner = [np.repeat(np.arange(world.n), part.sizes) for part in (train, validation)]
+    order = np.argsort(np.concatenate(owner), kind="stable")
     return Rows(
         np.concatenate([train.x, validation.x])[order],
         np.concatenate([train.y, validation.y])[order],
@@ -280,40 +360,46 @@ def own_rows(world: World) -> Rows:
     )
 
 
-def associations(world: World, public: Public) -> Floats:
-    """(n, features) standardised difference of every feature's mean between the outcomes.
+def associations(world: World, public: Public) -> tuple[Floats, Floats]:
+    """(n, features) standardised difference of every feature's mean between the outcomes, and its (n,)
+    variance.
 
-    Zeros for a center with too few positives: a handful of patients must not be readable from it.
+    Zeros and an infinite variance for a center with too few positives: a handful of patients must not be
+    readable from it.
     """
     rows = world.data.train
     owner = np.repeat(np.arange(world.n), rows.sizes)
-    positive = rows.y > 0
-    table = np.zeros((world.n, rows.x.shape[1]))
-    sums = [np.zeros_like(table), np.zeros_like(table)]
-    for side, chosen in enumerate((~positive, positive)):
-        np.add.at(sums[side], owner[chosen], rows.x[chosen])
-    count = rows.positives().astype(np.float64)
-    enough = (count >= public.min_positives) & (rows.sizes - count >= public.min_positives)
-    deviation = np.zeros_like(table)
-    np.add.at(deviation, owner, rows.x.astype(np.float64) ** 2)
-    mean = (sums[0] + sums[1]) / rows.sizes[:, None]
-    sd = np.sqrt(np.maximum(deviation / rows.sizes[:, None] - mean**2, 1e-12))
+    total, square, of_positives = (
+        _sums(owner, values, world.n)
+        for values in (rows.x, rows.x.astype(np.float64) ** 2, rows.x * rows.y[:, None])
+    )
+    sizes, count = rows.sizes.astype(np.float64), rows.positives().astype(np.float64)
+    enough = (count >= public.min_positives) & (sizes - count >= public.min_positives)
     with np.errstate(divide="ignore", invalid="ignore"):
-        difference = sums[1] / count[:, None] - sums[0] / (rows.sizes - count)[:, None]
-    table[enough] = (difference / np.where(sd > 1e-5, sd, np.inf))[enough]
+        mean = total / sizes[:, None]
+        sd = np.sqrt(np.maximum(square / sizes[:, None] - mean**2, 1e-12))
+        gap = of_positives / count[:, None] - (total - of_positives) / (sizes - count)[:, None]
+        table = np.where(enough[:, None] & (sd > 1e-5), gap / sd, 0.0)
+        variance = np.where(enough, 1.0 / count + 1.0 / (sizes - count) + public.noise**2, np.inf)
     if public.noise:
-        noise = [
-            streams.generator(world.seed, "sketch", 0, int(world.ids[i])).standard_normal(table.shape[1])
-            for i in range(world.n)
+        drawn = [
+            streams.generator(world.seed, "sketch", 0, int(i)).standard_normal(table.shape[1])
+            for i in world.ids
         ]
-        table[enough] += public.noise * np.stack(noise)[enough]
-    return table
+        table = np.where(table != 0, table + public.noise * np.stack(drawn), 0.0)
+    return table, variance
 
 
-def sketches(world: World, models: Tensor, size: int) -> Floats:
-    """(n, size) a random projection, the same for all, of how the first layer moved since the start."""
-    layout = world.learner.layout
-    width = layout.layer_starts[1] if len(layout.layer_starts) > 1 else layout.size
-    moved = (models[:, :width] - world.learner.start[:width]).numpy().astype(np.float64)
-    projection = streams.generator(world.seed, "sketch").standard_normal((width, size)) / np.sqrt(width)
-    return moved @ projection
+def _sums(owner: Ints, values: NDArray[np.floating], n: int) -> Floats:
+    """(n, columns) sums of rows by owner; owners are in order."""
+    start = np.searchsorted(owner, np.arange(n))
+    whole = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0, dtype=np.float64)])
+    return whole[np.append(start[1:], len(owner))] - whole[start]
+
+
+def _uniforms(world: World, t: int) -> tuple[Floats, Floats]:
+    """Two uniform numbers in (0, 1) for every ordered pair, from the names of the two."""
+    bits = streams.bits(world.seed, "policy", t, world.ids[:, None], world.ids[None, :])
+    halves = (bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF))
+    first, second = ((half.astype(np.float64) + 0.5) / 2**32 for half in halves)
+    return first, second
