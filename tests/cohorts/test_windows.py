@@ -214,6 +214,9 @@ def test_windows_from_a_column_and_from_time(tmp_path: Path) -> None:
     assert sets.eras == 3 and "set" not in sets.features.columns
     np.testing.assert_array_equal(np.bincount(sets.era), [200, 200, 200])
     assert timeline(sets, 11, 50).starts == (1, 17, 34)
+    with pytest.raises(RequestError, match="at least 3 rounds"):
+        timeline(sets, 11, 2)
+    assert read_table(path, "died", "hospital", eras="set").fingerprint() == sets.fingerprint()
     assert sets.fingerprint() != load(str(path), Roles("died", "hospital")).fingerprint()
     years = load(str(path), Roles("died", "hospital", time="year", eras="4", every=10))
     assert years.eras == 4 and timeline(years, 11, 50).starts == (1, 11, 21, 31)
@@ -235,6 +238,8 @@ def test_a_center_must_be_there_in_every_window(tmp_path: Path) -> None:
         (Roles("died", "hospital", eras="4"), "--time"),
         (Roles("died", "hospital", time="year", eras="1"), "at least 2"),
         (Roles("died", "hospital", eras="sett"), "did you mean 'set'"),
+        (Roles("died", "hospital", eras="set", every=0), "at least 1 round"),
+        (Roles("died", "hospital", every=5), "--eras"),
     ],
 )
 def test_wrong_windows(roles: Roles, word: str, tmp_path: Path) -> None:

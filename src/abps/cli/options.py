@@ -56,8 +56,6 @@ def federation(
 ) -> Federation:
     """The federation that the options describe."""
     dropped = tuple(part.strip() for part in drop.split(",") if part.strip())
-    if every is not None and every < 1:
-        raise RequestError(f"--every {every}: a window lasts at least 1 round")
     roles = complete(data, Roles(label or "", center or "", patient, time, group, dropped, eras, every))
     if not is_builtin(data) and not (roles.label and roles.center) and Path(data).exists():
         raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")

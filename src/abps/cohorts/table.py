@@ -45,12 +45,12 @@ def read_table(
     group: str | None = None,
     drop: tuple[str, ...] = (),
     min_stays: int = MIN_STAYS,
+    eras: str | None = None,
+    every: int | None = None,
 ) -> Federation:
     """A federation from a CSV or Parquet file."""
-    frame = read_frame(Path(path))
-    return federate(
-        frame, Roles(label, center, patient, time, group, tuple(drop)), Path(path).stem, min_stays
-    )
+    roles = Roles(label, center, patient, time, group, tuple(drop), eras, every)
+    return federate(read_frame(Path(path)), roles, Path(path).stem, min_stays)
 
 
 def load(data: str, roles: Roles | None = None, min_stays: int | None = None) -> Federation:
@@ -130,6 +130,9 @@ def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_
     label = binary_label(_column(frame, roles.label, "label"), roles.label)
     centers_of = center_names(_column(frame, roles.center, "center"), roles.center)
     used = [roles.label, roles.center]
+    if roles.every is not None and (roles.every < 1 or roles.eras is None):
+        why = "a window lasts at least 1 round" if roles.every < 1 else "name the windows with --eras"
+        raise RequestError(f"--every {roles.every}: {why}")
     era = None if roles.eras is None else _eras(frame, roles)
     in_column = roles.eras if roles.eras in frame.columns else None
     for column, role in (

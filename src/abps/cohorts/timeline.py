@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from abps.cohorts.codebook import Codebook
 from abps.cohorts.federation import Federation
 from abps.cohorts.prepare import Prepared, assign_splits, codebook, prepare
+from abps.core.errors import RequestError
 
 
 @dataclass(eq=False)
@@ -56,6 +57,8 @@ def timeline(federation: Federation | Prepared, seed: int, rounds: int) -> Timel
     eras = federation.eras
     if federation.every is not None:
         starts = tuple(1 + federation.every * era for era in range(eras))
+    elif rounds < eras:
+        raise RequestError(f"{eras} windows of time in {rounds} round(s): choose at least {eras} rounds")
     else:
         starts = tuple(1 + rounds * era // eras for era in range(eras))
     return Timeline(starts, federation, seed)
