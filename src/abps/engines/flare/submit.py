@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nvflare.fuel.flare_api import api_spec as engine
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from abps.core.errors import RequestError
@@ -29,6 +30,15 @@ class Outcome:
     report: dict[str, Any] | None
 
 
+class Lost(RequestError):
+    """The relay was there and does not answer any more."""
+
+
+#: What the engine says when the line is broken, and when it does not want to do something.
+_BROKEN = (engine.NoConnection, engine.SessionClosed, engine.NoReply)
+_REFUSED = (engine.AuthorizationError, engine.InvalidJobDefinition, engine.JobNotFound, engine.InternalError)
+
+
 def _operator(kit: Path) -> str:
     path = Path(kit) / "startup" / "fed_admin.json"
     if not path.is_file():
@@ -44,13 +54,18 @@ def session(kit: Path, seconds: float = 15.0) -> Iterator[Session]:
         try:
             line = new_secure_session(name, str(kit), timeout=seconds)
         except Exception as error:
-            raise RequestError(
-                f"the relay does not answer {name} ({error}); is it started and reachable?"
-            ) from error
+            raise Lost(f"the relay does not answer {name} ({error}); is it started and reachable?") from error
         try:
             yield line
+        except _BROKEN as error:
+            raise Lost(
+                f"the relay stopped answering ({error}); what runs there goes on, ask later"
+            ) from error
+        except _REFUSED as error:
+            raise RequestError(f"the relay refused ({error}); see its log") from error
         finally:
-            line.close()
+            with contextlib.suppress(Exception):  # the line may be gone
+                line.close()
 
 
 def connected(kit: Path) -> list[str]:
@@ -73,14 +88,20 @@ def submit(
     with tempfile.TemporaryDirectory() as folder, session(kit) as line:
         recipe.export(folder)
         job = line.submit_job(str(Path(folder) / recipe.job_name))
-        if wait is None:
-            return Outcome(job, "SUBMITTED", None)
-        until = time.monotonic() + wait
-        while time.monotonic() < until:
-            status = str(line.get_job_status(job))
-            progress(status)
-            if status.startswith("FINISHED"):
-                return Outcome(job, status, _report(line, job))
+    if wait is None:
+        return Outcome(job, "SUBMITTED", None)
+    until = time.monotonic() + wait
+    while time.monotonic() < until:
+        try:
+            with session(kit) as line:
+                while time.monotonic() < until:
+                    status = str(line.get_job_status(job))
+                    progress(status)
+                    if status.startswith("FINISHED"):
+                        return Outcome(job, status, _report(line, job))
+                    time.sleep(1.0)
+        except Lost:
+            progress("the relay does not answer; asking again")
             time.sleep(1.0)
     raise RequestError(f"the job {job} has not ended within {wait:g} s; it goes on, ask again later")
 

@@ -1,0 +1,89 @@
+"""Submitting over a line that breaks; the relay is played by the test."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from nvflare.fuel.flare_api import api_spec as engine
+
+from abps.core.errors import RequestError
+from abps.engines.flare import submit as jobs
+
+
+class Relay:
+    """Plays one session after the other: each is a list of statuses or exceptions."""
+
+    def __init__(self, *sessions):
+        self.sessions = [iter(s) for s in sessions]
+        self.closed = 0
+
+    def __call__(self, name, kit, timeout):
+        self.now = self.sessions.pop(0)
+        return self
+
+    def _next(self):
+        told = next(self.now)
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    def submit_job(self, folder):
+        return self._next()
+
+    def get_job_status(self, job):
+        return self._next()
+
+    def download_job_result(self, job, folder):
+        from pathlib import Path
+
+        (Path(folder) / "abps-job.json").write_text(json.dumps({"schema": "abps.job/1", "rounds": []}))
+        return folder
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def kit(tmp_path):
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").write_text(json.dumps({"admin": {"username": "me@here.org"}}))
+    return tmp_path
+
+
+def submitted(monkeypatch, six, kit, relay, wait=60.0):
+    monkeypatch.setattr(jobs, "new_secure_session", relay)
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
+    return jobs.submit(kit, six.agreement("abps"), 1, wait=wait)
+
+
+def test_a_line_that_breaks_is_made_anew(monkeypatch, six, kit):
+    relay = Relay(
+        ["job-1"], ["RUNNING", engine.NoConnection("gone")], [engine.SessionClosed("old")],
+        ["RUNNING", "FINISHED:COMPLETED"],
+    )  # fmt: skip
+    outcome = submitted(monkeypatch, six, kit, relay)
+    assert (outcome.job, outcome.status) == ("job-1", "FINISHED:COMPLETED") and outcome.report is not None
+    assert relay.closed == 4 and not relay.sessions
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (engine.NoConnection("gone"), "stopped answering"),
+        (engine.AuthorizationError("not you"), "refused"),
+        (engine.InvalidJobDefinition("no"), "refused"),
+    ],
+)
+def test_a_job_that_the_relay_does_not_take(monkeypatch, six, kit, error, words):
+    with pytest.raises(RequestError, match=words):
+        submitted(monkeypatch, six, kit, Relay([error]))
+
+
+def test_not_waiting(monkeypatch, six, kit):
+    assert submitted(monkeypatch, six, kit, Relay(["job-1"]), wait=None).status == "SUBMITTED"
+
+
+def test_a_job_that_does_not_end(monkeypatch, six, kit):
+    with pytest.raises(RequestError, match="job-1 has not ended within 0 s"):
+        submitted(monkeypatch, six, kit, Relay(["job-1"]), wait=0.0)
