@@ -15,6 +15,7 @@ from abps.cohorts.prepare import prepare
 from abps.cohorts.table import load
 from abps.core.errors import RequestError
 from abps.engines import bench as benchmark
+from abps.engines import bench_scale
 
 
 def register(app: typer.Typer) -> None:
@@ -28,6 +29,9 @@ def bench(
         typer.Option(help="A built-in federation, or uniform:CENTERSxROWSxFEATURES (230x256x64)."),
     ] = "icu-synthetic",
     turns: Annotated[int, typer.Option(help="How often each is measured, in turns.")] = 5,
+    scale: Annotated[
+        bool, typer.Option("--scale", help="Also selection among 1,000, 10,000 and 100,000 centers.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Measure local training against a plain PyTorch loop and the machine's matrix-multiply speed."""
@@ -39,8 +43,12 @@ def bench(
         found = benchmark.measure(
             prepared, turns, progress=lambda what, k, of: status.update(f"{what}: turn {k} of {of}")
         )
+        costs = {}
+        for n in bench_scale.SIZES if scale else ():
+            status.update(f"selection among {n:,} centers")
+            costs[n] = bench_scale.in_its_own_process(bench_scale.selection_cost, n)
     if as_json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(found) | _scale(costs)))
         return
     table = Table(
         title=f"{prepared.name}: {found.centers} centers, {found.rows:,} training rows", show_header=False
@@ -55,7 +63,21 @@ def bench(
         ("peak memory", f"{found.peak_mb:,.0f} MB"),
     ):
         table.add_row(name, value)
+    for n, cost in costs.items():
+        table.add_row(
+            f"selection among {n:,} centers", f"{cost.seconds:.2f} s per round, {cost.peak_mb:,.0f} MB"
+        )
     Console().print(table)
+
+
+def _scale(costs: dict[int, bench_scale.SelectionCost]) -> dict[str, dict[str, float]]:
+    """What ``--scale`` adds to the JSON."""
+    if not costs:
+        return {}
+    return {
+        "select_s_per_round": {str(n): cost.seconds for n, cost in costs.items()},
+        "select_peak_mb": {str(n): cost.peak_mb for n, cost in costs.items()},
+    }
 
 
 def _uniform(spec: str) -> benchmark.Prepared:

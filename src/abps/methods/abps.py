@@ -296,15 +296,10 @@ class ABPS(Method):
         return mixed, center, peer, phi
 
     def choose(self, world: World, state: State, beliefs: Beliefs, t: int) -> Round:
-        """This round's proposals and answers: from full tables, or without them among very many centers."""
-        config, mutual, stream = self.selection, self.filter.mutual_filter, (world.seed, t, world.horizon)
-        found = state.candidates
-        if world.n > LISTED_UP_TO or found.table is None:
-            plan = select_sparsely(config, beliefs, found, mutual, world.ids, *stream)
-        else:
-            similarity = found.similarity if config.tie_break == "similarity" else None
-            consent = found.table if mutual else np.ones_like(found.table)
-            plan = selection.select(config, beliefs, found.table, consent, similarity, world.ids, *stream)
+        """This round's proposals and answers."""
+        config, mutual = self.selection, self.filter.mutual_filter
+        stream = (world.seed, t, world.horizon)
+        plan = plan_round(config, beliefs, state.candidates, mutual, world.ids, *stream)
         return Round(plan, config, beliefs, t)
 
     def traffic(self, world: World, plan: Plan, t: int) -> Traffic:
@@ -313,6 +308,24 @@ class ABPS(Method):
         if t == 1 and self.selection.policy != "random":
             spent += bytes_of.directory(world.n, self.filter.vectors(world).shape[1])
         return spent
+
+
+def plan_round(
+    config: Selection,
+    beliefs: Beliefs,
+    found: Candidates,
+    mutual: bool,
+    ids: NDArray[np.uint64],
+    seed: int,
+    t: int,
+    horizon: int,
+) -> Plan:
+    """A round's plan: from full tables, or without them among very many centers."""
+    if found.table is None or found.n > LISTED_UP_TO:
+        return select_sparsely(config, beliefs, found, mutual, ids, seed, t, horizon)
+    similarity = found.similarity if config.tie_break == "similarity" else None
+    consent = found.table if mutual else np.ones_like(found.table)
+    return selection.select(config, beliefs, found.table, consent, similarity, ids, seed, t, horizon)
 
 
 def _next(state: State, models: Tensor, beliefs: Beliefs) -> State:
