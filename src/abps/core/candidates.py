@@ -27,9 +27,12 @@ TABLE_UP_TO: Final = 4096
 #: Centers up to which ties may be broken by similarity, which sorts all pairs.
 SORTED_UP_TO: Final = 8192
 
-#: A matrix product of unit vectors is right to about 1e-15 per entry: closer than this to a threshold, the
-#: pair is scored again in the fixed order.
-_MARGIN: Final = 1e-12
+#: Inner products of unit vectors in single precision and any order are right to about 1e-6: enough to decide
+#: all pairs but those closer than this to a threshold, which are scored again in double and in a fixed order.
+_MARGIN: Final = 4e-6
+
+#: Pairs of a tile of rows: its arrays stay in a core's cache.
+_TILE: Final = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,16 @@ class Candidates:
         return [np.zeros(0) if k is None else np.ascontiguousarray(k.ready(self.vectors)) for k in known]
 
     @cached_property
+    def _single(self) -> list[NDArray[np.float32]]:
+        """The same in single precision, filled up with zeros to whole cache lines."""
+        return [
+            np.ascontiguousarray(np.pad(r, ((0, 0), (0, -r.shape[1] % 16))), dtype=np.float32)
+            if r.ndim == 2
+            else np.zeros(0, dtype=np.float32)
+            for r in self._ready
+        ]
+
+    @cached_property
     def symmetric(self) -> bool:
         """Whether i admits j exactly when j admits i."""
         if self.table is not None:
@@ -85,24 +98,36 @@ class Candidates:
         if known is None:
             score = goals_of.pair_list_scores(self.vectors, goal, center, peer)
             return np.asarray(score >= self.threshold[center])
-        ready, answer = self._ready[k], np.empty(len(center), dtype=bool)
+        ready, single, answer = self._ready[k], self._single[k], np.empty(len(center), dtype=bool)
         for at in range(0, len(center), BLOCK):
-            part = slice(at, at + BLOCK)
-            score = known.score(ready[center[part]], ready[peer[part]])
-            answer[part] = score >= self.threshold[center[part]]
+            i, j = center[at : at + BLOCK], peer[at : at + BLOCK]
+            asked = self.threshold[i]
+            if not known.sign:
+                answer[at : at + BLOCK] = known.score(ready[i], ready[j]) >= asked
+                continue
+            distance = known.sign * np.einsum("pk,pk->p", single[i], single[j]) - asked
+            part = distance >= 0
+            close = np.flatnonzero(np.abs(distance) < _MARGIN)
+            part[close] = known.score(ready[i[close]], ready[j[close]]) >= asked[close]
+            answer[at : at + BLOCK] = part
         return answer
 
     def rows(self, centers: Ints, peers: Ints) -> Mask:
         """(a, b) does ``centers[a]`` consider ``peers[b]``?"""
         if self.table is not None:
             return np.asarray(self.table[np.ix_(centers, peers)])
-        answer: Mask = centers[:, None] != peers[None, :]
-        if self.group is not None:
-            answer &= self.group[centers][:, None] == self.group[peers][None, :]
+        answer = np.ones((len(centers), len(peers)), dtype=bool)
         for k, goal in enumerate(self.rules):
             mine = np.flatnonzero(self.rule[centers] == k)
-            if len(mine):
-                answer[mine] &= self._row_block(k, goal, centers[mine], peers)
+            step = max(64, _TILE // max(1, len(mine)))
+            for at in range(0, len(peers) if len(mine) else 0, step):
+                answer[mine, at : at + step] = self._row_block(k, goal, centers[mine], peers[at : at + step])
+        if self.group is not None:
+            answer &= self.group[centers][:, None] == self.group[peers][None, :]
+        order = np.argsort(peers, kind="stable")
+        at = np.minimum(np.searchsorted(peers, centers, sorter=order), len(peers) - 1)
+        itself = np.flatnonzero(peers[order[at]] == centers) if len(peers) else order
+        answer[itself, order[at[itself]]] = False
         return answer
 
     def _row_block(self, k: int, goal: Goal, centers: Ints, peers: Ints) -> Mask:
@@ -110,16 +135,14 @@ class Candidates:
         if known is None:
             scores = np.stack([goal(self.vectors[[i]], self.vectors[peers])[0] for i in centers.tolist()])
             return np.asarray(scores >= threshold)
-        a, b = self._ready[k][centers], self._ready[k][peers]
+        ready, single = self._ready[k], self._single[k]
         if not known.sign:
-            return np.asarray(known.score(a[:, None], b[None]) >= threshold)
-        scores = (known.sign * a) @ b.T
-        scores -= threshold
-        answer = scores >= 0
-        close = np.abs(scores, out=scores) < _MARGIN
-        if close.any():
-            r, c = np.nonzero(close)
-            answer[r, c] = known.score(a[r], b[c]) >= threshold[r, 0]
+            return np.asarray(known.score(ready[centers][:, None], ready[peers][None]) >= threshold)
+        distance = (known.sign * single[centers]) @ single[peers].T
+        distance -= threshold.astype(np.float32)
+        answer = distance >= 0
+        r, c = np.nonzero(np.abs(distance, out=distance) < _MARGIN)
+        answer[r, c] = known.score(ready[centers[r]], ready[peers[c]]) >= threshold[r, 0]
         return answer
 
     def sizes(self, centers: Ints) -> Ints:
@@ -129,7 +152,7 @@ class Candidates:
         for part in np.array_split(unknown, max(1, len(unknown) // 64)):
             count = np.zeros(len(part), dtype=np.int64)
             for at in range(0, self.n, BLOCK):
-                count += self.rows(part, everyone[at : at + BLOCK]).sum(axis=1)
+                count += np.count_nonzero(self.rows(part, everyone[at : at + BLOCK]), axis=1)
             self._counted[part] = count
         return self._counted[centers]
 

@@ -36,13 +36,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: Pairs that are looked at in one go: arrays of this size stay in a core's cache.
-_AT_ONCE: Final = 1 << 15
+_AT_ONCE: Final = 1 << 14
 
 #: Pairs of a block of rows against all centers.
 _ROWS_AT_ONCE: Final = 1 << 20
 
-#: How many looks into a ranking cost as much as a look at one free center in a block of them.
-_SCAN_COST: Final = 2.0
+#: Costs, in looks at a place of a ranking: of a free center in a block of them, and of one that agrees and
+#: has to be put in order.
+_FREE_COST: Final = 0.03
+_AGREES_COST: Final = 1.6
 
 #: Nobody: in place of a center's number.
 _NOBODY: Final = -1
@@ -283,20 +285,19 @@ def _played(view: _View, order: Ints) -> Plan:
     last = array("q", [_NOBODY]) * n  # with whom a center filled up in its own turn
     turn_of = np.empty(n, dtype=np.int64)
     turn_of[order] = np.arange(n)
-    partners: dict[int, set[int]] = {}
+    together: set[tuple[int, int]] = set()
     pairs: list[tuple[int, int]] = []
     had_turn = np.zeros(n, dtype=bool)
     share = 1.0  # of free peers who agree, as last seen
 
     def swap_places(i: int, listed: list[int], turn: int) -> None:
-        mine = partners.setdefault(i, set())
         for j in listed:
             if load[i] >= kappa:
                 return
-            if load[j] >= kappa or j in mine:
+            if load[j] >= kappa or (i, j) in together:
                 continue
-            mine.add(j)
-            partners.setdefault(j, set()).add(i)
+            if kappa > 1:  # with one place, a partner is full and not asked again
+                together.update(((i, j), (j, i)))
             pairs.append((i, j))
             for k in (i, j):
                 load[k] += 1
@@ -309,7 +310,7 @@ def _played(view: _View, order: Ints) -> Plan:
     while at < n:
         free = loads < kappa
         room = np.flatnonzero(free)
-        ahead = at + np.flatnonzero(free[order[at:]])[: max(32, len(room) // 8)]
+        ahead = at + np.flatnonzero(free[order[at:]])[: max(32, len(room) // 16)]
         if not len(ahead):
             break
         who = order[ahead]
@@ -319,9 +320,10 @@ def _played(view: _View, order: Ints) -> Plan:
                 continue
             had_turn[i] = True
             swap_places(i, listed, int(turn_of[i]))
-            if load[i] < kappa and not whole:
-                again = view.listed(np.array([i]), np.flatnonzero(loads < kappa))[1]
-                swap_places(i, again.tolist(), int(turn_of[i]))
+            while load[i] < kappa and not whole:
+                free = loads < kappa
+                (again,), (whole,), _ = _lists(view, np.array([i]), free, np.flatnonzero(free), share)
+                swap_places(i, again, int(turn_of[i]))
         at = int(ahead[-1]) + 1
     made = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     asked = _asked(view, made, had_turn, turn_of, np.array(full_at), np.array(last))
@@ -341,13 +343,14 @@ def _lists(
 ) -> tuple[list[list[int]], Mask, float]:
     """For each of ``who`` the first peers of its ranking that are free and willing; whether these are all of
     them; and the share of free peers who are willing."""
-    need = view.config.kappa + 2
-    width = int(1.5 * need * view.n / (len(room) * share)) + 1
+    need = view.config.kappa + 1
+    width = int(1.3 * need * view.n / (len(room) * share)) + 1
     complete = np.zeros(len(who), dtype=bool)
     usual_asked = view.usual >= view.config.tau_acc or not view.config.proposer_check
-    if width * _SCAN_COST < len(room) and usual_asked:
-        limit = min(view.n, int(len(room) / _SCAN_COST))
-        index, peer, short, share = _scanned(view, who, free, need, width, limit)
+    limit = min(view.n, int(len(room) * (_FREE_COST + _AGREES_COST * share)))
+    if width < limit and usual_asked:
+        patience = int(2 * _FREE_COST * len(room))
+        index, peer, short, share = _scanned(view, who, free, need, width, limit, patience)
     else:
         index = peer = np.zeros(0, dtype=np.int64)
         short = np.arange(len(who))
@@ -371,11 +374,12 @@ def _lists(
 
 
 def _scanned(
-    view: _View, who: Ints, free: Mask, need: int, width: int, limit: int
+    view: _View, who: Ints, free: Mask, need: int, width: int, limit: int, patience: int
 ) -> tuple[Ints, Ints, Ints, float]:
     """Look down the rankings until enough are found: (index, peer, who found too few, share of the willing).
 
-    The better-than-usual peers come first, then the places of the tie-break, up to ``limit``.
+    The better-than-usual peers come first, then the places of the tie-break: up to ``limit``, and up to
+    ``patience`` for whoever found nobody.
     """
     number = np.empty(view.n, dtype=np.int64)
     number[who] = np.arange(len(who))
@@ -405,12 +409,13 @@ def _scanned(
             index.append(rows[r[ok]])
             peer.append(j[ok])
             count += np.bincount(index[-1], minlength=len(who))
-        todo = todo[count[todo] < need]
+        missing = np.flatnonzero(count < need)
         start, width = stop, 2 * width
+        todo = missing[(count[missing] > 0) | (start < patience)]
     index_, peer_ = _joined(index), _joined(peer)
     order = np.argsort(index_, kind="stable")  # better ones first, then place by place
     share = max(hits, 1) / max(looked, 1)
-    return index_[order], peer_[order], todo, share
+    return index_[order], peer_[order], np.flatnonzero(count < need), share
 
 
 def _asked(view: _View, made: Ints, had_turn: Mask, turn_of: Ints, full_at: Ints, last: Ints) -> Ints:
@@ -424,8 +429,9 @@ def _asked(view: _View, made: Ints, had_turn: Mask, turn_of: Ints, full_at: Ints
         exhausted, in_vain = in_vain, exhausted
     agreed = np.sort(made[:, 0] * n + made[:, 1])
     for i, j in _proposals(view, np.flatnonzero(last != _NOBODY), last, exhausted):
-        granted = _contains(agreed, j * n + i) & (turn_of[j] < turn_of[i])  # a partner already: not asked
-        i, j = i[~granted], j[~granted]
+        if view.config.kappa > 1:
+            granted = _contains(agreed, j * n + i) & (turn_of[j] < turn_of[i])  # a partner already: not asked
+            i, j = i[~granted], j[~granted]
         answer = np.full(len(i), int(Answer.FULL))
         there = np.flatnonzero(full_at[j] >= turn_of[i])
         answer[there] = np.where(view.consents(i[there], j[there]), Answer.DECLINED, Answer.FILTERED)

@@ -1,0 +1,241 @@
+"""How time and memory grow: with centers (selection), rows per center, partners and parameters (a round).
+
+    python benchmarks/scaling.py                       # everything; figures into docs/images
+    python benchmarks/scaling.py --largest 10000       # smaller
+    python benchmarks/scaling.py --only selection
+
+Every point is measured in a process of its own, whose peak memory stands beside the time. Prints the tables
+of docs/speed.md and writes the figures. The machine should have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from abps.core import streams
+from abps.core.ledger import Ledger
+from abps.engines import bench, bench_scale
+from abps.learn.training import StackedLearner, Training
+from abps.methods.abps import ABPS, Selection
+from abps.methods.base import World
+
+CENTERS = (8, 32, 128, 512, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
+#: (goal, κ, name, largest size). A center that rests looks at every free one: diversity makes many rest.
+SELECTIONS = (
+    ("homogeneity", 1, "homogeneity, κ = 1", 100_000),
+    ("none", 1, "no filter, κ = 1", 100_000),
+    ("homogeneity", 3, "homogeneity, κ = 3", 100_000),
+    ("diversity", 1, "diversity, κ = 1", 20_000),
+)
+ROWS = (16, 64, 256, 1_024, 4_096)
+KAPPAS = (1, 2, 3, 5, 8)
+HIDDEN = ((8, 4), (32, 16), (128, 64), (512, 256), (1024, 512))
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """Seconds of local training alone and of a whole ABPS round, medians, and peak memory."""
+
+    centers: int
+    rows: int
+    kappa: int
+    parameters: int
+    train_seconds: float
+    round_seconds: float
+    peak_mb: float
+
+
+def round_cost(centers: int, rows: int, kappa: int, hidden: tuple[int, ...], turns: int) -> RoundCost:
+    """Whole rounds of ABPS on centers of one size."""
+    data = bench.uniform(centers, rows)
+    method = ABPS(training=Training(hidden=hidden), selection=Selection(kappa=kappa))
+    learner = StackedLearner(data, method.training, method.training.model, 1)
+    world = World(learner, data, streams.center_ids(data.centers), 1, turns + 1)
+    state, _ = method.apply(world, method.init(world), 1, Ledger())  # warm
+    train, whole = [], []
+    for t in range(2, turns + 2):
+        began = time.perf_counter()
+        learner.train(state.models, t)
+        train.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        state, _ = method.apply(world, state, t, Ledger())
+        whole.append(time.perf_counter() - began)
+    return RoundCost(
+        centers=centers,
+        rows=rows,
+        kappa=kappa,
+        parameters=learner.layout.size,
+        train_seconds=statistics.median(train),
+        round_seconds=statistics.median(whole),
+        peak_mb=bench_scale.own_peak_mb(),
+    )
+
+
+def measure_selection(largest: int) -> list[dict[str, Any]]:
+    """One entry per goal, κ and size."""
+    found = []
+    for goal, kappa, name, up_to in SELECTIONS:
+        for n in CENTERS:
+            if n <= min(largest, up_to):
+                cost = bench_scale.in_its_own_process(bench_scale.selection_cost, n, goal, kappa, 5)
+                say(f"selection, {name}, {n:,} centers: {cost.seconds:.3f} s, {cost.peak_mb:,.0f} MB")
+                found.append({"name": name} | asdict(cost))
+    return found
+
+
+def measure_rounds(turns: int) -> dict[str, list[dict[str, Any]]]:
+    """Curves over rows, κ, parameters and centers."""
+    points = {
+        "rows": [(64, rows, 1, (128, 64)) for rows in ROWS],
+        "kappa": [(230, 256, kappa, (128, 64)) for kappa in KAPPAS],
+        "parameters": [(64, 256, 1, hidden) for hidden in HIDDEN],
+        "centers": [(n, 64, 1, (128, 64)) for n in (100, 1_000, 10_000)],
+    }
+    found: dict[str, list[dict[str, Any]]] = {}
+    for curve, settings in points.items():
+        found[curve] = []
+        for each in settings:
+            cost = bench_scale.in_its_own_process(round_cost, *each, turns)
+            say(f"{curve}: {cost}")
+            found[curve].append(asdict(cost))
+    return found
+
+
+def say(text: str) -> None:
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+
+def selection_figure(found: list[dict[str, Any]]) -> Figure:
+    """Seconds per round and memory over the number of centers."""
+    figure = Figure(figsize=(7.6, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    colours = ("#d6455d", "#3d7edb", "#e08a2e", "#8a8f98")
+    for name, colour in zip(dict.fromkeys(f["name"] for f in found), colours):
+        these = [f for f in found if f["name"] == name]
+        sizes, seconds = [f["centers"] for f in these], [f["seconds"] for f in these]
+        large = [(n, s) for n, s in zip(sizes, seconds) if n >= 1_000]
+        label = name
+        if len(large) > 1:
+            label += f"  (n^{bench_scale.exponent(*zip(*large)):.2f})"
+        left.plot(sizes, seconds, "o-", color=colour, ms=3, lw=1.2, label=label)
+        right.plot(sizes, [f["peak_mb"] - f["start_mb"] for f in these], "o-", color=colour, ms=3, lw=1.2)
+    left.set(xscale="log", yscale="log", xlabel="centers", title="Seconds per round of selection")
+    right.set(xscale="log", yscale="log", xlabel="centers", title="Memory above that of the start, MB")
+    left.legend(title="fitted from 1,000 centers", title_fontsize=7, fontsize=7)
+    for axes in (left, right):
+        axes.grid(alpha=0.25, lw=0.5)
+    return figure
+
+
+def rounds_figure(found: dict[str, list[dict[str, Any]]]) -> Figure:
+    """Seconds of a round over what makes it longer."""
+    figure = Figure(figsize=(7.6, 5.4), layout="constrained")
+    names = {
+        "centers": ("centers", "centers of 64 rows"),
+        "rows": ("rows", "rows per center (64 centers)"),
+        "kappa": ("kappa", "partners κ (230 centers of 256 rows)"),
+        "parameters": ("parameters", "parameters (64 centers of 256 rows)"),
+    }
+    for axes, (curve, (key, label)) in zip(figure.subplots(2, 2).flat, names.items()):
+        these = found[curve]
+        x = [f[key] for f in these]
+        axes.plot(
+            x, [f["round_seconds"] for f in these], "o-", color="#d6455d", ms=3, lw=1.2, label="ABPS round"
+        )
+        axes.plot(
+            x,
+            [f["train_seconds"] for f in these],
+            "o-",
+            color="#3d7edb",
+            ms=3,
+            lw=1.2,
+            label="training alone",
+        )
+        axes.set(xlabel=label, ylabel="seconds")
+        if curve != "kappa":
+            axes.set(xscale="log", yscale="log")
+        else:
+            axes.set_ylim(bottom=0)
+        for f, place in zip(these, x):
+            axes.annotate(
+                f"{f['peak_mb'] / 1024:.1f} GB",
+                (place, f["round_seconds"]),
+                (0, 5),
+                textcoords="offset points",
+                fontsize=6,
+                ha="center",
+            )
+        axes.grid(alpha=0.25, lw=0.5)
+        axes.legend(fontsize=7)
+    return figure
+
+
+def selection_table(found: list[dict[str, Any]]) -> str:
+    """Markdown."""
+    lines = [
+        "| centers | goal | κ | seconds per round | setup, once | peak memory | rest | proposals per center |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for f in found:
+        if f["centers"] in (1_000, 10_000, 20_000, 100_000):
+            lines.append(
+                f"| {f['centers']:,} | {f['goal']} | {f['kappa']} | {f['seconds']:.2f} | "
+                f"{f['setup_seconds']:.1f} s | {f['peak_mb']:,.0f} MB | {f['rest']:.2%} | "
+                f"{f['proposals']:.1f} |"
+            )
+    return "\n".join(lines)
+
+
+def rounds_table(found: dict[str, list[dict[str, Any]]]) -> str:
+    """Markdown."""
+    lines = ["| centers | rows each | κ | parameters | training, s | whole round, s | peak memory |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for f in (f for curve in found.values() for f in curve):
+        lines.append(
+            f"| {f['centers']:,} | {f['rows']:,} | {f['kappa']} | {f['parameters']:,} | "
+            f"{f['train_seconds']:.3f} | {f['round_seconds']:.3f} | {f['peak_mb']:,.0f} MB |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=("selection", "rounds"))
+    parser.add_argument("--largest", type=int, default=100_000, help="centers at most, in selection")
+    parser.add_argument("--turns", type=int, default=3, help="rounds that are timed")
+    parser.add_argument("--images", type=Path, default=Path(__file__).parents[1] / "docs" / "images")
+    parser.add_argument("--json", type=Path, help="write every number")
+    a = parser.parse_args()
+    every: dict[str, Any] = {}
+    if a.only != "rounds":
+        every["selection"] = measure_selection(a.largest)
+        draw(selection_figure(every["selection"]), "scale-selection", a.images)
+        print(selection_table(every["selection"]) + "\n")
+    if a.only != "selection":
+        every["rounds"] = measure_rounds(a.turns)
+        draw(rounds_figure(every["rounds"]), "scale-rounds", a.images)
+        print(rounds_table(every["rounds"]))
+    if a.json:
+        a.json.write_text(json.dumps(every, indent=1) + "\n")
+
+
+def draw(figure: Figure, name: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(folder / f"{name}.svg", facecolor="white", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
