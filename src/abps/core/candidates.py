@@ -125,9 +125,9 @@ class Candidates:
         if self.group is not None:
             answer &= self.group[centers][:, None] == self.group[peers][None, :]
         order = np.argsort(peers, kind="stable")
-        at = np.minimum(np.searchsorted(peers, centers, sorter=order), len(peers) - 1)
-        itself = np.flatnonzero(peers[order[at]] == centers) if len(peers) else order
-        answer[itself, order[at[itself]]] = False
+        found = np.minimum(np.searchsorted(peers, centers, sorter=order), max(0, len(peers) - 1))
+        itself = np.flatnonzero(peers[order[found]] == centers) if len(peers) else order
+        answer[itself, order[found[itself]]] = False
         return answer
 
     def _row_block(self, k: int, goal: Goal, centers: Ints, peers: Ints) -> Mask:
