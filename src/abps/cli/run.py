@@ -17,6 +17,9 @@ from abps.engines.result import Run
 from abps.engines.simulate import configure, simulate
 from abps.methods.settings import describe
 
+#: Centers left out that are named on the terminal.
+SHOWN = 20
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -61,8 +64,13 @@ def run(
         )
         identity = {"method": method, "seed": seed, "config": describe(config)}
         check_free(out, identity, federation.fingerprint())
-    for left in federation.left_out:
+    for left in federation.left_out[:SHOWN]:
         console.print(f"left out: {left.center} ({left.reason})", highlight=False, markup=False)
+    if len(federation.left_out) > SHOWN:
+        more = len(federation.left_out) - SHOWN
+        console.print(
+            f"left out: {more:,} more, all named in {out}/result.json", highlight=False, markup=False
+        )
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
