@@ -54,6 +54,9 @@ from abps.methods.pairing import shapley_credit
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+#: Beliefs are tables of all pairs: about 50 bytes each.
+MOST_CENTERS = 8192
+
 POLICIES = ("thompson", "bayes-ucb", "gumbel", "mean", "random")
 
 
@@ -115,7 +118,7 @@ class State:
     experience: Experience
     features: Floats
     slopes: Floats
-    belief: Usefulness | None = None
+    beliefs: Usefulness | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,11 @@ class ABPSPlus(Method):
 
     def init(self, world: World) -> State:
         """The common start, no experience, and what everybody published."""
+        if world.n > MOST_CENTERS:
+            raise RequestError(
+                f"abps-plus compares all pairs and takes up to {MOST_CENTERS} centers, not {world.n}; "
+                "use abps-pq-k1-hom, or cut the federation"
+            )
         features, slopes = [], []
         if self.public.metadata:
             features.append(standardised(closeness(world.data.metadata)))
@@ -175,7 +183,7 @@ class ABPSPlus(Method):
         helps = after.helps(self.break_even(after, own))
         mixed = adopt(world, trained, arrived, partners, helps if self.gated else np.ones_like(helps))
         outcome = Outcome(spent, plan.degrees(), plan.rest, explained(plan, score, belief, even))
-        return replace(state, models=mixed, experience=experience, belief=after), outcome
+        return replace(state, models=mixed, experience=experience, beliefs=after), outcome
 
     @property
     def gated(self) -> bool:
