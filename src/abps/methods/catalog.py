@@ -128,29 +128,29 @@ CATALOG: Final[dict[str, Entry]] = {
         "all extensions: two private layers, EMA, early stopping",
         _PAPER,
     ),
-    "abps-plus": Entry(ABPSPlus(), "abps-plus", "selection that learns, four bits a weight", "this project"),
+    "abps-plus": Entry(ABPSPlus(), "extension", "selection that learns, four bits a weight", "this project"),
     "abps-plus-int3": Entry(
         ABPSPlus(wire=Wire("int3", private_layers=1, reference="start")),
-        "abps-plus",
+        "extension",
         "… with three bits a weight",
         "ablation",
     ),
-    "abps-plus-bf16": Entry(ABPSPlus(wire=_PQ), "abps-plus", "… in bfloat16", "ablation"),
+    "abps-plus-bf16": Entry(ABPSPlus(wire=_PQ), "extension", "… in bfloat16", "ablation"),
     "abps-plus-shapley": Entry(
         ABPSPlus(utility="auroc"),
-        "abps-plus",
+        "extension",
         "… with the paper's utility, gains on validation rows",
         "ablation",
     ),
     "abps-plus-flat": Entry(
         ABPSPlus(public=Public(metadata=False, association=False)),
-        "abps-plus",
+        "extension",
         "… without public features",
         "ablation",
     ),
-    "abps-plus-open": Entry(ABPSPlus(gate=False), "abps-plus", "… that adopts whatever arrives", "ablation"),
+    "abps-plus-open": Entry(ABPSPlus(gate=False), "extension", "… that adopts whatever arrives", "ablation"),
     "abps-plus-greedy": Entry(
-        ABPSPlus(calling=Calling(policy="mean")), "abps-plus", "… that never explores", "ablation"
+        ABPSPlus(calling=Calling(policy="mean")), "extension", "… that never explores", "ablation"
     ),
 }
 

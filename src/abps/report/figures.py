@@ -94,8 +94,8 @@ def family(result: Results) -> str:
         return result.method
     entry = CATALOG.get(result.method)
     name = entry.family if entry else "reference"
-    if name in FAMILIES:
-        return name
+    if name == "extension":
+        return "abps-plus"
     return next(
         (known for known in FAMILIES if name.startswith(known)), "peer" if "p2p" in name else "reference"
     )
