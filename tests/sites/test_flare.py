@@ -16,12 +16,14 @@ import pytest
 import torch
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
+from nvflare.recipe import ProdEnv
 
 from abps.cohorts.prepare import prepare
 from abps.core.errors import RequestError
 from abps.engines.agreement import Agreement
 from abps.engines.flare import kits
 from abps.engines.flare.app import only_sealed
+from abps.engines.flare.recipe import ABPSRecipe, Waits
 from abps.engines.flare.submit import connected, session
 from abps.engines.simulate import simulate
 from abps.engines.sitefile import SiteFile
@@ -140,6 +142,21 @@ def test_processes_with_mutual_tls_do_what_the_simulation_does(federation):
     assert len(text) > told["directed"]
     assert b"ABPS\x01\x01\x00\x00" not in text
     assert all(found_in(text, weights) == 0 for weights in trained_weights(federation.given))
+    for store in stores.values():
+        store.close()
+
+
+def test_the_recipe_runs_in_the_engines_production_environment(federation):
+    """The same recipe, submitted by the engine's own ``ProdEnv`` with the operator's kit."""
+    agreement = replace(federation.given.agreement("abps-pq-k1", rounds=1), study="prod")
+    recipe = ABPSRecipe(agreement, 1, waits=Waits(call=8.0, sign=8.0))
+    kit = federation.network.operator
+    run = recipe.execute(ProdEnv(str(kit), login_timeout=30.0, username=kit.name))
+    assert run.get_result(timeout=LONG) is not None
+    assert run.get_status() == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
+    simulated = simulate(federation.given.together, "abps-pq-k1", seed=11, rounds=1)
+    stores = {name: federation.store(name, "prod") for name in federation.given.names}
+    same_beliefs(stores, simulated.beliefs)
     for store in stores.values():
         store.close()
 
