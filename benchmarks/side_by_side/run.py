@@ -8,8 +8,7 @@ Makes a virtual environment for each tool in FOLDER (once), then
    every tool must reach the loss of a double-precision reference in NumPy within 1e-5 (single precision gives
    1e-7; one local step more or less, or Adam without its correction, differs by more than 1e-3: printed);
 2. *takes times*: batches of 128 and dropout, tools in turns, rounds after the first two. A time counts only
-   if the final loss agrees with the plain loop's within 1 % (orders and masks are random; two seeds of one
-   tool differ by about 0.1 %).
+   if the final loss agrees with the plain loop's within 1 % (orders and masks are random).
 
 Center-rounds per second, the ratio to this package within each turn, and the peak memory of all processes of
 a tool (proportional set size, Linux). Of each tool the fastest form that passed counts. A tool that cannot be
