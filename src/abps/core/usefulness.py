@@ -12,8 +12,9 @@ whether likeness matters at all here is itself learned, by every center from its
 has Hanley and McNeil's error; models move on, so it loses weight with age, and levels may have a trend.
 
 All of this is linear and Gaussian, so the posterior is exact (Gaussian process regression with a small
-kernel; tau over a grid, weighted by marginal likelihood). It is handed on as the paper's Beta distribution of
-the same mean and deviation, with the prior beside it: the belief before j itself was ever met.
+kernel; tau over a grid, weighted by marginal likelihood), and stands with the prior beside it: the belief
+before j itself was ever met. :meth:`Usefulness.beta` tells it in the paper's form, as a Beta distribution of
+the same mean and deviation.
 
 Arrays: n centers, k features; ``[i, j]`` is always center i's view of peer j; T observations of a center.
 """

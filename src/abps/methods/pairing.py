@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from abps.cohorts.prepare import Rows
 from abps.core import credit, streams
 from abps.learn.metrics import Segments, labels_of
 from abps.methods.base import World
@@ -67,6 +68,30 @@ def _averages(trained: Tensor, arrived: Tensor, weights: Tensor, center: Ints, m
     return sums.addcmul_(mine, (weights[own] / total).unsqueeze(1))
 
 
+def coalition(peers: Ints, mask: int) -> Ints:
+    """The peers whose bit is set."""
+    return peers[[p for p in range(len(peers)) if mask >> p & 1]]
+
+
+def judged(
+    world: World, score: Score, rows: Rows, center: Ints, make: Callable[[Ints], Tensor], block: int = 64
+) -> Floats:
+    """(k,) the score of model k on the rows of ``center[k]``; ``make`` gives the models of some k.
+
+    Models are made and judged a few at a time, all cores busy, centers of like size together.
+    """
+    values = np.empty(len(center))
+    order = np.argsort(rows.sizes[center], kind="stable")
+    blocks = np.array_split(order, -(-len(order) // block)) if len(order) else []
+
+    def work(k: int) -> None:
+        own = center[blocks[k]]
+        values[blocks[k]] = score(world.learner.logits(make(blocks[k]), rows, own), labels_of(rows, own))
+
+    world.learner.each(work, len(blocks))
+    return values
+
+
 def utilities(
     world: World,
     score: Score,
@@ -75,24 +100,13 @@ def utilities(
     weights: Tensor,
     center: Ints,
     members: list[Ints],
-    block: int = 64,
 ) -> Floats:
-    """(k,) the utility U_i(S), on validation rows, of each (center, coalition).
+    """(k,) the utility U_i(S), on validation rows, of each (center, coalition)."""
 
-    Models are made and judged a few at a time, all cores busy, centers of like size together.
-    """
-    rows = world.data.validation
-    values = np.empty(len(center))
-    order = np.argsort(rows.sizes[center], kind="stable")
-    blocks = np.array_split(order, -(-len(order) // block)) if len(order) else []
+    def make(some: Ints) -> Tensor:
+        return coalition_models(trained, arrived, weights, center[some], [members[k] for k in some])
 
-    def judge(k: int) -> None:
-        own = center[blocks[k]]
-        models = coalition_models(trained, arrived, weights, own, [members[j] for j in blocks[k]])
-        values[blocks[k]] = score(world.learner.logits(models, rows, own), labels_of(rows, own))
-
-    world.learner.each(judge, len(blocks))
-    return values
+    return judged(world, score, world.data.validation, center, make)
 
 
 def shapley_credit(
@@ -112,7 +126,7 @@ def shapley_credit(
     for k in sorted({len(partners[i]) for i in exact}):
         who = np.array([i for i in exact if len(partners[i]) == k])
         owner = np.repeat(who, 1 << k)
-        members = [partners[i][[p for p in range(k) if mask >> p & 1]] for i in who for mask in range(1 << k)]
+        members = [coalition(partners[i], mask) for i in who for mask in range(1 << k)]
         value = utilities(world, score, trained, arrived, weights, owner, members)
         center.append(np.repeat(who, k))
         peer.append(np.concatenate([partners[i] for i in who]))
@@ -124,7 +138,7 @@ def shapley_credit(
         orders = np.stack([rng.permutation(len(mine)) for _ in range(permutations)])
 
         def ask(masks: list[int], i: int = i, mine: Ints = mine) -> Floats:
-            members = [mine[[p for p in range(len(mine)) if mask >> p & 1]] for mask in masks]
+            members = [coalition(mine, mask) for mask in masks]
             return utilities(world, score, trained, arrived, weights, np.full(len(masks), i), members)
 
         center.append(np.full(len(mine), i))

@@ -4,8 +4,8 @@ The paper's frame (beliefs, proposals, capacity, the right to rest) with parts t
 rounds:
 
 * *utility*: the received model's AUROC on all rows of the receiver, which it never saw, with its error;
-* *belief*: each center's own regression on public likenesses of the pair and on all that it measured,
-  as a Beta distribution with its prior beside it (:mod:`abps.core.usefulness`);
+* *belief*: each center's own regression on public likenesses of the pair and on all that it measured, with
+  its prior beside it (:mod:`abps.core.usefulness`);
 * *choice*: every center draws its peers' utilities from its beliefs (Thompson) and proposes to the best; a
   peer accepts if its own draw for the proposer reaches its break-even. Draws become less bold as the rounds
   run out, because what is learned late can no longer be used;
@@ -49,7 +49,7 @@ from abps.core.usefulness import (
 from abps.learn.metrics import auroc, labels_of
 from abps.methods.abps import UTILITIES, decisions_of
 from abps.methods.base import Decisions, Method, Outcome, Wire, World
-from abps.methods.pairing import shapley_credit
+from abps.methods.pairing import coalition, judged, shapley_credit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -240,7 +240,7 @@ class ABPSPlus(Method):
         if policy == "mean":
             return belief.mean
         if policy == "bayes-ucb":
-            # The 1 - 1/t quantile, by the normal approximation of the Beta.
+            # Not below the 1 - 1/t quantile of a normal distribution.
             z = math.sqrt(2.0 * math.log(max(t, 2)))
             return belief.mean + z * belief.sd
         first, second = _uniforms(world, t)
@@ -262,10 +262,7 @@ class ABPSPlus(Method):
         center, peer, phi = shapley_credit(
             world, ask, trained, arrived, world.sizes(), partners, t, permutations=8, tolerance=1e-3
         )
-        rows = world.data.validation
-        positives = rows.positives()[center].astype(np.float64)
-        se = auroc_se(np.full(len(center), 0.7), positives, rows.sizes[center] - positives)
-        return center, peer, 0.5 + phi, se
+        return center, peer, 0.5 + phi, error_on(world.data.validation, center, np.full(len(center), 0.7))
 
 
 def explained(plan: Plan, score: Floats, belief: Usefulness, even: Floats) -> Decisions:
@@ -286,8 +283,7 @@ def own_level(world: World, trained: Tensor) -> Floats:
     """(n,) what each center's own model surely reaches: its validation AUROC less half of its error."""
     rows = world.data.validation
     now = auroc(world.learner.logits(trained, rows), labels_of(rows))
-    positives = rows.positives().astype(np.float64)
-    return now - 0.5 * auroc_se(now, positives, rows.sizes - positives)
+    return now - 0.5 * error_on(rows, np.arange(world.n), now)
 
 
 def adopt(world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], helps: Floats) -> Tensor:
@@ -309,7 +305,7 @@ def adopt(world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], 
 
 
 def judge(
-    world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], block: int = 64
+    world: World, trained: Tensor, arrived: Tensor, partners: list[Ints]
 ) -> tuple[Ints, Ints, Floats, Floats]:
     """(center, peer, utility, standard error) of each received model on all rows of its receiver.
 
@@ -318,42 +314,37 @@ def judge(
     what the average is better than chance: what each would have, were all as useful.
     """
     rows, sizes = own_rows(world), world.sizes()
-    members: list[Ints] = []
-    owner: list[int] = []
-    for i, mine in enumerate(partners):
-        for mask in range(1, 1 << len(mine)):
-            owner.append(i)
-            members.append(mine[[p for p in range(len(mine)) if mask >> p & 1]])
-    who = np.array(owner, dtype=np.int64)
-    value = np.empty(len(who))
-    order = np.argsort(rows.sizes[who], kind="stable")
-    blocks = np.array_split(order, -(-len(order) // block)) if len(order) else []
+    asked = [(i, mask) for i, mine in enumerate(partners) for mask in range(1, 1 << len(mine))]
+    who = np.array([i for i, _ in asked], dtype=np.int64)
 
-    def work(k: int) -> None:
-        own = who[blocks[k]]
-        models = trained[torch.from_numpy(own)]
-        for slot, b in enumerate(blocks[k]):
-            peers = torch.from_numpy(members[b])
+    def make(some: Ints) -> Tensor:
+        models = trained[torch.from_numpy(who[some])]
+        for slot, k in enumerate(some):
+            i, mask = asked[k]
+            peers = torch.from_numpy(coalition(partners[i], mask))
             share = sizes[peers] / sizes[peers].sum()
             models[slot, : arrived.shape[1]] = (
                 arrived[peers[0]] if len(peers) == 1 else torch.mv(arrived[peers].T, share)
             )
-        value[blocks[k]] = auroc(world.learner.logits(models, rows, own), labels_of(rows, own))
+        return models
 
-    world.learner.each(work, len(blocks))
+    value = judged(world, auroc, rows, who, make)
+    utility, at = [np.zeros(0)], 0
+    for mine in partners:
+        coalitions = (1 << len(mine)) - 1
+        worth = np.concatenate([[0.5], value[at : at + coalitions]])
+        utility.append(0.5 + len(mine) * credit.shapley(worth[None])[0])
+        at += coalitions
     center = np.repeat(np.arange(len(partners)), [len(p) for p in partners])
     peer = np.concatenate([np.zeros(0, dtype=np.int64), *partners])
-    utility, at = np.empty(len(center)), 0
-    spot = 0
-    for mine in partners:
-        if len(mine):
-            worth = np.concatenate([[0.5], value[at : at + (1 << len(mine)) - 1]])
-            share = credit.shapley(worth[None])[0]
-            utility[spot : spot + len(mine)] = 0.5 + len(mine) * share
-            at += (1 << len(mine)) - 1
-            spot += len(mine)
+    found = np.concatenate(utility)
+    return center, peer, found, error_on(rows, center, found)
+
+
+def error_on(rows: Rows, center: Ints, value: Floats) -> Floats:
+    """(k,) the standard error of an AUROC ``value[k]`` on the rows of ``center[k]``."""
     positives = rows.positives()[center].astype(np.float64)
-    return center, peer, utility, auroc_se(utility, positives, rows.sizes[center] - positives)
+    return auroc_se(value, positives, rows.sizes[center] - positives)
 
 
 def own_rows(world: World) -> Rows:

@@ -90,8 +90,8 @@ class Drawing:
 
 def family(result: Results) -> str:
     """A method's family as figures know it."""
-    if result.method in ("abps-x", "abps-plus"):
-        return result.method
+    if result.method == "abps-x":
+        return "abps-x"
     entry = CATALOG.get(result.method)
     name = entry.family if entry else "reference"
     if name == "extension":
