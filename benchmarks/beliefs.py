@@ -24,7 +24,8 @@ from abps.cohorts.prepare import Prepared, Rows, prepare
 from abps.cohorts.table import load
 from abps.core.usefulness import Usefulness, normal_cdf
 from abps.learn.metrics import auroc, labels_of
-from abps.learn.training import StackedLearner, Training
+from abps.learn.stacked import StackedLearner
+from abps.learn.training import Training
 
 #: Normal quantiles of central intervals.
 INTERVALS = {0.5: 0.674, 0.8: 1.282, 0.95: 1.960}

@@ -25,7 +25,8 @@ from matplotlib.figure import Figure
 from abps.core import streams
 from abps.core.ledger import Ledger
 from abps.engines import bench, bench_scale
-from abps.learn.training import StackedLearner, Training
+from abps.learn.stacked import StackedLearner
+from abps.learn.training import Training
 from abps.methods.abps import ABPS, Selection
 from abps.methods.base import World
 

@@ -5,7 +5,8 @@ import torch
 from work import LEARNING_RATE, SIZES, both_orders, finish, task, timed
 
 from abps.cohorts.prepare import Prepared, Rows
-from abps.learn.training import StackedLearner, Training
+from abps.learn.stacked import StackedLearner
+from abps.learn.training import Training
 
 job = task()
 torch.set_num_threads(job.threads)

@@ -15,7 +15,8 @@ from abps import CATALOG, Run, simulate
 from abps.cohorts.federation import Federation
 from abps.engines.result import SCHEMA
 from abps.learn.models import initial_weights
-from abps.learn.training import StackedLearner, Training
+from abps.learn.stacked import StackedLearner
+from abps.learn.training import Training
 from abps.methods.settings import names, with_settings
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size

@@ -69,8 +69,8 @@ def test_the_plain_loop_learns_what_the_engine_learns():
     import torch
     from torch.nn.utils import parameters_to_vector
 
+    from abps.learn.loop import LoopLearner
     from abps.learn.metrics import auroc, labels_of
-    from abps.learn.training import LoopLearner
 
     learner = LoopLearner(data, training, training.model, 1)
     w = learner.start.expand(3, -1).clone()

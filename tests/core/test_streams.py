@@ -78,3 +78,10 @@ def test_large_permutations_with_halves_of_two_sizes():
 def test_an_unknown_purpose_is_an_error():
     with pytest.raises(ValueError):
         streams.key(1, "no such purpose")
+
+
+@given(st.integers(1, 700), st.lists(st.integers(0, 2**64 - 1), max_size=4))
+def test_everybodys_place_at_once_is_the_place_asked_one_by_one(n: int, keys: list[int]) -> None:
+    key = np.array(keys, dtype=np.uint64)
+    want = permutation.place_of(np.arange(n)[None, :], key[:, None], n)
+    assert (permutation.all_places(key, n) == want).all()

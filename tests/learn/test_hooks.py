@@ -9,8 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from abps.cohorts.prepare import Prepared, Rows
+from abps.learn.loop import LoopLearner
 from abps.learn.models import MLP
-from abps.learn.training import LoopLearner, Objective, StackedLearner, Training
+from abps.learn.stacked import StackedLearner
+from abps.learn.training import Objective, Training
 
 PLAIN = Training(batch=16, dropout=0.0)
 

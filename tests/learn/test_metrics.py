@@ -58,3 +58,10 @@ def test_means_skip_what_is_not_defined_and_say_how_many_count():
     assert mean_over_centers(np.array([0.5, np.nan, 1.0])) == (0.75, 2)
     mean, scored = mean_over_centers(np.array([np.nan]))
     assert np.isnan(mean) and scored == 0
+
+
+def test_groups_are_split_in_two():
+    whole = Segments(np.arange(6.0), np.array([0, 3, 3, 6]))
+    first, second = whole.split(np.array([1, 0, 3]))
+    assert [first[g].tolist() for g in range(3)] == [[0.0], [], [3.0, 4.0, 5.0]]
+    assert [second[g].tolist() for g in range(3)] == [[1.0, 2.0], [], []]

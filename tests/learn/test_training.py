@@ -11,10 +11,14 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.learn import batches
 from abps.learn.dropout import DropSite, drop_limit, kept_units
+from abps.learn.fused import FusedNetwork
 from abps.learn.kernels import MLPKernel, ModuleKernel, kernel_for
+from abps.learn.loop import LoopLearner
+from abps.learn.mixtures import mixed, mixtures
 from abps.learn.models import MLP, initial_weights, layout_of
 from abps.learn.optimizers import SGD, Adam
-from abps.learn.training import LoopLearner, Objective, StackedLearner, Training
+from abps.learn.stacked import StackedLearner
+from abps.learn.training import Objective, Training
 from abps.learn.workspace import Workspace
 from federations import tiny
 
@@ -317,3 +321,61 @@ def test_the_stacked_optimisers_step_like_torchs(kind):
         plain.grad = slope
         theirs.step()
     torch.testing.assert_close(w, plain.detach(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2, 0.6])
+def test_the_compiled_round_equals_the_one_in_batches(optimizer, dropout, monkeypatch):
+    data = tiny((300, 140, 129, 20, 1))
+    training = Training(hidden=(16, 12, 8), optimizer=optimizer, dropout=dropout, lr=0.01)
+    learner = StackedLearner(data, training, training.model, SEED)
+    w = learner.start.expand(data.size, -1).clone()
+    objective = Objective(
+        strength=torch.linspace(0.0, 1.0, 5),
+        anchor=learner.start + 0.1,
+        shift=torch.linspace(-0.1, 0.1, 5 * w.shape[1]).view(5, -1),
+    )
+    cut = learner.layout.shared(1)
+    asked = [{"objective": objective}, {"columns": slice(cut, None)}, {"columns": slice(0, cut), "epochs": 3}]
+    fused = [learner.train(w, 2, **ask) for ask in asked]
+    monkeypatch.setattr(FusedNetwork, "can", lambda self, objective: False)
+    for got, ask in zip(fused, asked, strict=True):
+        torch.testing.assert_close(got, learner.train(w, 2, **ask), atol=2e-6, rtol=1e-5)
+
+
+def test_compiled_answers_of_models_and_of_mixtures_equal_plain_ones():
+    """Also for more rows than are answered at once, and for coalitions that share their first layer."""
+    rng = np.random.default_rng(1)
+    data = tiny((300, 140, 20, 1))
+    training = Training(hidden=(16, 8))
+    learners = [kind(data, training, training.model, SEED) for kind in (StackedLearner, LoopLearner)]
+    size = learners[0].layout.size
+    own = torch.from_numpy(rng.normal(size=(4, size)).astype(np.float32))
+    sent = torch.from_numpy(rng.normal(size=(4, learners[0].layout.shared(1))).astype(np.float32))
+    owner = np.array([0, 3, 1, 1, 0])
+    answers = [learner.logits(own[[0, 1, 2, 3, 0]], data.train, owner) for learner in learners]
+    np.testing.assert_allclose(answers[0].values, answers[1].values, atol=1e-4, rtol=1e-4)
+    # Center 0 in all coalitions of three peers, center 2 with one, center 3 alone.
+    members = [[], [1], [2], [1, 2], [3], [1, 3], [2, 3], [1, 2, 3], [0], []]
+    parts = mixtures(
+        np.array([0] * 8 + [2, 3]),
+        np.array([j for m in members for j in m]),
+        np.array([len(m) for m in members]),
+        np.array([5, 1, 2, 3], dtype=np.float32),
+    )
+    answers = [learner.mixture_logits(own, sent, parts, data.train) for learner in learners]
+    np.testing.assert_allclose(answers[0].values, answers[1].values, atol=1e-4, rtol=1e-4)
+    models = mixed(own, sent, parts, learners[0].each)
+    shared = sent.shape[1]
+    for k, inside in enumerate(members):
+        weights = np.array([5, 1, 2, 3])[[int(parts.owner[k]), *inside]]
+        rows = torch.stack([own[parts.owner[k], :shared], *(sent[j] for j in inside)])
+        want = (rows * torch.from_numpy(weights / weights.sum()).float()[:, None]).sum(0)
+        torch.testing.assert_close(models[k, :shared], want, atol=1e-6, rtol=1e-5)
+        assert torch.equal(models[k, shared:], own[parts.owner[k], shared:])
+    alone = mixtures(
+        np.array([2]), np.array([0, 1]), np.array([2]), np.array([3, 1, 9, 9], np.float32), False
+    )
+    torch.testing.assert_close(
+        mixed(own, sent, alone, learners[0].each)[0, :shared], 0.75 * sent[0] + 0.25 * sent[1]
+    )

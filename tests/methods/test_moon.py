@@ -31,7 +31,7 @@ def test_gradient_of_a_representation_of_zero_is_zero() -> None:
     assert contrastive_gradient(some, zero, torch.eye(4)[:2], 0.5).isfinite().all()
 
 
-def test_first_round_pulls_nowhere_and_is_fedavg(world, play) -> None:
+def test_first_round_pulls_nowhere_and_is_fedavg(world, play, batched) -> None:
     here = world(Training())
     method = MOON(mu=10.0)
     state = method.init(here)
@@ -73,7 +73,7 @@ def test_second_round_follows_the_whole_loss(world, play, one_step) -> None:
         torch.testing.assert_close(after[i], state.models[i] - 0.1 * slope, rtol=1e-4, atol=1e-5)
 
 
-def test_previous_is_the_centers_own_trained_model(world, play) -> None:
+def test_previous_is_the_centers_own_trained_model(world, play, batched) -> None:
     here = world(Training())
     state = play(MOON(), here, 1)[-1]
     trained = here.learner.train(here.common_start(), 1)

@@ -15,7 +15,7 @@ from abps.core.errors import RequestError
 from abps.core.usefulness import Experience, believe
 from abps.learn.training import Training
 from abps.methods.catalog import find
-from abps.methods.plus import ABPSPlus, Calling, Public, adopt, associations, judge, own_rows
+from abps.methods.plus import ABPSPlus, Calling, Public, adopt, associations, judge
 from abps.methods.settings import with_settings
 
 
@@ -66,14 +66,14 @@ def test_several_partners_share_what_they_are_worth_together(here):
     whole = np.average(arrived[1:4].numpy(), axis=0, weights=here.sizes()[1:4].numpy())
     model = trained[:1].clone()
     model[0, : len(whole)] = torch.from_numpy(whole.astype(np.float32))
-    rows = own_rows(here)
+    rows = here.data.own
     score = here.learner.logits(model, rows, np.array([0])).values
     together = roc_auc_score(rows.only(0).y, score)
     assert (value - 0.5).sum() / 3 == pytest.approx(together - 0.5, abs=2e-3)
 
 
 def test_own_rows_hold_training_and_validation_rows_of_each_center(here):
-    rows = own_rows(here)
+    rows = here.data.own
     for i in range(here.n):
         wanted = np.concatenate([here.data.train.only(i).y, here.data.validation.only(i).y])
         np.testing.assert_array_equal(rows.only(i).y, wanted)

@@ -28,7 +28,7 @@ from abps.engines.flare.submit import connected, session
 from abps.engines.simulate import simulate
 from abps.engines.sitefile import SiteFile
 from abps.engines.store import Store
-from abps.learn.training import StackedLearner
+from abps.learn.stacked import StackedLearner
 
 from .network import agree_about_partners, counted_once, same_beliefs
 from .processes import LONG, Processes

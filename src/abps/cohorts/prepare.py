@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -53,6 +54,17 @@ class Rows:
         return Rows(self.x[part], self.y[part], np.array([0, part.stop - part.start]))
 
 
+def side_by_side(first: Rows, second: Rows) -> Rows:
+    """Two splits as one: of every center the rows of the first, then those of the second."""
+    owner = [np.repeat(np.arange(len(part.sizes)), part.sizes) for part in (first, second)]
+    order = np.argsort(np.concatenate(owner), kind="stable")
+    return Rows(
+        np.concatenate([first.x, second.x])[order],
+        np.concatenate([first.y, second.y])[order],
+        np.concatenate([[0], np.cumsum(first.sizes + second.sizes)]),
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What the learners see: three splits, column names and what each center publishes about itself.
@@ -77,6 +89,16 @@ class Prepared:
     def size(self) -> int:
         """The number of centers."""
         return len(self.centers)
+
+    @cached_property
+    def own(self) -> Rows:
+        """What a center may look at: its training and validation rows."""
+        return side_by_side(self.train, self.validation)
+
+    @cached_property
+    def held_out(self) -> Rows:
+        """What is not trained on: validation and test rows, in this order."""
+        return side_by_side(self.validation, self.test)
 
     @property
     def width(self) -> int:

@@ -80,3 +80,29 @@ def peer_at(place: ArrayLike, key: ArrayLike, n: int) -> NDArray[np.int64]:
 def place_of(peer: ArrayLike, key: ArrayLike, n: int) -> NDArray[np.int64]:
     """At which place ``peer`` stands in the order of ``key``: the inverse of :func:`peer_at`."""
     return _walk(peer, key, n, forward=False)
+
+
+def all_places(key: NDArray[np.uint64], n: int) -> NDArray[np.int64]:
+    """(keys, n) at which place everybody stands in the order of each key: ``place_of``, asked for all.
+
+    What a round of the network adds depends on half of a value only, so it is looked up in short tables.
+    """
+    high, low = _halves(n)
+    rows, size = len(key), 1 << high + low
+    shift = np.arange(rows)[:, None] << max(high, low)
+    value = np.broadcast_to(np.arange(size), (rows, size))
+    half = [value >> low, value & (1 << low) - 1]
+    inputs = np.broadcast_to(np.arange(1 << max(high, low), dtype=np.uint64), (rows, 1 << max(high, low)))
+    with np.errstate(over="ignore"):
+        for k in range(_rounds(low) - 1, -1, -1):
+            added = np.zeros(inputs.shape, dtype=np.uint64)
+            _stir(added, inputs, key[:, None], k, _U64((1 << (low if k % 2 else high)) - 1))
+            half[k % 2] = half[k % 2] ^ added.ravel().view(np.int64)[shift + half[1 - k % 2]]
+    whole = half[0] << low | half[1]  # (keys, size) the network as a table
+    place = whole[:, :n].copy()
+    row, column = np.nonzero(place >= n)
+    while len(row):
+        again = whole[row, place[row, column]]
+        place[row, column] = again
+        row, column = row[again >= n], column[again >= n]
+    return place

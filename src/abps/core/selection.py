@@ -99,7 +99,7 @@ def rank(
     r, n = score.shape
     if config.tie_break == "random":
         keys = streams.bits(seed, "tie-break", t, ids)
-        tie: NDArray[np.float64] | Ints = permutation.place_of(np.arange(n)[None, :], keys[:, None], n)
+        tie: NDArray[np.float64] | Ints = permutation.all_places(keys, n)
     elif config.tie_break == "similarity" and similarity is not None:
         tie = -similarity
     else:
@@ -108,15 +108,20 @@ def rank(
     best_first = np.lexsort((tie, np.where(eligible, -score, np.inf)), axis=-1)
     epsilon = scores.epsilon(config.eps_schedule, config.epsilon, t, horizon)
     explores = streams.uniforms(seed, "explore", t, ids) < epsilon
-    draw = streams.bits(seed, "explore-peer", t, ids)
+    if config.policy == "random":
+        explores[:] = False
+    # A random order of all centers for each that explores: the first of its pool in it is swapped to the
+    # front, so that nobody has to count the pool.
+    explorers = np.flatnonzero(explores)
+    drawn = permutation.all_places(streams.bits(seed, "explore-peer", t, ids)[explorers], n)
+    order_of = dict(zip(explorers.tolist(), drawn, strict=True))
     rankings = []
     for k in range(r):
         listed = best_first[k, : int(eligible[k].sum())].tolist()
-        if explores[k] and listed and config.policy != "random":
+        if explores[k] and listed:
             pool = [j for j in listed if count[k, j] == 0] if config.explore_pool == "unproven" else listed
             if pool:
-                # The first of the pool in a random order of all centers: nobody has to count the pool.
-                at = listed.index(pool[int(np.argmin(permutation.place_of(pool, draw[k], n)))])
+                at = listed.index(pool[int(np.argmin(order_of[k][pool]))])
                 listed[0], listed[at] = listed[at], listed[0]
         rankings.append(listed)
     return rankings

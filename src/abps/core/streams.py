@@ -106,7 +106,7 @@ def uniforms(
 
 
 @cache
-def _places(count: int) -> NDArray[np.uint32]:
+def places(count: int) -> NDArray[np.uint32]:
     """(count,) a well-mixed number for every place."""
     mixed = bits(0, "words", 0, 0, np.arange(count, dtype=np.uint64))
     return (mixed >> _U64(32)).astype(np.uint32)
@@ -129,7 +129,7 @@ def words(
     high = (key >> _U64(32)).astype(np.uint32) | np.uint32(1)
     out = np.empty((len(keys), count), dtype=np.uint32) if out is None else out
     scratch = np.empty_like(out) if scratch is None else scratch
-    np.add(_places(count), low, out=out)
+    np.add(places(count), low, out=out)
     np.bitwise_xor(out, np.right_shift(out, np.uint32(15), out=scratch), out=out)
     np.multiply(out, high, out=out)
     np.bitwise_xor(out, np.right_shift(out, np.uint32(16), out=scratch), out=out)
@@ -152,7 +152,7 @@ def word_pairs(
     low = (key & _U64(0xFFFFFFFF)).astype(np.uint32)
     high = (key >> _U64(32)).astype(np.uint32) | np.uint32(1)
     mixed, shifted = scratch  # dense, so that passes over them are cheap
-    np.add(_places(first[0].size).reshape(first.shape[1:]), low, out=mixed)
+    np.add(places(first[0].size).reshape(first.shape[1:]), low, out=mixed)
     np.right_shift(mixed, np.uint32(15), out=shifted)
     np.bitwise_xor(mixed, shifted, out=mixed)
     np.multiply(mixed, high, out=first)

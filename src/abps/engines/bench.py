@@ -21,7 +21,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from abps.cohorts.prepare import Prepared, Rows
-from abps.learn.training import StackedLearner, Training, available_cores
+from abps.learn.stacked import StackedLearner
+from abps.learn.training import Training, available_cores
 
 #: Called with (what is being measured, done, of).
 Progress = Callable[[str, int, int], None]

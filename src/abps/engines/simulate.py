@@ -25,9 +25,11 @@ from abps.core.ledger import Ledger
 from abps.core.matching import Rest
 from abps.core.theory import Standing, standing
 from abps.engines.result import Bytes, History, RestShares, Run, accuracy
+from abps.learn.compiled import BLAS
+from abps.learn.loop import LoopLearner
 from abps.learn.metrics import auprc, auroc, brier, labels_of, mean_over_centers
 from abps.learn.models import ModelFactory
-from abps.learn.training import LoopLearner, StackedLearner
+from abps.learn.stacked import StackedLearner
 from abps.methods.base import Decisions, Method, World
 from abps.methods.catalog import find
 from abps.methods.settings import describe, with_settings
@@ -98,22 +100,24 @@ def simulate(
     ledger = Ledger(config.budget)
     track = _Track(data.centers)
     best_state = state
-    for t in range(1, config.stop.rounds + 1):
-        if source.at(t) is not world.data:
-            data = source.at(t)
-            new = replace(world, data=data, learner=world.learner.on(data))
-            state = config.moved(world, new, state, t)
-            world = new
-        state, outcome = config.apply(world, state, t, ledger)
-        ledger = ledger.book(outcome.traffic)
-        if outcome.overdrawn:
-            ledger = ledger.close()
-        if track.add(config, world, state, outcome):
-            best_state = state
-        if progress is not None:
-            progress(t, config.stop.rounds, track.validation[-1])
-        if config.stop.over(t, track.best):
-            break
+    # A core each: on products this small threads would wait for each other, and round otherwise.
+    with BLAS.limit(limits=1):
+        for t in range(1, config.stop.rounds + 1):
+            if source.at(t) is not world.data:
+                data = source.at(t)
+                new = replace(world, data=data, learner=world.learner.on(data))
+                state = config.moved(world, new, state, t)
+                world = new
+            state, outcome = config.apply(world, state, t, ledger)
+            ledger = ledger.book(outcome.traffic)
+            if outcome.overdrawn:
+                ledger = ledger.close()
+            if track.add(config, world, state, outcome):
+                best_state = state
+            if progress is not None:
+                progress(t, config.stop.rounds, track.validation[-1])
+            if config.stop.over(t, track.best):
+                break
 
     final = best_state if config.stop.restore_best else state
     logits, labels = config.logits(world, final, data.test), labels_of(data.test)
@@ -186,9 +190,13 @@ class _Track:
 
     def add(self, config: Method, world: World, state: Any, outcome: Any) -> bool:
         """Note a round; True if its mean validation AUROC is the best so far."""
-        for rows, into in ((world.data.validation, self.validation), (world.data.test, self.test)):
-            value, _ = mean_over_centers(auroc(config.logits(world, state, rows), labels_of(rows)))
-            into.append(value)
+        # Both splits in one pass over the models.
+        data = world.data
+        answers = config.logits(world, state, data.held_out).split(data.validation.sizes)
+        for logits, rows, into in zip(
+            answers, (data.validation, data.test), (self.validation, self.test), strict=True
+        ):
+            into.append(mean_over_centers(auroc(logits, labels_of(rows)))[0])
         self.rest.append(outcome.rest)
         self.partners.append(float(np.mean(outcome.partners)))
         t = len(self.validation)

@@ -34,7 +34,7 @@ from abps.core.streams import center_id
 from abps.engines.agreement import Agreement
 from abps.engines.store import Entry, Evidence, Finished, Store
 from abps.learn.metrics import auroc, labels_of
-from abps.learn.training import StackedLearner
+from abps.learn.stacked import StackedLearner
 from abps.methods.abps import ABPS
 from abps.methods.base import World
 from abps.wire import admission

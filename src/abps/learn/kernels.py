@@ -64,6 +64,7 @@ class MLPKernel:
         self.layout = layout_of(model)
         self.sites = tuple(DropSite((h,), model.rate) for h in model.hidden) if model.rate > 0 else ()
         self._blocks = self.layout.blocks
+        self.hidden = model.hidden
         self.depth = len(model.hidden)
 
     def layer(self, flat: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from abps.cohorts.prepare import Rows
@@ -26,6 +27,16 @@ class Segments:
 
     def __getitem__(self, g: int) -> NDArray[np.float32] | NDArray[np.float64]:
         return self.values[self.start[g] : self.start[g + 1]]
+
+    def split(self, first: NDArray[np.int64]) -> tuple[Segments, Segments]:
+        """Two parts of every group: its ``first[g]`` values, and the rest."""
+        sizes = np.diff(self.start)
+        within = np.arange(len(self.values)) - np.repeat(self.start[:-1], sizes)
+        early = within < np.repeat(first, sizes)
+        return (
+            Segments(self.values[early], np.concatenate([[0], np.cumsum(first)])),
+            Segments(self.values[~early], np.concatenate([[0], np.cumsum(sizes - first)])),
+        )
 
     def group(self) -> NDArray[np.int64]:
         """(values,) the group that each value belongs to."""
@@ -48,20 +59,27 @@ def _sum(values: NDArray[np.floating], group: NDArray[np.int64], n: int) -> NDAr
 
 def auroc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
     """(k,) area under the ROC curve; tied scores count half (midranks)."""
-    group, n = scores.group(), len(scores)
-    order = np.lexsort((scores.values, group))
-    value, owner, y = scores.values[order], group[order], labels.values[order]
-    position = np.arange(len(value)) - scores.start[owner] + 1.0
-    # A run of equal scores inside a group shares the mean of its positions.
-    fresh = np.ones(len(value), dtype=bool)
-    fresh[1:] = (value[1:] != value[:-1]) | (owner[1:] != owner[:-1])
-    run = np.cumsum(fresh) - 1
-    rank = (np.bincount(run, weights=position) / np.bincount(run))[run] if len(value) else position
-    positives = _sum(y.astype(np.float64), owner, n)
-    negatives = np.diff(scores.start) - positives
-    with np.errstate(divide="ignore", invalid="ignore"):
-        area = (_sum(rank * y, owner, n) - positives * (positives + 1) / 2) / (positives * negatives)
-    area[(positives == 0) | (negatives == 0)] = np.nan
+    return _areas(scores.values, labels.values, scores.start)
+
+
+@njit(nogil=True, cache=True)
+def _areas(score, label, start):
+    """Of every pair of a positive and a negative row of a group: the share in which the positive one stands
+    higher, ties as half."""
+    area = np.full(len(start) - 1, np.nan)
+    for g in range(len(area)):
+        mine, y = score[start[g] : start[g + 1]], label[start[g] : start[g + 1]]
+        high = np.sort(mine[y > 0])
+        others = len(mine) - len(high)
+        if len(high) == 0 or others == 0:
+            continue
+        twice = 0
+        for r in range(len(mine)):
+            if not y[r] > 0:
+                below = np.searchsorted(high, mine[r], "left")
+                upto = np.searchsorted(high, mine[r], "right")
+                twice += 2 * (len(high) - upto) + (upto - below)
+        area[g] = twice / (2.0 * len(high) * others)
     return area
 
 

@@ -269,7 +269,7 @@ class ABPS(Method):
 
         before: (n, P) models at the start of the round.  arrived: (n, shared) what peers received.
         """
-        mixed = mix(trained, arrived, partners, weights)
+        mixed = mix(world, trained, arrived, partners, weights)
         center = peer = np.zeros(0, dtype=np.int64)
         phi = np.zeros(0)
         if self.selection.policy != "random" or self.adopt == "if_helpful":

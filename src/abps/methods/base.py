@@ -66,10 +66,19 @@ class Wire:
         """
         senders = np.array([SERVER], dtype=np.uint64) if server else world.ids
         keys = streams.bits(world.seed, "codec", t, senders)
-        if self.reference == "none":
-            return torch.from_numpy(codec(self.codec).arrive(weights.numpy(), keys))
         base = self.base(world.learner.start, weights.shape[1])
-        return torch.from_numpy(codec(self.codec).arrive((weights - base).numpy(), keys)).add_(base)
+        arrived = torch.empty(weights.shape)
+        # A few senders at a time: a codec's passes over memory then stay in the cache.
+        blocks = np.array_split(np.arange(len(weights)), -(-len(weights) // 8))
+
+        def work(k: int) -> None:
+            some = slice(int(blocks[k][0]), int(blocks[k][-1]) + 1)
+            sent = weights[some] if self.reference == "none" else weights[some] - base
+            here = torch.from_numpy(codec(self.codec).arrive(sent.numpy(), keys[some]))
+            arrived[some] = here if self.reference == "none" else here.add_(base)
+
+        world.learner.each(work, len(blocks))
+        return arrived
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ class MOON(FedAvg):
 
     def contrast(self, learner: Learner, state: State) -> Objective:
         """The contrastive loss as a pull on the representation."""
+        if self.mu == 0.0:
+            return PLAIN
 
         def pull(members: Tensor, x: Tensor, w: Tensor) -> Pull:
             near = learner.representation(state.models[members], x)

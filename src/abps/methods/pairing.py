@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from abps.cohorts.prepare import Rows
 from abps.core import credit, streams
 from abps.learn.metrics import Segments, labels_of
+from abps.learn.mixtures import Mixtures, mixed, mixtures
 from abps.methods.base import World
 
 Floats = NDArray[np.float64]
@@ -27,45 +26,14 @@ Ints = NDArray[np.int64]
 Score = Callable[[Segments, Segments], Floats]
 
 
-def mix(trained: Tensor, arrived: Tensor, partners: list[Ints], weights: Tensor) -> Tensor:
+def mix(world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], weights: Tensor) -> Tensor:
     """(n, P) every center's average with all of its partners; a center without partners keeps its own.
 
     trained: (n, P) own models.  arrived: (n, shared) what each center's partners received from it.
     """
-    mixed = trained.clone()
-    met = np.flatnonzero([len(p) for p in partners])
-    if len(met):
-        found = _averages(trained, arrived, weights, met, [partners[i] for i in met])
-        mixed[:, : arrived.shape[1]].index_copy_(0, torch.from_numpy(met), found)
-    return mixed
-
-
-def coalition_models(
-    trained: Tensor, arrived: Tensor, weights: Tensor, center: Ints, members: list[Ints]
-) -> Tensor:
-    """(k, P) the model of ``center[k]`` if it averaged with just the peers ``members[k]``."""
-    models = trained[torch.from_numpy(center)]
-    # A coalition of nobody is the center's own model, untouched by rounding.
-    some = np.flatnonzero([len(m) for m in members])
-    if len(some):
-        found = _averages(trained, arrived, weights, center[some], [members[k] for k in some])
-        models[:, : arrived.shape[1]].index_copy_(0, torch.from_numpy(some), found)
-    return models
-
-
-def _averages(trained: Tensor, arrived: Tensor, weights: Tensor, center: Ints, members: list[Ints]) -> Tensor:
-    """(k, shared) weighted means of the shared columns of ``center[k]`` and of its peers, one or more."""
-    counts = np.array([len(m) for m in members])
-    own, peers = torch.from_numpy(center), torch.from_numpy(np.concatenate(members))
-    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]]))
-    row = torch.from_numpy(np.repeat(np.arange(len(center)), counts))
-    total = weights[own].index_add_(0, row, weights[peers])
-    # One pass per row, no copies of the peers' models.
-    sums = F.embedding_bag(
-        peers, arrived, offsets, mode="sum", per_sample_weights=weights[peers] / total[row]
-    )
-    mine = trained[:, : arrived.shape[1]].index_select(0, own)
-    return sums.addcmul_(mine, (weights[own] / total).unsqueeze(1))
+    counts = np.array([len(p) for p in partners])
+    everyone = mixtures(np.arange(len(trained)), np.concatenate(partners), counts, weights.numpy())
+    return mixed(trained, arrived, everyone, world.learner.each)
 
 
 def coalition(peers: Ints, mask: int) -> Ints:
@@ -73,40 +41,28 @@ def coalition(peers: Ints, mask: int) -> Ints:
     return peers[[p for p in range(len(peers)) if mask >> p & 1]]
 
 
-def judged(
-    world: World, score: Score, rows: Rows, center: Ints, make: Callable[[Ints], Tensor], block: int = 64
-) -> Floats:
-    """(k,) the score of model k on the rows of ``center[k]``; ``make`` gives the models of some k.
+def coalitions(who: Ints, partners: Ints) -> tuple[Ints, Ints, Ints]:
+    """All coalitions of centers (c,) with k partners each (c, k), by mask: (owner, members, counts)."""
+    k = partners.shape[1]
+    inside = [[p for p in range(k) if mask >> p & 1] for mask in range(1 << k)]
+    members = partners[:, [p for each in inside for p in each]].ravel()
+    return np.repeat(who, 1 << k), members, np.tile([len(each) for each in inside], len(who))
 
-    Models are made and judged a few at a time, all cores busy, centers of like size together.
-    """
-    values = np.empty(len(center))
-    order = np.argsort(rows.sizes[center], kind="stable")
-    blocks = np.array_split(order, -(-len(order) // block)) if len(order) else []
+
+def judged(
+    world: World, score: Score, rows: Rows, trained: Tensor, arrived: Tensor, models: Mixtures
+) -> Floats:
+    """(k,) the score of every mixture on the rows of its owner, a few at a time, all cores busy."""
+    values = np.empty(len(models))
+    blocks = np.array_split(np.arange(len(models)), -(-len(models) // 128)) if len(models) else []
 
     def work(k: int) -> None:
-        own = center[blocks[k]]
-        values[blocks[k]] = score(world.learner.logits(make(blocks[k]), rows, own), labels_of(rows, own))
+        some = models.some(blocks[k])
+        logits = world.learner.mixture_logits(trained, arrived, some, rows)
+        values[blocks[k]] = score(logits, labels_of(rows, some.owner))
 
     world.learner.each(work, len(blocks))
     return values
-
-
-def utilities(
-    world: World,
-    score: Score,
-    trained: Tensor,
-    arrived: Tensor,
-    weights: Tensor,
-    center: Ints,
-    members: list[Ints],
-) -> Floats:
-    """(k,) the utility U_i(S), on validation rows, of each (center, coalition)."""
-
-    def make(some: Ints) -> Tensor:
-        return coalition_models(trained, arrived, weights, center[some], [members[k] for k in some])
-
-    return judged(world, score, world.data.validation, center, make)
 
 
 def shapley_credit(
@@ -121,13 +77,18 @@ def shapley_credit(
     tolerance: float,
 ) -> tuple[Ints, Ints, Floats]:
     """(center, peer, phi) for every center and partner: exact up to five partners, sampled above."""
+    arrived = arrived.contiguous()
+
+    def worth(owner: Ints, members: Ints, counts: Ints) -> Floats:
+        """U_i(S), on validation rows, of each center and coalition."""
+        models = mixtures(owner, members, counts, weights.numpy())
+        return judged(world, score, world.data.validation, trained, arrived, models)
+
     exact = [i for i, p in enumerate(partners) if 0 < len(p) <= credit.EXACT_UP_TO]
     center, peer, phi = [], [], []
     for k in sorted({len(partners[i]) for i in exact}):
         who = np.array([i for i in exact if len(partners[i]) == k])
-        owner = np.repeat(who, 1 << k)
-        members = [coalition(partners[i], mask) for i in who for mask in range(1 << k)]
-        value = utilities(world, score, trained, arrived, weights, owner, members)
+        value = worth(*coalitions(who, np.stack([partners[i] for i in who])))
         center.append(np.repeat(who, k))
         peer.append(np.concatenate([partners[i] for i in who]))
         phi.append(credit.shapley(value.reshape(len(who), 1 << k)).ravel())
@@ -139,7 +100,8 @@ def shapley_credit(
 
         def ask(masks: list[int], i: int = i, mine: Ints = mine) -> Floats:
             members = [coalition(mine, mask) for mask in masks]
-            return utilities(world, score, trained, arrived, weights, np.full(len(masks), i), members)
+            counts = np.array([len(m) for m in members])
+            return worth(np.full(len(masks), i), np.concatenate(members), counts)
 
         center.append(np.full(len(mine), i))
         peer.append(mine)

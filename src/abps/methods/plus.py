@@ -23,7 +23,6 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -47,6 +46,7 @@ from abps.core.usefulness import (
     standardised,
 )
 from abps.learn.metrics import auroc, labels_of
+from abps.learn.mixtures import Mixtures, mixed, mixtures
 from abps.methods.abps import UTILITIES, decisions_of
 from abps.methods.base import Decisions, Method, Outcome, Wire, World
 from abps.methods.pairing import coalition, judged, shapley_credit
@@ -291,17 +291,19 @@ def adopt(world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], 
 
     helps: (n, n) probabilities. From one half on a peer counts fully, below one quarter not at all.
     """
-    shared, sizes = arrived.shape[1], world.sizes()
-    mixed = trained.clone()
-    for i, mine in enumerate(partners):
-        trust = np.where(helps[i, mine] >= 0.25, np.minimum(1.0, 2.0 * helps[i, mine]), 0.0)
-        if not trust.any():
-            continue
-        peers = torch.from_numpy(mine)
-        say = sizes[peers] * torch.from_numpy(trust.astype(np.float32))
-        total = sizes[i] + say.sum()
-        mixed[i, :shared].mul_(sizes[i] / total).add_(torch.mv(arrived[peers].T, say / total))
-    return mixed
+    center = np.repeat(np.arange(world.n), [len(p) for p in partners])
+    peer = np.concatenate([np.zeros(0, dtype=np.int64), *partners])
+    chance, sizes = helps[center, peer], world.sizes().numpy().astype(np.float64)
+    say = sizes[peer] * np.where(chance >= 0.25, np.minimum(1.0, 2.0 * chance), 0.0)
+    total = sizes + np.bincount(center, weights=say, minlength=world.n)
+    parts = Mixtures(
+        owner=np.arange(world.n),
+        own=(sizes / total).astype(np.float32),
+        other=peer,
+        share=(say / total[center]).astype(np.float32),
+        start=np.searchsorted(center, np.arange(world.n + 1)),
+    )
+    return mixed(trained, arrived, parts, world.learner.each)
 
 
 def judge(
@@ -313,22 +315,13 @@ def judge(
     With one partner its utility is the AUROC; with k partners it is 0.5 plus k times its Shapley share of
     what the average is better than chance: what each would have, were all as useful.
     """
-    rows, sizes = own_rows(world), world.sizes()
-    asked = [(i, mask) for i, mine in enumerate(partners) for mask in range(1, 1 << len(mine))]
-    who = np.array([i for i, _ in asked], dtype=np.int64)
-
-    def make(some: Ints) -> Tensor:
-        models = trained[torch.from_numpy(who[some])]
-        for slot, k in enumerate(some):
-            i, mask = asked[k]
-            peers = torch.from_numpy(coalition(partners[i], mask))
-            share = sizes[peers] / sizes[peers].sum()
-            models[slot, : arrived.shape[1]] = (
-                arrived[peers[0]] if len(peers) == 1 else torch.mv(arrived[peers].T, share)
-            )
-        return models
-
-    value = judged(world, auroc, rows, who, make)
+    rows, sizes = world.data.own, world.sizes()
+    members = [coalition(mine, mask) for mine in partners for mask in range(1, 1 << len(mine))]
+    who = np.repeat(np.arange(len(partners)), [(1 << len(mine)) - 1 for mine in partners])
+    counts = np.array([len(m) for m in members], dtype=np.int64)
+    others = np.concatenate([np.zeros(0, dtype=np.int64), *members])
+    received = mixtures(who, others, counts, sizes.numpy(), with_own=False)
+    value = judged(world, auroc, rows, trained, arrived.contiguous(), received)
     utility, at = [np.zeros(0)], 0
     for mine in partners:
         coalitions = (1 << len(mine)) - 1
@@ -345,18 +338,6 @@ def error_on(rows: Rows, center: Ints, value: Floats) -> Floats:
     """(k,) the standard error of an AUROC ``value[k]`` on the rows of ``center[k]``."""
     positives = rows.positives()[center].astype(np.float64)
     return auroc_se(value, positives, rows.sizes[center] - positives)
-
-
-def own_rows(world: World) -> Rows:
-    """Training and validation rows of every center, side by side."""
-    train, validation = world.data.train, world.data.validation
-    owner = [np.repeat(np.arange(world.n), part.sizes) for part in (train, validation)]
-    order = np.argsort(np.concatenate(owner), kind="stable")
-    return Rows(
-        np.concatenate([train.x, validation.x])[order],
-        np.concatenate([train.y, validation.y])[order],
-        np.concatenate([[0], np.cumsum(train.sizes + validation.sizes)]),
-    )
 
 
 def associations(world: World, public: Public) -> tuple[Floats, Floats]:

@@ -1,0 +1,458 @@
+"""The paper's network, one center's whole round in one compiled function.
+
+What a center needs for a round (its weights, their moments, a batch and its hidden layers) fits into a
+core's own cache, if one center is trained to its end before the next begins. These functions do that, for
+one center after the other, without the interpreter's lock, so that a thread per core is all it takes. The
+matrix products are the BLAS of SciPy; everything between two products is one pass over memory.
+
+The functions take plain tuples and arrays: compiled code is kept on disk, and must not depend on the names of
+classes. :class:`Rule`, :class:`Terms`, :class:`Drop` and :class:`Room` say what such a tuple holds.
+
+Shapes: P parameters in the order of the module, weight (out, in) and bias (out,) of every layer;
+``widths`` are the layers' units, from the features to the one logit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg  # noqa: F401  (its BLAS must be loaded before it can be told to use one thread)
+from numba import njit
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint32]
+
+#: The BLAS behind the compiled products; threads that run side by side give it one thread each.
+BLAS = ThreadpoolController().select(user_api="blas")
+
+#: Rows that a model answers at a time, so that its hidden layers stay in the cache.
+ANSWERED_AT_ONCE = 128
+
+
+class Rule(NamedTuple):
+    """How weights move. adam: else plain gradient descent.  first, last: the parameters that move."""
+
+    adam: bool
+    lr: np.float32
+    decay: np.float32
+    first: int
+    last: int
+
+
+class Terms(NamedTuple):
+    """What is added to the gradient: strength (n,) times the distance to the anchor, and a shift.
+
+    anchor, shift: (n, P), (1, P) for one that all share, or (0, P) for none.
+    """
+
+    strength: Floats
+    anchor: Floats
+    shift: Floats
+
+
+class Drop(NamedTuple):
+    """Dropout of every hidden layer. limit: a unit is dropped where its random float is at most this.
+
+    keys: (m, steps, layers) one random key each, of which the halves are used.  places: a well-mixed number
+    for every place of a stream.
+    """
+
+    rate: np.float32
+    limit: np.float32
+    keys: NDArray[np.uint64]
+    places: Words
+
+
+class Room(NamedTuple):
+    """A thread's memory, used again for every center."""
+
+    weights: Floats
+    gradient: Floats
+    mean: Floats
+    square: Floats
+    x: Floats
+    y: Floats
+    hidden: Floats
+    back: Floats
+    drawn: Words
+
+
+def room(widths: Ints, batch: int) -> Room:
+    """Memory for batches of so many rows."""
+    parameters, hidden = _parameters(widths), int(widths[1:].sum())
+    rows = -(-batch // 16) * 16
+
+    def floats(count: int) -> Floats:
+        return np.empty(count, dtype=np.float32)
+
+    return Room(
+        weights=floats(parameters),
+        gradient=floats(parameters),
+        mean=floats(parameters),
+        square=floats(parameters),
+        x=floats(batch * int(widths[0])),
+        y=floats(batch),
+        hidden=floats(batch * hidden),
+        back=floats(batch * hidden),
+        drawn=np.empty(rows * int(widths[1:].max()), dtype=np.uint32),
+    )
+
+
+def _parameters(widths: Ints) -> int:
+    return int(((widths[:-1] + 1) * widths[1:]).sum())
+
+
+_compiled = njit(nogil=True, cache=True, error_model="numpy")
+
+
+@_compiled
+def _draw(key, places, drawn, rows, units):
+    """Random words for every unit of some rows: the same as ``streams.word_pairs``."""
+    low = np.uint32(key & np.uint64(0xFFFFFFFF))
+    high = np.uint32(np.uint32(key >> np.uint64(32)) | np.uint32(1))
+    other = np.uint32(high * np.uint32(0x9E3779B1))
+    half = 8 * units
+    for block in range((rows + 15) // 16):
+        place = places[block * half : (block + 1) * half]
+        first = drawn[2 * block * half : (2 * block + 1) * half]
+        second = drawn[(2 * block + 1) * half : (2 * block + 2) * half]
+        for p in range(half):
+            mixed = np.uint32(place[p] + low)
+            mixed = np.uint32(mixed ^ np.uint32(mixed >> np.uint32(15)))
+            first[p] = np.uint32(mixed * high)
+            second[p] = np.uint32(mixed * other)
+
+
+@_compiled
+def _activate(hidden, bias, rows, units):
+    """Add the bias, cut below zero."""
+    zero = np.float32(0.0)
+    for r in range(rows):
+        row = hidden[r * units : (r + 1) * units]
+        for u in range(units):
+            row[u] = max(row[u] + bias[u], zero)
+
+
+@_compiled
+def _activate_and_drop(hidden, bias, rows, units, drawn, limit, scale):
+    """Add the bias, cut below zero, drop units and scale what is kept."""
+    zero = np.float32(0.0)
+    for r in range(rows):
+        row = hidden[r * units : (r + 1) * units]
+        chance = drawn[r * units : (r + 1) * units]
+        for u in range(units):
+            value = max(row[u] + bias[u], zero) * scale
+            row[u] = zero if chance[u] <= limit else value
+
+
+@_compiled
+def _backwards(back, hidden, slope, rows, units, scale):
+    """Gradient before a hidden layer's activation, in place, and its sum over rows, the bias's gradient.
+
+    A unit passes gradient where it was positive and kept, that is where its output is positive.
+    """
+    zero = np.float32(0.0)
+    slope[:] = zero
+    for r in range(rows):
+        row, out = back[r * units : (r + 1) * units], hidden[r * units : (r + 1) * units]
+        for u in range(units):
+            value = row[u] * scale if out[u] > zero else zero
+            row[u] = value
+            slope[u] += value
+
+
+@_compiled
+def _gradient(w, g, x, y, rows, widths, hidden, backward, drawn, rate, limit, keys, places):
+    """Gradient of the mean loss over a batch, written to ``g``.
+
+    hidden, backward: room for all layers.  keys: (layers,) of this step's dropout.
+    """
+    depth = len(widths) - 2
+    scale = np.float32(1.0)
+    dropping = rate > np.float32(0.0)
+    if dropping:
+        scale = np.float32(np.float32(1.0) / (np.float32(1.0) - rate))
+    chance = drawn.view(np.float32)
+    before, at, filled = x, 0, 0
+    for k in range(depth):
+        inside, units = widths[k], widths[k + 1]
+        matrix = w[at : at + units * inside].reshape((units, inside))
+        bias = w[at + units * inside : at + units * (inside + 1)]
+        flat = hidden[filled : filled + rows * units]
+        out = flat.reshape((rows, units))
+        np.dot(before, matrix.T, out)
+        if dropping:
+            _draw(keys[k], places, drawn, rows, units)
+            _activate_and_drop(flat, bias, rows, units, chance, limit, scale)
+        else:
+            _activate(flat, bias, rows, units)
+        before = out
+        at += units * (inside + 1)
+        filled += rows * units
+    # The logit, and the gradient with respect to it.
+    units = widths[depth]
+    last = w[at : at + units]
+    error = backward[filled : filled + rows]
+    np.dot(before, last, error)
+    total = np.float32(0.0)
+    share = np.float32(1.0 / rows)
+    for r in range(rows):
+        z = error[r] + w[at + units]
+        error[r] = (np.float32(1.0) / (np.float32(1.0) + np.float32(np.exp(-z))) - y[r]) * share
+        total += error[r]
+    g[at + units] = total
+    np.dot(error, before, g[at : at + units])
+    filled -= rows * units
+    back = backward[filled : filled + rows * units]
+    for r in range(rows):
+        row = back[r * units : (r + 1) * units]
+        for u in range(units):
+            row[u] = error[r] * last[u]
+    for k in range(depth - 1, -1, -1):
+        inside, units = widths[k], widths[k + 1]
+        at -= units * (inside + 1)
+        flat = backward[filled : filled + rows * units]
+        bias = g[at + units * inside : at + units * (inside + 1)]
+        _backwards(flat, hidden[filled : filled + rows * units], bias, rows, units, scale)
+        slope = g[at : at + units * inside].reshape((units, inside))
+        upstream = flat.reshape((rows, units))
+        if k == 0:
+            np.dot(upstream.T, x, slope)
+        else:
+            filled -= rows * inside
+            below = hidden[filled : filled + rows * inside].reshape((rows, inside))
+            np.dot(upstream.T, below, slope)
+            matrix = w[at : at + units * inside].reshape((units, inside))
+            down = backward[filled : filled + rows * inside].reshape((rows, inside))
+            np.dot(upstream, matrix, down)
+
+
+@_compiled
+def _add(g, w, strength, anchor, shift, i):
+    """Add a method's own terms to the gradient of center i."""
+    if len(anchor):
+        row = anchor[min(i, len(anchor) - 1)]
+        pull = strength[i]
+        for p in range(len(g)):
+            g[p] += pull * (w[p] - row[p])
+    if len(shift):
+        row = shift[min(i, len(shift) - 1)]
+        for p in range(len(g)):
+            g[p] += row[p]
+
+
+@_compiled
+def _adam(w, g, mean, square, lr, decay, step):
+    """One step of Adam with coupled weight decay, in place."""
+    fresh, fresher = np.float32(1 - 0.9), np.float32(1 - 0.999)
+    keep, tiny = np.float32(0.999), np.float32(1e-8)
+    rate = np.float32(lr / (1 - 0.9**step))
+    correction = np.float32(1 / np.sqrt(1 - 0.999**step))
+    for p in range(len(w)):
+        slope = g[p] + decay * w[p]
+        m = mean[p] + (slope - mean[p]) * fresh
+        v = keep * square[p] + fresher * slope * slope
+        mean[p] = m
+        square[p] = v
+        w[p] -= rate * m / (np.sqrt(v) * correction + tiny)
+
+
+@_compiled
+def train(members, before, after, x, y, start, orders, epochs, batch, widths, rule, terms, drop, room):
+    """Local epochs of the centers ``members`` (m,), from rows of ``before`` (n, P) to those of ``after``.
+
+    x, y: (rows, d), (rows,) of all centers; center i's are start[i]:start[i+1].
+    orders: (epochs, m, rows) the order in which they visit their own.
+    """
+    adam, lr, decay, low, high = rule
+    strength, anchor, shift = terms
+    rate, limit, keys, places = drop
+    w, g, means, squares, seats, labels, hidden, backward, drawn = room
+    d = widths[0]
+    moving, slope, mean, square = w[low:high], g[low:high], means[low:high], squares[low:high]
+    for c in range(len(members)):
+        i = members[c]
+        own = start[i + 1] - start[i]
+        w[:] = before[i]
+        mean[:] = np.float32(0.0)
+        square[:] = np.float32(0.0)
+        step = 0
+        for epoch in range(epochs):
+            for at in range(0, own, batch):
+                rows = min(batch, own - at)
+                for r in range(rows):
+                    k = start[i] + orders[epoch, c, at + r]
+                    row, seat = x[k], seats[r * d : (r + 1) * d]
+                    for f in range(d):
+                        seat[f] = row[f]
+                    labels[r] = y[k]
+                seen = seats[: rows * d].reshape((rows, d))
+                _gradient(
+                    w,
+                    g,
+                    seen,
+                    labels,
+                    rows,
+                    widths,
+                    hidden,
+                    backward,
+                    drawn,
+                    rate,
+                    limit,
+                    keys[c, step],
+                    places,
+                )
+                _add(g, w, strength, anchor, shift, i)
+                step += 1
+                if adam:
+                    _adam(moving, slope, mean, square, lr, decay, step)
+                else:
+                    for p in range(len(moving)):
+                        moving[p] -= lr * (slope[p] + decay * moving[p])
+        after[i] = w
+
+
+@_compiled
+def _finish(w, widths, rows, hidden, out):
+    """Logits (rows,) of one model from its first layer's products, which stand at the front of ``hidden``."""
+    depth = len(widths) - 2
+    units = widths[1]
+    at, filled = units * widths[0], 0
+    _activate(hidden[: rows * units], w[at : at + units], rows, units)
+    before = hidden[: rows * units].reshape((rows, units))
+    at += units
+    filled += rows * units
+    for k in range(1, depth):
+        inside, units = widths[k], widths[k + 1]
+        flat = hidden[filled : filled + rows * units]
+        layer = flat.reshape((rows, units))
+        np.dot(before, w[at : at + units * inside].reshape((units, inside)).T, layer)
+        _activate(flat, w[at + units * inside : at + units * (inside + 1)], rows, units)
+        before = layer
+        at += units * (inside + 1)
+        filled += rows * units
+    units = widths[depth]
+    np.dot(before, w[at : at + units], out)
+    for r in range(rows):
+        out[r] += w[at + units]
+
+
+@_compiled
+def answer(w, x, widths, hidden, out):
+    """Logits of one model (P,) on rows (b, d), without dropout; hidden: room for its layers."""
+    inside, units = widths[0], widths[1]
+    matrix = w[: units * inside].reshape((units, inside)).T
+    for at in range(0, len(x), ANSWERED_AT_ONCE):
+        seen = x[at : at + ANSWERED_AT_ONCE]
+        rows = len(seen)
+        np.dot(seen, matrix, hidden[: rows * units].reshape((rows, units)))
+        _finish(w, widths, rows, hidden, out[at : at + rows])
+
+
+@_compiled
+def answers(models, which, owner, x, start, place, widths, hidden, out):
+    """Logits of the models ``which`` of (k, P) on the rows of center owner[k], from out[place[k]] on."""
+    for k in which:
+        first, last = start[owner[k]], start[owner[k] + 1]
+        answer(models[k], x[first:last], widths, hidden, out[place[k] : place[k] + last - first])
+
+
+@_compiled
+def _mix(own, others, keep, other, share, first, out):
+    """One model (P,) from parameter ``first`` on: its own times ``keep`` and what others sent.
+
+    What is not shared stays its own.
+    """
+    shared = others.shape[1]
+    # Slices from here on: a loop over their whole length is compiled to vector instructions.
+    mixture, mine = out[first:shared], own[first:shared]
+    for p in range(len(mixture)):
+        mixture[p] = keep * mine[p]
+    private = max(first, shared)
+    rest, kept = out[private:], own[private:]
+    for p in range(len(rest)):
+        rest[p] = kept[p]
+    for q in range(len(other)):
+        sent, say = others[other[q]][first:], share[q]
+        for p in range(len(mixture)):
+            mixture[p] += say * sent[p]
+
+
+@_compiled
+def mixed_models(own, others, which, owner, keep, other, share, part, out):
+    """The models ``which`` themselves, to rows of ``out`` (k, P): see ``mixtures.Mixtures`` for the parts."""
+    for k in which:
+        mine = slice(part[k], part[k + 1])
+        _mix(own[owner[k]], others, keep[k], other[mine], share[mine], 0, out[k])
+
+
+@_compiled
+def _seat(seated, count, who):
+    """Where ``who`` sits among those seated so far, or ``count``."""
+    for k in range(count):
+        if seated[k] == who:
+            return k
+    return count
+
+
+@_compiled
+def mixed_answers(
+    own, others, which, owner, keep, other, share, part, x, start, place, widths, weights, hidden, out
+):
+    """Logits of models ``which`` that are mixed on the spot: see ``mixtures.Mixtures`` for the parts.
+
+    others: (n, shared), with at least the first layer.  weights: room for one model (P,).
+
+    The first layer's products are linear in the weights. So for the models of one owner, which stand side by
+    side, those of its own and of what others sent are computed once, and only they are mixed.
+    """
+    inside, units = widths[0], widths[1]
+    matrix = units * inside
+    at = 0
+    while at < len(which):
+        i, end, parts = owner[which[at]], at, 1
+        while end < len(which) and owner[which[end]] == i:
+            parts = max(parts, 1 + part[which[end] + 1] - part[which[end]])
+            end += 1
+        mine = x[start[i] : start[i + 1]]
+        if end - at <= parts:
+            for k in which[at:end]:
+                these = slice(part[k], part[k + 1])
+                _mix(own[i], others, keep[k], other[these], share[these], 0, weights)
+                answer(weights, mine, widths, hidden, out[place[k] : place[k] + len(mine)])
+            at = end
+            continue
+        # Who is in these mixtures: the owner sits first.
+        total = 1
+        seated = np.empty(1 + part[which[end - 1] + 1] - part[which[at]], dtype=np.int64)
+        seated[0] = -1
+        for k in which[at:end]:
+            for q in range(part[k], part[k + 1]):
+                if _seat(seated, total, other[q]) == total:
+                    seated[total] = other[q]
+                    total += 1
+        products = np.empty((total, min(len(mine), ANSWERED_AT_ONCE) * units), dtype=np.float32)
+        for first in range(0, len(mine), ANSWERED_AT_ONCE):
+            seen = mine[first : first + ANSWERED_AT_ONCE]
+            rows = len(seen)
+            size = rows * units
+            for s in range(total):
+                model = own[i] if s == 0 else others[seated[s]]
+                product = products[s, :size].reshape((rows, units))
+                np.dot(seen, model[:matrix].reshape((units, inside)).T, product)
+            for k in which[at:end]:
+                these = slice(part[k], part[k + 1])
+                _mix(own[i], others, keep[k], other[these], share[these], matrix, weights)
+                product = products[0]
+                for p in range(size):
+                    hidden[p] = keep[k] * product[p]
+                for q in range(part[k], part[k + 1]):
+                    product, say = products[_seat(seated, total, other[q])], share[q]
+                    for p in range(size):
+                        hidden[p] += say * product[p]
+                _finish(weights, widths, rows, hidden, out[place[k] + first : place[k] + first + rows])
+        at = end

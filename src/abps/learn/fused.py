@@ -1,0 +1,135 @@
+"""The paper's network with everything compiled: from the learner's objects to ``compiled`` and back.
+
+The same interface for a chunk of work as the general path of ``stacked``, without its batches over centers:
+one center after the other, each whole round in the cache of one core.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from abps.cohorts.prepare import Prepared, Rows
+from abps.core import streams
+from abps.learn import batches, compiled
+from abps.learn.kernels import MLPKernel
+from abps.learn.mixtures import Mixtures
+from abps.learn.training import Objective, Training
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class FusedNetwork:
+    """Local rounds and predictions of the paper's network."""
+
+    def __init__(
+        self, kernel: MLPKernel, data: Prepared, training: Training, seed: int, ids: NDArray[np.uint64]
+    ) -> None:
+        self._data, self._training, self._seed, self._ids = data, training, seed, ids
+        self._sites, self._size = kernel.sites, kernel.layout.size
+        self._widths = np.array([data.width, *kernel.hidden, 1])
+        blocks = -(-training.batch // 16)
+        self._places = streams.places(8 * blocks * max(kernel.hidden))
+        self._rooms = threading.local()
+
+    def can(self, objective: Objective) -> bool:
+        """What works on representations, or trains something else than weights, is not compiled."""
+        return objective.pull is None and objective.through is None
+
+    def _room(self) -> compiled.Room:
+        """This thread's memory."""
+        if not hasattr(self._rooms, "room"):
+            rows = max(self._training.batch, compiled.ANSWERED_AT_ONCE)
+            self._rooms.room = compiled.room(self._widths, rows)
+        return self._rooms.room
+
+    def train(
+        self,
+        chunk: batches.Chunk,
+        before: Floats,
+        after: Floats,
+        round: int,
+        objective: Objective,
+        columns: slice,
+        epochs: int,
+    ) -> None:
+        """A chunk's round; writes its rows of ``after`` (n, P)."""
+        t, rows, ids = self._training, self._data.train, self._ids[chunk.members]
+        orders = batches.row_orders(self._seed, ids, round, chunk.sizes, epochs)
+        first, last, _ = columns.indices(self._size)
+        rule = compiled.Rule(t.optimizer == "adam", np.float32(t.lr), np.float32(t.weight_decay), first, last)
+        drop = self._drop(ids, round, epochs * chunk.batches)
+        terms = self._terms(objective)
+        compiled.train(
+            chunk.members,
+            before,
+            after,
+            rows.x,
+            rows.y,
+            rows.start,
+            orders,
+            epochs,
+            t.batch,
+            self._widths,
+            tuple(rule),
+            tuple(terms),
+            tuple(drop),
+            tuple(self._room()),
+        )
+
+    def _drop(self, ids: NDArray[np.uint64], round: int, steps: int) -> compiled.Drop:
+        """The chunk's dropout: keys for every (center, step, layer)."""
+        rate, limit = (self._sites[0].rate, self._sites[0].limit) if self._sites else (0.0, 0.0)
+        index = np.arange(steps, dtype=np.uint64)[:, None] << np.uint64(8)
+        index = index | np.arange(len(self._widths) - 2, dtype=np.uint64)
+        keys = streams.bits(self._seed, "dropout", round, ids[:, None, None], index)
+        return compiled.Drop(np.float32(rate), np.float32(limit), keys, self._places)
+
+    def _terms(self, objective: Objective) -> compiled.Terms:
+        """What is added to the gradient, as arrays."""
+        given = objective.strength
+        each = given.numpy() if isinstance(given, Tensor) else given
+        strength = np.full(self._data.size, each, dtype=np.float32)
+        return compiled.Terms(strength, self._rows(objective.anchor), self._rows(objective.shift))
+
+    def _rows(self, value: Tensor | None) -> Floats:
+        """(n, P) as it is, (1, P) for one that all share, (0, P) for none."""
+        if value is None:
+            return np.empty((0, self._size), dtype=np.float32)
+        return value.contiguous().numpy().reshape(-1, self._size)
+
+    def logits(self, models: Floats, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Floats) -> None:
+        """Logits of the models ``which`` (k, P) on their owners' rows, each from ``place`` on."""
+        compiled.answers(
+            models, which, owner, rows.x, rows.start, place, self._widths, self._room().hidden, out
+        )
+
+    def mixture_logits(
+        self, own: Floats, others: Floats, parts: Mixtures, rows: Rows, which: Ints, place: Ints, out: Floats
+    ) -> None:
+        """Logits of the mixtures ``which`` on their owners' rows, each from ``place`` on.
+
+        others: (n, shared), at least the first layer.
+        """
+        room = self._room()
+        compiled.mixed_answers(
+            own,
+            others,
+            which,
+            parts.owner,
+            parts.own,
+            parts.other,
+            parts.share,
+            parts.start,
+            rows.x,
+            rows.start,
+            place,
+            self._widths,
+            room.weights,
+            room.hidden,
+            out,
+        )

@@ -1,0 +1,136 @@
+"""Local training told plainly: one center at a time, ``nn.Module``, autograd and ``torch.optim``.
+
+The ``debug`` engine, and the oracle of the stacked one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from abps.cohorts.prepare import Rows
+from abps.learn import batches
+from abps.learn.dropout import kept_units
+from abps.learn.kernels import with_given_dropout
+from abps.learn.metrics import Segments
+from abps.learn.mixtures import Mixtures, mixed
+from abps.learn.training import PLAIN, Common, Objective
+
+
+class LoopLearner(Common):
+    """One center at a time, with a plain module, autograd and a plain optimiser."""
+
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1."""
+        for k in range(count):
+            work(k)
+
+    def train(
+        self,
+        w: Tensor,
+        round: int,
+        objective: Objective = PLAIN,
+        columns: slice = slice(None),
+        epochs: int | None = None,
+    ) -> Tensor:
+        """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
+        return torch.stack(
+            [
+                self.train_center(i, w[i], round, objective, columns, epochs or self.training.epochs)
+                for i in range(self.data.size)
+            ]
+        )
+
+    def train_center(
+        self, i: int, w: Tensor, round: int, objective: Objective, columns: slice, epochs: int
+    ) -> Tensor:
+        """(P,) center i's model after its local epochs."""
+        rows, size = self.data.train.only(i), self.training.batch
+        x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
+        model = with_given_dropout(self.factory(self.data.width), self.data.width)
+        flat = w[columns].clone().requires_grad_()
+        kind = torch.optim.Adam if self.training.optimizer == "adam" else torch.optim.SGD
+        optimizer = kind([flat], lr=self.training.lr, weight_decay=self.training.weight_decay)
+        whole = w.clone()
+        center, member = int(self.ids[i]), torch.tensor([i])
+        ids, count = np.array([center], dtype=np.uint64), np.array([len(y)])
+        order = batches.row_orders(self.seed, ids, round, count, epochs)[:, 0]
+        pieces = [part for epoch in order for part in np.split(epoch, range(size, len(y), size))]
+        for step, piece in enumerate(pieces):
+            index = torch.from_numpy(piece)
+            at, back = whole[None], None
+            if objective.through is not None:
+                at, back = objective.through(member, step, whole[None])
+            torch.nn.utils.vector_to_parameters(at[0].clone(), model.network.parameters())
+            kept = kept_units(self.seed, center, round, step, len(piece), self.kernel.sites)
+            model.give([torch.from_numpy(m) / (1.0 - s.rate) for m, s in zip(kept, self.kernel.sites)])
+            model.network.zero_grad()
+            loss = F.binary_cross_entropy_with_logits(model.network(x[index]).reshape(-1), y[index])
+            loss.backward()
+            gradient = torch.cat([p.grad.reshape(-1) for p in model.network.parameters()])[None]  # type: ignore[union-attr]
+            if objective.pull is not None:
+                z = model.network.representation(x[index])[None]  # type: ignore[operator]
+                dz = objective.pull(member, x[index][None], whole[None])(z.detach()) / len(index)
+                extra = torch.autograd.grad(
+                    (z * dz).sum(), list(model.network.parameters()), allow_unused=True
+                )
+                gradient = gradient + torch.cat(
+                    [
+                        torch.zeros(p.numel()) if g is None else g.reshape(-1)
+                        for g, p in zip(extra, model.network.parameters())
+                    ]
+                )
+            if back is not None:
+                gradient = back(gradient)
+            objective.add(whole[None], gradient, member)
+            flat.grad = gradient[0][columns].clone()
+            optimizer.step()
+            whole[columns] = flat.detach()
+        return whole
+
+    def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
+        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+        owner = np.arange(len(w)) if owner is None else owner
+        model = self.factory(self.data.width).eval()
+        answers = []
+        with torch.no_grad():
+            for weights, i in zip(w, owner):
+                torch.nn.utils.vector_to_parameters(weights, model.parameters())
+                answers.append(model(torch.from_numpy(rows.only(int(i)).x)).reshape(-1).numpy())
+        values = np.concatenate([np.zeros(0, dtype=np.float32), *answers])  # also without any model
+        return Segments(values, np.concatenate([[0], np.cumsum(rows.sizes[owner])]))
+
+    def mixture_logits(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> Segments:
+        """Logits of every mixture on the rows of its owner."""
+        return self.logits(mixed(own, others, parts, self.each), rows, parts.owner)
+
+    def gradient(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Tensor:
+        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""
+        owner = np.arange(len(w)) if owner is None else owner
+        model = self.factory(self.data.width).eval()
+        found = torch.zeros(len(w), self.layout.size)
+        for k, i in enumerate(owner.tolist()):
+            mine = rows.only(i)
+            if not len(mine.y):
+                continue
+            torch.nn.utils.vector_to_parameters(w[k].clone(), model.parameters())
+            logits = model(torch.from_numpy(mine.x)).reshape(-1)
+            loss = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.y))
+            slopes = torch.autograd.grad(loss, list(model.parameters()))
+            found[k] = torch.cat([slope.reshape(-1) for slope in slopes])
+        return found
+
+    def representation(self, w: Tensor, x: Tensor) -> Tensor:
+        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
+        model = self.factory(self.data.width).eval()
+        found = []
+        with torch.no_grad():
+            for weights, rows in zip(w, x):
+                torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
+                found.append(model.representation(rows))  # type: ignore[operator]
+        return torch.stack(found)
