@@ -14,7 +14,8 @@ Shapes: P parameters in the order of the module, weight (out, in) and bias (out,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg  # noqa: F401  (its BLAS must be loaded before it can be told to use one thread)
@@ -106,7 +107,12 @@ def _parameters(widths: Ints) -> int:
     return int(((widths[:-1] + 1) * widths[1:]).sum())
 
 
-_compiled = njit(nogil=True, cache=True, error_model="numpy")
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile when first called, without the interpreter's lock, and keep the machine code on disk."""
+    try:
+        return njit(nogil=True, cache=True, error_model="numpy")(function)
+    except RuntimeError:  # nowhere to keep it: no folder may be written
+        return njit(nogil=True, error_model="numpy")(function)
 
 
 @_compiled
@@ -456,3 +462,24 @@ def mixed_answers(
                         hidden[p] += say * product[p]
                 _finish(weights, widths, rows, hidden, out[place[k] + first : place[k] + first + rows])
         at = end
+
+
+@_compiled
+def areas(score, label, start):
+    """Of every pair of a positive and a negative row of a group: the share in which the positive one stands
+    higher, ties as half."""
+    area = np.full(len(start) - 1, np.nan)
+    for g in range(len(area)):
+        mine, y = score[start[g] : start[g + 1]], label[start[g] : start[g + 1]]
+        high = np.sort(mine[y > 0])
+        others = len(mine) - len(high)
+        if len(high) == 0 or others == 0:
+            continue
+        twice = 0
+        for r in range(len(mine)):
+            if not y[r] > 0:
+                below = np.searchsorted(high, mine[r], "left")
+                upto = np.searchsorted(high, mine[r], "right")
+                twice += 2 * (len(high) - upto) + (upto - below)
+        area[g] = twice / (2.0 * len(high) * others)
+    return area

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from abps.cohorts.prepare import Rows
+from abps.learn import compiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,28 +59,7 @@ def _sum(values: NDArray[np.floating], group: NDArray[np.int64], n: int) -> NDAr
 
 def auroc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
     """(k,) area under the ROC curve; tied scores count half (midranks)."""
-    return _areas(scores.values, labels.values, scores.start)
-
-
-@njit(nogil=True, cache=True)
-def _areas(score, label, start):
-    """Of every pair of a positive and a negative row of a group: the share in which the positive one stands
-    higher, ties as half."""
-    area = np.full(len(start) - 1, np.nan)
-    for g in range(len(area)):
-        mine, y = score[start[g] : start[g + 1]], label[start[g] : start[g + 1]]
-        high = np.sort(mine[y > 0])
-        others = len(mine) - len(high)
-        if len(high) == 0 or others == 0:
-            continue
-        twice = 0
-        for r in range(len(mine)):
-            if not y[r] > 0:
-                below = np.searchsorted(high, mine[r], "left")
-                upto = np.searchsorted(high, mine[r], "right")
-                twice += 2 * (len(high) - upto) + (upto - below)
-        area[g] = twice / (2.0 * len(high) * others)
-    return area
+    return compiled.areas(scores.values, labels.values, scores.start)
 
 
 def auprc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
