@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from abps.learn.metrics import labels_of, log_loss
 from abps.learn.training import Training
 from abps.methods.base import World
 from abps.methods.defta import DeFTA, Heard, crelu, judge, outdegree_weights
@@ -81,6 +82,37 @@ def test_trust_is_judged_by_the_next_training(world, play) -> None:
     expected = judge(np.zeros((6, 6)), before.heard, after.loss - before.loss)
     np.testing.assert_allclose(after.confidence, expected)
     assert after.confidence.any()
+
+
+@pytest.mark.parametrize("links", ["mutual", "pull"])
+def test_it_is_the_authors_loop(world, play, links) -> None:
+    """Aggregate, test, train, judge, publish, told plainly: a round here ends where theirs tests."""
+    here = world(Training(optimizer="sgd", lr=0.1))
+    method, n = DeFTA(links=links), here.n
+    size = here.data.train.sizes
+    confidence = np.zeros((n, n))
+    published = here.learner.train(here.common_start(), 1)
+    before = log_loss(here.learner.logits(published, here.data.train), labels_of(here.data.train))
+    for t, state in enumerate(play(method, here, 4)[1:], start=1):
+        np.testing.assert_allclose(state.confidence, confidence, atol=1e-6)
+        receiver, sender, _, _ = method.draw(here, state.confidence, t)
+        hears = [[i, *(int(j) for k, j in zip(receiver, sender) if k == i)] for i in range(n)]
+        listeners = [sum(j in heard for heard in hears) for j in range(n)]
+        own = torch.empty_like(published)
+        share = np.zeros((n, n))
+        for i, heard in enumerate(hears):
+            total = sum(size[j] / listeners[j] for j in heard)
+            for j in heard:
+                share[i, j] = size[j] / listeners[j] / total
+            own[i] = sum(float(share[i, j]) * published[j] for j in heard)
+        torch.testing.assert_close(state.models, own, rtol=1e-4, atol=1e-6)  # what is tested
+        published = here.learner.train(own, t + 1)
+        after = log_loss(here.learner.logits(published, here.data.train), labels_of(here.data.train))
+        for i, heard in enumerate(hears):
+            for j in heard[1:]:
+                confidence[i, j] -= share[i, j] * (after[i] - before[i])
+        before = after
+    assert confidence.any()
 
 
 def test_a_ruined_model_returns_to_the_best_and_blames_its_peers(world, play) -> None:
