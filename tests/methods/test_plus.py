@@ -125,7 +125,8 @@ def test_a_center_that_is_sure_that_nobody_helps_does_not_call(here):
         diary = diary.observe(i, j, t, np.full(len(i), 0.45), np.full(len(i), 0.01))
     belief = believe(state.features, state.slopes, diary, 6, method.expect)
     strong = np.full(here.n, 0.95)  # own models are excellent
-    plan, _ = method.call(here, belief, method.break_even(belief, strong), 6)
+    fresh = np.ones((here.n, here.n))
+    plan, _ = method.call(here, belief, method.break_even(belief, strong), fresh, 6)
     assert len(plan.pairs) == 0 and len(plan.center) == 0
     assert method.traffic(here, plan, 6).edge == 0
 
@@ -157,9 +158,41 @@ def test_every_policy_pairs_symmetrically_within_capacity(tiny, policy, kappa):
 
 def test_bad_settings_are_refused():
     plus = find("abps-plus")
-    for setting in ({"policy": "ucb2"}, {"kappa": "0"}, {"utility": "profit"}, {"every": "0"}):
+    for setting in (
+        {"policy": "ucb2"},
+        {"kappa": "0"},
+        {"utility": "profit"},
+        {"every": "0"},
+        {"renewal": "-1"},
+    ):
         with pytest.raises(RequestError):
             with_settings(plus, setting)
+
+
+def test_a_peer_that_was_just_met_has_little_news_and_is_asked_after_its_equals(here):
+    method = with_settings(find("abps-plus"), {"renewal": "5", "policy": "mean"})
+    diary = Experience.none().observe(
+        np.array([0, 0]), np.array([1, 2]), 3, np.full(2, 0.7), np.full(2, 0.05)
+    )
+    news = method.news(diary, here.n, 8)
+    assert news[0, 1] == news[0, 2] == pytest.approx(0.5) and news[0, 3] == news[1, 0] == 1.0
+    assert method.news(diary, here.n, 13)[0, 1] == pytest.approx(0.75)
+    assert (with_settings(method, {"renewal": "0"}).news(diary, here.n, 4) == 1.0).all()
+    # All peers are believed equally useful: center 0 prefers those that it has not just met.
+    state = method.init(here)
+    belief = believe(np.zeros_like(state.features), state.slopes, Experience.none(), 8, method.expect)
+    plan, _ = method.call(here, belief, np.full(here.n, 0.5), news, 8)
+    asked = plan.peer[plan.center == 0].tolist()
+    assert not {1, 2} & set(asked[:1])
+
+
+def test_likeness_counts_where_risks_differ_beyond_chance(here, monkeypatch):
+    for share in (0.0, 0.5):
+        monkeypatch.setattr("abps.methods.plus.inconsistency", lambda told, variances, share=share: share)
+        slopes = ABPSPlus().init(here).slopes
+        assert slopes.tolist() == [0.12 * share, 0.03 * share]
+    alone = ABPSPlus(public=Public(association=False)).init(here)
+    assert alone.slopes.tolist() == [0.03]
 
 
 def test_calling_every_second_round_after_a_warm_up():

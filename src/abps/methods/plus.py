@@ -64,11 +64,11 @@ POLICIES = ("thompson", "bayes-ucb", "gumbel", "mean", "random")
 class Public:
     """What centers publish about themselves beside model weights, and may weigh in their beliefs.
 
-    metadata: outcome rate, size, year and prevalences.  metadata_slope: what one standard deviation of
-    closeness is expected to add to utility.  association: for every feature the standardised difference of
-    its mean between the outcomes, only from a center with at least ``min_positives`` positive training rows.
-    association_slope: the same for similar associations, times I², the share of their variation that is more
-    than chance: where risks do not differ, neither does it matter whose are alike.
+    metadata: outcome rate, size, year and prevalences.  association: for every feature the standardised
+    difference of its mean between the outcomes, only from a center with at least ``min_positives`` positive
+    training rows.  metadata_slope, association_slope: what one standard deviation of likeness is expected to
+    add to utility, times I², the share of the associations' variation that is more than chance: where risks
+    do not differ, it does not matter who is alike. (Without associations I² is taken to be 1.)
     noise: standard deviation of Gaussian noise added to every published association.
     """
 
@@ -89,6 +89,8 @@ class Calling:
     price: the expected gain in AUROC below which a call is not worth its bytes.
     ambition: where break-even lies between chance (0) and what a center can reach (1).
     slack: AUROC above chance that may still be luck; it lowers break-even while nobody has learned much.
+    renewal: rounds after which a peer that was met has half of its news again. Right after a swap two models
+    are close, and another peer brings more; 0: it makes no difference.
     every: exchange in every second, third… round only.  warm_up: rounds alone before the first call.
     """
 
@@ -96,12 +98,15 @@ class Calling:
     price: float = 0.002
     ambition: float = 0.5
     slack: float = 0.05
+    renewal: float = 6.0
     every: int = 1
     warm_up: int = 0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise RequestError(f"policy={self.policy!r}: choose {', '.join(POLICIES)}")
+        if self.renewal < 0:
+            raise RequestError(f"renewal={self.renewal}: choose a number of rounds from 0")
         if self.every < 1 or self.warm_up < 0:
             raise RequestError(f"every={self.every}, warm_up={self.warm_up}: choose at least 1 and 0")
 
@@ -149,15 +154,16 @@ class ABPSPlus(Method):
                 f"abps-plus compares all pairs and takes up to {MOST_CENTERS} centers, not {world.n}; "
                 "use abps-pq-k1-hom, or cut the federation"
             )
-        features, slopes = [], []
-        if self.public.metadata:
-            features.append(standardised(closeness(world.data.metadata)))
-            slopes.append(self.public.metadata_slope)
+        features, slopes, differ = [], [], 1.0
         if self.public.association:
             told, variances = associations(world, self.public)
             enough = np.isfinite(variances)
+            differ = inconsistency(told[enough], variances[enough])
             features.append(standardised(cosines(told)))
-            slopes.append(self.public.association_slope * inconsistency(told[enough], variances[enough]))
+            slopes.append(self.public.association_slope * differ)
+        if self.public.metadata:
+            features.append(standardised(closeness(world.data.metadata)))
+            slopes.append(self.public.metadata_slope * differ)
         stacked = np.stack(features, axis=2) if features else np.zeros((world.n, world.n, 0))
         return State(world.common_start(), Experience.none(), stacked, np.array(slopes))
 
@@ -171,7 +177,7 @@ class ABPSPlus(Method):
         own = own_level(world, trained)
         belief = believe(state.features, state.slopes, state.experience, t, self.expect)
         even = self.break_even(belief, own)
-        plan, score = self.call(world, belief, even, t)
+        plan, score = self.call(world, belief, even, self.news(state.experience, world.n, t), t)
         spent = self.traffic(world, plan, t)
         if not ledger.affords(spent):
             return replace(state, models=trained), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
@@ -210,8 +216,18 @@ class ABPSPlus(Method):
         reach = np.fmax(best, own) - 0.5 - self.calling.slack
         return 0.5 + self.calling.ambition * np.maximum(reach, 0.0)
 
-    def call(self, world: World, belief: Usefulness, even: Floats, t: int) -> tuple[Plan, Floats]:
-        """Who calls whom: proposals in the order of the scores, to peers worth their price."""
+    def news(self, experience: Experience, n: int, t: int) -> Floats:
+        """(n, n) the share of a peer's model that is new to a center since they last met."""
+        if not self.calling.renewal or self.calling.policy == "random":
+            return np.ones((n, n))
+        last = np.full((n, n), -np.inf)
+        np.maximum.at(last, (experience.center, experience.peer), experience.round.astype(np.float64))
+        return 1.0 - 0.5 ** ((t - last) / self.calling.renewal)
+
+    def call(
+        self, world: World, belief: Usefulness, even: Floats, news: Floats, t: int
+    ) -> tuple[Plan, Floats]:
+        """Who calls whom: peers worth their price, in the order of what they add that is new."""
         n, policy = world.n, self.calling.policy
         score = self.scores(world, belief, even, t)
         willing = belief.expected_gain(even) >= self.calling.price
@@ -222,7 +238,8 @@ class ABPSPlus(Method):
         else:
             willing &= score >= even[:, None]
         np.fill_diagonal(willing, False)
-        order = np.argsort(np.where(willing, -score, np.inf), axis=1, kind="stable")
+        level = 0.0 if policy in ("gumbel", "random") else even[:, None]  # the score of a peer worth nothing
+        order = np.argsort(np.where(willing, (level - score) * news, np.inf), axis=1, kind="stable")
         counts = willing.sum(axis=1)
         plan = propose(
             turns_of.turns(Selection(), world.seed, t, world.ids).tolist(),
