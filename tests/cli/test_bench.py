@@ -25,6 +25,8 @@ def test_bench_prints_what_the_contract_names(capsys):
         "peak_mb",
     ):
         assert found[key] > 0
+    assert set(found["round_to_training"]) == {"abps-pq-k1", "abps"}
+    assert min(found["round_to_training"].values()) > 0
     assert (found["centers"], found["rows"], found["features"]) == (6, 240, 5)
 
 

@@ -60,6 +60,10 @@ def bench(
         ("useful Gflop/s", f"{found.useful_gflops:.1f}"),
         ("matrix-multiply roof, Gflop/s", f"{found.sgemm_gflops:.1f} on {found.cores} cores"),
         ("fraction of the roof", f"{found.fraction_of_roof:.2f}"),
+        *(
+            (f"a whole round of {name}", f"{ratio:.2f} × its training")
+            for name, ratio in found.round_to_training.items()
+        ),
         ("peak memory", f"{found.peak_mb:,.0f} MB"),
     ):
         table.add_row(name, value)

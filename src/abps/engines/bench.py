@@ -1,4 +1,5 @@
-"""How fast this machine learns: the stacked engine, a plain PyTorch loop and the matrix-multiply roof.
+"""How fast this machine learns: the stacked engine, a plain PyTorch loop and the matrix-multiply roof; and
+what a whole round of ABPS costs beside the training in it.
 
 All in one run and in turns, because machines are noisy: what counts are the ratios. The plain loop is
 what anybody would write: one ``nn.Module`` after the other, ``nn.Dropout``, ``torch.optim.Adam``, batches
@@ -21,8 +22,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from abps.cohorts.prepare import Prepared, Rows
+from abps.core.ledger import Ledger
+from abps.engines.simulate import Track
 from abps.learn.stacked import StackedLearner
 from abps.learn.training import Training, available_cores
+from abps.methods.base import World
+from abps.methods.catalog import find
 
 #: Called with (what is being measured, done, of).
 Progress = Callable[[str, int, int], None]
@@ -42,7 +47,32 @@ class Speed:
     useful_gflops: float
     sgemm_gflops: float
     fraction_of_roof: float
+    round_to_training: dict[str, float]
     peak_mb: float
+
+
+#: Methods whose whole rounds are measured beside the training that they contain.
+ROUNDS = ("abps-pq-k1", "abps")
+
+
+class _Rounds:
+    """Whole rounds of a method, one after the other: training, selection, exchange, credit, evaluation."""
+
+    def __init__(self, name: str, learner: StackedLearner) -> None:
+        data = learner.data
+        self._method = find(name)
+        self._world = World(learner, data, learner.ids, 1, self._method.stop.rounds)
+        self._state, self._ledger = self._method.init(self._world), Ledger(None)
+        self._track, self._t = Track(data.centers), 0
+
+    def play(self) -> float:
+        """The seconds of one more round."""
+        began = time.perf_counter()
+        self._t += 1
+        self._state, outcome = self._method.apply(self._world, self._state, self._t, self._ledger)
+        self._ledger = self._ledger.book(outcome.traffic)
+        self._track.add(self._method, self._world, self._state, outcome)
+        return time.perf_counter() - began
 
 
 def uniform(centers: int = 230, rows: int = 256, width: int = 64, seed: int = 0) -> Prepared:
@@ -124,13 +154,19 @@ def measure(
     share = float(data.train.sizes[:few].sum() / data.train.sizes.sum())
     threads = torch.get_num_threads()
     learner.train(w, 0)  # warm: buffers, threads, kernels
+    whole = {name: _Rounds(name, learner) for name in ROUNDS}
+    for rounds in whole.values():
+        rounds.play()
     stacked, loops, roofs = [], [], []
+    ratios: dict[str, list[float]] = {name: [] for name in ROUNDS}
     for turn in range(turns):
         torch.set_num_threads(cores)
         roofs.append(sgemm_gflops())
         began = time.perf_counter()
         learner.train(w, turn + 1)
         stacked.append(time.perf_counter() - began)
+        for name, rounds in whole.items():
+            ratios[name].append(rounds.play() / stacked[-1])
         fastest = np.inf
         for count in {1, cores}:
             torch.set_num_threads(count)
@@ -154,5 +190,6 @@ def measure(
         useful_gflops=useful / seconds,
         sgemm_gflops=roof,
         fraction_of_roof=statistics.median([useful / a / r for a, r in zip(stacked, roofs)]),
+        round_to_training={name: statistics.median(found) for name, found in ratios.items()},
         peak_mb=peak_mb(),
     )

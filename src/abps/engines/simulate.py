@@ -98,7 +98,7 @@ def simulate(
 
     state = config.init(world)
     ledger = Ledger(config.budget)
-    track = _Track(data.centers)
+    track = Track(data.centers)
     best_state = state
     # A core each: on products this small threads would wait for each other, and round otherwise.
     with BLAS.limit(limits=1):
@@ -175,7 +175,7 @@ def _rows(federation: Federation | Prepared) -> int:
     return sum(len(part.y) for part in (federation.train, federation.validation, federation.test))
 
 
-class _Track:
+class Track:
     """What is noted after every round."""
 
     def __init__(self, centers: tuple[str, ...]) -> None:
