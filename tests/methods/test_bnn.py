@@ -8,6 +8,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
+from abps.core import streams
 from abps.core.errors import RequestError
 from abps.learn.training import Training
 from abps.methods.bnn import BNN, State, draws, pooled, raw_of
@@ -103,13 +104,18 @@ def test_predictions_are_the_mean_probability(world) -> None:
     method = BNN(sigma=0.2, samples=60)
     state = method.init(here)
     found = method.logits(here, state, here.data.test).values
-    rng = torch.Generator().manual_seed(9)
-    total = 0.0
+    # The same draws through a plain module, one center after the other.
+    rng = streams.generator(here.seed, "sample-weights")
+    network, total = QUIET.model(here.data.width).eval(), 0.0
     for _ in range(60):
-        noise = torch.randn(here.learner.layout.size, generator=rng)
-        w = state.models + F.softplus(state.raw) * noise
-        total = total + torch.sigmoid(torch.from_numpy(here.learner.logits(w, here.data.test).values))
-    np.testing.assert_allclose(1 / (1 + np.exp(-found)), (total / 60).numpy(), atol=0.15)
+        noise = torch.from_numpy(rng.standard_normal(here.learner.layout.size, dtype=np.float32))
+        chances = []
+        for i in range(here.n):
+            w = state.models[i] + F.softplus(state.raw[i]) * noise
+            torch.nn.utils.vector_to_parameters(w, network.parameters())
+            chances.append(torch.sigmoid(network(torch.from_numpy(here.data.test.only(i).x))))
+        total = total + torch.cat(chances).detach()
+    np.testing.assert_allclose(1 / (1 + np.exp(-found)), (total / 60).numpy(), atol=1e-5)
 
 
 def test_predictions_of_one_model_held_by_all_are_each_centers_own(world) -> None:

@@ -269,7 +269,9 @@ def _adam(w, g, mean, square, lr, decay, step):
 
 @_compiled
 def train(members, before, after, x, y, start, orders, epochs, batch, widths, rule, terms, drop, room):
-    """Local epochs of the centers ``members`` (m,), from rows of ``before`` (n, P) to those of ``after``.
+    """Local epochs of the centers ``members`` (m,), from rows of ``before`` to those of ``after`` (n, P).
+
+    before: (n, P), or (1, P) where all start from one model.
 
     x, y: (rows, d), (rows,) of all centers; center i's are start[i]:start[i+1].
     orders: (epochs, m, rows) the order in which they visit their own.
@@ -283,7 +285,7 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
     for c in range(len(members)):
         i = members[c]
         own = start[i + 1] - start[i]
-        w[:] = before[i]
+        w[:] = before[min(i, len(before) - 1)]
         mean[:] = np.float32(0.0)
         square[:] = np.float32(0.0)
         step = 0
@@ -361,10 +363,12 @@ def answer(w, x, widths, hidden, out):
 
 @_compiled
 def answers(models, which, owner, x, start, place, widths, hidden, out):
-    """Logits of the models ``which`` of (k, P) on the rows of center owner[k], from out[place[k]] on."""
+    """Logits of the models ``which`` of (k, P) on the rows of center owner[k], from out[place[k]] on; one
+    model (1, P) serves all."""
     for k in which:
-        first, last = start[owner[k]], start[owner[k] + 1]
-        answer(models[k], x[first:last], widths, hidden, out[place[k] : place[k] + last - first])
+        mine = x[start[owner[k]] : start[owner[k] + 1]]
+        model = models[min(k, len(models) - 1)]
+        answer(model, mine, widths, hidden, out[place[k] : place[k] + len(mine)])
 
 
 @_compiled

@@ -57,7 +57,7 @@ class FusedNetwork:
         columns: slice,
         epochs: int,
     ) -> None:
-        """A chunk's round; writes its rows of ``after`` (n, P)."""
+        """A chunk's round; writes its rows of ``after`` (n, P). before: (n, P), or (1, P) for all."""
         t, rows, ids = self._training, self._data.train, self._ids[chunk.members]
         orders = batches.row_orders(self._seed, ids, round, chunk.sizes, epochs)
         first, last, _ = columns.indices(self._size)
@@ -103,7 +103,7 @@ class FusedNetwork:
         return value.contiguous().numpy().reshape(-1, self._size)
 
     def logits(self, models: Floats, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Floats) -> None:
-        """Logits of the models ``which`` (k, P) on their owners' rows, each from ``place`` on."""
+        """Logits of the models ``which`` (k, P), or of one (1, P), on owners' rows, from ``place`` on."""
         compiled.answers(
             models, which, owner, rows.x, rows.start, place, self._widths, self._room().hidden, out
         )

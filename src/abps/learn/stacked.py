@@ -29,6 +29,7 @@ from abps.learn.training import PLAIN, Common, Objective, available_cores
 from abps.learn.workspace import Workspace
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 class StackedLearner(Common):
@@ -98,15 +99,14 @@ class StackedLearner(Common):
         epochs: int | None = None,
     ) -> Tensor:
         """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
-        after = torch.empty_like(w)
+        after = torch.empty(w.shape)
         after[self._idle] = w[self._idle]
         count = epochs if epochs is not None else self.training.epochs
-
-        w, fused = w.contiguous(), self._fused
+        fused, held = self._fused, _held(w)
 
         def work(k: int) -> None:
             if fused is not None and fused.can(objective):
-                fused.train(self._chunks[k], w.numpy(), after.numpy(), round, objective, columns, count)
+                fused.train(self._chunks[k], held, after.numpy(), round, objective, columns, count)
             else:
                 self._train_chunk(self._chunks[k], w, after, round, objective, columns, count)
 
@@ -172,18 +172,18 @@ class StackedLearner(Common):
         start = np.concatenate([[0], np.cumsum(sizes)])
         answers = torch.empty(int(start[-1]))
         if self._fused is not None:
-            self._compiled_logits(w.contiguous(), rows, owner, start, answers)
+            self._compiled_logits(_held(w), rows, owner, start, answers)
         else:
             self._batched_logits(w, rows, owner, start, answers)
         return Segments(answers.numpy(), start)
 
-    def _compiled_logits(self, w: Tensor, rows: Rows, owner: Ints, start: Ints, answers: Tensor) -> None:
+    def _compiled_logits(self, w: Floats, rows: Rows, owner: Ints, start: Ints, answers: Tensor) -> None:
         fused = self._fused
         assert fused is not None
         pieces = self._pieces(len(owner))
 
         def work(k: int) -> None:
-            fused.logits(w.numpy(), rows, owner, pieces[k], start, answers.numpy())
+            fused.logits(w, rows, owner, pieces[k], start, answers.numpy())
 
         self.each(work, len(pieces))
 
@@ -259,3 +259,8 @@ class StackedLearner(Common):
     def representation(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
         return self.kernel.representation(w, x, Workspace())
+
+
+def _held(w: Tensor) -> Floats:
+    """Models as compiled code reads them: (n, P), or (1, P) where one model was expanded for all."""
+    return (w[:1] if w.stride(0) == 0 else w).contiguous().numpy()
