@@ -327,9 +327,13 @@ def test_wrong_settings(make: Callable[[], object], word: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("forget", ["alarm", "window"])
-def test_sites_refuse_in_a_sentence(forget: str) -> None:
-    book = Codebook((), (), False)
-    with pytest.raises(RequestError, match=f"forget={forget}.*discount"):
-        Agreement("study", "abps", book, settings={"forget": forget}).config()
-    assert Agreement("study", "abps", book, settings={"discount": "0.9"}).config().discount == 0.9
+def test_sites_refuse_what_needs_old_rows_in_a_sentence() -> None:
+    def agreed(**settings: str) -> object:
+        return Agreement("study", "abps", Codebook((), (), False), settings=settings).config()
+
+    with pytest.raises(RequestError, match=r"watch=loss\+outcome\+relation.*watch=utility"):
+        agreed(forget="alarm")
+    with pytest.raises(RequestError, match="watch=case_mix"):
+        agreed(forget="alarm", watch="case_mix+utility")
+    for settings in ({"forget": "alarm", "watch": "utility"}, {"forget": "window"}, {"discount": "0.9"}):
+        assert isinstance(agreed(**settings), ABPS)

@@ -13,12 +13,14 @@ from abps.cohorts.codebook import Codebook
 from abps.cohorts.federation import Federation
 from abps.cohorts.prepare import codebook, prepare
 from abps.cohorts.table import MIN_CLASS, federate, own_table
+from abps.core import drift
 from abps.core.beliefs import Beliefs
 from abps.core.protocol import Stage
 from abps.engines.agreement import Agreement
 from abps.engines.memory import Memory
+from abps.engines.mind import watch_from_text
 from abps.engines.site import Site
-from abps.engines.store import Store
+from abps.engines.store import Evidence, Store
 
 NAMES = tuple(f"site-{k + 1}" for k in range(16))
 
@@ -116,3 +118,44 @@ def counted_once(store: Store) -> None:
     for peer, e in beliefs.items():
         np.testing.assert_allclose(e.gain, gains[peer], rtol=0, atol=1e-9)
         np.testing.assert_allclose(e.loss, counts[peer] - gains[peer], rtol=0, atol=1e-9)
+
+
+def replayed(store: Store, agreement: Agreement) -> None:
+    """Beliefs, watch and alarms are what the written observations and alarms lead to, each taken once.
+
+    Watched are utilities, by windows.
+    """
+    config, me = agreement.config(), store.facts()["site"]
+    memory, (alpha, beta) = config.memory, config.selection.prior
+    rule = drift.WelchRule(memory.level, memory.block, spend=True)
+    seen, alarms = store.observations(), store.alarms()
+    evidence: dict[str, Evidence] = {}
+    windows, raised = drift.WelchState.start(1), []
+    for t in [r.number for r in store.rounds()]:
+        now = [a.site for a in alarms if a.reckoned == t]
+        if me in now:
+            evidence = {peer: e.times(memory.kept) for peer, e in evidence.items()}
+            windows = drift.WelchState.start(1)
+        for peer in set(now) & set(evidence):
+            evidence[peer] = evidence[peer].times(memory.kept ** now.count(peer))
+        surprises = []
+        for peer, value in [(p, v) for (r, p), v in sorted(seen.items()) if r == t]:
+            e = evidence.get(peer, Evidence(0.0, 0.0, 0.0))
+            if e.count > 0:
+                surprises.append(value - (alpha + e.gain) / (alpha + beta + e.gain + e.loss))
+            evidence[peer] = Evidence(e.gain + value, e.loss + 1 - value, e.count + 1)
+        if surprises:
+            spread = np.var(surprises, ddof=1) if len(surprises) > 1 else 0.0
+            batch = drift.summary([np.mean(surprises)], spread, len(surprises))
+            windows, alarm = drift.grow(rule, windows, batch)
+            raised += [t] if alarm[0] else []
+    assert [a.round for a in alarms if a.site == me] == raised
+    kept = store.beliefs()
+    assert set(kept) == set(evidence)
+    for peer, e in evidence.items():
+        told = kept[peer]
+        np.testing.assert_allclose([told.gain, told.loss, told.count], [e.gain, e.loss, e.count], atol=1e-9)
+    found = watch_from_text(store.watch()).windows
+    for got, expected in zip((*found.window, *found.pending), (*windows.window, *windows.pending)):
+        np.testing.assert_allclose(got, expected, atol=1e-6)  # surprises are summed in float32 there
+    assert found.comparisons == windows.comparisons and found.rounds == windows.rounds

@@ -10,7 +10,7 @@ from abps.engines.conduct import Conductor, Seconds
 from abps.engines.store import Store
 
 from .hub import Hub
-from .network import agree_about_partners, counted_once
+from .network import agree_about_partners, counted_once, replayed
 
 QUICK = Seconds(poll=0.0)
 
@@ -52,6 +52,36 @@ def test_ten_kills_at_random_moments(four, tmp_path):
                     observations, rounds = before[name]
                     assert observations.items() <= store.observations().items()
                     assert store.rounds()[:-1] == rounds
+    finally:
+        hub.stop()
+
+
+def test_killed_sites_watch_on_where_they_were(four, tmp_path):
+    """After every kill: beliefs, windows and alarms are those of what was observed, each taken once."""
+    rng = random.Random(5)
+    loud = {"forget": "alarm", "watch": "utility", "block": "2", "alarm_level": "0.9"}
+    agreement = four.agreement("abps", rounds=100, **loud)
+    hub = Hub(four, agreement, tmp_path)
+    try:
+        hub.start(*four.names)
+        for _ in range(3):
+            victim = rng.choice(four.names)
+            hub.passing = Killer(hub, victim, rng.randrange(1, 40), rng.uniform(0.0, 0.02))
+            Conductor(hub, agreement, 4, QUICK).run(four.names)
+            hub.passing.wait()
+            hub.passing = lambda sender, receiver: None
+            hub.start(victim)
+            again = Conductor(hub, agreement, 1, QUICK).run(four.names)
+            assert not again.rounds[0].missing
+            with stores(hub) as kept:
+                for name, store in kept.items():
+                    replayed(store, agreement)
+                    # All were there when the last round began: they know of every alarm before it.
+                    past = {a.round for a in store.alarms() if a.site == name and a.round < again.first}
+                    for peer in set(four.names) - {name}:
+                        assert past <= {a.round for a in kept[peer].alarms() if a.site == name}
+        with stores(hub) as kept:
+            assert sum(len(store.alarms()) for store in kept.values()) > 6
     finally:
         hub.stop()
 

@@ -12,13 +12,16 @@ from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id
 from abps.engines.conduct import Conductor, Seconds
 from abps.engines.memory import Memory
+from abps.engines.mind import watch_from_text, watch_to_text
 from abps.engines.simulate import simulate
 from abps.engines.site import Patience, Unreachable
+from abps.methods.memory import Memory as Forgetting
+from abps.methods.memory import Observed, Watch
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
-from abps.wire.messages import pack_message, pack_vector
+from abps.wire.messages import pack_alarm, pack_message, pack_vector, vector_size
 
-from .network import agree_about_partners, close, counted_once, open_site, same_beliefs
+from .network import agree_about_partners, close, counted_once, open_site, replayed, same_beliefs
 
 QUICK = Seconds(poll=0.0)
 
@@ -107,6 +110,95 @@ def test_several_short_jobs_are_one_long_one(six, tmp_path):
     with pytest.raises(RequestError, match="has had its 5 rounds"):
         Conductor(network, agreement, 1, QUICK).run(six.names)
     close(network)
+
+
+LOUD = {"forget": "alarm", "watch": "utility", "kappa": "5", "block": "2", "alarm_level": "0.9"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [LOUD, LOUD | {"announce": "no", "discount": "0.9", "kept": "0.5"}, {"forget": "window", "recall": "2"}],
+)
+def test_sites_forget_as_in_the_simulation(eight, tmp_path, settings):
+    """In three jobs, with the sites closed in between: the watch and the alarms are in the store."""
+    agreement = eight.agreement("abps", rounds=8, **settings)
+    spent = dict.fromkeys(("edge", "directed", "control"), 0)
+    for rounds in (3, 4, 1):
+        network, report = job(eight, agreement, tmp_path, rounds)
+        spent = {kind: spent[kind] + size for kind, size in report.to_json()["bytes"].items()}
+        close(network)
+    network = Memory()
+    for name in eight.names:
+        open_site(eight, name, agreement, tmp_path, network)
+    stores = {name: network.sites[name].store for name in eight.names}
+    run = simulate(eight.together, "abps", seed=11, rounds=8, settings=settings)
+    same_beliefs(stores, run.beliefs)
+    models = np.stack([network.sites[name].models[0].numpy() for name in eight.names])
+    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    # The audit trail has an alarm in the round that reckons with it, the store in the one that raised it.
+    rows = run.decisions.filter(run.decisions["decision"] == "alarm").select("round", "center").rows()
+    own = {
+        (a.round + 1, name)
+        for name, s in stores.items()
+        for a in s.alarms()
+        if a.site == name and a.round < 8
+    }
+    assert own == set(rows) and (len(own) > 2 or settings["forget"] == "window")
+    announced = settings["forget"] == "alarm" and settings.get("announce") != "no"
+    for name, store in stores.items():
+        heard = {(a.round + 1, a.site) for a in store.alarms() if a.site != name}
+        assert heard == ({row for row in rows if row[1] != name} if announced else set())
+    # Every job introduces its members anew, and the simulation is one job.
+    anew = 2 * 8 * 7 * vector_size(3)
+    assert spent == {
+        "edge": run.bytes.edge, "directed": run.bytes.directed, "control": run.bytes.control + anew,
+    }  # fmt: skip
+    close(network)
+
+
+def test_an_alarm_is_told_until_it_is_known_and_counts_once(six, tmp_path):
+    """Alarms to one site get lost in one round and are told in the next; answers get lost, too."""
+    agreement = six.agreement("abps", rounds=9, **LOUD)
+    rng, deaf = random.Random(4), six.names[1]
+
+    def trouble(sender: str, receiver: str, what: str, back: bool) -> bool:
+        return what == "alarm" and (rng.random() < 0.5 if back else receiver == deaf and rng.random() < 0.7)
+
+    network, report = job(six, agreement, tmp_path, rounds=9, network=Memory(trouble))
+    assert all(r.missing == {} for r in report.rounds)
+    stores = {name: site.store for name, site in network.sites.items()}
+    sent = [(sender, receiver) for sender, receiver, what, _ in network.carried if what == "alarm"]
+    raised = {(a.round, name) for name, s in stores.items() for a in s.alarms() if a.site == name}
+    assert len(raised) > 4 and len(sent) > 5 * len(raised)  # some were told more than once
+    for name, store in stores.items():
+        replayed(store, agreement)
+        heard = {(a.round, a.site) for a in store.alarms() if a.site != name}
+        assert heard <= raised
+        for peer, other in stores.items():
+            assert {(t, peer) for t, told in other.told() if told == name} <= heard
+    late = [a.reckoned - a.round for a in stores[deaf].alarms() if a.site != deaf and a.reckoned]
+    assert max(late) > 1
+    close(network)
+
+
+def test_what_is_watched_is_the_same_after_a_journey_through_the_store():
+    rng = np.random.default_rng(8)
+    values = np.concatenate([rng.normal(0.0, 0.05, 60), rng.normal(0.3, 0.05, 40)]).reshape(50, 2)
+    for detector in ("t-test", "page-hinkley"):
+        memory = Forgetting(forget="alarm", watch=("utility",), detector=detector)
+        straight, stored, fired = Watch(), "", []
+        for t, pair in enumerate(values):
+            nobody = np.zeros(2, dtype=np.int64)
+            observed = Observed(nobody, nobody, np.full(2, 0.5), pair)
+            keys = np.array([7], dtype=np.uint64)
+            straight, raised = memory.surprises(straight, observed, keys)
+            through, again = memory.surprises(watch_from_text(stored), observed, keys)
+            assert raised == again or (len(raised), len(again)) == (1, 1)
+            fired += [t] if raised else []
+            straight, through = memory.clear(straight, raised), memory.clear(through, again)
+            stored = watch_to_text(through)
+            assert watch_to_text(straight) == stored
+        assert fired and fired[0] >= 30
 
 
 def test_the_ledger_counts_the_bytes_that_were_carried(six, tmp_path):
@@ -274,13 +366,16 @@ def test_what_an_unruly_peer_sends_is_refused_and_counted(pair):
         ("message", pack_message(Message(Kind.PROPOSE, 1, 1), center_id("eve")), "wrong sender"),
         ("message", pack_message(Message(Kind.CONFIRM, 1, 1), center_id(bad.name)), "against the protocol"),
         ("vector", vector, "implausible metadata"),
+        ("alarm", pack_alarm(9, center_id(bad.name)), "wrong round"),
+        ("alarm", pack_alarm(1, center_id("eve")), "wrong sender"),
+        ("alarm", vector, "malformed"),
         ("pickle", b"...", "malformed"),
     ):
         before = good.store.refusals().get((bad.name, reason), 0)
         assert good.receive(bad.name, what, data) == b""
         assert good.store.refusals()[(bad.name, reason)] == before + 1
     assert good.receive("eve", "message", b"") == b"" and ("eve", "not a member") in good.store.refusals()
-    assert not good.talks.partners and not good.arrived
+    assert not good.talks.partners and not good.arrived and not good.store.alarms()
 
 
 def test_a_partner_that_sends_nonsense_is_not_mixed_in(pair):

@@ -14,7 +14,7 @@ import pytest
 from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
 from abps.engines import store as module
-from abps.engines.store import Entry, Evidence, Finished, Store
+from abps.engines.store import AlarmRow, Entry, Evidence, Finished, Store
 
 
 def finished(t=1, **changes):
@@ -157,15 +157,24 @@ def test_a_cut_off_store_is_refused(path):
 
 def test_flipped_bits_are_noticed_or_harmless(path):
     """Whatever byte is damaged: the store is refused, or all it says of rounds is still right."""
+
+    def all_of(store):
+        kept = (store.beliefs(), store.observations(), store.rounds(), store.alarms(), store.watch())
+        return store.round, store.model().tolist(), kept
+
     store = fresh(path)
     for t in range(1, 6):
-        store.finish(finished(t, weights=np.full(300, t, dtype=np.float32)))
-    told = (store.round, store.beliefs(), store.observations(), store.model().tolist(), store.rounds())
+        alarm = AlarmRow(t, "ada", "utility")
+        watch = f"what was seen until round {t}"
+        weights = np.full(300, t, dtype=np.float32)
+        store.finish(finished(t, weights=weights, watch=watch, alarms=(alarm,)))
+        store.hear("bea", t)
+    told = all_of(store)
     store.close()
     whole = path.read_bytes()
     rng = random.Random(5)
     refused = 0
-    for _ in range(150):
+    for _ in range(300):
         at = rng.randrange(len(whole))
         path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :])
         damaged = path.read_bytes()
@@ -175,7 +184,7 @@ def test_flipped_bits_are_noticed_or_harmless(path):
             refused += 1
             assert path.read_bytes() == damaged
             continue
-        now = (store.round, store.beliefs(), store.observations(), store.model().tolist(), store.rounds())
+        now = all_of(store)
         store.close()
         assert now == told
     assert refused > 10
@@ -187,16 +196,50 @@ def test_an_older_store_is_brought_up_to_date_and_a_copy_kept(path, monkeypatch)
     store.close()
     newer = (*module.MIGRATIONS, "ALTER TABLE refusal ADD COLUMN first TEXT NOT NULL DEFAULT '';")
     monkeypatch.setattr(module, "MIGRATIONS", newer)
-    with pytest.raises(RequestError, match="older schema 1"):
+    with pytest.raises(RequestError, match=f"older schema {len(newer) - 1}"):
         Store.look(path)
     store = fresh(path)
     assert store.round == 1 and store.beliefs() == {"bea": Evidence(0.7, 0.3, 1)}
     assert store._rows("PRAGMA user_version") == [(len(newer),)]
     store.close()
-    with sqlite3.connect(path.with_name("site.sqlite.schema1")) as copy:
-        assert copy.execute("PRAGMA user_version").fetchone() == (1,)
+    with sqlite3.connect(path.with_name(f"site.sqlite.schema{len(newer) - 1}")) as copy:
+        assert copy.execute("PRAGMA user_version").fetchone() == (len(newer) - 1,)
         assert copy.execute("SELECT count(*) FROM observation").fetchone() == (1,)
     copy.close()
+
+
+def test_a_store_from_before_there_were_alarms_is_brought_up_to_date(path):
+    """As the first version made it, with its digest; afterwards it takes alarms."""
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute(f"PRAGMA application_id = {module.APPLICATION}")
+    db.executescript(f"{module.MIGRATIONS[0]} PRAGMA user_version = 1;")
+    facts = {"site": "ada", "agreement": "one", "round": "1", "digest": "730c644e67e0a0bd7606cbcb4dae9755"}
+    db.executemany("INSERT INTO fact VALUES (?, ?)", facts.items())
+    db.execute("INSERT INTO belief VALUES ('bea', 0.7, 0.3, 1)")
+    db.close()
+    store = fresh(path)
+    assert store.beliefs() == {"bea": Evidence(0.7, 0.3, 1)} and store.alarms() == [] and store.watch() == ""
+    store.finish(finished(2, watch="calm", alarms=(AlarmRow(2, "ada", "utility", 0.01),)))
+    store.close()
+    store = fresh(path)
+    assert store.alarms() == [AlarmRow(2, "ada", "utility", 0.01)] and store.watch() == "calm"
+    store.close()
+
+
+def test_alarms_are_heard_once_and_reckoned_with_in_one_round(path):
+    store = fresh(path)
+    assert store.hear("bea", 3) and store.hear("cyr", 3) and not store.hear("bea", 3)
+    bea, cyr = store.alarms()
+    assert (bea, cyr) == (AlarmRow(3, "bea"), AlarmRow(3, "cyr"))
+    store.finish(finished(4, watch="a", alarms=(AlarmRow(4, "ada", "utility"),), reckoned=(bea,)))
+    assert not store.finish(finished(4, watch="b", alarms=(AlarmRow(4, "ada", "loss"),), reckoned=(cyr,)))
+    store.tell(4, "bea")
+    store.tell(4, "bea")
+    store.close()
+    store = fresh(path)
+    assert [(a.site, a.reckoned) for a in store.alarms()] == [("bea", 4), ("cyr", None), ("ada", None)]
+    assert store.watch() == "a" and store.told() == {(4, "bea")}
+    store.close()
 
 
 def test_a_migration_that_fails_changes_nothing(path, monkeypatch):

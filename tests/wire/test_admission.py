@@ -16,7 +16,14 @@ from abps.wire import admission
 from abps.wire.admission import Limits, Reason, Refused, Tally
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
-from abps.wire.messages import MessageError, pack_message, pack_vector, unpack_message, vector_size
+from abps.wire.messages import (
+    MessageError,
+    pack_alarm,
+    pack_message,
+    pack_vector,
+    unpack_message,
+    vector_size,
+)
 
 LIMITS = Limits()
 NAMES = ("positive rate", "log training rows", "mean year / 2030", "prevalence of cci_dementia")
@@ -196,3 +203,15 @@ def test_refusals_are_counted_per_peer_and_reason():
         tally = tally.add(Refused(peer, reason, "…"))
     assert tally.counts[("bea", "wrong round")] == 2
     assert tally.of("bea") == 3 and tally.of("cyr") == 1 and tally.of("dov") == 0
+
+
+@given(st.binary(max_size=40))
+def test_only_an_alarm_passes_as_an_alarm(data):
+    """Whatever the bytes: the round of a well-formed alarm of this member, or refused with a reason."""
+    assert admission.admit_alarm(pack_alarm(7, center_id("bea")), "bea", ("bea",), 9) == 7
+    with pytest.raises(Refused):
+        admission.admit_alarm(data, "bea", ("bea",), 9)
+    for peer, rounds, reason in (("eve", 9, Reason.STRANGER), ("bea", 6, Reason.ROUND)):
+        with pytest.raises(Refused) as refused:
+            admission.admit_alarm(pack_alarm(7, center_id("bea")), peer, ("bea",), rounds)
+        assert refused.value.reason == reason

@@ -274,6 +274,9 @@ def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None
     console.print(f"validation AUROC after it: {'not defined' if auroc is None else f'{auroc:.3f}'}")
     rests = ", ".join(f"{why} {count}" for why, count in told["rests"].items())
     console.print(f"rounds rested: {rests or 'none'}")
+    for a in told["alarms"]:
+        whose = f"on {a['statistic']}" if a["site"] == told["site"] else f"told by {a['site']}"
+        console.print(f"alarm of drift in round {a['round']}, {whose}", markup=False)
     sent = told["bytes_sent"]
     parts = ", ".join(f"{kind} {size:,}" for kind, size in sent.items() if kind != "total")
     console.print(f"bytes sent: {sent['total']:,} ({parts})")

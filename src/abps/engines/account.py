@@ -35,6 +35,10 @@ def summary(store: Store) -> dict[str, Any]:
         "partners": list(rounds[-1].partners) if rounds else [],
         "validation_auroc": rounds[-1].validation if rounds else None,
         "beliefs": beliefs,
+        "alarms": [
+            {"round": a.round, "site": a.site, "statistic": a.statistic or None, "p": a.p}
+            for a in store.alarms()
+        ],
         "rests": dict(sorted(Counter(r.rest for r in rounds if r.rest).items())),
         "bytes_sent": {**sent, "total": sum(sent.values())},
         "in_doubt": store.in_doubt(),

@@ -53,10 +53,12 @@ class Agreement:
                     f"{self.method!r} takes partners from a declared group, which sites do not publish; "
                     "it runs in the simulation only"
                 )
-            if config.memory.forget != "never":
+            old_rows = sorted(set(config.memory.watch) - {"utility"})
+            if config.memory.forget == "alarm" and old_rows:
                 raise RequestError(
-                    f"forget={config.memory.forget}: alarms of drift and windows of evidence run in the "
-                    "simulation only; between sites, discount forgets a share in every round"
+                    f"watch={'+'.join(old_rows)} compares new rows with those that they took the place of, "
+                    "and a site has one table in a job; between sites set watch=utility, which compares what "
+                    "partners bring with what they brought before"
                 )
         assert isinstance(config, ABPS | FedAvg)
         return config

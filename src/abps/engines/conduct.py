@@ -220,7 +220,11 @@ class Conductor:
     ) -> None:
         began = self.line.now()
         alive, missing = self.line.ask(members, "ping", seconds=self.seconds.sign)
-        begun, late = self.line.ask(sorted(alive), "begin", t, sorted(alive), seconds=self.seconds.sign)
+        if self._alarms and not course.ledger.closed:
+            _, failed = self._talk(sorted(alive), "announce", t, sorted(alive))
+            missing |= failed
+        here = _without(sorted(alive), missing)
+        begun, late = self.line.ask(here, "begin", t, here, seconds=self.seconds.sign)
         missing |= late
         trained, failed = self._work(sorted(begun), "train", t)
         missing |= failed
@@ -237,6 +241,12 @@ class Conductor:
         reports, failed = self.line.ask(there, "report", t, seconds=self.seconds.sign)
         missing |= failed
         self._book(t, present, reports, values, missing, course, began)
+
+    @property
+    def _alarms(self) -> bool:
+        """Whether sites tell each other of alarms."""
+        config = self.config
+        return isinstance(config, ABPS) and config.memory.announce and config.memory.watches_utility
 
     def _pairs(
         self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, str], course: _Course

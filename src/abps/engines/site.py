@@ -1,11 +1,11 @@
 """One site of a real federation: it trains on its own table and decides for itself whom to work with.
 
 A site never shows its rows. What leaves it is its metadata vector, sixteen-byte messages of the matching
-protocol, and the shared layers of its model to the partners of the round, each written to its audit log
-before it leaves. Which engine carries the bytes does not matter here: ``send`` is given.
+protocol and of alarms, and the shared layers of its model to the partners of the round, each written to its
+audit log before it leaves. Which engine carries the bytes does not matter here: ``send`` is given.
 
-Nothing in here decides otherwise than the simulation: rankings, verdicts, mixing and credit are the same
-functions on the site's own row.
+What it thinks and learns is its mind's (:mod:`abps.engines.mind`): rankings, verdicts, mixing and credit are
+the simulation's functions on the site's own row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,24 +24,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.cohorts.prepare import Prepared
-from abps.core import protocol, selection, streams
-from abps.core.beliefs import Beliefs
+from abps.core import protocol, streams
 from abps.core.errors import RequestError
 from abps.core.ledger import CONTROL_MESSAGE
-from abps.core.matching import Answer
 from abps.core.protocol import Kind, Message, Negotiation, Stage
 from abps.core.streams import center_id
 from abps.engines.agreement import Agreement
-from abps.engines.store import Entry, Evidence, Finished, Store
+from abps.engines.mind import Lesson, Mind, View, mind
+from abps.engines.store import Entry, Finished, Store
 from abps.learn.metrics import auroc, labels_of
 from abps.learn.stacked import StackedLearner
-from abps.methods.abps import ABPS
 from abps.methods.base import World
 from abps.wire import admission
 from abps.wire.admission import Limits, Meter, Reason, Refused
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
-from abps.wire.messages import pack_message, pack_vector, unpack_vector
+from abps.wire.messages import pack_alarm, pack_message, pack_vector, unpack_vector
 
 T = TypeVar("T")
 
@@ -63,20 +61,6 @@ class Patience:
 
     repeats: int = 2
     turn_seconds: float = 60.0
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """What a site thinks of its n peers in one round, before anybody has asked anybody.
-
-    ranking: whom to ask, best first.  consent, score: (n,) whether the goal admits a peer, and its score.
-    wanted: whether there was anybody to want at all (a site may have candidates and want none).
-    """
-
-    ranking: tuple[str, ...]
-    consent: NDArray[np.bool_]
-    score: NDArray[np.float64]
-    wanted: bool
 
 
 def _utc() -> str:
@@ -121,7 +105,8 @@ class Site:
             )
         self.models = self.world.common_start() if kept is None else torch.from_numpy(kept)[None]
         self.roster: tuple[str, ...] = (name,)
-        self.vectors: dict[str, NDArray[np.float64]] = {name: self._own_vector()}
+        self.mind: Mind | None = mind(name, self.config, self.world, store)
+        self.vectors: dict[str, NDArray[np.float64]] = {name: self.mind.vector} if self.mind else {}
         self._meters: dict[str, Meter] = {}
         self._silent: set[str] = set()
         self.talks = self._past(store.round)
@@ -133,17 +118,7 @@ class Site:
 
     @property
     def _kappa(self) -> int:
-        return self.config.selection.kappa if isinstance(self.config, ABPS) else 1
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        """The names of the entries that this study publishes."""
-        data = self.world.data
-        count = self.config.filter.entries(data) if isinstance(self.config, ABPS) else 2
-        return data.metadata_names[:count]
-
-    def _own_vector(self) -> NDArray[np.float64]:
-        return self.world.data.metadata[0, : len(self._names)]
+        return self.mind.kappa if self.mind else 1
 
     # Called by the conductor
 
@@ -175,14 +150,36 @@ class Site:
 
     def introduce(self, round: int) -> None:
         """Publish the metadata vector to every other member, before the first round of a job."""
-        data = pack_vector(self._own_vector(), round, center_id(self.name))
+        data = pack_vector(self.vectors[self.name], round, center_id(self.name))
         why = "metadata vector, so that peers can tell whether we are alike"
         for peer in sorted(self._others):
             with contextlib.suppress(Unreachable):
                 self._carry(peer, "vector", data, why, self.patience.repeats, round)
 
+    def announce(self, round: int, live: Sequence[str]) -> int:
+        """Tell the members that are there of this site's alarms, as far as they do not know.
+
+        Before a round begins, so that all reckon with them in it. Returns how many messages were answered.
+        """
+        mine = sorted({alarm.round for alarm in self.store.alarms() if alarm.site == self.name})
+        known = self.store.told()
+        why = "what peers bring us has changed, so what you believe of us may be out of date"
+        told = 0
+        for peer in sorted(self._others & set(live)):
+            for raised in mine:
+                if (raised, peer) in known:
+                    continue
+                data = pack_alarm(raised, center_id(self.name))
+                try:
+                    self._carry(peer, "alarm", data, f"alarm of round {raised}: {why}", round=round)
+                except Unreachable:
+                    break  # it is told when it is there again
+                self.store.tell(raised, peer)
+                told += 1
+        return told
+
     def begin(self, round: int, live: Sequence[str]) -> None:
-        """Start a round: form an opinion of the members that are there."""
+        """Start a round with the members that are there."""
         with self._lock:
             if round <= self.store.round:
                 raise RequestError(
@@ -191,16 +188,19 @@ class Site:
             self.talks = Negotiation(self.name, round, self._kappa)
             self._silent = set(self.roster) - set(live)
             self.trained, self._frame, self.arrived, self._answers = None, None, {}, []
-            self.view = self._opinion(round) if isinstance(self.config, ABPS) else None
+            self.view = None
+            if self.mind:
+                self.mind.begin(round)
 
     def train(self, round: int) -> None:
-        """The local epochs of a round."""
+        """The local epochs of a round, and then an opinion of the members."""
         trained = self.learner.train(self.models, round)
         key = int(streams.bits(self.world.seed, "codec", round, self.world.ids)[0])
         sent = (trained[0, : self.shared] - self.base).numpy()
         frame = pack(sent, self.codec, round, center_id(self.name), key)
+        view = self.mind.opinion(round, self.roster, self.vectors, trained) if self.mind else None
         with self._lock:
-            self.trained, self._frame = trained, frame
+            self.trained, self._frame, self.view = trained, frame, view
 
     def turn(self, round: int) -> int:
         """Go down the ranking and propose, until kappa partners are found or nobody is left.
@@ -264,20 +264,35 @@ class Site:
         with self._lock:
             self.talks, _ = protocol.seal(self.talks)
             partners = () if rest else tuple(p for p in self.roster if p in self.talks.partners)
-        if isinstance(self.config, ABPS):
-            here = [p for p in partners if p in self.arrived]
-            mixed, observed, beliefs = self._together(round, trained, here, self._beliefs(round))
-            evidence = self._evidence(beliefs)
-        else:
-            mixed, observed, evidence = trained.clone(), {}, {}
-            if CONDUCTOR in self.arrived and not rest:
-                mixed[0, : self.shared] = self.arrived[CONDUCTOR]
-        value = self._validation(mixed)
+        lesson = self._lesson(round, trained, partners, bool(rest))
+        value = self._validation(lesson.mixed)
         rest = rest or ("" if partners else self._why_rest())
-        done = Finished(round, mixed[0].numpy(), evidence, observed, partners, rest, value)
+        done = Finished(
+            round,
+            lesson.mixed[0].numpy(),
+            lesson.beliefs,
+            lesson.observations,
+            partners,
+            rest,
+            value,
+            lesson.watch,
+            lesson.alarms,
+            lesson.reckoned,
+        )
         if self.store.finish(done):
-            self.models = mixed
+            self.models = lesson.mixed
         return value
+
+    def _lesson(self, round: int, trained: Tensor, partners: tuple[str, ...], alone: bool) -> Lesson:
+        if self.mind and alone:
+            return self.mind.alone(round, self.roster, trained)
+        if self.mind:
+            arrived = {p: self.arrived[p] for p in partners if p in self.arrived}
+            return self.mind.learn(round, self.roster, self.vectors, (self.models, trained), arrived)
+        mixed = trained.clone()
+        if CONDUCTOR in self.arrived and not alone:
+            mixed[0, : self.shared] = self.arrived[CONDUCTOR]
+        return Lesson(mixed, {}, {})
 
     def keep_best(self) -> None:
         """The round just finished is the best so far: keep its model apart."""
@@ -332,13 +347,17 @@ class Site:
             if what == "vector":
                 self._receive_vector(peer, data)
                 return b""
+            if what == "alarm":
+                self._receive_alarm(peer, data)
+                return b""
             raise Refused(peer, Reason.MALFORMED, f"nothing here is called {what[:20]!r}")
         except Refused as refused:
             self._note(refused)
             return b""
 
     def _receive_vector(self, peer: str, data: bytes) -> None:
-        vector = admission.admit_vector(data, peer, self._others, self._names)
+        names = self.mind.names if self.mind else ()
+        vector = admission.admit_vector(data, peer, self._others, names)
         with self._lock:
             known = self.vectors.get(peer)
             if known is not None and not np.array_equal(known, vector):
@@ -346,6 +365,11 @@ class Site:
             self.vectors[peer] = vector
         _, round, _ = unpack_vector(data)
         self._log(peer, "vector", len(data), "its metadata vector", sent=False, round=round)
+
+    def _receive_alarm(self, peer: str, data: bytes) -> None:
+        raised = admission.admit_alarm(data, peer, self._others, self.agreement.rounds)
+        why = "its alarm of drift" if self.store.hear(peer, raised) else "its alarm of drift, known already"
+        self._log(peer, "alarm", len(data), f"{why} (raised in round {raised})", sent=False)
 
     def _receive_message(self, peer: str, data: bytes) -> bytes:
         message = admission.admit_message(data, peer, self._others, self.talks.round, self.limits)
@@ -380,107 +404,8 @@ class Site:
             raise RequestError(f"{self.name} has not {what} for round {round}; the conductor is out of step")
         return value
 
-    def _opinion(self, round: int) -> View:
-        """Rank the members that published a vector and are there."""
-        config = self.config
-        assert isinstance(config, ABPS)
-        n, me = len(self.roster), self.roster.index(self.name)
-        known = [k for k, name in enumerate(self.roster) if name in self.vectors]
-        chosen = config.filter
-        if chosen.goals and len(chosen.goals) == n:
-            chosen = replace(chosen, goals=tuple(chosen.goals[k] for k in known))
-        published = np.stack([self.vectors[self.roster[k]] for k in known])
-        admitted, alike = chosen.among(chosen.read(published))
-        mine = known.index(me)
-        candidate, similarity = np.zeros(n, dtype=bool), np.zeros(n)
-        candidate[known], similarity[known] = admitted[mine], alike[mine]
-        consent = candidate.copy() if chosen.mutual_filter else np.ones(n, dtype=bool)
-        belief = self._beliefs(round).posterior(me, np.arange(n))
-        score = selection.peer_scores(config.selection, belief, round)
-        (ranking,) = selection.rank(
-            config.selection,
-            score[None],
-            belief.count[None],
-            candidate[None],
-            similarity[None],
-            self.world.ids,
-            self.world.seed,
-            round,
-            self.world.horizon,
-        )
-        return View(tuple(self.roster[k] for k in ranking), consent, score, bool(candidate.any()))
-
     def _judge(self, proposer: str) -> str:
-        config, view = self.config, self.view
-        if not isinstance(config, ABPS) or view is None or proposer not in self.vectors:
-            return protocol.FILTERED
-        k = self.roster.index(proposer)
-        answer = selection.verdict(config.selection, bool(view.consent[k]), float(view.score[k]))
-        return {Answer.ACCEPTED: "", Answer.FILTERED: protocol.FILTERED}.get(answer, protocol.DECLINED)
-
-    def _beliefs(self, round: int) -> Beliefs:
-        """This site's beliefs as they stand in a round: what is stored, faded by the rounds since."""
-        config = self.config
-        assert isinstance(config, ABPS)
-        n, me = len(self.roster), self.roster.index(self.name)
-        stored = self.store.beliefs()
-        present = [(self.roster.index(peer), e) for peer, e in stored.items() if peer in self.roster]
-        present.sort(key=lambda pair: pair[0])
-        beliefs = Beliefs(
-            n,
-            config.selection.prior,
-            np.array([me * n + k for k, _ in present], dtype=np.int64),
-            np.array([e.gain for _, e in present]),
-            np.array([e.loss for _, e in present]),
-            np.array([e.count for _, e in present]),
-        )
-        return beliefs.discount(self._faded(round)) if config.discount < 1 else beliefs
-
-    def _faded(self, round: int) -> float:
-        """The share of evidence left when a round begins, one step for every round since the last."""
-        assert isinstance(self.config, ABPS)
-        return self.config.discount ** (round - self.store.round)
-
-    def _evidence(self, beliefs: Beliefs) -> dict[str, Evidence]:
-        """Beliefs as they are stored; those about peers that are not in this job fade alike."""
-        share = self._faded(self.talks.round)
-        kept = {
-            peer: Evidence(e.gain * share, e.loss * share, e.count * share)
-            for peer, e in self.store.beliefs().items()
-            if peer not in self.roster
-        }
-        for key, gain, loss, count in zip(beliefs.key, beliefs.gain, beliefs.loss, beliefs.count):
-            peer = self.roster[int(key) % len(self.roster)]
-            kept[peer] = Evidence(float(gain), float(loss), float(count))
-        return kept
-
-    def _together(
-        self, round: int, trained: Tensor, partners: list[str], beliefs: Beliefs
-    ) -> tuple[Tensor, dict[str, float], Beliefs]:
-        """Mix with the partners and judge them: the simulation's code on a federation of these few."""
-        config = self.config
-        assert isinstance(config, ABPS)
-        if not partners:
-            return trained.clone(), {}, beliefs
-        k = len(partners)
-        arrived = torch.zeros(k + 1, self.shared)
-        arrived[1:] = torch.stack([self.arrived[p] for p in partners])
-        sizes = [float(self.world.data.train.sizes[0]), *(_rows(self.vectors[p]) for p in partners)]
-        weights = torch.tensor(sizes) if config.weighting == "size" else torch.ones(k + 1)
-        none = np.zeros(0, dtype=np.int64)
-        mixed, _, peer, phi = config.together(
-            self.world,
-            self.models.expand(k + 1, -1),
-            trained.expand(k + 1, -1),
-            arrived,
-            weights,
-            [np.arange(1, k + 1), *[none] * k],
-            round,
-        )
-        value = config.credit.value(phi)
-        index = np.array([self.roster.index(partners[int(p) - 1]) for p in peer], dtype=np.int64)
-        observed = {self.roster[j]: float(v) for j, v in zip(index, value) if np.isfinite(v)}
-        return mixed[:1].clone(), observed, beliefs.observe(self.roster.index(self.name), index, value)
+        return protocol.FILTERED if self.view is None else self.view.answers.get(proposer, protocol.FILTERED)
 
     def _validation(self, models: Tensor) -> float:
         rows = self.world.data.validation
@@ -492,7 +417,7 @@ class Site:
         return float(auroc(self.learner.logits(self.models, rows), labels_of(rows))[0])
 
     def _why_rest(self) -> str:
-        if not isinstance(self.config, ABPS):
+        if self.mind is None:
             return ""
         if protocol.DECLINED in self._answers:
             return "declined"
@@ -631,8 +556,3 @@ def _heard(message: Message) -> str:
         Kind.RELEASE: "its proposal no longer stands",
     }
     return f"{said[message.kind]} in round {message.round}"
-
-
-def _rows(vector: NDArray[np.float64]) -> float:
-    """The number of training rows that a peer's vector tells (its second entry is the logarithm)."""
-    return float(np.rint(np.exp(vector[1])))

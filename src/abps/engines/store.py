@@ -67,6 +67,16 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (peer, reason)
     ) WITHOUT ROWID;
     """,
+    # Forgetting after alarms: those raised here or told by peers, with the round whose beliefs first reckon
+    # with them; whom the own ones were told to; and what the watch carries along.
+    """
+    CREATE TABLE alarm (
+        round INTEGER NOT NULL, site TEXT NOT NULL, statistic TEXT NOT NULL, p REAL, reckoned INTEGER,
+        PRIMARY KEY (round, site, statistic)
+    ) WITHOUT ROWID;
+    CREATE TABLE told (round INTEGER NOT NULL, peer TEXT NOT NULL, PRIMARY KEY (round, peer)) WITHOUT ROWID;
+    CREATE TABLE watch (only INTEGER PRIMARY KEY CHECK (only = 1), state TEXT NOT NULL);
+    """,
 )
 
 
@@ -78,6 +88,25 @@ class Evidence:
     loss: float
     count: float
 
+    def times(self, share: float) -> Evidence:
+        """What is left when only a share of it counts."""
+        return Evidence(self.gain * share, self.loss * share, self.count * share)
+
+
+@dataclass(frozen=True)
+class AlarmRow:
+    """An alarm of drift, raised at a site in a round.
+
+    statistic, p: what it was raised on, and its p-value where there is one; a peer does not tell.
+    reckoned: the first round whose beliefs reckon with it; None until then.
+    """
+
+    round: int
+    site: str
+    statistic: str = ""
+    p: float | None = None
+    reckoned: int | None = None
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -87,7 +116,7 @@ class Entry:
     round: int
     peer: str
     sent: bool
-    kind: str  # weights, message or vector
+    kind: str  # weights, message, vector or alarm
     bytes: int
     why: str
 
@@ -97,6 +126,8 @@ class Finished:
     """Everything that one round changes, written together.
 
     observations: the credit given to each partner, in [0, 1].  beliefs: evidence after the round.
+    watch: what the site carries along to notice drift.  alarms: raised in this round.
+    reckoned: earlier alarms that these beliefs are the first to reckon with.
     """
 
     round: int
@@ -106,6 +137,9 @@ class Finished:
     partners: tuple[str, ...]
     rest: str
     validation: float
+    watch: str = ""
+    alarms: tuple[AlarmRow, ...] = ()
+    reckoned: tuple[AlarmRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -259,7 +293,34 @@ class Store:
         """How often each peer's messages were refused, by reason."""
         return {(peer, why): n for peer, why, n in self._rows("SELECT peer, reason, count FROM refusal")}
 
+    def alarms(self) -> list[AlarmRow]:
+        """Every alarm that was raised here or told by a peer, oldest first."""
+        rows = self._rows("SELECT round, site, statistic, p, reckoned FROM alarm ORDER BY round, site")
+        return [AlarmRow(*row) for row in rows]
+
+    def watch(self) -> str:
+        """What the last round left to notice drift with; nothing before the first."""
+        rows = self._rows("SELECT state FROM watch")
+        return str(rows[0][0]) if rows else ""
+
+    def told(self) -> set[tuple[int, str]]:
+        """Which of its alarms (by their round) the site has told to whom."""
+        return set(self._rows("SELECT round, peer FROM told"))
+
     # Writing
+
+    def hear(self, peer: str, round: int) -> bool:
+        """Write down an alarm that a peer tells; False if it is known: told twice, it counts once."""
+        with self._change() as db:
+            found = db.execute("INSERT OR IGNORE INTO alarm VALUES (?, ?, '', NULL, NULL)", (round, peer))
+            if found.rowcount:
+                db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
+        return bool(found.rowcount)
+
+    def tell(self, round: int, peer: str) -> None:
+        """Write down that a peer knows of this site's alarm of a round."""
+        with self._change(power=False) as db:
+            db.execute("INSERT OR IGNORE INTO told VALUES (?, ?)", (round, peer))
 
     def promise(self, round: int, kept: Iterable[Record]) -> None:
         """Write down a round's promises in the place of what was written for it before."""
@@ -309,6 +370,16 @@ class Store:
                 "INSERT INTO round VALUES (?, ?, ?, ?)",
                 (done.round, json.dumps(sorted(done.partners)), done.rest, validation),
             )
+            db.executemany(
+                "INSERT INTO alarm VALUES (?, ?, ?, ?, NULL)",
+                [(a.round, a.site, a.statistic, a.p) for a in done.alarms],
+            )
+            db.executemany(
+                "UPDATE alarm SET reckoned = ? WHERE round = ? AND site = ? AND statistic = ?",
+                [(done.round, a.round, a.site, a.statistic) for a in done.reckoned],
+            )
+            if done.watch:
+                db.execute("INSERT OR REPLACE INTO watch VALUES (1, ?)", (done.watch,))
             db.execute("UPDATE fact SET value = ? WHERE key = 'round'", (str(done.round),))
             db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
         return True
@@ -349,7 +420,7 @@ class Store:
 
 
 def _digest(db: sqlite3.Connection) -> str:
-    """A digest of what must not change by itself: round, beliefs, observations and models."""
+    """A digest of what must not change by itself: round, beliefs, observations, alarms and models."""
     digest = hashlib.blake2b(digest_size=16)
     for query in (
         "SELECT key, value FROM fact WHERE key <> 'digest' ORDER BY key",
@@ -360,6 +431,11 @@ def _digest(db: sqlite3.Connection) -> str:
         for row in db.execute(query):
             digest.update(repr(row).encode())
         digest.update(b"|")
+    # Tables of later versions: nothing in them is the digest of a store that never had them.
+    for query in ("SELECT * FROM alarm ORDER BY round, site, statistic", "SELECT state FROM watch"):
+        rows = db.execute(query).fetchall()
+        if rows:
+            digest.update(repr((query, rows)).encode())
     for which, number, weights, written in db.execute("SELECT * FROM model ORDER BY which"):
         # A model is hashed once, when written; here it must still have that hash.
         intact = _hash(weights) == written

@@ -19,7 +19,7 @@ from abps.core.protocol import Message
 from abps.core.streams import center_id
 from abps.wire.codecs import Codec
 from abps.wire.frames import FrameError, frame_size, unpack
-from abps.wire.messages import MessageError, unpack_message, unpack_vector
+from abps.wire.messages import MessageError, unpack_alarm, unpack_message, unpack_vector
 
 
 class Reason(StrEnum):
@@ -192,6 +192,20 @@ def admit_vector(
                 f"{name} is {value:g}, plausible is {allowed.low:g} to {allowed.high:g}",
             )
     return vector
+
+
+def admit_alarm(data: bytes, peer: str, members: Collection[str], rounds: int) -> int:
+    """The round in which a member raised its alarm, one of the study's ``rounds``."""
+    if peer not in members:
+        raise Refused(peer, Reason.STRANGER, "it is not in this federation")
+    try:
+        round, sender = unpack_alarm(data)
+    except MessageError as error:
+        raise Refused(peer, Reason.MALFORMED, str(error)) from error
+    _sent_by(peer, sender)
+    if not 1 <= round <= rounds:
+        raise Refused(peer, Reason.ROUND, f"an alarm of round {round}, the study has {rounds}")
+    return round
 
 
 def _sent_by(peer: str, sender: int) -> None:

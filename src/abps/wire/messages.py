@@ -1,4 +1,4 @@
-"""The small messages of a round as bytes: proposals and their answers, and a center's metadata vector.
+"""The small messages of a round as bytes: proposals and their answers, a center's metadata vector, alarms.
 
 A control message is sixteen bytes, the unit the ledger counts:
 
@@ -9,7 +9,8 @@ A control message is sixteen bytes, the unit the ledger counts:
     8  sender   u64   the sender's stream number
 
 A vector is a control message of kind ``VECTOR`` whose attempt is the number of entries, followed by
-the entries as little-endian float32.
+the entries as little-endian float32. An alarm is a control message of kind ``ALARM`` whose round is the one
+it was raised in.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ assert _LAYOUT.size == CONTROL_MESSAGE
 _KINDS = {1: Kind.PROPOSE, 2: Kind.ACCEPT, 3: Kind.REFUSE, 4: Kind.CONFIRM, 5: Kind.RELEASE}
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
 _VECTOR = 32
+_ALARM = 33
 _REASONS = (
     "", "full", "declined", "filtered", "busy", "sealed", "crossed", "unreachable", "released",
 )  # fmt: skip
@@ -81,3 +83,18 @@ def unpack_vector(data: bytes) -> tuple[NDArray[np.float64], int, int]:
     if len(data) != vector_size(entries):
         raise MessageError(f"{len(data)} bytes for a vector of {entries} entries")
     return np.frombuffer(data, "<f4", offset=CONTROL_MESSAGE).astype(np.float64), round, sender
+
+
+def pack_alarm(round: int, sender: int) -> bytes:
+    """The word that a center noticed drift at its own in a round, in sixteen bytes."""
+    return _LAYOUT.pack(_ALARM, 0, 0, round, sender)
+
+
+def unpack_alarm(data: bytes) -> tuple[int, int]:
+    """The round of an alarm and the stream number its sender claims, or :class:`MessageError`."""
+    if len(data) != CONTROL_MESSAGE:
+        raise MessageError(f"{len(data)} bytes, an alarm has {CONTROL_MESSAGE}")
+    number, reason, attempt, round, sender = _LAYOUT.unpack(data)
+    if (number, reason, attempt) != (_ALARM, 0, 0):
+        raise MessageError(f"kind {number} is not an alarm")
+    return round, sender
