@@ -6,11 +6,13 @@ only the carrier of the bytes is another one.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -37,7 +39,7 @@ _processes.set_forkserver_preload([__name__])  # torch is loaded once, not by ev
 
 
 def _life(name: str, table: Path, roles, agreement: dict, store: Path, hub: Connection) -> None:
-    """A site's process, until it is killed."""
+    """A site's process, until it is killed or the hub is gone."""
     torch.set_num_threads(1)
     agreed = Agreement.from_json(agreement)
     own = own_table(table, name, roles.label, roles.patient, roles.time, (), agreed.book)
@@ -45,16 +47,17 @@ def _life(name: str, table: Path, roles, agreement: dict, store: Path, hub: Conn
     saying = threading.Lock()
     waiting: dict[int, queue.Queue] = {}
     numbers = itertools.count()
+    alone = threading.Event()
 
     def say(*words) -> None:
-        with saying:
+        with saying, contextlib.suppress(OSError):  # the hub may be gone
             hub.send(words)
 
     def send(peer: str, what: str, data: bytes) -> bytes:
         number = next(numbers)
         waiting[number] = answered = queue.Queue()
         say("send", number, peer, what, data)
-        reply = answered.get(timeout=LONG)
+        reply = None if alone.is_set() else answered.get(timeout=LONG)
         if reply is None:
             raise Unreachable(peer)
         return reply
@@ -74,12 +77,23 @@ def _life(name: str, table: Path, roles, agreement: dict, store: Path, hub: Conn
 
     work = ThreadPoolExecutor(8)
     say("answer", -1, True, None)
-    while True:
-        word, number, *rest = hub.recv()
-        if word == "reply":
-            waiting.pop(number).put(rest[0])
-        else:
-            work.submit(conducted if word == "ask" else received, number, *rest)
+    try:
+        while True:
+            word, number, *rest = hub.recv()
+            if word == "reply":
+                waiting.pop(number).put(rest[0])
+            else:
+                work.submit(conducted if word == "ask" else received, number, *rest)
+    except EOFError:  # the relay is gone: what is under way comes to its end, without an answer from anybody
+        alone.set()
+        for answered in list(waiting.values()):
+            answered.put(None)
+        work.shutdown()
+        kept.close()
+
+
+class RelayGone(Exception):
+    """There is no conductor any more."""
 
 
 class Hub:
@@ -94,11 +108,13 @@ class Hub:
         self._open: dict[str, dict[int, queue.Queue]] = {}
         self._gone: set[str] = set()
         self._numbers = itertools.count()
+        self._cut = False
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.sqlite"
 
     def start(self, *names: str) -> None:
+        self._cut = False
         ready = {name: queue.Queue() for name in names}
         for name in names:
             here, there = _processes.Pipe()
@@ -123,6 +139,19 @@ class Hub:
         os.kill(process.pid, signal.SIGKILL)
         process.join(LONG)
         assert process.exitcode == -signal.SIGKILL
+
+    def cut(self) -> None:
+        """The relay is gone, and the conductor with it, whatever they were doing."""
+        self._cut = True
+        for line in self._lines.values():
+            with socket.socket(fileno=os.dup(line.fileno())) as pipe, contextlib.suppress(OSError):
+                pipe.shutdown(socket.SHUT_RDWR)
+
+    def ended(self) -> None:
+        """Every site's process has come to its end by itself."""
+        for name, process in self._processes.items():
+            process.join(LONG)
+            assert process.exitcode == 0, (name, process.exitcode)
 
     def stop(self) -> None:
         for name in self.given.names:
@@ -172,6 +201,8 @@ class Hub:
     # The conductor's line
 
     def ask(self, sites, what, *arguments, seconds):
+        if self._cut:
+            raise RelayGone
         answers, failures = {}, {}
         with ThreadPoolExecutor(max(1, len(sites))) as asking:
             told = {name: asking.submit(self._call, name, "ask", what, arguments) for name in sites}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+
+import pytest
 
 from abps.engines.conduct import Conductor, Seconds
 from abps.engines.store import Store
 
-from .hub import Hub
+from .hub import Hub, RelayGone
 from .network import agree_about_partners, counted_once, replayed
 
 QUICK = Seconds(poll=0.0)
@@ -86,19 +89,53 @@ def test_killed_sites_watch_on_where_they_were(four, tmp_path):
         hub.stop()
 
 
-class Killer:
-    """Kills a site when enough payloads have gone by, after a short while of its own."""
+def test_the_relay_is_killed_inside_a_round(four, tmp_path):
+    """With it goes the conductor, and every line at once. Sites end by themselves; the next job goes on."""
+    rng = random.Random(3)
+    agreement = four.agreement("abps", kappa=2, rounds=100)
+    hub = Hub(four, agreement, tmp_path)
+    try:
+        hub.start(*four.names)
+        for _ in range(3):
+            hub.passing = Killer(hub, None, rng.randrange(20, 130), rng.uniform(0.0, 0.05))
+            with pytest.raises(RelayGone):
+                Conductor(hub, agreement, 5, QUICK).run(four.names)
+            hub.passing.wait()
+            hub.passing = lambda sender, receiver: None
+            hub.ended()
+            with stores(hub) as kept:
+                agree_about_partners(kept, kappa=2, doubt=True)
+                before = {name: (store.observations(), store.rounds()) for name, store in kept.items()}
+                reached = max(store.round for store in kept.values())
+            hub.start(*four.names)
+            again = Conductor(hub, agreement, 1, QUICK).run(four.names)
+            assert again.first == reached + 1
+            assert set(again.rounds[0].present) == set(four.names) and not again.rounds[0].missing
+            with stores(hub) as kept:
+                agree_about_partners(kept, kappa=2, doubt=False)
+                for name, store in kept.items():
+                    counted_once(store)
+                    observations, rounds = before[name]
+                    assert observations.items() <= store.observations().items()
+                    assert store.rounds()[:-1] == rounds
+    finally:
+        hub.stop()
 
-    def __init__(self, hub: Hub, victim: str, payloads: int, delay: float) -> None:
+
+class Killer:
+    """Kills a site, or the relay, when enough payloads have gone by, after a short while of its own."""
+
+    def __init__(self, hub: Hub, victim: str | None, payloads: int, delay: float) -> None:
         self.hub, self.victim, self.left, self.delay = hub, victim, payloads, delay
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
     def __call__(self, sender: str, receiver: str) -> None:
         with self._lock:
-            self.left -= self.victim in (sender, receiver)
+            self.left -= self.victim in (sender, receiver, None)
             if self.left <= 0 and self._timer is None:
-                self._timer = threading.Timer(self.delay, self.hub.kill, [self.victim])
+                kill = self.hub.cut if self.victim is None else partial(self.hub.kill, self.victim)
+                self._timer = threading.Timer(self.delay, kill)
                 self._timer.start()
 
     def wait(self) -> None:
