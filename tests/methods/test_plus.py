@@ -43,7 +43,7 @@ def test_a_received_model_is_judged_on_all_own_rows_under_the_own_head(here):
     trained = moved(here)
     shared = here.learner.layout.shared(1)
     arrived = trained[:, :shared] + 0.01
-    center, peer, value, _ = judge(here, trained, arrived, pairs_of(here.n))
+    center, peer, value, _ = judge(here, here.sizes(), trained, arrived, pairs_of(here.n))
     for i, j, got in zip(center, peer, value):
         model = trained[i : i + 1].clone()
         model[0, :shared] = arrived[j]
@@ -57,11 +57,11 @@ def test_several_partners_share_what_they_are_worth_together(here):
     trained = moved(here)
     arrived = trained[:, : here.learner.layout.shared(1)]
     three = [np.array([1, 2, 3])] + [np.zeros(0, dtype=np.int64)] * (here.n - 1)
-    _, _, value, _ = judge(here, trained, arrived, three)
+    _, _, value, _ = judge(here, here.sizes(), trained, arrived, three)
     alike = arrived.clone()
     alike[1:] = arrived[1]
-    _, _, same, _ = judge(here, trained, alike, three)
-    _, _, single, _ = judge(here, trained, alike, [np.array([1]), *three[1:]])
+    _, _, same, _ = judge(here, here.sizes(), trained, alike, three)
+    _, _, single, _ = judge(here, here.sizes(), trained, alike, [np.array([1]), *three[1:]])
     assert same == pytest.approx(np.repeat(single, 3), abs=1e-6)  # equals get what each has alone
     whole = np.average(arrived[1:4].numpy(), axis=0, weights=here.sizes()[1:4].numpy())
     model = trained[:1].clone()
@@ -85,7 +85,7 @@ def test_trust_decides_how_much_of_a_peer_is_adopted(here):
     arrived = trained[:, :shared].clone()
     helps = np.ones((here.n, here.n))
     helps[0, 1], helps[1, 0] = 0.2, 0.4
-    mixed = adopt(here, trained, arrived, pairs_of(here.n), helps)
+    mixed = adopt(here, here.sizes(), trained, arrived, pairs_of(here.n), helps)
     sizes = here.sizes()
     assert torch.equal(mixed[0], trained[0])  # probably harmful: nothing is taken
     say = 0.8 * sizes[0]

@@ -32,7 +32,7 @@ from abps.engines.store import Store
 from .network import Hospitals
 
 #: Longer than anything takes; who is waited for that long fails the test.
-LONG = 120.0
+LONG = 600.0
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([__name__])  # torch is loaded once, not by every site

@@ -10,7 +10,8 @@ import pytest
 from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id
-from abps.engines.conduct import Conductor, Seconds
+from abps.core.usefulness import Usefulness
+from abps.engines.conduct import QUIET, Conductor, Seconds
 from abps.engines.memory import Memory
 from abps.engines.mind import watch_from_text, watch_to_text
 from abps.engines.simulate import simulate
@@ -21,7 +22,15 @@ from abps.wire.codecs import codec
 from abps.wire.frames import pack
 from abps.wire.messages import pack_alarm, pack_message, pack_vector, vector_size
 
-from .network import agree_about_partners, close, counted_once, open_site, replayed, same_beliefs
+from .network import (
+    agree_about_partners,
+    close,
+    counted_once,
+    open_site,
+    replayed,
+    same_beliefs,
+    same_usefulness,
+)
 
 QUICK = Seconds(poll=0.0)
 
@@ -45,6 +54,9 @@ PARITY = [
     ("abps-pq-k1", {"proposer_check": "yes", "gamma": "0.05", "order": "index"}),
     ("abps-pq-k1", {"budget": "400000"}),
     ("abps-pq-k1", {"codec": "int4", "reference": "start"}),
+    ("abps-plus", {}),
+    ("abps-plus", {"kappa": "3", "codec": "fp32", "policy": "gumbel"}),
+    ("abps-plus-shapley", {"association": "no", "warm_up": "1", "every": "2"}),
     ("fedavg", {}),
     ("fedavg", {"codec": "int8", "reference": "start"}),
     ("fedavg-x", {}),
@@ -60,10 +72,14 @@ def test_sites_do_what_the_simulation_does(eight, tmp_path, method, settings):
     assert (told["edge"], told["directed"], told["control"]) == (
         run.bytes.edge, run.bytes.directed, run.bytes.control,
     )  # fmt: skip
+    assert told["edge"] > 0
     models = np.stack([network.sites[name].models[0].numpy() for name in eight.names])
     np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
-    if run.beliefs is not None:
-        same_beliefs({name: network.sites[name].store for name in eight.names}, run.beliefs)
+    stores = {name: network.sites[name].store for name in eight.names}
+    if isinstance(run.beliefs, Usefulness):
+        same_usefulness(stores, run.beliefs)
+    elif run.beliefs is not None:
+        same_beliefs(stores, run.beliefs)
     rows = run.decisions.filter(run.decisions["decision"] == "accepted")
     partners = {name: {t: set() for t in range(1, 6)} for name in eight.names}
     for t, center, peer in rows.select("round", "center", "peer").iter_rows():
@@ -75,7 +91,11 @@ def test_sites_do_what_the_simulation_does(eight, tmp_path, method, settings):
     means = [r.validation for r in report.rounds]
     np.testing.assert_allclose(means, run.history.validation_auroc, atol=1e-9)
     shares = run.history.rest
-    rests = [[network.sites[n].store.rounds()[t].rest for n in eight.names] for t in range(5)]
+    # Rounds of no exchange by plan are no rests in the simulation's account.
+    rests = [
+        ["" if r[t].rest == QUIET else r[t].rest for r in (store.rounds() for store in stores.values())]
+        for t in range(5)
+    ]
     assert [np.mean([r != "" for r in row]) for row in rests] == pytest.approx(list(shares))
     for cause, word in (("no_candidates", "no candidates"), ("all_full", "all full"), ("budget", "budget")):
         told = [np.mean([r == word for r in row]) for row in rests]
@@ -94,17 +114,19 @@ def test_early_stopping_at_the_same_round(eight, tmp_path):
     close(network)
 
 
-def test_several_short_jobs_are_one_long_one(six, tmp_path):
+@pytest.mark.parametrize(("method", "settings"), [("abps", {"discount": "0.8"}), ("abps-plus", {})])
+def test_several_short_jobs_are_one_long_one(six, tmp_path, method, settings):
     """Sites are closed and opened again between jobs: nothing but the store remembers."""
-    agreement = six.agreement("abps", rounds=5, discount="0.8")
+    agreement = six.agreement(method, rounds=5, **settings)
     for rounds in (2, 1, 2):
         network, _ = job(six, agreement, tmp_path, rounds)
         close(network)
     network = Memory()
     for name in six.names:
         open_site(six, name, agreement, tmp_path, network)
-    run = simulate(six.together, "abps", seed=11, rounds=5, settings={"discount": "0.8"})
-    same_beliefs({name: network.sites[name].store for name in six.names}, run.beliefs)
+    run = simulate(six.together, method, seed=11, rounds=5, settings=settings)
+    same = same_usefulness if method == "abps-plus" else same_beliefs
+    same({name: network.sites[name].store for name in six.names}, run.beliefs)
     models = np.stack([network.sites[name].models[0].numpy() for name in six.names])
     np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
     with pytest.raises(RequestError, match="has had its 5 rounds"):
@@ -447,6 +469,8 @@ def test_weights_are_a_confirmation(pair):
         ("local", {}, "does not run between sites"),
         ("fedprox", {}, "does not run between sites"),
         ("group-oracle-k1", {}, "declared group"),
+        ("abps-plus-flat", {}, "number of rows"),
+        ("abps-plus", {"noise": 0.5}, "would hide nothing"),
         ("abps", {"kapa": 3}, "did you mean 'kappa'"),
         ("abpss", {}, "no method 'abpss'"),
     ],

@@ -205,6 +205,17 @@ def test_refusals_are_counted_per_peer_and_reason():
     assert tally.of("bea") == 3 and tally.of("cyr") == 1 and tally.of("dov") == 0
 
 
+@pytest.mark.parametrize(("value", "passes"), [(-3.5, True), (0.0, True), (2000.0, False), (np.nan, False)])
+def test_associations_have_a_range_of_their_own(value, passes):
+    names = (*NAMES, "association of age")
+    data = pack_vector(np.append(GOOD, value), 1, center_id("bea"))
+    if passes:
+        assert admission.admit_vector(data, "bea", ("bea",), names)[-1] == value
+    else:
+        with pytest.raises(Refused, match="association of age"):
+            admission.admit_vector(data, "bea", ("bea",), names)
+
+
 @given(st.binary(max_size=40))
 def test_only_an_alarm_passes_as_an_alarm(data):
     """Whatever the bytes: the round of a well-formed alarm of this member, or refused with a reason."""

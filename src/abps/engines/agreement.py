@@ -17,6 +17,7 @@ from abps.core.errors import RequestError
 from abps.engines.simulate import configure
 from abps.methods.abps import ABPS
 from abps.methods.fedavg import FedAvg
+from abps.methods.plus import ABPSPlus
 from abps.methods.settings import describe
 
 
@@ -35,13 +36,24 @@ class Agreement:
     rounds: int = 50
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def config(self) -> ABPS | FedAvg:
+    def config(self) -> ABPS | ABPSPlus | FedAvg:
         """The method's configuration, the same object that the simulation runs."""
         config = configure(self.method, self.settings, self.rounds)
-        if not isinstance(config, ABPS) and type(config) is not FedAvg:  # its relatives train otherwise
+        # FedAvg's relatives train otherwise.
+        if not isinstance(config, ABPS | ABPSPlus) and type(config) is not FedAvg:
             raise RequestError(
                 f"the method {self.method!r} does not run between sites; "
                 "choose one of the abps family or fedavg"
+            )
+        if isinstance(config, ABPSPlus) and not config.public.metadata:
+            raise RequestError(
+                "metadata=no: sites weigh a peer's model by its number of rows, which its metadata tell; "
+                "publish them"
+            )
+        if isinstance(config, ABPSPlus) and config.public.noise:
+            raise RequestError(
+                f"noise={config.public.noise:g} is drawn from the study's seed, which every member knows, "
+                "and would hide nothing from them; it runs in the simulation only"
             )
         if isinstance(config, ABPS):
             if config.filter.goal_function is not None:
@@ -60,7 +72,7 @@ class Agreement:
                     "and a site has one table in a job; between sites set watch=utility, which compares what "
                     "partners bring with what they brought before"
                 )
-        assert isinstance(config, ABPS | FedAvg)
+        assert isinstance(config, ABPS | ABPSPlus | FedAvg)
         return config
 
     def digest(self) -> str:
@@ -73,7 +85,8 @@ class Agreement:
     def notes(self) -> dict[str, str]:
         """What a site's store says about the study."""
         config = self.config()
-        prior = config.selection.prior if isinstance(config, ABPS) else (1.0, 1.0)
+        # abps-plus keeps its beliefs whole, not as evidence beside a prior.
+        prior = config.selection.prior if isinstance(config, ABPS) else (0.0, 0.0)
         return {
             "study": self.study,
             "method": self.method,

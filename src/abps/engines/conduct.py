@@ -25,6 +25,7 @@ import torch
 from abps.core import selection, streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
+from abps.core.selection import Selection
 from abps.core.streams import center_id, center_ids
 from abps.engines.agreement import Agreement
 from abps.engines.site import CONDUCTOR
@@ -33,8 +34,12 @@ from abps.learn.models import initial_weights
 from abps.methods.abps import ABPS
 from abps.methods.base import SERVER, Stopping, weighted_mean
 from abps.methods.fedavg import FedAvg
+from abps.methods.plus import ABPSPlus
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
+
+#: Why nobody has partners in a round that the method goes through alone.
+QUIET = "no exchange in this round"
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ class Conductor:
         present = sorted(ready)
         joined, absent = self.line.ask(present, "join", list(roster), first, seconds=self.seconds.sign)
         left_out |= absent
-        if isinstance(self.config, ABPS):
+        if self._by_pairs:
             self._talk(sorted(joined), "catch_up")
             self._talk(sorted(joined), "introduce", first)
         sizes = {name: float(facts["rows"]) for name, facts in ready.items()}
@@ -182,7 +187,7 @@ class Conductor:
     def _course(self, ready: Mapping[str, Mapping[str, Any]]) -> _Course:
         """What earlier jobs of the study left: the bytes they spent, and their best round."""
         sent = sum(int(facts["sent"]) for facts in ready.values())
-        edge = sent // 2 if isinstance(self.config, ABPS) else sent
+        edge = sent // 2 if self._by_pairs else sent
         course = _Course(Ledger(self.config.budget, Traffic(edge=edge)))
         past = sorted({int(t) for facts in ready.values() for t in facts["validation"]})
         for t in past:
@@ -232,7 +237,7 @@ class Conductor:
         if not present:
             raise RequestError(f"round {t}: no site is left ({'; '.join(sorted(set(missing.values())))})")
         rest = ""
-        if isinstance(self.config, ABPS):
+        if self._by_pairs:
             rest = self._pairs(t, roster, present, missing, course)
         else:
             rest = self._star(t, present, sizes, missing, course)
@@ -241,6 +246,11 @@ class Conductor:
         reports, failed = self.line.ask(there, "report", t, seconds=self.seconds.sign)
         missing |= failed
         self._book(t, present, reports, values, missing, course, began)
+
+    @property
+    def _by_pairs(self) -> bool:
+        """Whether sites choose partners; else the conductor averages."""
+        return not isinstance(self.config, FedAvg)
 
     @property
     def _alarms(self) -> bool:
@@ -253,10 +263,13 @@ class Conductor:
     ) -> str:
         """Turns, then the swap. Returns why there was none, if so."""
         config = self.config
-        assert isinstance(config, ABPS)
+        assert isinstance(config, ABPS | ABPSPlus)
+        if isinstance(config, ABPSPlus) and not config.calling.on(t):
+            return QUIET
         if course.ledger.closed:
             return "budget"
-        order = selection.turns(config.selection, self.agreement.seed, t, center_ids(roster))
+        rule = config.selection if isinstance(config, ABPS) else Selection()
+        order = selection.turns(rule, self.agreement.seed, t, center_ids(roster))
         proposals = 0
         for name in (roster[k] for k in order):
             if name in present:
@@ -383,7 +396,7 @@ class Conductor:
     ) -> None:
         weights = sum(int(r["weights"]) for r in reports.values())
         control = sum(int(r["control"]) for r in reports.values())
-        if isinstance(self.config, ABPS):
+        if self._by_pairs:
             spent = Traffic(edge=weights // 2, directed=weights, control=control)
         else:  # what the sites sent up came down again
             spent = Traffic(edge=weights, directed=2 * weights, control=control)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +20,14 @@ from torch import Tensor
 from abps.core import drift, protocol, selection
 from abps.core.beliefs import Beliefs
 from abps.core.matching import Answer
+from abps.core.streams import center_ids
+from abps.core.usefulness import Experience, Usefulness, believe
 from abps.engines.store import AlarmRow, Evidence, Store
 from abps.methods.abps import ABPS
 from abps.methods.base import World
 from abps.methods.memory import Alarm, Observed, Watch, keys_of
+from abps.methods.plus import ABPSPlus, adopt, association_variance, associations, own_level
+from abps.wire.admission import ASSOCIATION
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +58,7 @@ class View:
 class Lesson:
     """What a round leaves at a site: its model (1, P), and all that it remembers of the exchange.
 
-    observations, beliefs, watch, alarms, reckoned: as in :class:`abps.engines.store.Finished`.
+    observations, beliefs, watch, alarms, reckoned, errors: as in :class:`abps.engines.store.Finished`.
     """
 
     mixed: Tensor
@@ -63,6 +67,7 @@ class Lesson:
     watch: str = ""
     alarms: tuple[AlarmRow, ...] = ()
     reckoned: tuple[AlarmRow, ...] = ()
+    errors: Mapping[str, float] = field(default_factory=dict)
 
 
 class Mind(Protocol):
@@ -105,7 +110,9 @@ class Mind(Protocol):
 
 def mind(name: str, config: Any, world: World, store: Store) -> Mind | None:
     """The mind of a method that has one."""
-    return BetaMind(name, config, world, store) if isinstance(config, ABPS) else None
+    if isinstance(config, ABPS):
+        return BetaMind(name, config, world, store)
+    return UsefulnessMind(name, config, world, store) if isinstance(config, ABPSPlus) else None
 
 
 class BetaMind:
@@ -210,18 +217,14 @@ class BetaMind:
         if not arrived:
             return trained.clone(), np.zeros(0, dtype=np.int64), np.zeros(0)
         partners = [name for name in roster if name in arrived]
-        k = len(partners)
-        received = torch.stack([torch.zeros_like(arrived[partners[0]]), *(arrived[p] for p in partners)])
-        sizes = [float(world.data.train.sizes[0]), *(rows_told(vectors[p]) for p in partners)]
-        weights = torch.tensor(sizes) if config.weighting == "size" else torch.ones(k + 1)
-        none = np.zeros(0, dtype=np.int64)
+        few = _few(world, partners, vectors, trained, arrived)
         mixed, _, peer, phi = config.together(
             world,
-            before.expand(k + 1, -1),
-            trained.expand(k + 1, -1),
-            received,
-            weights,
-            [np.arange(1, k + 1), *[none] * k],
+            before.expand(len(few.trained), -1),
+            few.trained,
+            few.arrived,
+            few.sizes if config.weighting == "size" else torch.ones(len(few.trained)),
+            few.partners,
             round,
         )
         places = np.array([roster.index(partners[int(p) - 1]) for p in peer], dtype=np.int64)
@@ -271,6 +274,147 @@ class BetaMind:
         watch = watch_from_text(self._store.watch())
         own = tuple(Alarm(0, a.statistic, np.nan) for a in self._news if a.site == self._name)
         return self._config.memory.clear(watch, own)
+
+
+class UsefulnessMind:
+    """abps-plus: a regression on public likenesses and on all that the site measured itself.
+
+    Its beliefs follow from its measurements, so these are what it remembers; beliefs are stored, as Beta
+    distributions, for the site's owner to look at.
+    """
+
+    def __init__(self, name: str, config: ABPSPlus, world: World, store: Store) -> None:
+        self._name, self._config, self._world, self._store = name, config, world, store
+        data = world.data
+        self._entries = len(data.metadata_names)
+        self.names = data.metadata_names
+        self.vector = data.metadata[0]
+        if config.public.association:
+            told, _ = associations(world, config.public)
+            self.names += tuple(f"{ASSOCIATION}{column}" for column in data.columns)
+            self.vector = np.concatenate([self.vector, told[0]])
+
+    @property
+    def kappa(self) -> int:
+        """How many partners the site may have."""
+        return self._config.kappa
+
+    def begin(self, round: int) -> None:
+        """Nothing is heard between rounds that a belief depends on."""
+
+    def opinion(self, round: int, roster: Sequence[str], vectors: Vectors, trained: Tensor) -> View:
+        """Draw the members' utilities and rank those worth their price."""
+        config, known = self._config, [name for name in roster if name in vectors]
+        me = known.index(self._name)
+        everybody = replace(self._world, ids=center_ids(tuple(known)))
+        experience = self._experience(known)
+        belief = self._belief(round, known, vectors, experience)
+        even = config.break_even(belief, self._level(me, len(known), trained))
+        score = config.scores(everybody, belief, even, round)
+        willing = config.willing(belief, even, score)
+        news = config.news(experience, len(known), round)
+        ranking = config.rankings(willing, score, even, news)[me]
+        answers = {name: "" if willing[me, k] else protocol.DECLINED for k, name in enumerate(known)}
+        return View(tuple(known[k] for k in ranking), answers, wanted=True)
+
+    def learn(
+        self,
+        round: int,
+        roster: Sequence[str],
+        vectors: Vectors,
+        models: tuple[Tensor, Tensor],
+        arrived: Mapping[str, Tensor],
+    ) -> Lesson:
+        """Measure what arrived, believe anew, and adopt as far as it probably helps."""
+        config, trained = self._config, models[1]
+        known = [name for name in roster if name in vectors]
+        me, partners = known.index(self._name), [name for name in known if name in arrived]
+        experience = self._experience(known)
+        observed, errors = {}, {}
+        few = _few(self._world, partners, vectors, trained, arrived) if partners else None
+        if few is not None:
+            _, peer, value, se = config.measure(
+                self._world, few.sizes, few.trained, few.arrived, few.partners, round
+            )
+            places = np.array([known.index(partners[int(p) - 1]) for p in peer], dtype=np.int64)
+            experience = experience.observe(np.full(len(peer), me), places, round, value, se)
+            for k, v, error in zip(places, value, se):
+                if np.isfinite(v) and np.isfinite(error):
+                    observed[known[k]], errors[known[k]] = float(v), float(error)
+        belief = self._belief(round, known, vectors, experience)
+        mixed = trained.clone()
+        if few is not None:
+            helps = np.ones((len(few.partners), len(few.partners)))
+            if config.gated:
+                even = config.break_even(belief, self._level(me, len(known), trained))
+                helps[0, 1:] = belief.helps(even)[me, [known.index(name) for name in partners]]
+            mixed = adopt(self._world, few.sizes, few.trained, few.arrived, few.partners, helps)[:1].clone()
+        alpha, beta = (each[me] for each in belief.beta())
+        beliefs = dict(self._store.beliefs()) | {
+            name: Evidence(float(alpha[k]), float(beta[k]), float(belief.count[me, k]))
+            for k, name in enumerate(known)
+            if belief.count[me, k] > 0
+        }
+        return Lesson(mixed, observed, beliefs, errors=errors)
+
+    def alone(self, round: int, roster: Sequence[str], trained: Tensor) -> Lesson:
+        """Nothing is learned."""
+        return Lesson(trained.clone(), {}, self._store.beliefs())
+
+    def _experience(self, known: list[str]) -> Experience:
+        """The site's own measurements of these members."""
+        place = {name: k for k, name in enumerate(known)}
+        seen = [(t, place[peer], v, se) for t, peer, v, se in self._store.measured() if peer in place]
+        seen.sort(key=lambda each: each[:2])
+        return Experience(
+            np.full(len(seen), place[self._name], dtype=np.int64),
+            np.array([peer for _, peer, _, _ in seen], dtype=np.int64),
+            np.array([t for t, _, _, _ in seen], dtype=np.int64),
+            np.array([v for _, _, v, _ in seen], dtype=np.float64),
+            np.array([se for _, _, _, se in seen], dtype=np.float64),
+        )
+
+    def _belief(self, round: int, known: list[str], vectors: Vectors, experience: Experience) -> Usefulness:
+        """(n, n) of which the site's own row is what it believes; the others are without experience."""
+        published = np.stack([vectors[name] for name in known])
+        metadata, told = published[:, : self._entries], published[:, self._entries :]
+        sizes = np.array([rows_told(vector) for vector in published])
+        variance = association_variance(np.rint(metadata[:, 0] * sizes), sizes, self._config.public)
+        features, slopes = self._config.likeness(metadata, told, variance)
+        return believe(features, slopes, experience, round, self._config.expect)
+
+    def _level(self, me: int, n: int, trained: Tensor) -> Floats:
+        """(n,) what the site's own model reaches, in its place; of the others it knows nothing."""
+        level = np.full(n, np.nan)
+        level[me] = own_level(self._world, trained)[0]
+        return level
+
+
+@dataclass(frozen=True, eq=False)
+class _Few:
+    """A site and its partners as a small federation in which only the first has rows.
+
+    trained: (1 + k, P) the site's model in every place.  arrived: (1 + k, shared), the first unused.
+    sizes: (1 + k,) training rows.  partners: of the first all others, of the others nobody.
+    """
+
+    trained: Tensor
+    arrived: Tensor
+    sizes: Tensor
+    partners: list[NDArray[np.int64]]
+
+
+def _few(
+    world: World, partners: list[str], vectors: Vectors, trained: Tensor, arrived: Mapping[str, Tensor]
+) -> _Few:
+    k, none = len(partners), np.zeros(0, dtype=np.int64)
+    sizes = [float(world.data.train.sizes[0]), *(rows_told(vectors[p]) for p in partners)]
+    return _Few(
+        trained.expand(k + 1, -1),
+        torch.stack([torch.zeros_like(arrived[partners[0]]), *(arrived[p] for p in partners)]),
+        torch.tensor(sizes),
+        [np.arange(1, k + 1), *[none] * k],
+    )
 
 
 def rows_told(vector: Floats) -> float:

@@ -151,7 +151,9 @@ class Site:
     def introduce(self, round: int) -> None:
         """Publish the metadata vector to every other member, before the first round of a job."""
         data = pack_vector(self.vectors[self.name], round, center_id(self.name))
-        why = "metadata vector, so that peers can tell whether we are alike"
+        more = any(name.startswith(admission.ASSOCIATION) for name in self.mind.names) if self.mind else False
+        what = "metadata vector and how our columns go with the outcome" if more else "metadata vector"
+        why = f"{what}, so that peers can tell whether we are alike"
         for peer in sorted(self._others):
             with contextlib.suppress(Unreachable):
                 self._carry(peer, "vector", data, why, self.patience.repeats, round)
@@ -278,6 +280,7 @@ class Site:
             lesson.watch,
             lesson.alarms,
             lesson.reckoned,
+            lesson.errors,
         )
         if self.store.finish(done):
             self.models = lesson.mixed

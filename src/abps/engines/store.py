@@ -19,7 +19,7 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE told (round INTEGER NOT NULL, peer TEXT NOT NULL, PRIMARY KEY (round, peer)) WITHOUT ROWID;
     CREATE TABLE watch (only INTEGER PRIMARY KEY CHECK (only = 1), state TEXT NOT NULL);
     """,
+    # Observations that have an error of their own.
+    "ALTER TABLE observation ADD COLUMN se REAL;",
 )
 
 
@@ -125,7 +127,8 @@ class Entry:
 class Finished:
     """Everything that one round changes, written together.
 
-    observations: the credit given to each partner, in [0, 1].  beliefs: evidence after the round.
+    observations: what each partner was worth, in [0, 1].  beliefs: evidence after the round.
+    errors: standard errors of observations, from methods that know them.
     watch: what the site carries along to notice drift.  alarms: raised in this round.
     reckoned: earlier alarms that these beliefs are the first to reckon with.
     """
@@ -140,6 +143,7 @@ class Finished:
     watch: str = ""
     alarms: tuple[AlarmRow, ...] = ()
     reckoned: tuple[AlarmRow, ...] = ()
+    errors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,14 @@ class Store:
 
     def observations(self) -> dict[tuple[int, str], float]:
         """Every observation ever made, by round and peer."""
-        return {(r, peer): value for r, peer, value in self._rows("SELECT * FROM observation")}
+        rows = self._rows("SELECT round, peer, value FROM observation")
+        return {(r, peer): value for r, peer, value in rows}
+
+    def measured(self) -> list[tuple[int, str, float, float]]:
+        """The observations that have a standard error, as (round, peer, value, error), oldest first."""
+        return self._rows(
+            "SELECT round, peer, value, se FROM observation WHERE se IS NOT NULL ORDER BY round, peer"
+        )
 
     def model(self, which: str = "current") -> NDArray[np.float32] | None:
         """(P,) the model after the last round, or the ``best`` one; None before the first round."""
@@ -354,8 +365,11 @@ class Store:
             if done.round <= self.round:
                 return False
             db.executemany(
-                "INSERT INTO observation VALUES (?, ?, ?)",
-                [(done.round, peer, float(value)) for peer, value in sorted(done.observations.items())],
+                "INSERT INTO observation VALUES (?, ?, ?, ?)",
+                [
+                    (done.round, peer, float(value), done.errors.get(peer))
+                    for peer, value in sorted(done.observations.items())
+                ],
             )
             db.execute("DELETE FROM belief")
             db.executemany(
@@ -425,14 +439,18 @@ def _digest(db: sqlite3.Connection) -> str:
     for query in (
         "SELECT key, value FROM fact WHERE key <> 'digest' ORDER BY key",
         "SELECT * FROM belief ORDER BY peer",
-        "SELECT * FROM observation ORDER BY round, peer",
+        "SELECT round, peer, value FROM observation ORDER BY round, peer",
         "SELECT * FROM round ORDER BY number",
     ):
         for row in db.execute(query):
             digest.update(repr(row).encode())
         digest.update(b"|")
-    # Tables of later versions: nothing in them is the digest of a store that never had them.
-    for query in ("SELECT * FROM alarm ORDER BY round, site, statistic", "SELECT state FROM watch"):
+    # Of later versions: nothing in them is the digest of a store that never had them.
+    for query in (
+        "SELECT * FROM alarm ORDER BY round, site, statistic",
+        "SELECT state FROM watch",
+        "SELECT round, peer, se FROM observation WHERE se IS NOT NULL ORDER BY round, peer",
+    ):
         rows = db.execute(query).fetchall()
         if rows:
             digest.update(repr((query, rows)).encode())

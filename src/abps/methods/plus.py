@@ -154,18 +154,27 @@ class ABPSPlus(Method):
                 f"abps-plus compares all pairs and takes up to {MOST_CENTERS} centers, not {world.n}; "
                 "use abps-pq-k1-hom, or cut the federation"
             )
-        features, slopes, differ = [], [], 1.0
+        told, variances = np.zeros((world.n, 0)), np.zeros(world.n)
         if self.public.association:
             told, variances = associations(world, self.public)
+        features, slopes = self.likeness(world.data.metadata, told, variances)
+        return State(world.common_start(), Experience.none(), features, slopes)
+
+    def likeness(self, metadata: Floats, told: Floats, variances: Floats) -> tuple[Floats, Floats]:
+        """(n, n, k) how alike centers are by what they published, and (k,) what is expected of each likeness.
+
+        metadata: (n, entries).  told, variances: of :func:`associations`.
+        """
+        n, features, slopes, differ = len(metadata), [], [], 1.0
+        if self.public.association:
             enough = np.isfinite(variances)
             differ = inconsistency(told[enough], variances[enough])
             features.append(standardised(cosines(told)))
             slopes.append(self.public.association_slope * differ)
         if self.public.metadata:
-            features.append(standardised(closeness(world.data.metadata)))
+            features.append(standardised(closeness(metadata)))
             slopes.append(self.public.metadata_slope * differ)
-        stacked = np.stack(features, axis=2) if features else np.zeros((world.n, world.n, 0))
-        return State(world.common_start(), Experience.none(), stacked, np.array(slopes))
+        return np.stack(features, axis=2) if features else np.zeros((n, n, 0)), np.array(slopes)
 
     def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
         """One round: train, believe, call or rest, swap, judge, adopt."""
@@ -183,11 +192,12 @@ class ABPSPlus(Method):
             return replace(state, models=trained), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
         arrived = self.wire.deliver(world, trained[:, : self.wire.shared(world)], t)
         partners = plan.partners()
-        center, peer, value, se = self.measure(world, trained, arrived, partners, t)
+        sizes = world.sizes()
+        center, peer, value, se = self.measure(world, sizes, trained, arrived, partners, t)
         experience = state.experience.observe(center, peer, t, value, se)
         after = believe(state.features, state.slopes, experience, t, self.expect)
         helps = after.helps(self.break_even(after, own))
-        mixed = adopt(world, trained, arrived, partners, helps if self.gated else np.ones_like(helps))
+        mixed = adopt(world, sizes, trained, arrived, partners, helps if self.gated else np.ones_like(helps))
         outcome = Outcome(spent, plan.degrees(), plan.rest, explained(plan, score, belief, even))
         return replace(state, models=mixed, experience=experience, beliefs=after), outcome
 
@@ -228,28 +238,41 @@ class ABPSPlus(Method):
         self, world: World, belief: Usefulness, even: Floats, news: Floats, t: int
     ) -> tuple[Plan, Floats]:
         """Who calls whom: peers worth their price, in the order of what they add that is new."""
-        n, policy = world.n, self.calling.policy
         score = self.scores(world, belief, even, t)
-        willing = belief.expected_gain(even) >= self.calling.price
-        if policy == "gumbel":
-            willing &= score >= 0.0
-        elif policy == "random":
-            willing = np.ones((n, n), dtype=bool)
-        else:
-            willing &= score >= even[:, None]
-        np.fill_diagonal(willing, False)
-        level = 0.0 if policy in ("gumbel", "random") else even[:, None]  # the score of a peer worth nothing
-        order = np.argsort(np.where(willing, (level - score) * news, np.inf), axis=1, kind="stable")
-        counts = willing.sum(axis=1)
+        willing = self.willing(belief, even, score)
+        rankings = self.rankings(willing, score, even, news)
         plan = propose(
             turns_of.turns(Selection(), world.seed, t, world.ids).tolist(),
-            [order[i, : counts[i]].tolist() for i in range(n)],
+            rankings,
             lambda j, i: Answer.ACCEPTED if willing[j, i] else Answer.DECLINED,
             self.kappa,
         )
         # A center that wanted nobody rests by its own decision.
-        rest = np.where((plan.rest == Rest.NO_CANDIDATES) & (counts == 0), Rest.DECLINED, plan.rest)
+        nobody = np.array([not ranking for ranking in rankings])
+        rest = np.where((plan.rest == Rest.NO_CANDIDATES) & nobody, Rest.DECLINED, plan.rest)
         return replace(plan, rest=rest.astype(np.int8)), score
+
+    def willing(self, belief: Usefulness, even: Floats, score: Floats) -> NDArray[np.bool_]:
+        """(n, n) whether a center would call a peer, and answer yes to it."""
+        policy = self.calling.policy
+        willing = belief.expected_gain(even) >= self.calling.price
+        if policy == "gumbel":
+            willing &= score >= 0.0
+        elif policy == "random":
+            willing = np.ones_like(willing)
+        else:
+            willing &= score >= even[:, None]
+        np.fill_diagonal(willing, False)
+        return willing
+
+    def rankings(
+        self, willing: NDArray[np.bool_], score: Floats, even: Floats, news: Floats
+    ) -> list[list[int]]:
+        """For every center the peers that it would call, best first."""
+        # The score of a peer worth nothing.
+        level = 0.0 if self.calling.policy in ("gumbel", "random") else even[:, None]
+        order = np.argsort(np.where(willing, (level - score) * news, np.inf), axis=1, kind="stable")
+        return [order[i, :count].tolist() for i, count in enumerate(willing.sum(axis=1))]
 
     def scores(self, world: World, belief: Usefulness, even: Floats, t: int) -> Floats:
         """(n, n) how much each center wants each peer this round."""
@@ -270,14 +293,14 @@ class ABPSPlus(Method):
         return belief.mean + math.sqrt(left) * belief.sd * drawn
 
     def measure(
-        self, world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], t: int
+        self, world: World, sizes: Tensor, trained: Tensor, arrived: Tensor, partners: list[Ints], t: int
     ) -> tuple[Ints, Ints, Floats, Floats]:
-        """(center, peer, utility, standard error) of all that arrived."""
+        """(center, peer, utility, standard error) of all that arrived.  sizes: (n,) everybody's rows."""
         if self.utility == "received":
-            return judge(world, trained, arrived, partners)
+            return judge(world, sizes, trained, arrived, partners)
         ask = UTILITIES[self.utility]
         center, peer, phi = shapley_credit(
-            world, ask, trained, arrived, world.sizes(), partners, t, permutations=8, tolerance=1e-3
+            world, ask, trained, arrived, sizes, partners, t, permutations=8, tolerance=1e-3
         )
         return center, peer, 0.5 + phi, error_on(world.data.validation, center, np.full(len(center), 0.7))
 
@@ -303,28 +326,32 @@ def own_level(world: World, trained: Tensor) -> Floats:
     return now - 0.5 * error_on(rows, np.arange(world.n), now)
 
 
-def adopt(world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], helps: Floats) -> Tensor:
+def adopt(
+    world: World, sizes: Tensor, trained: Tensor, arrived: Tensor, partners: list[Ints], helps: Floats
+) -> Tensor:
     """(n, P) own models averaged with what was received, as far as it is believed to help.
 
+    sizes: (n,) training rows.
     helps: (n, n) probabilities. From one half on a peer counts fully, below one quarter not at all.
     """
-    center = np.repeat(np.arange(world.n), [len(p) for p in partners])
+    n = len(partners)
+    center = np.repeat(np.arange(n), [len(p) for p in partners])
     peer = np.concatenate([np.zeros(0, dtype=np.int64), *partners])
-    chance, sizes = helps[center, peer], world.sizes().numpy().astype(np.float64)
-    say = sizes[peer] * np.where(chance >= 0.25, np.minimum(1.0, 2.0 * chance), 0.0)
-    total = sizes + np.bincount(center, weights=say, minlength=world.n)
+    chance, rows = helps[center, peer], sizes.numpy().astype(np.float64)
+    say = rows[peer] * np.where(chance >= 0.25, np.minimum(1.0, 2.0 * chance), 0.0)
+    total = rows + np.bincount(center, weights=say, minlength=n)
     parts = Mixtures(
-        owner=np.arange(world.n),
-        own=(sizes / total).astype(np.float32),
+        owner=np.arange(n),
+        own=(rows / total).astype(np.float32),
         other=peer,
         share=(say / total[center]).astype(np.float32),
-        start=np.searchsorted(center, np.arange(world.n + 1)),
+        start=np.searchsorted(center, np.arange(n + 1)),
     )
     return mixed(trained, arrived, parts, world.learner.each)
 
 
 def judge(
-    world: World, trained: Tensor, arrived: Tensor, partners: list[Ints]
+    world: World, sizes: Tensor, trained: Tensor, arrived: Tensor, partners: list[Ints]
 ) -> tuple[Ints, Ints, Floats, Floats]:
     """(center, peer, utility, standard error) of each received model on all rows of its receiver.
 
@@ -332,7 +359,7 @@ def judge(
     With one partner its utility is the AUROC; with k partners it is 0.5 plus k times its Shapley share of
     what the average is better than chance: what each would have, were all as useful.
     """
-    rows, sizes = world.data.own, world.sizes()
+    rows = world.data.own
     members = [coalition(mine, mask) for mine in partners for mask in range(1, 1 << len(mine))]
     who = np.repeat(np.arange(len(partners)), [(1 << len(mine)) - 1 for mine in partners])
     counts = np.array([len(m) for m in members], dtype=np.int64)
@@ -377,14 +404,25 @@ def associations(world: World, public: Public) -> tuple[Floats, Floats]:
         sd = np.sqrt(np.maximum(square / sizes[:, None] - mean**2, 1e-12))
         gap = of_positives / count[:, None] - (total - of_positives) / (sizes - count)[:, None]
         table = np.where(enough[:, None] & (sd > 1e-5), gap / sd, 0.0)
-        variance = np.where(enough, 1.0 / count + 1.0 / (sizes - count) + public.noise**2, np.inf)
     if public.noise:
         drawn = [
             streams.generator(world.seed, "sketch", 0, int(i)).standard_normal(table.shape[1])
             for i in world.ids
         ]
         table = np.where(table != 0, table + public.noise * np.stack(drawn), 0.0)
-    return table, variance
+    # Published as four-byte numbers: what a center computes with is what its peers see.
+    return table.astype(np.float32).astype(np.float64), association_variance(count, sizes, public)
+
+
+def association_variance(positives: Floats, sizes: Floats, public: Public) -> Floats:
+    """(n,) the variance of an association, from what all know: numbers of positive and of all training rows.
+
+    Infinite where there are too few of a kind, and nothing is told.
+    """
+    enough = np.minimum(positives, sizes - positives) >= public.min_positives
+    with np.errstate(divide="ignore"):
+        variance = 1.0 / positives + 1.0 / (sizes - positives) + public.noise**2
+    return np.where(enough, variance, np.inf)
 
 
 def _sums(owner: Ints, values: NDArray[np.floating], n: int) -> Floats:
