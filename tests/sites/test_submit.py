@@ -14,13 +14,17 @@ from abps.engines.flare import submit as jobs
 class Relay:
     """Plays one session after the other: each is a list of statuses or exceptions."""
 
-    def __init__(self, *sessions):
+    def __init__(self, *sessions, started=()):
         self.sessions = [iter(s) for s in sessions]
+        self.started = list(started) or [7.0] * len(sessions)
         self.closed = 0
 
     def __call__(self, name, kit, timeout):
-        self.now = self.sessions.pop(0)
+        self.now, self.start = self.sessions.pop(0), self.started.pop(0)
         return self
+
+    def get_system_info(self):
+        return engine.SystemInfo(engine.ServerInfo("started", self.start), [], [])
 
     def _next(self):
         told = next(self.now)
@@ -65,6 +69,18 @@ def test_a_line_that_breaks_is_made_anew(monkeypatch, six, kit):
     outcome = submitted(monkeypatch, six, kit, relay)
     assert (outcome.job, outcome.status) == ("job-1", "FINISHED:COMPLETED") and outcome.report is not None
     assert relay.closed == 4 and not relay.sessions
+
+
+def test_a_job_that_went_with_its_relay(monkeypatch, six, kit):
+    """The relay's record of jobs outlives it, and says forever that the job runs."""
+    relay = Relay(["job-1"], ["RUNNING", engine.NoConnection("gone")], ["RUNNING"], started=[7.0, 7.0, 8.0])
+    with pytest.raises(RequestError, match="job-1 ran, and the job is lost"):
+        submitted(monkeypatch, six, kit, relay)
+    waited = Relay(
+        ["job-1"], ["SUBMITTED", engine.NoConnection("gone")], ["RUNNING", "FINISHED:COMPLETED"],
+        started=[7.0, 7.0, 8.0],
+    )  # fmt: skip
+    assert submitted(monkeypatch, six, kit, waited).status == "FINISHED:COMPLETED"
 
 
 @pytest.mark.parametrize(

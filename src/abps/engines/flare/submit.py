@@ -91,6 +91,7 @@ def submit(
     if wait is None:
         return Outcome(job, "SUBMITTED", None)
     until = time.monotonic() + wait
+    ran_under: Any = None
     while time.monotonic() < until:
         try:
             with session(kit) as line:
@@ -99,6 +100,15 @@ def submit(
                     progress(status)
                     if status.startswith("FINISHED"):
                         return Outcome(job, status, _report(line, job))
+                    if status.startswith("RUNNING"):
+                        # A relay that was started anew goes on saying so of a job that it has lost.
+                        relay = line.get_system_info().server_info.start_time
+                        if ran_under not in (None, relay):
+                            raise RequestError(
+                                f"the relay was started anew while the job {job} ran, and the job is lost; "
+                                "what the sites had finished is not: submit it again"
+                            )
+                        ran_under = relay
                     time.sleep(1.0)
         except Lost:
             progress("the relay does not answer; asking again")
