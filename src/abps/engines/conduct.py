@@ -28,6 +28,7 @@ from abps.core.ledger import Ledger, Traffic
 from abps.core.selection import Selection
 from abps.core.streams import center_id, center_ids
 from abps.engines.agreement import Agreement
+from abps.engines.mind import announces
 from abps.engines.site import CONDUCTOR
 from abps.learn.kernels import kernel_for
 from abps.learn.models import initial_weights
@@ -225,7 +226,7 @@ class Conductor:
     ) -> None:
         began = self.line.now()
         alive, missing = self.line.ask(members, "ping", seconds=self.seconds.sign)
-        if self._alarms and not course.ledger.closed:
+        if announces(self.config) and not course.ledger.closed:
             _, failed = self._talk(sorted(alive), "announce", t, sorted(alive))
             missing |= failed
         here = _without(sorted(alive), missing)
@@ -251,12 +252,6 @@ class Conductor:
     def _by_pairs(self) -> bool:
         """Whether sites choose partners; else the conductor averages."""
         return not isinstance(self.config, FedAvg)
-
-    @property
-    def _alarms(self) -> bool:
-        """Whether sites tell each other of alarms."""
-        config = self.config
-        return isinstance(config, ABPS) and config.memory.announce and config.memory.watches_utility
 
     def _pairs(
         self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, str], course: _Course

@@ -115,6 +115,11 @@ def mind(name: str, config: Any, world: World, store: Store) -> Mind | None:
     return UsefulnessMind(name, config, world, store) if isinstance(config, ABPSPlus) else None
 
 
+def announces(config: Any) -> bool:
+    """Whether sites tell each other of alarms, and listen to them."""
+    return isinstance(config, ABPS) and config.memory.announce and config.memory.watches_utility
+
+
 class BetaMind:
     """ABPS: Beta beliefs, discounted, forgotten after alarms, or of the latest rounds only."""
 

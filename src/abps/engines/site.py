@@ -30,7 +30,7 @@ from abps.core.ledger import CONTROL_MESSAGE
 from abps.core.protocol import Kind, Message, Negotiation, Stage
 from abps.core.streams import center_id
 from abps.engines.agreement import Agreement
-from abps.engines.mind import Lesson, Mind, View, mind
+from abps.engines.mind import Lesson, Mind, View, announces, mind
 from abps.engines.store import Entry, Finished, Store
 from abps.learn.metrics import auroc, labels_of
 from abps.learn.stacked import StackedLearner
@@ -370,6 +370,8 @@ class Site:
         self._log(peer, "vector", len(data), "its metadata vector", sent=False, round=round)
 
     def _receive_alarm(self, peer: str, data: bytes) -> None:
+        if not announces(self.config):
+            raise Refused(peer, Reason.PROTOCOL, "alarms are no part of this study")
         raised = admission.admit_alarm(data, peer, self._others, self.agreement.rounds)
         why = "its alarm of drift" if self.store.hear(peer, raised) else "its alarm of drift, known already"
         self._log(peer, "alarm", len(data), f"{why} (raised in round {raised})", sent=False)
