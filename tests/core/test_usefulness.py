@@ -11,6 +11,7 @@ from scipy import stats
 from abps.core.usefulness import (
     Expectation,
     Experience,
+    Returns,
     auroc_se,
     believe,
     closeness,
@@ -179,3 +180,29 @@ def test_likenesses():
     off = ~np.eye(4, dtype=bool)
     for i in range(4):
         assert abs(z[i][off[i]].mean()) < 1e-12 and z[i][off[i]].std() == pytest.approx(1.0)
+
+
+@given(
+    st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=30),
+    st.floats(0.001, 0.1),
+    st.floats(0.001, 0.05),
+)
+def test_doubt_follows_the_closed_form(gains, se, spread):
+    """A normal prior and normal gains whose row errors partly stay: checked against SciPy's distribution."""
+    returns = Returns.none(1)
+    for gain in gains:
+        returns = returns.observe(np.array([True]), np.array([gain]), np.array([se]))
+    m = len(gains)
+    error = se**2 * (0.2 + 0.8 / m) + 0.02**2 / m
+    mean = np.mean(gains) * spread**2 / (spread**2 + error)
+    sd = np.sqrt(spread**2 * error / (spread**2 + error))
+    want = max(0.0, 2 * stats.norm.cdf(-mean / sd) - 1)
+    assert returns.doubt(spread, 0.02)[0] == pytest.approx(want, abs=1e-5)
+
+
+def test_returns_count_only_mixes_that_say_something():
+    returns = Returns.none(3).observe(
+        np.array([True, False, True]), np.array([-0.1, -0.1, np.nan]), np.full(3, 0.01)
+    )
+    assert returns.meetings.tolist() == [1, 0, 0] and returns.gain.tolist() == [-0.1, 0, 0]
+    assert returns.doubt(0.01, 0.02)[1:].tolist() == [0, 0]

@@ -8,14 +8,14 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import log_loss, roc_auc_score
 
 from abps import simulate
 from abps.core.errors import RequestError
 from abps.core.usefulness import Experience, believe
 from abps.learn.training import Training
 from abps.methods.catalog import find
-from abps.methods.plus import ABPSPlus, Calling, Public, adopt, associations, judge
+from abps.methods.plus import ABPSPlus, Calling, Public, adopt, associations, gains, judge
 from abps.methods.settings import with_settings
 
 
@@ -123,10 +123,10 @@ def test_a_center_that_is_sure_that_nobody_helps_does_not_call(here):
     for t in range(1, 6):
         i, j = (a.ravel() for a in np.nonzero(~np.eye(here.n, dtype=bool)))
         diary = diary.observe(i, j, t, np.full(len(i), 0.45), np.full(len(i), 0.01))
-    belief = believe(state.features, state.slopes, diary, 6, method.expect)
+    belief = believe(state.likeness.features, state.likeness.slopes, diary, 6, method.expect)
     strong = np.full(here.n, 0.95)  # own models are excellent
     fresh = np.ones((here.n, here.n))
-    plan, _ = method.call(here, belief, method.break_even(belief, strong), fresh, 6)
+    plan, _ = method.call(here, belief, method.break_even(belief, strong, np.zeros(here.n)), fresh, 6)
     assert len(plan.pairs) == 0 and len(plan.center) == 0
     assert method.traffic(here, plan, 6).edge == 0
 
@@ -174,25 +174,61 @@ def test_a_peer_that_was_just_met_has_little_news_and_is_asked_after_its_equals(
     diary = Experience.none().observe(
         np.array([0, 0]), np.array([1, 2]), 3, np.full(2, 0.7), np.full(2, 0.05)
     )
-    news = method.news(diary, here.n, 8)
+    seen = replace(method.init(here).likeness, differ=0.0)
+    news = method.news(diary, seen, 8)
     assert news[0, 1] == news[0, 2] == pytest.approx(0.5) and news[0, 3] == news[1, 0] == 1.0
-    assert method.news(diary, here.n, 13)[0, 1] == pytest.approx(0.75)
-    assert (with_settings(method, {"renewal": "0"}).news(diary, here.n, 4) == 1.0).all()
+    assert method.news(diary, seen, 13)[0, 1] == pytest.approx(0.75)
+    assert method.news(diary, replace(seen, differ=0.5), 8)[0, 1] == pytest.approx(0.75)
+    assert (method.news(diary, replace(seen, differ=1.0), 8) == 1.0).all()
+    assert (with_settings(method, {"renewal": "0"}).news(diary, seen, 4) == 1.0).all()
     # All peers are believed equally useful: center 0 prefers those that it has not just met.
-    state = method.init(here)
-    belief = believe(np.zeros_like(state.features), state.slopes, Experience.none(), 8, method.expect)
+    belief = believe(np.zeros_like(seen.features), seen.slopes, Experience.none(), 8, method.expect)
     plan, _ = method.call(here, belief, np.full(here.n, 0.5), news, 8)
     asked = plan.peer[plan.center == 0].tolist()
     assert not {1, 2} & set(asked[:1])
 
 
 def test_likeness_counts_where_risks_differ_beyond_chance(here, monkeypatch):
-    for share in (0.0, 0.5):
+    for share, differ in ((0.0, 0.0), (0.2, 0.4), (0.9, 1.0)):
         monkeypatch.setattr("abps.methods.plus.inconsistency", lambda told, variances, share=share: share)
-        slopes = ABPSPlus().init(here).slopes
-        assert slopes.tolist() == [0.12 * share, 0.03 * share]
-    alone = ABPSPlus(public=Public(association=False)).init(here)
-    assert alone.slopes.tolist() == [0.03]
+        found = ABPSPlus(public=Public(association_slope=0.1, metadata_slope=0.2)).init(here).likeness
+        assert found.differ == differ and found.slopes.tolist() == [0.1 * differ, 0.2 * differ]
+    alone = ABPSPlus(public=Public(association=False, metadata_slope=0.2)).init(here).likeness
+    assert alone.differ == 1.0 and alone.slopes.tolist() == [0.2]
+
+
+def test_what_a_change_of_models_gains_on_validation_rows(here):
+    before, after = moved(here, 1), moved(here, 2)
+    gain, se = gains(here, before, after)
+    for i in range(here.n):
+        mine = here.data.validation.only(i)
+        lost = [
+            log_loss(
+                mine.y, 1 / (1 + np.exp(-here.learner.logits(w, here.data.validation)[i])), labels=[0, 1]
+            )
+            for w in (before, after)
+        ]
+        assert gain[i] == pytest.approx(lost[0] - lost[1], abs=1e-6)
+    assert (se > 0).all()
+    assert not gains(here, before, before)[0].any()
+
+
+def test_a_center_that_loses_by_mixing_asks_more_of_its_peers(here):
+    method = ABPSPlus()
+    state = method.init(here)
+    belief = believe(state.likeness.features, state.likeness.slopes, Experience.none(), 1, method.expect)
+    own, returns = np.full(here.n, 0.8), state.returns
+    assert not method.doubt(returns).any()
+    hurt = np.arange(here.n) == 2
+    for _ in range(10):
+        returns = returns.observe(
+            np.ones(here.n, dtype=bool), np.where(hurt, -0.05, 0.02), np.full(here.n, 0.01)
+        )
+    doubt = method.doubt(returns)
+    assert doubt[2] > 0.95 and not doubt[~hurt].any()
+    even = method.break_even(belief, own, doubt)
+    assert even[2] > 0.78 and (even[~hurt] == method.break_even(belief, own, np.zeros(here.n))[~hurt]).all()
+    assert not with_settings(method, {"returns": "0"}).doubt(returns).any()
 
 
 def test_calling_every_second_round_after_a_warm_up():

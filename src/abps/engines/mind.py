@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,12 +21,12 @@ from abps.core import drift, protocol, selection
 from abps.core.beliefs import Beliefs
 from abps.core.matching import Answer
 from abps.core.streams import center_ids
-from abps.core.usefulness import Experience, Usefulness, believe
+from abps.core.usefulness import Experience, Returns, Usefulness, believe
 from abps.engines.store import AlarmRow, Evidence, Store
 from abps.methods.abps import ABPS
 from abps.methods.base import World
 from abps.methods.memory import Alarm, Observed, Watch, keys_of
-from abps.methods.plus import ABPSPlus, adopt, association_variance, associations, own_level
+from abps.methods.plus import ABPSPlus, Likeness, adopt, association_variance, associations, gains, own_level
 from abps.wire.admission import ASSOCIATION
 
 Floats = NDArray[np.float64]
@@ -313,11 +313,12 @@ class UsefulnessMind:
         me = known.index(self._name)
         everybody = replace(self._world, ids=center_ids(tuple(known)))
         experience = self._experience(known)
-        belief = self._belief(round, known, vectors, experience)
-        even = config.break_even(belief, self._level(me, len(known), trained))
+        likeness = self._likeness(known, vectors)
+        belief = believe(likeness.features, likeness.slopes, experience, round, config.expect)
+        even = self._break_even(belief, me, trained)
         score = config.scores(everybody, belief, even, round)
         willing = config.willing(belief, even, score)
-        news = config.news(experience, len(known), round)
+        news = config.news(experience, likeness, round)
         ranking = config.rankings(willing, score, even, news)[me]
         answers = {name: "" if willing[me, k] else protocol.DECLINED for k, name in enumerate(known)}
         return View(tuple(known[k] for k in ranking), answers, wanted=True)
@@ -346,12 +347,13 @@ class UsefulnessMind:
             for k, v, error in zip(places, value, se):
                 if np.isfinite(v) and np.isfinite(error):
                     observed[known[k]], errors[known[k]] = float(v), float(error)
-        belief = self._belief(round, known, vectors, experience)
+        likeness = self._likeness(known, vectors)
+        belief = believe(likeness.features, likeness.slopes, experience, round, config.expect)
         mixed = trained.clone()
         if few is not None:
             helps = np.ones((len(few.partners), len(few.partners)))
             if config.gated:
-                even = config.break_even(belief, self._level(me, len(known), trained))
+                even = self._break_even(belief, me, trained)
                 helps[0, 1:] = belief.helps(even)[me, [known.index(name) for name in partners]]
             mixed = adopt(self._world, few.sizes, few.trained, few.arrived, few.partners, helps)[:1].clone()
         alpha, beta = (each[me] for each in belief.beta())
@@ -360,7 +362,9 @@ class UsefulnessMind:
             for k, name in enumerate(known)
             if belief.count[me, k] > 0
         }
-        return Lesson(mixed, observed, beliefs, errors=errors)
+        met = np.array([few is not None])
+        returns = self._returns().observe(met, *gains(self._world, trained, mixed))
+        return Lesson(mixed, observed, beliefs, watch=returns_to_text(returns), errors=errors)
 
     def alone(self, round: int, roster: Sequence[str], trained: Tensor) -> Lesson:
         """Nothing is learned."""
@@ -379,20 +383,25 @@ class UsefulnessMind:
             np.array([se for _, _, _, se in seen], dtype=np.float64),
         )
 
-    def _belief(self, round: int, known: list[str], vectors: Vectors, experience: Experience) -> Usefulness:
-        """(n, n) of which the site's own row is what it believes; the others are without experience."""
+    def _likeness(self, known: list[str], vectors: Vectors) -> Likeness:
+        """What the members' publications say of all pairs."""
         published = np.stack([vectors[name] for name in known])
         metadata, told = published[:, : self._entries], published[:, self._entries :]
         sizes = np.array([rows_told(vector) for vector in published])
         variance = association_variance(np.rint(metadata[:, 0] * sizes), sizes, self._config.public)
-        features, slopes = self._config.likeness(metadata, told, variance)
-        return believe(features, slopes, experience, round, self._config.expect)
+        return self._config.likeness(metadata, told, variance)
 
-    def _level(self, me: int, n: int, trained: Tensor) -> Floats:
-        """(n,) what the site's own model reaches, in its place; of the others it knows nothing."""
-        level = np.full(n, np.nan)
+    def _break_even(self, belief: Usefulness, me: int, trained: Tensor) -> Floats:
+        """(n,) from which utility a peer helps, in the site's own place; of the others it knows nothing."""
+        n = len(belief.mean)
+        level, doubt = np.full(n, np.nan), np.zeros(n)
         level[me] = own_level(self._world, trained)[0]
-        return level
+        doubt[me] = self._config.doubt(self._returns())[0]
+        return self._config.break_even(belief, level, doubt)
+
+    def _returns(self) -> Returns:
+        """What mixing has brought the site in all rounds before."""
+        return returns_from_text(self._store.watch())
 
 
 @dataclass(frozen=True, eq=False)
@@ -455,6 +464,19 @@ def watch_from_text(text: str) -> Watch:
         np.array([told["windows"]["rounds"]], dtype=np.int64),
     )
     return Watch(tuple(past), windows)
+
+
+def returns_to_text(returns: Returns) -> str:
+    """What mixing brought a site, as it is stored."""
+    return json.dumps({f.name: float(getattr(returns, f.name)[0]) for f in fields(Returns)})
+
+
+def returns_from_text(text: str) -> Returns:
+    """What was stored; nothing where nothing was."""
+    if not text:
+        return Returns.none(1)
+    told = json.loads(text)
+    return Returns(*(np.array([told[f.name]]) for f in fields(Returns)))
 
 
 def _evidence(

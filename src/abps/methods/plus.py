@@ -37,6 +37,7 @@ from abps.core.selection import Selection
 from abps.core.usefulness import (
     Expectation,
     Experience,
+    Returns,
     Usefulness,
     auroc_se,
     believe,
@@ -45,7 +46,7 @@ from abps.core.usefulness import (
     inconsistency,
     standardised,
 )
-from abps.learn.metrics import auroc, labels_of
+from abps.learn.metrics import auroc, labels_of, row_losses
 from abps.learn.mixtures import Mixtures, mixed, mixtures
 from abps.methods.abps import UTILITIES, decisions_of
 from abps.methods.base import Decisions, Method, Outcome, Wire, World
@@ -67,15 +68,15 @@ class Public:
     metadata: outcome rate, size, year and prevalences.  association: for every feature the standardised
     difference of its mean between the outcomes, only from a center with at least ``min_positives`` positive
     training rows.  metadata_slope, association_slope: what one standard deviation of likeness is expected to
-    add to utility, times I², the share of the associations' variation that is more than chance: where risks
-    do not differ, it does not matter who is alike. (Without associations I² is taken to be 1.)
+    add to utility where risks differ fully; it is taken in proportion to how much they do
+    (:meth:`ABPSPlus.likeness`).
     noise: standard deviation of Gaussian noise added to every published association.
     """
 
     metadata: bool = True
-    metadata_slope: float = 0.03
+    metadata_slope: float = 0.05
     association: bool = True
-    association_slope: float = 0.12
+    association_slope: float = 0.08
     min_positives: int = 5
     noise: float = 0.0
 
@@ -90,7 +91,7 @@ class Calling:
     ambition: where break-even lies between chance (0) and what a center can reach (1).
     slack: AUROC above chance that may still be luck; it lowers break-even while nobody has learned much.
     renewal: rounds after which a peer that was met has half of its news again. Right after a swap two models
-    are close, and another peer brings more; 0: it makes no difference.
+    are close, and another peer brings more, the more so the less risks differ; 0: it makes no difference.
     every: exchange in every second, third… round only.  warm_up: rounds alone before the first call.
     """
 
@@ -116,13 +117,26 @@ class Calling:
 
 
 @dataclass(frozen=True, eq=False)
+class Likeness:
+    """What all can see of all pairs.
+
+    features: (n, n, k) standardised likenesses.  slopes: (k,) what is expected of each.
+    differ: from 0 to 1, how much the centers' risks differ.
+    """
+
+    features: Floats
+    slopes: Floats
+    differ: float
+
+
+@dataclass(frozen=True, eq=False)
 class State:
-    """Models (n, P), what was measured, pair features (n, n, k), their expected slopes (k,), the belief."""
+    """Models (n, P), what was measured, what all can see, what mixing brought, the belief."""
 
     models: Tensor
     experience: Experience
-    features: Floats
-    slopes: Floats
+    likeness: Likeness
+    returns: Returns
     beliefs: Usefulness | None = None
 
 
@@ -157,24 +171,27 @@ class ABPSPlus(Method):
         told, variances = np.zeros((world.n, 0)), np.zeros(world.n)
         if self.public.association:
             told, variances = associations(world, self.public)
-        features, slopes = self.likeness(world.data.metadata, told, variances)
-        return State(world.common_start(), Experience.none(), features, slopes)
+        likeness = self.likeness(world.data.metadata, told, variances)
+        return State(world.common_start(), Experience.none(), likeness, Returns.none(world.n))
 
-    def likeness(self, metadata: Floats, told: Floats, variances: Floats) -> tuple[Floats, Floats]:
-        """(n, n, k) how alike centers are by what they published, and (k,) what is expected of each likeness.
+    def likeness(self, metadata: Floats, told: Floats, variances: Floats) -> Likeness:
+        """How alike centers are by what they published.
 
-        metadata: (n, entries).  told, variances: of :func:`associations`.
+        metadata: (n, entries).  told, variances: of :func:`associations`. Risks differ fully where half of
+        the associations' variation (I²) is more than chance, or where none are published; where they do not
+        differ, it does not matter who is alike.
         """
         n, features, slopes, differ = len(metadata), [], [], 1.0
         if self.public.association:
             enough = np.isfinite(variances)
-            differ = inconsistency(told[enough], variances[enough])
+            differ = min(1.0, 2.0 * inconsistency(told[enough], variances[enough]))
             features.append(standardised(cosines(told)))
             slopes.append(self.public.association_slope * differ)
         if self.public.metadata:
             features.append(standardised(closeness(metadata)))
             slopes.append(self.public.metadata_slope * differ)
-        return np.stack(features, axis=2) if features else np.zeros((n, n, 0)), np.array(slopes)
+        stacked = np.stack(features, axis=2) if features else np.zeros((n, n, 0))
+        return Likeness(stacked, np.array(slopes), differ)
 
     def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
         """One round: train, believe, call or rest, swap, judge, adopt."""
@@ -184,22 +201,27 @@ class ABPSPlus(Method):
         if ledger.closed:
             return replace(state, models=trained), Outcome.alone(world.n, Rest.BUDGET)
         own = own_level(world, trained)
-        belief = believe(state.features, state.slopes, state.experience, t, self.expect)
-        even = self.break_even(belief, own)
-        plan, score = self.call(world, belief, even, self.news(state.experience, world.n, t), t)
+        seen = state.likeness
+        belief = believe(seen.features, seen.slopes, state.experience, t, self.expect)
+        doubt = self.doubt(state.returns)
+        even = self.break_even(belief, own, doubt)
+        plan, score = self.call(world, belief, even, self.news(state.experience, seen, t), t)
         spent = self.traffic(world, plan, t)
         if not ledger.affords(spent):
-            return replace(state, models=trained), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
+            # That the plan is too dear is known once it is made: its messages were sent.
+            alone = Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
+            return replace(state, models=trained), replace(alone, traffic=Traffic(control=spent.control))
         arrived = self.wire.deliver(world, trained[:, : self.wire.shared(world)], t)
         partners = plan.partners()
         sizes = world.sizes()
         center, peer, value, se = self.measure(world, sizes, trained, arrived, partners, t)
         experience = state.experience.observe(center, peer, t, value, se)
-        after = believe(state.features, state.slopes, experience, t, self.expect)
-        helps = after.helps(self.break_even(after, own))
+        after = believe(seen.features, seen.slopes, experience, t, self.expect)
+        helps = after.helps(self.break_even(after, own, doubt))
         mixed = adopt(world, sizes, trained, arrived, partners, helps if self.gated else np.ones_like(helps))
+        returns = state.returns.observe(plan.degrees() > 0, *gains(world, trained, mixed))
         outcome = Outcome(spent, plan.degrees(), plan.rest, explained(plan, score, belief, even))
-        return replace(state, models=mixed, experience=experience, beliefs=after), outcome
+        return replace(state, models=mixed, experience=experience, returns=returns, beliefs=after), outcome
 
     @property
     def gated(self) -> bool:
@@ -215,24 +237,36 @@ class ABPSPlus(Method):
             spent += bytes_of.directory(world.n, entries)
         return spent
 
-    def break_even(self, belief: Usefulness, own: Floats) -> Floats:
+    def doubt(self, returns: Returns) -> Floats:
+        """(n,) how sure each center is that mixing does not pay."""
+        if not self.expect.returns:
+            return np.zeros(len(returns.gain))
+        return returns.doubt(self.expect.returns, self.expect.returns_noise)
+
+    def break_even(self, belief: Usefulness, own: Floats, doubt: Floats) -> Floats:
         """(n,) the utility from which a peer helps: part of the way from chance to what a center can reach.
 
-        That is what its own model surely reaches, or what it believes of the best of its peers.
+        That is what its own model surely reaches, or what it believes of the best of its peers. The more a
+        center doubts that mixing pays, the longer this way and the less is put down to luck.
         """
         if self.utility != "received":
             return np.full(len(own), 0.5)  # a gain of nothing
         best = np.where(np.eye(len(own), dtype=bool), 0.0, belief.mean).max(axis=1)
-        reach = np.fmax(best, own) - 0.5 - self.calling.slack
-        return 0.5 + self.calling.ambition * np.maximum(reach, 0.0)
+        reach = np.fmax(best, own) - 0.5 - self.calling.slack * (1.0 - doubt)
+        ambition = self.calling.ambition + (1.0 - self.calling.ambition) * doubt
+        return 0.5 + ambition * np.maximum(reach, 0.0)
 
-    def news(self, experience: Experience, n: int, t: int) -> Floats:
-        """(n, n) the share of a peer's model that is new to a center since they last met."""
+    def news(self, experience: Experience, likeness: Likeness, t: int) -> Floats:
+        """(n, n) the share of a peer's model that is new to a center since they last met.
+
+        Where risks differ there are few peers worth meeting, and they are worth meeting again.
+        """
+        n = len(likeness.features)
         if not self.calling.renewal or self.calling.policy == "random":
             return np.ones((n, n))
         last = np.full((n, n), -np.inf)
         np.maximum.at(last, (experience.center, experience.peer), experience.round.astype(np.float64))
-        return 1.0 - 0.5 ** ((t - last) / self.calling.renewal)
+        return 1.0 - (1.0 - likeness.differ) * 0.5 ** ((t - last) / self.calling.renewal)
 
     def call(
         self, world: World, belief: Usefulness, even: Floats, news: Floats, t: int
@@ -324,6 +358,19 @@ def own_level(world: World, trained: Tensor) -> Floats:
     rows = world.data.validation
     now = auroc(world.learner.logits(trained, rows), labels_of(rows))
     return now - 0.5 * error_on(rows, np.arange(world.n), now)
+
+
+def gains(world: World, before: Tensor, after: Tensor) -> tuple[Floats, Floats]:
+    """(n,) what a change of models takes off the validation log-loss, and its standard error over rows."""
+    rows = world.data.validation
+    labels = labels_of(rows)
+    lost = [row_losses(world.learner.logits(models, rows), labels).values for models in (before, after)]
+    gain = lost[0] - lost[1]
+    owner = np.repeat(np.arange(len(rows.sizes)), rows.sizes)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.bincount(owner, weights=gain, minlength=len(rows.sizes)) / rows.sizes
+        square = np.bincount(owner, weights=gain**2, minlength=len(rows.sizes)) / rows.sizes
+        return mean, np.sqrt(np.maximum(square - mean**2, 0.0) / (rows.sizes - 1))
 
 
 def adopt(
