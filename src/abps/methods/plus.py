@@ -9,7 +9,8 @@ rounds:
 * *choice*: every center draws its peers' utilities from its beliefs (Thompson) and proposes to the best; a
   peer accepts if its own draw for the proposer reaches its break-even. Draws become less bold as the rounds
   run out, because what is learned late can no longer be used;
-* *rest*: a center for which no peer's expected gain is worth the price does not call, and answers no;
+* *rest*: a center for which no peer's expected gain is worth the price does not call, and answers no; what
+  its mixes took off its own validation loss tells it whether mixing pays at all, and what to ask of peers;
 * *gate*: a mix is adopted as far as the updated belief says that the peer helps;
 * *wire*: differences from the common start, a few bits each.
 
