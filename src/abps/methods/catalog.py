@@ -128,11 +128,11 @@ CATALOG: Final[dict[str, Entry]] = {
         "all extensions: two private layers, EMA, early stopping",
         _PAPER,
     ),
-    "abps-plus": Entry(ABPSPlus(), "extension", "selection that learns, four bits a weight", "this project"),
-    "abps-plus-int3": Entry(
-        ABPSPlus(wire=Wire("int3", private_layers=1, reference="start")),
+    "abps-plus": Entry(ABPSPlus(), "extension", "selection that learns, three bits a weight", "this project"),
+    "abps-plus-int4": Entry(
+        ABPSPlus(wire=Wire("int4", private_layers=1, reference="start")),
         "extension",
-        "… with three bits a weight",
+        "… with four bits a weight",
         "ablation",
     ),
     "abps-plus-bf16": Entry(ABPSPlus(wire=_PQ), "extension", "… in bfloat16", "ablation"),

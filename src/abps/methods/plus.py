@@ -148,7 +148,7 @@ class ABPSPlus(Method):
     gain on validation rows.  gate: adopt a peer's weights only as far as it probably helps.
     """
 
-    wire: Wire = field(default_factory=lambda: Wire("int4", private_layers=1, reference="start"))
+    wire: Wire = field(default_factory=lambda: Wire("int3", private_layers=1, reference="start"))
     kappa: int = 1
     utility: str = "received"
     gate: bool = True
