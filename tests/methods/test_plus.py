@@ -12,6 +12,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from abps import simulate
 from abps.core.errors import RequestError
+from abps.core.ledger import directory
+from abps.core.matching import Answer, propose
 from abps.core.usefulness import Experience, believe
 from abps.learn.training import Training
 from abps.methods.catalog import find
@@ -231,6 +233,18 @@ def test_a_center_that_loses_by_mixing_asks_more_of_its_peers(here):
     even = method.break_even(belief, own, doubt)
     assert even[2] > 0.78 and (even[~hurt] == method.break_even(belief, own, np.zeros(here.n))[~hurt]).all()
     assert not with_settings(method, {"returns": "0"}).doubt(returns).any()
+
+
+def test_new_data_are_published_anew_and_paid_for(here, world):
+    method = ABPSPlus()
+    state = method.init(here)
+    other = world(here.learner.training, replace(here.data, metadata=here.data.metadata[::-1]))
+    after = method.moved(here, other, state, 5)
+    assert after.published and not np.allclose(after.likeness.features, state.likeness.features)
+    nobody = propose([], [[] for _ in range(here.n)], lambda j, i: Answer.ACCEPTED, 1)
+    assert method.traffic(here, nobody, 5).control == 0
+    entries = here.data.metadata.shape[1] + here.data.width
+    assert method.traffic(here, nobody, 5, after.published) == directory(here.n, entries)
 
 
 def test_calling_every_second_round_after_a_warm_up():

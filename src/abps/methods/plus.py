@@ -132,13 +132,17 @@ class Likeness:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Models (n, P), what was measured, what all can see, what mixing brought, the belief."""
+    """Models (n, P), what was measured, what all can see, what mixing brought, the belief.
+
+    published: what all can see was sent out anew before this round.
+    """
 
     models: Tensor
     experience: Experience
     likeness: Likeness
     returns: Returns
     beliefs: Usefulness | None = None
+    published: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,11 +173,18 @@ class ABPSPlus(Method):
                 f"abps-plus compares all pairs and takes up to {MOST_CENTERS} centers, not {world.n}; "
                 "use abps-pq-k1-hom, or cut the federation"
             )
+        return State(world.common_start(), Experience.none(), self.seen(world), Returns.none(world.n))
+
+    def moved(self, before: World, world: World, state: State, t: int) -> State:
+        """New data: everybody publishes anew what it shows of itself."""
+        return replace(state, likeness=self.seen(world), published=True)
+
+    def seen(self, world: World) -> Likeness:
+        """What everybody published says of all pairs."""
         told, variances = np.zeros((world.n, 0)), np.zeros(world.n)
         if self.public.association:
             told, variances = associations(world, self.public)
-        likeness = self.likeness(world.data.metadata, told, variances)
-        return State(world.common_start(), Experience.none(), likeness, Returns.none(world.n))
+        return self.likeness(world.data.metadata, told, variances)
 
     def likeness(self, metadata: Floats, told: Floats, variances: Floats) -> Likeness:
         """How alike centers are by what they published.
@@ -207,7 +218,7 @@ class ABPSPlus(Method):
         doubt = self.doubt(state.returns)
         even = self.break_even(belief, own, doubt)
         plan, score = self.call(world, belief, even, self.news(state.experience, seen, t), t)
-        spent = self.traffic(world, plan, t)
+        spent = self.traffic(world, plan, t, state.published)
         if not ledger.affords(spent):
             # That the plan is too dear is known once it is made: its messages were sent.
             alone = Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
@@ -222,17 +233,18 @@ class ABPSPlus(Method):
         mixed = adopt(world, sizes, trained, arrived, partners, helps if self.gated else np.ones_like(helps))
         returns = state.returns.observe(plan.degrees() > 0, *gains(world, trained, mixed))
         outcome = Outcome(spent, plan.degrees(), plan.rest, explained(plan, score, belief, even))
-        return replace(state, models=mixed, experience=experience, returns=returns, beliefs=after), outcome
+        learned = replace(state, experience=experience, returns=returns, beliefs=after, published=False)
+        return replace(learned, models=mixed), outcome
 
     @property
     def gated(self) -> bool:
         """Whether what arrives is weighed by belief."""
         return self.gate and self.calling.policy != "random"
 
-    def traffic(self, world: World, plan: Plan, t: int) -> Traffic:
-        """Bytes of a round's plan; what centers publish is paid for with the first calls."""
+    def traffic(self, world: World, plan: Plan, t: int, published: bool = False) -> Traffic:
+        """Bytes of a round's plan; what centers publish is paid for with the first calls, or when new."""
         spent = bytes_of.pairs(len(plan.pairs), self.wire.payload(world), len(plan.center))
-        if t == self.calling.warm_up + 1:
+        if published or t == self.calling.warm_up + 1:
             entries = world.data.metadata.shape[1] * self.public.metadata
             entries += world.data.width * self.public.association
             spent += bytes_of.directory(world.n, entries)
