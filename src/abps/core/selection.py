@@ -97,15 +97,19 @@ def rank(
     score, count, candidate, similarity: (r, n).  ids: (r,) the centers' stream numbers.
     """
     r, n = score.shape
+    everyone = np.broadcast_to(np.arange(n), (r, n))
     if config.tie_break == "random":
-        keys = streams.bits(seed, "tie-break", t, ids)
-        tie: NDArray[np.float64] | Ints = permutation.all_places(keys, n)
+        places = permutation.all_places(streams.bits(seed, "tie-break", t, ids), n)
+        order = np.empty((r, n), dtype=np.int64)
+        np.put_along_axis(order, places, everyone, axis=1)
     elif config.tie_break == "similarity" and similarity is not None:
-        tie = -similarity
+        order = np.argsort(-similarity, axis=1, kind="stable")
     else:
-        tie = np.broadcast_to(np.arange(n), (r, n))
+        order = everyone
     eligible = candidate & (score >= config.tau_acc) if config.proposer_check else candidate
-    best_first = np.lexsort((tie, np.where(eligible, -score, np.inf)), axis=-1)
+    # In the order of ties, then stably by score: most scores are equal, which costs such a sort nothing.
+    by_score = np.take_along_axis(np.where(eligible, -score, np.inf), order, axis=1)
+    best_first = np.take_along_axis(order, np.argsort(by_score, axis=1, kind="stable"), axis=1)
     epsilon = scores.epsilon(config.eps_schedule, config.epsilon, t, horizon)
     explores = streams.uniforms(seed, "explore", t, ids) < epsilon
     if config.policy == "random":
