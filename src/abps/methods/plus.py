@@ -324,18 +324,20 @@ class ABPSPlus(Method):
     def scores(self, world: World, belief: Usefulness, even: Floats, t: int) -> Floats:
         """(n, n) how much each center wants each peer this round."""
         policy, left = self.calling.policy, 1.0 - (t - 1) / world.horizon
+        first, second = _uniforms(world, t)
+        # Equals are told apart by chance, not by their place in a list.
+        chance = 1e-9 * first
         if policy == "mean":
-            return belief.mean
+            return belief.mean + chance
         if policy == "bayes-ucb":
             # Not below the 1 - 1/t quantile of a normal distribution.
             z = math.sqrt(2.0 * math.log(max(t, 2)))
-            return belief.mean + z * belief.sd
-        first, second = _uniforms(world, t)
+            return belief.mean + z * belief.sd + chance
         if policy == "random":
             return first
         if policy == "gumbel":
-            chance = belief.helps(even).clip(1e-6, 1 - 1e-6)
-            return np.log(chance / (1.0 - chance)) - np.log(-np.log(first))
+            helps = belief.helps(even).clip(1e-6, 1 - 1e-6)
+            return np.log(helps / (1.0 - helps)) - np.log(-np.log(first))
         drawn = np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * np.pi * second)  # Box and Muller
         return belief.mean + math.sqrt(left) * belief.sd * drawn
 
