@@ -71,10 +71,9 @@ def draw(found: list[Point], seeds: list[int], out: Path) -> None:
     """The figure."""
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     ours = [p for p in found if p.method == "abps-plus"]
-    for p in found:
-        if p.method != "abps-plus" and p.bytes > 0:
-            axes.plot(p.bytes, p.auroc, "o", color="#8a8f98", markersize=5)
-            axes.annotate(p.method, (p.bytes, p.auroc), (4, 3), textcoords="offset points", fontsize=6.5)
+    others = sorted((p for p in found if p.method != "abps-plus" and p.bytes > 0), key=lambda p: p.auroc)
+    axes.set_xscale("log")
+    axes.plot([p.bytes for p in others], [p.auroc for p in others], "o", color="#8a8f98", markersize=5)
     for kappa, every in sorted({(p.kappa, p.every) for p in ours}):
         line = sorted(
             (p for p in ours if (p.kappa, p.every) == (kappa, every)), key=lambda p: -CODECS[p.codec]
@@ -86,13 +85,25 @@ def draw(found: list[Point], seeds: list[int], out: Path) -> None:
                 axes.annotate(
                     p.codec, (p.bytes, p.auroc), (0, 6), textcoords="offset points", fontsize=7, ha="center"
                 )
-    axes.set_xscale("log")
     axes.set_xlabel("bytes, multiples of 50 rounds of FedAvg (log scale)")
     axes.set_ylabel("mean AUROC over centers")
-    axes.set_title(f"mean over seeds {', '.join(map(str, seeds))}", fontsize=9)
+    axes.set_title(f"seed {', '.join(map(str, seeds))}", fontsize=9)
     axes.grid(alpha=0.25)
     if ours:
-        axes.legend(fontsize=8, loc="lower right")
+        axes.legend(fontsize=8, loc="upper left", ncols=2)
+        axes.set_ylim(top=axes.get_ylim()[1] + 0.012)
+    figure.draw_without_rendering()
+    taken: list[tuple[float, float]] = []
+    for p in others:
+        x, y = axes.transData.transform((p.bytes, p.auroc))
+        lift = 0.0
+        while any(abs(x - left) < 80 and abs(y + lift - low) < 9 for left, low in taken):
+            lift += 3.0
+        taken.append((x, y + lift))
+        points = 72 / figure.dpi
+        axes.annotate(
+            p.method, (p.bytes, p.auroc), (5, lift * points), textcoords="offset points", fontsize=6.5
+        )
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 
