@@ -203,7 +203,8 @@ def test_likeness_counts_where_risks_differ_beyond_chance(here, monkeypatch):
 
 def test_what_a_change_of_models_gains_on_validation_rows(here):
     before, after = moved(here, 1), moved(here, 2)
-    gain, se = gains(here, before, after)
+    shown = [here.learner.logits(models, here.data.validation) for models in (before, after)]
+    gain, se = gains(here, *shown)
     for i in range(here.n):
         mine = here.data.validation.only(i)
         lost = [
@@ -214,7 +215,7 @@ def test_what_a_change_of_models_gains_on_validation_rows(here):
         ]
         assert gain[i] == pytest.approx(lost[0] - lost[1], abs=1e-6)
     assert (se > 0).all()
-    assert not gains(here, before, before)[0].any()
+    assert not gains(here, shown[0], shown[0])[0].any()
 
 
 def test_a_center_that_loses_by_mixing_asks_more_of_its_peers(here):

@@ -50,11 +50,7 @@ def test_ten_kills_at_random_moments(four, tmp_path):
             first = again.first + 1
             with stores(hub) as kept:
                 agree_about_partners(kept, kappa=2, doubt=False)
-                for name, store in kept.items():
-                    counted_once(store)
-                    observations, rounds = before[name]
-                    assert observations.items() <= store.observations().items()
-                    assert store.rounds()[:-1] == rounds
+                one_round_more(kept, before)
     finally:
         hub.stop()
 
@@ -113,13 +109,18 @@ def test_the_relay_is_killed_inside_a_round(four, tmp_path):
             assert set(again.rounds[0].present) == set(four.names) and not again.rounds[0].missing
             with stores(hub) as kept:
                 agree_about_partners(kept, kappa=2, doubt=False)
-                for name, store in kept.items():
-                    counted_once(store)
-                    observations, rounds = before[name]
-                    assert observations.items() <= store.observations().items()
-                    assert store.rounds()[:-1] == rounds
+                one_round_more(kept, before)
     finally:
         hub.stop()
+
+
+def one_round_more(kept, before):
+    """Nothing of what the stores held ``before`` is lost or counted twice, and one round was added."""
+    for name, store in kept.items():
+        counted_once(store)
+        observations, rounds = before[name]
+        assert observations.items() <= store.observations().items()
+        assert store.rounds()[:-1] == rounds
 
 
 class Killer:

@@ -23,6 +23,7 @@ from abps.core.matching import Answer
 from abps.core.streams import center_ids
 from abps.core.usefulness import Experience, Returns, Usefulness, believe
 from abps.engines.store import AlarmRow, Evidence, Store
+from abps.learn.metrics import Segments
 from abps.methods.abps import ABPS
 from abps.methods.base import World
 from abps.methods.memory import Alarm, Observed, Watch, keys_of
@@ -362,8 +363,10 @@ class UsefulnessMind:
             for k, name in enumerate(known)
             if belief.count[me, k] > 0
         }
-        met = np.array([few is not None])
-        returns = self._returns().observe(met, *gains(self._world, trained, mixed))
+        if few is None:
+            return Lesson(mixed, observed, beliefs)
+        brought = gains(self._world, self._shown(trained), self._shown(mixed))
+        returns = self._returns().observe(np.array([True]), *brought)
         return Lesson(mixed, observed, beliefs, watch=returns_to_text(returns), errors=errors)
 
     def alone(self, round: int, roster: Sequence[str], trained: Tensor) -> Lesson:
@@ -395,9 +398,13 @@ class UsefulnessMind:
         """(n,) from which utility a peer helps, in the site's own place; of the others it knows nothing."""
         n = len(belief.mean)
         level, doubt = np.full(n, np.nan), np.zeros(n)
-        level[me] = own_level(self._world, trained)[0]
+        level[me] = own_level(self._world, self._shown(trained))[0]
         doubt[me] = self._config.doubt(self._returns())[0]
         return self._config.break_even(belief, level, doubt)
+
+    def _shown(self, model: Tensor) -> Segments:
+        """A model's logits on the site's validation rows."""
+        return self._world.learner.logits(model, self._world.data.validation)
 
     def _returns(self) -> Returns:
         """What mixing has brought the site in all rounds before."""

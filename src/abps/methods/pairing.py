@@ -31,9 +31,14 @@ def mix(world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], we
 
     trained: (n, P) own models.  arrived: (n, shared) what each center's partners received from it.
     """
-    counts = np.array([len(p) for p in partners])
-    everyone = mixtures(np.arange(len(trained)), np.concatenate(partners), counts, weights.numpy())
+    everyone = mixtures(np.arange(len(trained)), *flat(partners), weights.numpy())
     return mixed(trained, arrived, everyone, world.learner.each)
+
+
+def flat(members: list[Ints]) -> tuple[Ints, Ints]:
+    """Lists side by side, and how long each is."""
+    counts = np.array([len(each) for each in members], dtype=np.int64)
+    return np.concatenate([np.zeros(0, dtype=np.int64), *members]), counts
 
 
 def coalition(peers: Ints, mask: int) -> Ints:
@@ -44,9 +49,8 @@ def coalition(peers: Ints, mask: int) -> Ints:
 def coalitions(who: Ints, partners: Ints) -> tuple[Ints, Ints, Ints]:
     """All coalitions of centers (c,) with k partners each (c, k), by mask: (owner, members, counts)."""
     k = partners.shape[1]
-    inside = [[p for p in range(k) if mask >> p & 1] for mask in range(1 << k)]
-    members = partners[:, [p for each in inside for p in each]].ravel()
-    return np.repeat(who, 1 << k), members, np.tile([len(each) for each in inside], len(who))
+    inside, counts = flat([coalition(np.arange(k), mask) for mask in range(1 << k)])
+    return np.repeat(who, 1 << k), partners[:, inside].ravel(), np.tile(counts, len(who))
 
 
 def judged(
@@ -99,9 +103,7 @@ def shapley_credit(
         orders = np.stack([rng.permutation(len(mine)) for _ in range(permutations)])
 
         def ask(masks: list[int], i: int = i, mine: Ints = mine) -> Floats:
-            members = [coalition(mine, mask) for mask in masks]
-            counts = np.array([len(m) for m in members])
-            return worth(np.full(len(masks), i), np.concatenate(members), counts)
+            return worth(np.full(len(masks), i), *flat([coalition(mine, mask) for mask in masks]))
 
         center.append(np.full(len(mine), i))
         peer.append(mine)

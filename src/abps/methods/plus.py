@@ -47,11 +47,11 @@ from abps.core.usefulness import (
     inconsistency,
     standardised,
 )
-from abps.learn.metrics import auroc, labels_of, row_losses
+from abps.learn.metrics import Segments, auroc, labels_of, row_losses
 from abps.learn.mixtures import Mixtures, mixed, mixtures
 from abps.methods.abps import UTILITIES, decisions_of
 from abps.methods.base import Decisions, Method, Outcome, Wire, World
-from abps.methods.pairing import coalition, judged, shapley_credit
+from abps.methods.pairing import coalition, flat, judged, shapley_credit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -212,7 +212,8 @@ class ABPSPlus(Method):
             return replace(state, models=trained), Outcome.alone(world.n)
         if ledger.closed:
             return replace(state, models=trained), Outcome.alone(world.n, Rest.BUDGET)
-        own = own_level(world, trained)
+        shown = world.learner.logits(trained, world.data.validation)
+        own = own_level(world, shown)
         seen = state.likeness
         belief = believe(seen.features, seen.slopes, state.experience, t, self.expect)
         doubt = self.doubt(state.returns)
@@ -231,10 +232,10 @@ class ABPSPlus(Method):
         after = believe(seen.features, seen.slopes, experience, t, self.expect)
         helps = after.helps(self.break_even(after, own, doubt))
         mixed = adopt(world, sizes, trained, arrived, partners, helps if self.gated else np.ones_like(helps))
-        returns = state.returns.observe(plan.degrees() > 0, *gains(world, trained, mixed))
+        after_mix = world.learner.logits(mixed, world.data.validation)
+        returns = state.returns.observe(plan.degrees() > 0, *gains(world, shown, after_mix))
         outcome = Outcome(spent, plan.degrees(), plan.rest, explained(plan, score, belief, even))
-        learned = replace(state, experience=experience, returns=returns, beliefs=after, published=False)
-        return replace(learned, models=mixed), outcome
+        return State(mixed, experience, seen, returns, after), outcome
 
     @property
     def gated(self) -> bool:
@@ -368,19 +369,24 @@ def explained(plan: Plan, score: Floats, belief: Usefulness, even: Floats) -> De
     return replace(trail, reason=reasons)
 
 
-def own_level(world: World, trained: Tensor) -> Floats:
-    """(n,) what each center's own model surely reaches: its validation AUROC less half of its error."""
+def own_level(world: World, shown: Segments) -> Floats:
+    """(n,) what each center's own model surely reaches: its validation AUROC less half of its error.
+
+    shown: its logits on validation rows.
+    """
     rows = world.data.validation
-    now = auroc(world.learner.logits(trained, rows), labels_of(rows))
+    now = auroc(shown, labels_of(rows))
     return now - 0.5 * error_on(rows, np.arange(world.n), now)
 
 
-def gains(world: World, before: Tensor, after: Tensor) -> tuple[Floats, Floats]:
-    """(n,) what a change of models takes off the validation log-loss, and its standard error over rows."""
+def gains(world: World, before: Segments, after: Segments) -> tuple[Floats, Floats]:
+    """(n,) what a change of models takes off the validation log-loss, and its standard error over rows.
+
+    before, after: the models' logits on validation rows.
+    """
     rows = world.data.validation
     labels = labels_of(rows)
-    lost = [row_losses(world.learner.logits(models, rows), labels).values for models in (before, after)]
-    gain = lost[0] - lost[1]
+    gain = row_losses(before, labels).values - row_losses(after, labels).values
     owner = np.repeat(np.arange(len(rows.sizes)), rows.sizes)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = np.bincount(owner, weights=gain, minlength=len(rows.sizes)) / rows.sizes
@@ -397,8 +403,8 @@ def adopt(
     helps: (n, n) probabilities. From one half on a peer counts fully, below one quarter not at all.
     """
     n = len(partners)
-    center = np.repeat(np.arange(n), [len(p) for p in partners])
-    peer = np.concatenate([np.zeros(0, dtype=np.int64), *partners])
+    peer, counts = flat(partners)
+    center = np.repeat(np.arange(n), counts)
     chance, rows = helps[center, peer], sizes.numpy().astype(np.float64)
     say = rows[peer] * np.where(chance >= 0.25, np.minimum(1.0, 2.0 * chance), 0.0)
     total = rows + np.bincount(center, weights=say, minlength=n)
@@ -407,7 +413,7 @@ def adopt(
         own=(rows / total).astype(np.float32),
         other=peer,
         share=(say / total[center]).astype(np.float32),
-        start=np.searchsorted(center, np.arange(n + 1)),
+        start=np.concatenate([[0], np.cumsum(counts)]),
     )
     return mixed(trained, arrived, parts, world.learner.each)
 
@@ -424,9 +430,7 @@ def judge(
     rows = world.data.own
     members = [coalition(mine, mask) for mine in partners for mask in range(1, 1 << len(mine))]
     who = np.repeat(np.arange(len(partners)), [(1 << len(mine)) - 1 for mine in partners])
-    counts = np.array([len(m) for m in members], dtype=np.int64)
-    others = np.concatenate([np.zeros(0, dtype=np.int64), *members])
-    received = mixtures(who, others, counts, sizes.numpy(), with_own=False)
+    received = mixtures(who, *flat(members), sizes.numpy(), with_own=False)
     value = judged(world, auroc, rows, trained, arrived.contiguous(), received)
     utility, at = [np.zeros(0)], 0
     for mine in partners:
@@ -434,8 +438,8 @@ def judge(
         worth = np.concatenate([[0.5], value[at : at + coalitions]])
         utility.append(0.5 + len(mine) * credit.shapley(worth[None])[0])
         at += coalitions
-    center = np.repeat(np.arange(len(partners)), [len(p) for p in partners])
-    peer = np.concatenate([np.zeros(0, dtype=np.int64), *partners])
+    peer, counts = flat(partners)
+    center = np.repeat(np.arange(len(partners)), counts)
     found = np.concatenate(utility)
     return center, peer, found, error_on(rows, center, found)
 

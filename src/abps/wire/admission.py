@@ -7,7 +7,8 @@ rate needs is an argument. Cheap checks come first: who it is, how many bytes, a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -102,12 +103,9 @@ def meter(limits: Limits, now: float) -> Meter:
 
 def admit_message(data: bytes, peer: str, members: Collection[str], round: int, limits: Limits) -> Message:
     """A message of the matching protocol from a member, of this round or an earlier one."""
-    if peer not in members:
-        raise Refused(peer, Reason.STRANGER, "it is not in this federation")
-    try:
+    _is_member(peer, members)
+    with _readable(peer):
         message, sender = unpack_message(data)
-    except MessageError as error:
-        raise Refused(peer, Reason.MALFORMED, str(error)) from error
     _sent_by(peer, sender)
     if not max(1, round - limits.rounds_back) <= message.round <= round:
         raise Refused(peer, Reason.ROUND, f"round {message.round}, here it is {round}")
@@ -178,12 +176,9 @@ def admit_vector(
     data: bytes, peer: str, members: Collection[str], names: tuple[str, ...]
 ) -> NDArray[np.float64]:
     """(k,) a member's metadata vector, every entry within its plausible range."""
-    if peer not in members:
-        raise Refused(peer, Reason.STRANGER, "it is not in this federation")
-    try:
+    _is_member(peer, members)
+    with _readable(peer):
         vector, _, sender = unpack_vector(data)
-    except MessageError as error:
-        raise Refused(peer, Reason.MALFORMED, str(error)) from error
     _sent_by(peer, sender)
     if len(vector) != len(names):
         raise Refused(peer, Reason.SHAPE, f"{len(vector)} entries, expected {len(names)}")
@@ -200,16 +195,28 @@ def admit_vector(
 
 def admit_alarm(data: bytes, peer: str, members: Collection[str], rounds: int) -> int:
     """The round in which a member raised its alarm, one of the study's ``rounds``."""
-    if peer not in members:
-        raise Refused(peer, Reason.STRANGER, "it is not in this federation")
-    try:
+    _is_member(peer, members)
+    with _readable(peer):
         round, sender = unpack_alarm(data)
-    except MessageError as error:
-        raise Refused(peer, Reason.MALFORMED, str(error)) from error
     _sent_by(peer, sender)
     if not 1 <= round <= rounds:
         raise Refused(peer, Reason.ROUND, f"an alarm of round {round}, the study has {rounds}")
     return round
+
+
+def _is_member(peer: str, members: Collection[str]) -> None:
+    """Only members of the federation are heard."""
+    if peer not in members:
+        raise Refused(peer, Reason.STRANGER, "it is not in this federation")
+
+
+@contextmanager
+def _readable(peer: str) -> Iterator[None]:
+    """What cannot be read is refused."""
+    try:
+        yield
+    except MessageError as error:
+        raise Refused(peer, Reason.MALFORMED, str(error)) from error
 
 
 def _sent_by(peer: str, sender: int) -> None:
