@@ -84,6 +84,15 @@ class Beliefs:
         count[known] = self.count[at[known]]
         return Posterior(alpha.reshape(pair.shape), beta.reshape(pair.shape), count.reshape(pair.shape))
 
+    def table(self) -> Posterior:
+        """(n, n) the beliefs of all about all."""
+        alpha, beta, count = (np.full(self.n * self.n, v) for v in (*map(float, self.prior), 0.0))
+        alpha[self.key] += self.gain
+        beta[self.key] += self.loss
+        count[self.key] = self.count
+        shape = (self.n, self.n)
+        return Posterior(alpha.reshape(shape), beta.reshape(shape), count.reshape(shape))
+
     def peers_of(self, center: int) -> Ints:
         """The peers that a center has observed, ascending."""
         low, high = np.searchsorted(self.key, [center * self.n, (center + 1) * self.n])

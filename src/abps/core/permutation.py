@@ -88,21 +88,32 @@ def all_places(key: NDArray[np.uint64], n: int) -> NDArray[np.int64]:
     What a round of the network adds depends on half of a value only, so it is looked up in short tables.
     """
     high, low = _halves(n)
-    rows, size = len(key), 1 << high + low
-    shift = np.arange(rows)[:, None] << max(high, low)
+    wide, rows, size = max(high, low), len(key), 1 << high + low
     value = np.broadcast_to(np.arange(size), (rows, size))
-    half = [value >> low, value & (1 << low) - 1]
-    inputs = np.broadcast_to(np.arange(1 << max(high, low), dtype=np.uint64), (rows, 1 << max(high, low)))
+    # Above each half stands its row's number, so that it is a place in all rows' tables side by side.
+    row = (np.arange(rows) << wide)[:, None]
+    half = [(value >> low) + row, (value & (1 << low) - 1) + row]
+    inputs = np.broadcast_to(np.arange(1 << wide, dtype=np.uint64), (rows, 1 << wide))
+    looked_up = np.empty((rows, size), dtype=np.int64)
     with np.errstate(over="ignore"):
         for k in range(_rounds(low) - 1, -1, -1):
             added = np.zeros(inputs.shape, dtype=np.uint64)
             _stir(added, inputs, key[:, None], k, _U64((1 << (low if k % 2 else high)) - 1))
-            half[k % 2] = half[k % 2] ^ added.ravel().view(np.int64)[shift + half[1 - k % 2]]
-    whole = half[0] << low | half[1]  # (keys, size) the network as a table
-    place = whole[:, :n].copy()
-    row, column = np.nonzero(place >= n)
-    while len(row):
-        again = whole[row, place[row, column]]
-        place[row, column] = again
-        row, column = row[again >= n], column[again >= n]
+            # All places exist; "clip" only spares the check.
+            np.take(added.ravel().view(np.int64), half[1 - k % 2], out=looked_up, mode="clip")
+            half[k % 2] ^= looked_up
+    half[0] -= row
+    half[0] <<= low
+    half[1] -= row
+    half[0] |= half[1]
+    whole = half[0].ravel()  # (keys * size,) the network as a table
+    place = half[0][:, :n].copy()
+    flat = place.ravel()
+    outside = np.flatnonzero(flat >= n)
+    first = outside // n * size
+    while len(outside):
+        again = whole[first + flat[outside]]
+        flat[outside] = again
+        still = again >= n
+        outside, first = outside[still], first[still]
     return place

@@ -91,43 +91,39 @@ def rank(
     seed: int,
     t: int,
     horizon: int,
-) -> list[list[int]]:
+) -> list[Ints]:
     """Rankings of r centers over n peers: best score first, ties broken, then the ε swap.
 
     score, count, candidate, similarity: (r, n).  ids: (r,) the centers' stream numbers.
     """
     r, n = score.shape
+    row = (np.arange(r) * n)[:, None]
     everyone = np.broadcast_to(np.arange(n), (r, n))
     if config.tie_break == "random":
         places = permutation.all_places(streams.bits(seed, "tie-break", t, ids), n)
         order = np.empty((r, n), dtype=np.int64)
-        np.put_along_axis(order, places, everyone, axis=1)
+        order.ravel()[places + row] = everyone
     elif config.tie_break == "similarity" and similarity is not None:
         order = np.argsort(-similarity, axis=1, kind="stable")
     else:
         order = everyone
     eligible = candidate & (score >= config.tau_acc) if config.proposer_check else candidate
     # In the order of ties, then stably by score: most scores are equal, which costs such a sort nothing.
-    by_score = np.take_along_axis(np.where(eligible, -score, np.inf), order, axis=1)
-    best_first = np.take_along_axis(order, np.argsort(by_score, axis=1, kind="stable"), axis=1)
-    epsilon = scores.epsilon(config.eps_schedule, config.epsilon, t, horizon)
-    explores = streams.uniforms(seed, "explore", t, ids) < epsilon
-    if config.policy == "random":
-        explores[:] = False
-    # A random order of all centers for each that explores: the first of its pool in it is swapped to the
-    # front, so that nobody has to count the pool.
-    explorers = np.flatnonzero(explores)
-    drawn = permutation.all_places(streams.bits(seed, "explore-peer", t, ids)[explorers], n)
-    order_of = dict(zip(explorers.tolist(), drawn, strict=True))
-    rankings = []
-    for k in range(r):
-        listed = best_first[k, : int(eligible[k].sum())].tolist()
-        if explores[k] and listed:
-            pool = [j for j in listed if count[k, j] == 0] if config.explore_pool == "unproven" else listed
-            if pool:
-                at = listed.index(pool[int(np.argmin(order_of[k][pool]))])
-                listed[0], listed[at] = listed[at], listed[0]
-        rankings.append(listed)
+    by_score = np.take(np.where(eligible, -score, np.inf), order + row)
+    best_first = np.take(order, np.argsort(by_score, axis=1, kind="stable") + row)
+    rankings = [best_first[k, :length] for k, length in enumerate(eligible.sum(axis=1).tolist())]
+    if config.policy != "random":
+        epsilon = scores.epsilon(config.eps_schedule, config.epsilon, t, horizon)
+        explorers = np.flatnonzero(streams.uniforms(seed, "explore", t, ids) < epsilon)
+        # A random order of all centers for each that explores: the first of its pool in it is swapped to the
+        # front, so that nobody has to count the pool.
+        drawn = permutation.all_places(streams.bits(seed, "explore-peer", t, ids)[explorers], n)
+        for k, place in zip(explorers.tolist(), drawn, strict=True):
+            listed = rankings[k]
+            pool = listed[count[k, listed] == 0] if config.explore_pool == "unproven" else listed
+            if len(pool):
+                at = int(np.argmax(listed == pool[np.argmin(place[pool])]))
+                listed[[0, at]] = listed[[at, 0]]
     return rankings
 
 
@@ -168,24 +164,23 @@ def select(
 
     candidate: (n, n) may i ask j?  consent: (n, n) does i admit j when asked?
     """
-    n = beliefs.n
-    everyone = np.arange(n)
-    belief = beliefs.posterior(everyone[:, None], everyone[None, :])
+    belief = beliefs.table()
     score = peer_scores(config, belief, t)
     rankings = rank(config, score, belief.count, candidate, similarity, ids, seed, t, horizon)
     plan = propose(
         turns(config, seed, t, ids).tolist(),
-        rankings,
+        # Views hand out their numbers one by one: few turns look beyond the first of n.
+        [memoryview(ranking) for ranking in rankings],
         lambda peer, proposer: verdict(config, bool(consent[peer, proposer]), float(score[peer, proposer])),
         config.kappa,
     )
     return _unwanted(plan, candidate, rankings) if config.proposer_check else plan
 
 
-def _unwanted(plan: Plan, candidate: Mask, rankings: list[list[int]]) -> Plan:
+def _unwanted(plan: Plan, candidate: Mask, rankings: list[Ints]) -> Plan:
     """A center that wanted none of its candidates rests because it declined them all, not for want of any."""
     rest = plan.rest.copy()
     for i, listed in enumerate(rankings):
-        if rest[i] == Rest.NO_CANDIDATES and not listed and candidate[i].any():
+        if rest[i] == Rest.NO_CANDIDATES and not len(listed) and candidate[i].any():
             rest[i] = Rest.DECLINED
     return replace(plan, rest=rest)

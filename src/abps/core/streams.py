@@ -112,30 +112,6 @@ def places(count: int) -> NDArray[np.uint32]:
     return (mixed >> _U64(32)).astype(np.uint32)
 
 
-def words(
-    keys: NDArray[np.uint64],
-    count: int,
-    out: NDArray[np.uint32] | None = None,
-    scratch: NDArray[np.uint32] | None = None,
-) -> NDArray[np.uint32]:
-    """(streams, count) 32 random bits for the first places of many streams at once.
-
-    The place, itself well mixed, is shifted by one half of a stream's 64-bit key, folded, multiplied by the
-    other half and folded again: as random as dropout masks and stochastic rounding need (tested), in six
-    passes over memory.
-    """
-    key = keys[:, None]
-    low = (key & _U64(0xFFFFFFFF)).astype(np.uint32)
-    high = (key >> _U64(32)).astype(np.uint32) | np.uint32(1)
-    out = np.empty((len(keys), count), dtype=np.uint32) if out is None else out
-    scratch = np.empty_like(out) if scratch is None else scratch
-    np.add(places(count), low, out=out)
-    np.bitwise_xor(out, np.right_shift(out, np.uint32(15), out=scratch), out=out)
-    np.multiply(out, high, out=out)
-    np.bitwise_xor(out, np.right_shift(out, np.uint32(16), out=scratch), out=out)
-    return out
-
-
 def word_pairs(
     keys: NDArray[np.uint64],
     first: NDArray[np.uint32],
@@ -144,9 +120,11 @@ def word_pairs(
 ) -> None:
     """Two random words, good in their upper halves, for every place of many streams at once.
 
-    first, second: (streams, blocks, places of a block), filled; scratch: (2, *the same). Cheaper than
-    ``words``: the last folding is left out, which only the lower bits need, and the second word is the first
-    times the golden ratio, the multiplier of which upper halves say least about each other.
+    first, second: (streams, blocks, places of a block), filled; scratch: (2, *the same).
+
+    The place, itself well mixed, is shifted by one half of a stream's 64-bit key, folded and multiplied by the
+    other half: as random as dropout masks need (tested). The second word is the first times the golden ratio,
+    the multiplier of which upper halves say least about each other.
     """
     key = keys[:, None, None]
     low = (key & _U64(0xFFFFFFFF)).astype(np.uint32)

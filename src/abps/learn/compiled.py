@@ -14,14 +14,14 @@ Shapes: P parameters in the order of the module, weight (out, in) and bias (out,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg  # noqa: F401  (its BLAS must be loaded before it can be told to use one thread)
-from numba import njit
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
+
+from abps.jit import compiled
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -107,15 +107,7 @@ def _parameters(widths: Ints) -> int:
     return int(((widths[:-1] + 1) * widths[1:]).sum())
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile when first called, without the interpreter's lock, and keep the machine code on disk."""
-    try:
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
-    except RuntimeError:  # nowhere to keep it: no folder may be written
-        return njit(nogil=True, error_model="numpy")(function)
-
-
-@_compiled
+@compiled
 def _draw(key, places, drawn, rows, units):
     """Random words for every unit of some rows: the same as ``streams.word_pairs``."""
     low = np.uint32(key & np.uint64(0xFFFFFFFF))
@@ -133,7 +125,7 @@ def _draw(key, places, drawn, rows, units):
             second[p] = np.uint32(mixed * other)
 
 
-@_compiled
+@compiled
 def _activate(hidden, bias, rows, units):
     """Add the bias, cut below zero."""
     zero = np.float32(0.0)
@@ -143,7 +135,7 @@ def _activate(hidden, bias, rows, units):
             row[u] = max(row[u] + bias[u], zero)
 
 
-@_compiled
+@compiled
 def _activate_and_drop(hidden, bias, rows, units, drawn, limit, scale):
     """Add the bias, cut below zero, drop units and scale what is kept."""
     zero = np.float32(0.0)
@@ -155,7 +147,7 @@ def _activate_and_drop(hidden, bias, rows, units, drawn, limit, scale):
             row[u] = zero if chance[u] <= limit else value
 
 
-@_compiled
+@compiled
 def _backwards(back, hidden, slope, rows, units, scale):
     """Gradient before a hidden layer's activation, in place, and its sum over rows, the bias's gradient.
 
@@ -171,7 +163,7 @@ def _backwards(back, hidden, slope, rows, units, scale):
             slope[u] += value
 
 
-@_compiled
+@compiled
 def _gradient(w, g, x, y, rows, widths, hidden, backward, drawn, rate, limit, keys, places):
     """Gradient of the mean loss over a batch, written to ``g``.
 
@@ -237,7 +229,7 @@ def _gradient(w, g, x, y, rows, widths, hidden, backward, drawn, rate, limit, ke
             np.dot(upstream, matrix, down)
 
 
-@_compiled
+@compiled
 def _add(g, w, strength, anchor, shift, i):
     """Add a method's own terms to the gradient of center i."""
     if len(anchor):
@@ -251,7 +243,7 @@ def _add(g, w, strength, anchor, shift, i):
             g[p] += row[p]
 
 
-@_compiled
+@compiled
 def _adam(w, g, mean, square, lr, decay, step):
     """One step of Adam with coupled weight decay, in place."""
     fresh, fresher = np.float32(1 - 0.9), np.float32(1 - 0.999)
@@ -267,7 +259,7 @@ def _adam(w, g, mean, square, lr, decay, step):
         w[p] -= rate * m / (np.sqrt(v) * correction + tiny)
 
 
-@_compiled
+@compiled
 def train(members, before, after, x, y, start, orders, epochs, batch, widths, rule, terms, drop, room):
     """Local epochs of the centers ``members`` (m,), from rows of ``before`` to those of ``after`` (n, P).
 
@@ -324,7 +316,7 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
         after[i] = w
 
 
-@_compiled
+@compiled
 def _finish(w, widths, rows, hidden, out):
     """Logits (rows,) of one model from its first layer's products, which stand at the front of ``hidden``."""
     depth = len(widths) - 2
@@ -349,7 +341,7 @@ def _finish(w, widths, rows, hidden, out):
         out[r] += w[at + units]
 
 
-@_compiled
+@compiled
 def answer(w, x, widths, hidden, out):
     """Logits of one model (P,) on rows (b, d), without dropout; hidden: room for its layers."""
     inside, units = widths[0], widths[1]
@@ -361,7 +353,7 @@ def answer(w, x, widths, hidden, out):
         _finish(w, widths, rows, hidden, out[at : at + rows])
 
 
-@_compiled
+@compiled
 def answers(models, which, owner, x, start, place, widths, hidden, out):
     """Logits of the models ``which`` of (k, P) on the rows of center owner[k], from out[place[k]] on; one
     model (1, P) serves all."""
@@ -371,7 +363,7 @@ def answers(models, which, owner, x, start, place, widths, hidden, out):
         answer(model, mine, widths, hidden, out[place[k] : place[k] + len(mine)])
 
 
-@_compiled
+@compiled
 def _mix(own, others, keep, other, share, first, out):
     """One model (P,) from parameter ``first`` on: its own times ``keep`` and what others sent.
 
@@ -392,7 +384,7 @@ def _mix(own, others, keep, other, share, first, out):
             mixture[p] += say * sent[p]
 
 
-@_compiled
+@compiled
 def mixed_models(own, others, which, owner, keep, other, share, part, out):
     """The models ``which`` themselves, to rows of ``out`` (k, P): see ``mixtures.Mixtures`` for the parts."""
     for k in which:
@@ -400,7 +392,7 @@ def mixed_models(own, others, which, owner, keep, other, share, part, out):
         _mix(own[owner[k]], others, keep[k], other[mine], share[mine], 0, out[k])
 
 
-@_compiled
+@compiled
 def _seat(seated, count, who):
     """Where ``who`` sits among those seated so far, or ``count``."""
     for k in range(count):
@@ -409,7 +401,7 @@ def _seat(seated, count, who):
     return count
 
 
-@_compiled
+@compiled
 def mixed_answers(
     own, others, which, owner, keep, other, share, part, x, start, place, widths, weights, hidden, out
 ):
@@ -468,7 +460,7 @@ def mixed_answers(
         at = end
 
 
-@_compiled
+@compiled
 def areas(score, label, start):
     """Of every pair of a positive and a negative row of a group: the share in which the positive one stands
     higher, ties as half."""

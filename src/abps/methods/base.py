@@ -24,7 +24,7 @@ from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
 from abps.learn.metrics import Segments
 from abps.learn.training import Learner, Training
-from abps.wire.codecs import codec
+from abps.wire.codecs import NOTHING, codec
 from abps.wire.frames import frame_size
 
 #: The stream number of a star's server.
@@ -66,16 +66,14 @@ class Wire:
         """
         senders = np.array([SERVER], dtype=np.uint64) if server else world.ids
         keys = streams.bits(world.seed, "codec", t, senders)
-        base = self.base(world.learner.start, weights.shape[1])
+        base = self.base(world.learner.start, weights.shape[1]).numpy() if self.reference != "none" else NOTHING
         arrived = torch.empty(weights.shape)
-        # A few senders at a time: a codec's passes over memory then stay in the cache.
-        blocks = np.array_split(np.arange(len(weights)), -(-len(weights) // 8))
+        sent, seen = weights.numpy(), arrived.numpy()
+        blocks = np.array_split(np.arange(len(weights)), -(-len(weights) // 32))
 
         def work(k: int) -> None:
             some = slice(int(blocks[k][0]), int(blocks[k][-1]) + 1)
-            sent = weights[some] if self.reference == "none" else weights[some] - base
-            here = torch.from_numpy(codec(self.codec).arrive(sent.numpy(), keys[some]))
-            arrived[some] = here if self.reference == "none" else here.add_(base)
+            codec(self.codec).arrive(sent[some], keys[some], base, seen[some])
 
         world.learner.each(work, len(blocks))
         return arrived

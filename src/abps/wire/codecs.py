@@ -18,9 +18,14 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
+from abps.wire import rounding
 
 Singles = NDArray[np.float32]
 Keys = NDArray[np.uint64]
+
+
+#: Weights travel as they are, not as differences.
+NOTHING: Final = np.zeros(0, dtype=np.float32)
 
 
 class Codec(Protocol):
@@ -43,8 +48,13 @@ class Codec(Protocol):
     def decode(self, data: bytes, count: int) -> Singles:
         """Bytes to (count,)."""
 
-    def arrive(self, weights: Singles, keys: Keys | None = None) -> Singles:
-        """(senders, count) as the receivers see them; ``keys``: (senders,) the messages' streams."""
+    def arrive(
+        self, weights: Singles, keys: Keys | None = None, base: Singles = NOTHING, out: Singles | None = None
+    ) -> Singles:
+        """(senders, count) as the receivers see them; ``keys``: (senders,) the messages' streams.
+
+        base: (count,) what both sides know: differences from it travel.  out: where to write.
+        """
 
 
 @dataclass(frozen=True)
@@ -66,9 +76,13 @@ class Float32:
         """The same numbers back."""
         return np.frombuffer(data, dtype="<f4", count=count).astype(np.float32)
 
-    def arrive(self, weights: Singles, keys: Keys | None = None) -> Singles:
+    def arrive(
+        self, weights: Singles, keys: Keys | None = None, base: Singles = NOTHING, out: Singles | None = None
+    ) -> Singles:
         """Unchanged."""
-        return weights
+        out = np.empty(weights.shape, dtype=np.float32) if out is None else out
+        out[:] = weights - base + base if len(base) else weights
+        return out
 
 
 @dataclass(frozen=True)
@@ -91,34 +105,28 @@ class BFloat16:
         half = np.frombuffer(data, dtype="<u2", count=count)
         return (half.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
-    def arrive(self, weights: Singles, keys: Keys | None = None) -> Singles:
+    def arrive(
+        self, weights: Singles, keys: Keys | None = None, base: Singles = NOTHING, out: Singles | None = None
+    ) -> Singles:
         """Rounded to eight bits of precision."""
-        return _rounded(weights)
+        out = np.empty(weights.shape, dtype=np.float32) if out is None else out
+        rounding.through_upper_halves(*_flat(weights), base, out)
+        return out
+
+
+def _flat(weights: Singles) -> tuple[Singles, int]:
+    """(senders, count) as one line of numbers, and how far apart in it two senders start."""
+    senders, count = weights.shape
+    if weights.strides[1] != 4 or weights.strides[0] % 4:
+        weights = np.ascontiguousarray(weights)
+    stride = weights.strides[0] // 4
+    length = (senders - 1) * stride + count if senders else 0
+    return np.lib.stride_tricks.as_strided(weights, (length,), (4,), writeable=False), stride
 
 
 def _upper_half(weights: Singles) -> NDArray[np.uint16]:
-    return (_rounded(weights).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-
-
-def _rounded(weights: Singles) -> Singles:
-    """Float32 whose lower half is zero; a few rows at a time, which stay in the cache."""
-    raw = np.ascontiguousarray(weights, dtype=np.float32).reshape(-1).view(np.uint32)
-    out = np.empty_like(raw)
-    for at in range(0, len(raw), _PIECE):
-        piece, here = raw[at : at + _PIECE], out[at : at + _PIECE]
-        np.right_shift(piece, np.uint32(16), out=here)
-        np.bitwise_and(here, np.uint32(1), out=here)
-        np.add(here, np.uint32(0x7FFF), out=here)
-        np.add(here, piece, out=here)
-        np.bitwise_and(here, np.uint32(0xFFFF0000), out=here)
-        nan = np.isnan(piece.view(np.float32))
-        if nan.any():  # rounding must not carry a NaN into infinity: keep it a (quiet) NaN
-            here[nan] = piece[nan] & np.uint32(0xFFFF0000) | np.uint32(0x400000)
-    return out.view(np.float32).reshape(weights.shape)
-
-
-#: Numbers that are rounded at once: half of a core's fast cache.
-_PIECE: Final = 1 << 15
+    arrived = BFloat16().arrive(np.ascontiguousarray(weights, dtype=np.float32)[None])[0]
+    return (arrived.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 #: Weights that share one scale.
@@ -148,10 +156,13 @@ class Integers:
 
     def encode(self, weights: Singles, key: int = 0) -> bytes:
         """Scales, then codes (offset to be positive), most significant bit first."""
-        codes, scale = self._codes(weights[None], np.array([key], dtype=np.uint64))
-        offset = (codes[0, : len(weights)] + self.top).astype(np.uint8)
+        weights = np.ascontiguousarray(weights, dtype=np.float32)
+        codes = np.empty(len(weights), dtype=np.float32)
+        scale = np.empty(-(-len(weights) // BLOCK), dtype=np.float32)
+        rounding.to_codes(weights, np.uint64(key), _places(len(weights)), BLOCK, self.top, codes, scale)
+        offset = (codes + self.top).astype(np.uint8)
         spread = np.unpackbits(offset[:, None], axis=1)[:, 8 - self.bits :]
-        return _upper_half(scale[0]).astype("<u2").tobytes() + np.packbits(spread.ravel()).tobytes()
+        return _upper_half(scale).astype("<u2").tobytes() + np.packbits(spread.ravel()).tobytes()
 
     def decode(self, data: bytes, count: int) -> Singles:
         """Codes times scales."""
@@ -161,43 +172,21 @@ class Integers:
         codes = flat.reshape(count, self.bits) @ (1 << np.arange(self.bits - 1, -1, -1))
         return (codes - self.top).astype(np.float32) * np.repeat(scale, BLOCK)[:count]
 
-    def arrive(self, weights: Singles, keys: Keys | None = None) -> Singles:
+    def arrive(
+        self, weights: Singles, keys: Keys | None = None, base: Singles = NOTHING, out: Singles | None = None
+    ) -> Singles:
         """Rounded at random to the codes of their block."""
         if keys is None:
             raise ValueError(f"{self.name} rounds at random and needs the messages' keys")
-        codes, scale = self._codes(weights, keys)
-        count = weights.shape[1]
-        blocks = codes.reshape(len(weights), -1, BLOCK) * scale[:, :, None]
-        return np.ascontiguousarray(blocks.reshape(len(weights), -1)[:, :count])
-
-    def _codes(self, weights: Singles, keys: Keys) -> tuple[Singles, Singles]:
-        """(senders, padded count) codes as floats, and (senders, blocks) scales."""
-        senders, count = weights.shape
-        padded = -(-count // BLOCK) * BLOCK
-        values = np.zeros((senders, padded), dtype=np.float32)
-        values[:, :count] = weights
-        blocks = values.reshape(senders, -1, BLOCK)
-        with np.errstate(invalid="ignore"):
-            scale = _rounded_up(np.abs(blocks).max(axis=2) / np.float32(self.top))
-        usable = (scale > 0) & np.isfinite(scale)
-        scale = np.where(usable, scale, np.float32(0))
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            blocks /= np.where(usable, scale, np.float32(np.inf))[:, :, None]
-        blocks = np.where(np.isfinite(blocks), blocks, np.float32(0))
-        values = np.floor(blocks.reshape(senders, padded) + _fractions(keys, padded))
-        return np.clip(values, -self.top, self.top), scale
+        out = np.empty(weights.shape, dtype=np.float32) if out is None else out
+        places = _places(weights.shape[1])
+        rounding.through_codes(*_flat(weights), base, keys, places, BLOCK, self.top, out)
+        return out
 
 
-def _rounded_up(scale: Singles) -> Singles:
-    """Up to the next bfloat16, so that no weight of a block falls outside the codes."""
-    raw = np.ascontiguousarray(scale, dtype=np.float32).view(np.uint32)
-    return ((raw + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
-
-
-def _fractions(keys: Keys, count: int) -> Singles:
-    """(senders, count) uniform numbers in [0, 1) with 16 bits, from each message's key."""
-    words = streams.words(keys, -(-count // 2))
-    return words.view(np.uint16)[:, :count].astype(np.float32) * np.float32(2.0**-16)
+def _places(count: int) -> NDArray[np.uint32]:
+    """A number for each random word of a message: half a word for every weight."""
+    return streams.places(-(-count // 2))
 
 
 CODECS: Final[dict[str, Codec]] = {

@@ -1,0 +1,16 @@
+"""Functions in machine code: compiled when first called, without the interpreter's lock, kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, compiled. It takes numbers, arrays and plain tuples of them."""
+    try:
+        return njit(nogil=True, cache=True, error_model="numpy")(function)
+    except RuntimeError:  # nowhere to keep it: no folder may be written
+        return njit(nogil=True, error_model="numpy")(function)
