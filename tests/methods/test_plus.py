@@ -87,7 +87,9 @@ def test_trust_decides_how_much_of_a_peer_is_adopted(here):
     arrived = trained[:, :shared].clone()
     helps = np.ones((here.n, here.n))
     helps[0, 1], helps[1, 0] = 0.2, 0.4
-    mixed = adopt(here, here.sizes(), trained, arrived, pairs_of(here.n), helps)
+    mixed, answers = adopt(here, here.sizes(), trained, arrived, pairs_of(here.n), helps)
+    again = here.learner.logits(mixed, here.data.validation)
+    np.testing.assert_array_equal(answers.values, again.values)
     sizes = here.sizes()
     assert torch.equal(mixed[0], trained[0])  # probably harmful: nothing is taken
     say = 0.8 * sizes[0]

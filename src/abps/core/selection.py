@@ -170,7 +170,7 @@ def select(
     plan = propose(
         turns(config, seed, t, ids).tolist(),
         # Views hand out their numbers one by one: few turns look beyond the first of n.
-        [memoryview(ranking) for ranking in rankings],
+        [ranking.data for ranking in rankings],
         lambda peer, proposer: verdict(config, bool(consent[peer, proposer]), float(score[peer, proposer])),
         config.kappa,
     )

@@ -122,9 +122,9 @@ def word_pairs(
 
     first, second: (streams, blocks, places of a block), filled; scratch: (2, *the same).
 
-    The place, itself well mixed, is shifted by one half of a stream's 64-bit key, folded and multiplied by the
-    other half: as random as dropout masks need (tested). The second word is the first times the golden ratio,
-    the multiplier of which upper halves say least about each other.
+    The place, itself well mixed, is shifted by one half of a stream's 64-bit key, folded and multiplied by
+    the other half: as random as dropout masks need (tested). The second word is the first times the golden
+    ratio, the multiplier of which upper halves say least about each other.
     """
     key = keys[:, None, None]
     low = (key & _U64(0xFFFFFFFF)).astype(np.uint32)

@@ -224,7 +224,7 @@ class BetaMind:
             return trained.clone(), np.zeros(0, dtype=np.int64), np.zeros(0)
         partners = [name for name in roster if name in arrived]
         few = _few(world, partners, vectors, trained, arrived)
-        mixed, _, peer, phi = config.together(
+        meeting = config.together(
             world,
             before.expand(len(few.trained), -1),
             few.trained,
@@ -233,8 +233,8 @@ class BetaMind:
             few.partners,
             round,
         )
-        places = np.array([roster.index(partners[int(p) - 1]) for p in peer], dtype=np.int64)
-        return mixed[:1].clone(), places, phi
+        places = np.array([roster.index(partners[int(p) - 1]) for p in meeting.peer], dtype=np.int64)
+        return meeting.models, places, meeting.phi
 
     def _standing(self, round: int) -> dict[str, Evidence]:
         """The evidence as a round finds it: what is stored, faded by the rounds since and by alarms.
@@ -350,13 +350,13 @@ class UsefulnessMind:
                     observed[known[k]], errors[known[k]] = float(v), float(error)
         likeness = self._likeness(known, vectors)
         belief = believe(likeness.features, likeness.slopes, experience, round, config.expect)
-        mixed = trained.clone()
         if few is not None:
             helps = np.ones((len(few.partners), len(few.partners)))
             if config.gated:
                 even = self._break_even(belief, me, trained)
                 helps[0, 1:] = belief.helps(even)[me, [known.index(name) for name in partners]]
-            mixed = adopt(self._world, few.sizes, few.trained, few.arrived, few.partners, helps)[:1].clone()
+            mixed, after_mix = adopt(self._world, few.sizes, few.trained, few.arrived, few.partners, helps)
+            brought = gains(self._world, self._shown(trained), after_mix)
         alpha, beta = (each[me] for each in belief.beta())
         beliefs = dict(self._store.beliefs()) | {
             name: Evidence(float(alpha[k]), float(beta[k]), float(belief.count[me, k]))
@@ -364,8 +364,7 @@ class UsefulnessMind:
             if belief.count[me, k] > 0
         }
         if few is None:
-            return Lesson(mixed, observed, beliefs)
-        brought = gains(self._world, self._shown(trained), self._shown(mixed))
+            return Lesson(trained.clone(), observed, beliefs)
         returns = self._returns().observe(np.array([True]), *brought)
         return Lesson(mixed, observed, beliefs, watch=returns_to_text(returns), errors=errors)
 

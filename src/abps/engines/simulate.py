@@ -190,9 +190,9 @@ class Track:
 
     def add(self, config: Method, world: World, state: Any, outcome: Any) -> bool:
         """Note a round; True if its mean validation AUROC is the best so far."""
-        # Both splits in one pass over the models.
         data = world.data
-        answers = config.logits(world, state, data.held_out).split(data.validation.sizes)
+        # Both splits in one pass over the models.
+        answers = outcome.answers or config.logits(world, state, data.held_out).split(data.validation.sizes)
         for logits, rows, into in zip(
             answers, (data.validation, data.test), (self.validation, self.test), strict=True
         ):
@@ -221,11 +221,11 @@ class Track:
                     "round": np.full(len(d.center), t, dtype=np.int32),
                     "center": pl.Series(names[d.center].tolist(), dtype=pl.String),
                     "peer": pl.Series(names[d.peer].tolist(), dtype=pl.String),
-                    "decision": pl.Series(d.decision, dtype=pl.String),
+                    "decision": pl.Series(d.decision.tolist(), dtype=pl.String),
                     "score": pl.Series(d.score).fill_nan(None),
                     "posterior_mean": pl.Series(d.mean).fill_nan(None),
                     "count": pl.Series(d.count).fill_nan(None),
-                    "reason": pl.Series(d.reason, dtype=pl.String),
+                    "reason": pl.Series(d.reason.tolist(), dtype=pl.String),
                 }
             )
             for t, d in self._decisions

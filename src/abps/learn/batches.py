@@ -67,6 +67,17 @@ def chunks(sizes: Ints, batch: int, most: int) -> list[Chunk]:
     return cut
 
 
+def shares(sizes: Ints, cores: int) -> list[Ints]:
+    """Centers in pieces of like work, largest first; the last quarter in smaller ones, so that cores end at
+    about the same time."""
+    order = np.lexsort((np.arange(len(sizes)), -sizes))
+    order = order[sizes[order] > 0]
+    done = np.concatenate([[0], np.cumsum(sizes[order])])
+    large, small = np.arange(1, 6 * cores) / (8 * cores), np.arange(24 * cores, 32 * cores) / (32 * cores)
+    cut = np.unique(np.searchsorted(done, done[-1] * np.concatenate([large, small])))
+    return [piece for piece in np.split(order, cut) if len(piece)]
+
+
 def _chunk(members: Ints, sizes: Ints, batch: int, count: int) -> Chunk:
     """Batches are full, but for the last, which is padded to the longest one rounded up to sixteen.
 

@@ -33,6 +33,9 @@ BLAS = ThreadpoolController().select(user_api="blas")
 #: Rows that a model answers at a time, so that its hidden layers stay in the cache.
 ANSWERED_AT_ONCE = 128
 
+#: Pairs of rows that are compared one by one, which costs less than sorting that few.
+COMPARED_UP_TO = 1 << 14
+
 
 class Rule(NamedTuple):
     """How weights move. adam: else plain gradient descent.  first, last: the parameters that move."""
@@ -85,7 +88,7 @@ class Room(NamedTuple):
 def room(widths: Ints, batch: int) -> Room:
     """Memory for batches of so many rows."""
     parameters, hidden = _parameters(widths), int(widths[1:].sum())
-    rows = -(-batch // 16) * 16
+    rows = -(-batch // 16) * 16  # room for whole blocks of random words, and for rows added to whole fours
 
     def floats(count: int) -> Floats:
         return np.empty(count, dtype=np.float32)
@@ -95,9 +98,9 @@ def room(widths: Ints, batch: int) -> Room:
         gradient=floats(parameters),
         mean=floats(parameters),
         square=floats(parameters),
-        x=floats(batch * int(widths[0])),
+        x=floats(rows * int(widths[0])),
         y=floats(batch),
-        hidden=floats(batch * hidden),
+        hidden=floats(rows * hidden),
         back=floats(batch * hidden),
         drawn=np.empty(rows * int(widths[1:].max()), dtype=np.uint32),
     )
@@ -318,7 +321,10 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
 
 @compiled
 def _finish(w, widths, rows, hidden, out):
-    """Logits (rows,) of one model from its first layer's products, which stand at the front of ``hidden``."""
+    """Logits of one model from its first layer's products, which stand at the front of ``hidden``.
+
+    rows: how many it has products for; out: logits of the first of them.
+    """
     depth = len(widths) - 2
     units = widths[1]
     at, filled = units * widths[0], 0
@@ -336,31 +342,75 @@ def _finish(w, widths, rows, hidden, out):
         at += units * (inside + 1)
         filled += rows * units
     units = widths[depth]
-    np.dot(before, w[at : at + units], out)
-    for r in range(rows):
+    np.dot(before[: len(out)], w[at : at + units], out)
+    for r in range(len(out)):
         out[r] += w[at + units]
 
 
 @compiled
-def answer(w, x, widths, hidden, out):
-    """Logits of one model (P,) on rows (b, d), without dropout; hidden: room for its layers."""
-    inside, units = widths[0], widths[1]
-    matrix = w[: units * inside].reshape((units, inside)).T
-    for at in range(0, len(x), ANSWERED_AT_ONCE):
-        seen = x[at : at + ANSWERED_AT_ONCE]
-        rows = len(seen)
-        np.dot(seen, matrix, hidden[: rows * units].reshape((rows, units)))
-        _finish(w, widths, rows, hidden, out[at : at + rows])
+def _fours(x, seats):
+    """Rows (b, d) with rows of zeros added to a multiple of four, which the matrix products like best."""
+    rows, d = x.shape
+    if rows % 4 == 0:
+        return x
+    filled = seats[: (rows + 3) // 4 * 4 * d].reshape(((rows + 3) // 4 * 4, d))
+    filled[:rows] = x
+    filled[rows:] = np.float32(0.0)
+    return filled
 
 
 @compiled
-def answers(models, which, owner, x, start, place, widths, hidden, out):
+def answer(w, x, widths, seats, hidden, out):
+    """Logits of one model (P,) on rows (b, d), without dropout; seats, hidden: room for rows and layers."""
+    inside, units = widths[0], widths[1]
+    matrix = w[: units * inside].reshape((units, inside)).T
+    for at in range(0, len(x), ANSWERED_AT_ONCE):
+        here = out[at : at + ANSWERED_AT_ONCE]
+        seen = _fours(x[at : at + ANSWERED_AT_ONCE], seats)
+        rows = len(seen)
+        np.dot(seen, matrix, hidden[: rows * units].reshape((rows, units)))
+        _finish(w, widths, rows, hidden, here)
+
+
+@compiled
+def answers(models, which, owner, x, start, place, widths, seats, hidden, out):
     """Logits of the models ``which`` of (k, P) on the rows of center owner[k], from out[place[k]] on; one
     model (1, P) serves all."""
     for k in which:
         mine = x[start[owner[k]] : start[owner[k] + 1]]
         model = models[min(k, len(models) - 1)]
-        answer(model, mine, widths, hidden, out[place[k] : place[k] + len(mine)])
+        answer(model, mine, widths, seats, hidden, out[place[k] : place[k] + len(mine)])
+
+
+@compiled
+def _average(mine, keep, rows, which, share, first, out):
+    """(count,) ``keep`` times mine plus the shares of some rows, from column ``first`` on.
+
+    One pass over memory for up to three rows.
+    """
+    count = len(out)
+    many = len(which)
+    if many == 0:
+        for p in range(count):
+            out[p] = keep * mine[p]
+        return
+    a, in_a = rows[which[0]][first : first + count], share[0]
+    if many == 1:
+        for p in range(count):
+            out[p] = keep * mine[p] + in_a * a[p]
+        return
+    b, in_b = rows[which[1]][first : first + count], share[1]
+    if many == 2:
+        for p in range(count):
+            out[p] = keep * mine[p] + in_a * a[p] + in_b * b[p]
+        return
+    c, in_c = rows[which[2]][first : first + count], share[2]
+    for p in range(count):
+        out[p] = keep * mine[p] + in_a * a[p] + in_b * b[p] + in_c * c[p]
+    for q in range(3, many):
+        row, say = rows[which[q]][first : first + count], share[q]
+        for p in range(count):
+            out[p] += say * row[p]
 
 
 @compiled
@@ -370,18 +420,12 @@ def _mix(own, others, keep, other, share, first, out):
     What is not shared stays its own.
     """
     shared = others.shape[1]
-    # Slices from here on: a loop over their whole length is compiled to vector instructions.
-    mixture, mine = out[first:shared], own[first:shared]
-    for p in range(len(mixture)):
-        mixture[p] = keep * mine[p]
+    # Slices: a loop over their whole length is compiled to vector instructions.
+    _average(own[first:shared], keep, others, other, share, first, out[first:shared])
     private = max(first, shared)
     rest, kept = out[private:], own[private:]
     for p in range(len(rest)):
         rest[p] = kept[p]
-    for q in range(len(other)):
-        sent, say = others[other[q]][first:], share[q]
-        for p in range(len(mixture)):
-            mixture[p] += say * sent[p]
 
 
 @compiled
@@ -390,6 +434,19 @@ def mixed_models(own, others, which, owner, keep, other, share, part, out):
     for k in which:
         mine = slice(part[k], part[k + 1])
         _mix(own[owner[k]], others, keep[k], other[mine], share[mine], 0, out[k])
+
+
+@compiled
+def settle(
+    own, others, which, owner, keep, other, share, part, x, start, place, widths, seats, hidden, models, out
+):
+    """The models ``which`` themselves, to rows of ``models`` (k, P), and their logits on their owners' rows,
+    from out[place[k]] on: a model answers while it is in the cache."""
+    for k in which:
+        mine, i = slice(part[k], part[k + 1]), owner[k]
+        _mix(own[i], others, keep[k], other[mine], share[mine], 0, models[k])
+        rows = x[start[i] : start[i + 1]]
+        answer(models[k], rows, widths, seats, hidden, out[place[k] : place[k] + len(rows)])
 
 
 @compiled
@@ -403,7 +460,7 @@ def _seat(seated, count, who):
 
 @compiled
 def mixed_answers(
-    own, others, which, owner, keep, other, share, part, x, start, place, widths, weights, hidden, out
+    own, others, which, owner, keep, other, share, part, x, start, place, widths, weights, seats, hidden, out
 ):
     """Logits of models ``which`` that are mixed on the spot: see ``mixtures.Mixtures`` for the parts.
 
@@ -423,9 +480,12 @@ def mixed_answers(
         mine = x[start[i] : start[i + 1]]
         if end - at <= parts:
             for k in which[at:end]:
-                these = slice(part[k], part[k + 1])
-                _mix(own[i], others, keep[k], other[these], share[these], 0, weights)
-                answer(weights, mine, widths, hidden, out[place[k] : place[k] + len(mine)])
+                these, here = slice(part[k], part[k + 1]), out[place[k] : place[k] + len(mine)]
+                if part[k] == part[k + 1]:
+                    answer(own[i], mine, widths, seats, hidden, here)
+                else:
+                    _mix(own[i], others, keep[k], other[these], share[these], 0, weights)
+                    answer(weights, mine, widths, seats, hidden, here)
             at = end
             continue
         # Who is in these mixtures: the owner sits first.
@@ -437,9 +497,10 @@ def mixed_answers(
                 if _seat(seated, total, other[q]) == total:
                     seated[total] = other[q]
                     total += 1
-        products = np.empty((total, min(len(mine), ANSWERED_AT_ONCE) * units), dtype=np.float32)
+        products = np.empty((total, min(len(mine) + 3, ANSWERED_AT_ONCE) * units), dtype=np.float32)
         for first in range(0, len(mine), ANSWERED_AT_ONCE):
-            seen = mine[first : first + ANSWERED_AT_ONCE]
+            asked = min(len(mine) - first, ANSWERED_AT_ONCE)
+            seen = _fours(mine[first : first + asked], seats)
             rows = len(seen)
             size = rows * units
             for s in range(total):
@@ -449,14 +510,11 @@ def mixed_answers(
             for k in which[at:end]:
                 these = slice(part[k], part[k + 1])
                 _mix(own[i], others, keep[k], other[these], share[these], matrix, weights)
-                product = products[0]
-                for p in range(size):
-                    hidden[p] = keep[k] * product[p]
-                for q in range(part[k], part[k + 1]):
-                    product, say = products[_seat(seated, total, other[q])], share[q]
-                    for p in range(size):
-                        hidden[p] += say * product[p]
-                _finish(weights, widths, rows, hidden, out[place[k] + first : place[k] + first + rows])
+                seats_of = np.empty(part[k + 1] - part[k], dtype=np.int64)
+                for q in range(len(seats_of)):
+                    seats_of[q] = _seat(seated, total, other[part[k] + q])
+                _average(products[0], keep[k], products, seats_of, share[these], 0, hidden[:size])
+                _finish(weights, widths, rows, hidden, out[place[k] + first : place[k] + first + asked])
         at = end
 
 
@@ -467,15 +525,20 @@ def areas(score, label, start):
     area = np.full(len(start) - 1, np.nan)
     for g in range(len(area)):
         mine, y = score[start[g] : start[g + 1]], label[start[g] : start[g + 1]]
-        high = np.sort(mine[y > 0])
-        others = len(mine) - len(high)
-        if len(high) == 0 or others == 0:
+        high, low = mine[y > 0], mine[~(y > 0)]
+        if len(high) == 0 or len(low) == 0:
             continue
         twice = 0
-        for r in range(len(mine)):
-            if not y[r] > 0:
-                below = np.searchsorted(high, mine[r], "left")
-                upto = np.searchsorted(high, mine[r], "right")
-                twice += 2 * (len(high) - upto) + (upto - below)
-        area[g] = twice / (2.0 * len(high) * others)
+        if len(high) * len(low) <= COMPARED_UP_TO:
+            for value in high:
+                wins = np.int32(0)
+                for r in range(len(low)):
+                    wins += np.int32(value > low[r]) + np.int32(value >= low[r])
+                twice += wins
+        else:
+            high.sort()
+            for value in low:
+                twice += 2 * len(high) - np.searchsorted(high, value, "left")
+                twice -= np.searchsorted(high, value, "right")
+        area[g] = twice / (2.0 * len(high) * len(low))
     return area

@@ -49,7 +49,7 @@ class FusedNetwork:
 
     def train(
         self,
-        chunk: batches.Chunk,
+        members: Ints,
         before: Floats,
         after: Floats,
         round: int,
@@ -57,15 +57,19 @@ class FusedNetwork:
         columns: slice,
         epochs: int,
     ) -> None:
-        """A chunk's round; writes its rows of ``after`` (n, P). before: (n, P), or (1, P) for all."""
-        t, rows, ids = self._training, self._data.train, self._ids[chunk.members]
-        orders = batches.row_orders(self._seed, ids, round, chunk.sizes, epochs)
+        """The round of some centers (m,); writes their rows of ``after`` (n, P).
+
+        before: (n, P), or (1, P) for all.
+        """
+        t, rows, ids = self._training, self._data.train, self._ids[members]
+        sizes = rows.sizes[members]
+        orders = batches.row_orders(self._seed, ids, round, sizes, epochs)
         first, last, _ = columns.indices(self._size)
         rule = compiled.Rule(t.optimizer == "adam", np.float32(t.lr), np.float32(t.weight_decay), first, last)
-        drop = self._drop(ids, round, epochs * chunk.batches)
+        drop = self._drop(ids, round, epochs * -(-int(sizes.max()) // t.batch))
         terms = self._terms(objective)
         compiled.train(
-            chunk.members,
+            members,
             before,
             after,
             rows.x,
@@ -82,7 +86,7 @@ class FusedNetwork:
         )
 
     def _drop(self, ids: NDArray[np.uint64], round: int, steps: int) -> compiled.Drop:
-        """The chunk's dropout: keys for every (center, step, layer)."""
+        """Dropout: keys for every (center, step, layer)."""
         rate, limit = (self._sites[0].rate, self._sites[0].limit) if self._sites else (0.0, 0.0)
         index = np.arange(steps, dtype=np.uint64)[:, None] << np.uint64(8)
         index = index | np.arange(len(self._widths) - 2, dtype=np.uint64)
@@ -104,8 +108,41 @@ class FusedNetwork:
 
     def logits(self, models: Floats, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Floats) -> None:
         """Logits of the models ``which`` (k, P), or of one (1, P), on owners' rows, from ``place`` on."""
+        room = self._room()
         compiled.answers(
-            models, which, owner, rows.x, rows.start, place, self._widths, self._room().hidden, out
+            models, which, owner, rows.x, rows.start, place, self._widths, room.x, room.hidden, out
+        )
+
+    def settle(
+        self,
+        own: Floats,
+        others: Floats,
+        parts: Mixtures,
+        rows: Rows,
+        which: Ints,
+        place: Ints,
+        models: Floats,
+        out: Floats,
+    ) -> None:
+        """The mixtures ``which`` themselves, and their logits on their owners' rows, from ``place`` on."""
+        room = self._room()
+        compiled.settle(
+            own,
+            others,
+            which,
+            parts.owner,
+            parts.own,
+            parts.other,
+            parts.share,
+            parts.start,
+            rows.x,
+            rows.start,
+            place,
+            self._widths,
+            room.x,
+            room.hidden,
+            models,
+            out,
         )
 
     def mixture_logits(
@@ -130,6 +167,7 @@ class FusedNetwork:
             place,
             self._widths,
             room.weights,
+            room.x,
             room.hidden,
             out,
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -18,14 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.cohorts.prepare import Rows
-from abps.learn import batches, compiled
+from abps.learn import batches
+from abps.learn.crew import Crew
 from abps.learn.dropout import random_units
 from abps.learn.fused import FusedNetwork
 from abps.learn.kernels import MLPKernel
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
 from abps.learn.optimizers import SGD, Adam, Optimizer
-from abps.learn.training import PLAIN, Common, Objective, available_cores
+from abps.learn.training import PLAIN, Common, Objective
 from abps.learn.workspace import Workspace
 
 Ints = NDArray[np.int64]
@@ -44,7 +44,8 @@ class StackedLearner(Common):
         self._y = torch.from_numpy(self.data.train.y)
         self._chunks = batches.chunks(self.data.train.sizes, self.training.batch, self.most)
         self._idle = torch.from_numpy(np.flatnonzero(self.data.train.sizes == 0))
-        self._workers = available_cores()
+        self._crew = Crew()
+        self._shares = batches.shares(self.data.train.sizes, self._crew.cores)
         self._spaces = threading.local()
         self._fused = (
             FusedNetwork(self.kernel, self.data, self.training, self.seed, self.ids)
@@ -59,36 +60,8 @@ class StackedLearner(Common):
         return self._spaces.space
 
     def each(self, work: Callable[[int], None], count: int) -> None:
-        """Run ``work`` for 0..count-1 on all cores, each with single-threaded kernels."""
-        if getattr(self._spaces, "busy", False):  # asked for inside of such work
-            for k in range(count):
-                work(k)
-            return
-
-        def alone(k: int) -> None:
-            self._spaces.busy = True
-            try:
-                work(k)
-            finally:
-                self._spaces.busy = False
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with compiled.BLAS.limit(limits=1):
-                if self._workers == 1 or count <= 1:
-                    for k in range(count):
-                        alone(k)
-                else:
-                    list(self._pool().map(alone, range(count)))
-        finally:
-            torch.set_num_threads(before)
-
-    def _pool(self) -> ThreadPoolExecutor:
-        """Threads that live as long as the learner, so that their buffers are used again."""
-        if not hasattr(self, "_threads"):
-            self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="abps-learner")
-        return self._threads
+        """Run ``work`` for 0..count-1 on all cores."""
+        self._crew.each(work, count)
 
     def train(
         self,
@@ -99,19 +72,39 @@ class StackedLearner(Common):
         epochs: int | None = None,
     ) -> Tensor:
         """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
+        return self.begin(w, round, objective, columns, epochs)()
+
+    def begin(
+        self,
+        w: Tensor,
+        round: int,
+        objective: Objective = PLAIN,
+        columns: slice = slice(None),
+        epochs: int | None = None,
+    ) -> Callable[[], Tensor]:
+        """Let the centers train while the caller does something else; the result waits for their models."""
         after = torch.empty(w.shape)
         after[self._idle] = w[self._idle]
         count = epochs if epochs is not None else self.training.epochs
         fused, held = self._fused, _held(w)
 
-        def work(k: int) -> None:
-            if fused is not None and fused.can(objective):
-                fused.train(self._chunks[k], held, after.numpy(), round, objective, columns, count)
-            else:
-                self._train_chunk(self._chunks[k], w, after, round, objective, columns, count)
+        def batched(k: int) -> None:
+            self._train_chunk(self._chunks[k], w, after, round, objective, columns, count)
 
-        self.each(work, len(self._chunks))
-        return after
+        def one_by_one(k: int) -> None:
+            assert fused is not None
+            fused.train(self._shares[k], held, after.numpy(), round, objective, columns, count)
+
+        if fused is not None and fused.can(objective):
+            wait = self._crew.begin(one_by_one, len(self._shares))
+        else:
+            wait = self._crew.begin(batched, len(self._chunks))
+
+        def finish() -> Tensor:
+            wait()
+            return after
+
+        return finish
 
     def _train_chunk(
         self,
@@ -188,8 +181,8 @@ class StackedLearner(Common):
         self.each(work, len(pieces))
 
     def _pieces(self, count: int) -> list[Ints]:
-        """0..count-1 in pieces of a chunk's size."""
-        return np.array_split(np.arange(count), max(1, -(-count // self.most)))
+        """0..count-1 in pieces that keep calls cheap and let all cores end at about the same time."""
+        return np.array_split(np.arange(count), max(1, min(count, 16 * self._crew.cores), -(-count // 256)))
 
     def _batched_logits(self, w: Tensor, rows: Rows, owner: Ints, start: Ints, answers: Tensor) -> None:
         sizes = rows.sizes[owner]
@@ -228,6 +221,21 @@ class StackedLearner(Common):
 
         self.each(work, len(pieces))
         return Segments(answers, start)
+
+    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
+        """(k, P) every mixture itself, and its logits on the rows of its owner."""
+        if self._fused is None:
+            return super().settle(own, others, parts, rows)
+        start = np.concatenate([[0], np.cumsum(rows.sizes[parts.owner])])
+        models, answers = torch.empty(len(parts), own.shape[1]), np.empty(start[-1], np.float32)
+        fused, pieces, made = self._fused, self._pieces(len(parts)), models.numpy()
+        mine, sent = own.contiguous().numpy(), others.contiguous().numpy()
+
+        def work(k: int) -> None:
+            fused.settle(mine, sent, parts, rows, pieces[k], start, made, answers)
+
+        self.each(work, len(pieces))
+        return models, Segments(answers, start)
 
     def gradient(self, w: Tensor, rows: Rows, owner: Ints | None = None) -> Tensor:
         """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""

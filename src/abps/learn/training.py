@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,7 +18,7 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.learn.kernels import Kernel, Pull, kernel_for
 from abps.learn.metrics import Segments
-from abps.learn.mixtures import Mixtures
+from abps.learn.mixtures import Mixtures, mixed
 from abps.learn.models import MLP, Layout, ModelFactory, initial_weights
 
 
@@ -91,11 +90,6 @@ def _rows(value: Tensor, members: Tensor) -> Tensor:
 PLAIN = Objective()
 
 
-def available_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Learner(Protocol):
     """Everything a method may ask of the local learning of all centers."""
 
@@ -120,12 +114,18 @@ class Learner(Protocol):
         Only ``columns`` of the parameters move.
         """
 
+    def begin(self, w: Tensor, round: int) -> Callable[[], Tensor]:
+        """The same, while the caller does something else; the result waits for the models."""
+
     def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
 
     def mixture_logits(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> Segments:
         """Logits of every mixture on the rows of its owner, from own models (n, P) and what was sent of
         the shared columns (n, shared)."""
+
+    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
+        """(k, P) every mixture itself, and its logits on the rows of its owner."""
 
     def gradient(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Tensor:
         """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout.
@@ -163,6 +163,15 @@ class Common:
     def layout(self) -> Layout:
         """Where every parameter sits."""
         return self.kernel.layout
+
+    def begin(self, w: Tensor, round: int) -> Callable[[], Tensor]:
+        """Training that starts when its models are asked for."""
+        return lambda: self.train(w, round)  # type: ignore[attr-defined]
+
+    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
+        """(k, P) every mixture itself, then its logits on the rows of its owner."""
+        models = mixed(own, others, parts, self.each)  # type: ignore[attr-defined]
+        return models, self.logits(models, rows, parts.owner)  # type: ignore[attr-defined]
 
     def on(self, data: Prepared) -> Learner:
         """The same way of learning on other data."""

@@ -27,13 +27,13 @@ from abps.core.candidates import candidates as candidates_of
 from abps.core.errors import RequestError
 from abps.core.goals import Goal
 from abps.core.ledger import Ledger, Traffic
-from abps.core.matching import Answer, Plan, Rest
+from abps.core.matching import Plan, Rest
 from abps.core.selection import Round, Selection
 from abps.core.sparse_selection import select_sparsely
 from abps.learn.metrics import auroc, log_loss
-from abps.methods.base import Decisions, Method, Outcome, Wire, World, center_weights
+from abps.methods.base import Decisions, Method, Outcome, Wire, Words, World, center_weights
 from abps.methods.memory import Alarm, Memory, Observed, Watch, keys_of
-from abps.methods.pairing import Floats, Ints, mix, shapley_credit
+from abps.methods.pairing import Floats, Ints, Meeting, judged, meet
 
 #: Centers up to which every proposal is listed in the audit trail; above, those in vain are counted.
 LISTED_UP_TO = 512
@@ -212,13 +212,15 @@ class ABPS(Method):
 
     def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
         """One round: train, propose, swap, mix, credit, update."""
-        trained = world.learner.train(state.models, t)
+        train = world.learner.begin(state.models, t)
         beliefs = state.beliefs.discount(self.discount) if self.discount < 1 else state.beliefs
         beliefs = self.memory.fade(beliefs, state.alarms)
         watch = self.memory.clear(state.watch, state.alarms)
         if ledger.closed:
-            return _next(state, trained, beliefs), Outcome.alone(world.n, Rest.BUDGET)
+            return _next(state, train(), beliefs), Outcome.alone(world.n, Rest.BUDGET)
+        # Whom to ask does not depend on this round's models: centers choose while they train.
         chosen = self.choose(world, state, beliefs, t)
+        trained = train()
         traffic = self.traffic(world, chosen.plan, t) + self._news(world, state)
         if not ledger.affords(traffic):
             # That the plan is too dear is known once it is made: its messages were sent.
@@ -228,14 +230,18 @@ class ABPS(Method):
         shared = self.wire.shared(world)
         arrived = self.wire.deliver(world, trained[:, :shared], t)
         weights = center_weights(world, self.weighting)
-        mixed, center, peer, phi = self.together(world, state.models, trained, arrived, weights, partners, t)
-        observed = self.observe(beliefs, center, peer, phi)
+        meeting = self.together(world, state.models, trained, arrived, weights, partners, t)
+        observed = self.observe(beliefs, meeting.center, meeting.peer, meeting.phi)
         watch, alarms = self.memory.surprises(watch, observed, keys_of(world, t))
         watch = self.memory.remember(watch, observed)
-        beliefs = self.memory.recalled(beliefs.observe(center, peer, observed.value), watch)
+        seen = beliefs.observe(meeting.center, meeting.peer, observed.value)
+        beliefs = self.memory.recalled(seen, watch)
         trail = decisions(chosen).after(alarm_trail(state.alarms))
-        outcome = Outcome(traffic, chosen.plan.degrees(), chosen.plan.rest, trail)
-        return replace(_next(state, mixed, beliefs), watch=watch, alarms=alarms), outcome
+        # All go on with the average, unless a rule of their own says otherwise.
+        plain = self.adopt == "always" and not self.smoothing
+        answers = (meeting.validation, meeting.test) if plain else None
+        outcome = Outcome(traffic, chosen.plan.degrees(), chosen.plan.rest, trail, answers=answers)
+        return replace(_next(state, meeting.models, beliefs), watch=watch, alarms=alarms), outcome
 
     def observe(
         self, beliefs: Beliefs, center: NDArray[np.int64], peer: NDArray[np.int64], phi: Floats
@@ -264,36 +270,29 @@ class ABPS(Method):
         weights: Tensor,
         partners: list[NDArray[np.int64]],
         t: int,
-    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.int64], Floats]:
-        """What partners make of each other's models: (mixed, center, peer, phi).
+    ) -> Meeting:
+        """What partners make of each other's models, and think of each other.
 
         before: (n, P) models at the start of the round.  arrived: (n, shared) what peers received.
         """
-        mixed = mix(world, trained, arrived, partners, weights)
-        center = peer = np.zeros(0, dtype=np.int64)
-        phi = np.zeros(0)
+        meeting = meet(world, trained, arrived, weights, partners)
         if self.selection.policy != "random" or self.adopt == "if_helpful":
-            center, peer, phi = shapley_credit(
-                world,
+            score, budget = (
                 UTILITIES[self.credit.utility],
-                trained,
-                arrived,
-                weights,
-                partners,
-                t,
-                self.credit.tmc_permutations,
-                self.credit.tmc_tol,
+                (self.credit.tmc_permutations, self.credit.tmc_tol),
             )
+            meeting = judged(meeting, world, score, trained, arrived, weights, partners, t, *budget)
+        mixed = meeting.models
         if self.adopt == "if_helpful":
             # Shapley values add up to U(all partners) - U(nobody): the worth of the whole mix.
-            worth = np.bincount(center, weights=phi, minlength=len(trained))
+            worth = np.bincount(meeting.center, weights=meeting.phi, minlength=len(mixed))
             worse = torch.from_numpy(np.flatnonzero(worth < 0))
             mixed[worse] = trained[worse]
         if self.smoothing:
             shared = arrived.shape[1]
-            met = torch.from_numpy(np.flatnonzero([len(p) for p in partners]))
+            met = torch.from_numpy(np.flatnonzero([len(p) for p in partners[: len(mixed)]]))
             mixed[met, :shared] = torch.lerp(mixed[met, :shared], before[met, :shared], self.smoothing)
-        return mixed, center, peer, phi
+        return meeting
 
     def choose(self, world: World, state: State, beliefs: Beliefs, t: int) -> Round:
         """This round's proposals and answers."""
@@ -338,27 +337,24 @@ def alarm_trail(alarms: Sequence[Alarm]) -> Decisions:
     return Decisions(
         center=np.array([alarm.center for alarm in alarms], dtype=np.int64),
         peer=np.full(len(alarms), -1),
-        decision=["alarm"] * len(alarms),
+        decision=_words("alarm", len(alarms)),
         score=np.array([alarm.p for alarm in alarms], dtype=np.float64),
         mean=nothing,
         count=nothing,
-        reason=[alarm.statistic for alarm in alarms],
+        reason=np.array([alarm.statistic for alarm in alarms], dtype=object),
     )
 
 
-_ANSWERS = {
-    Answer.ACCEPTED: "accepted",
-    Answer.FULL: "full",
-    Answer.FILTERED: "filtered",
-    Answer.DECLINED: "declined",
-}
+#: An :class:`Answer` in words.
+_ANSWERS = np.array(["accepted", "full", "filtered", "declined"], dtype=object)
 
-_REASONS = {
-    Rest.NO_CANDIDATES: "no candidates",
-    Rest.ALL_FULL: "all full",
-    Rest.DECLINED: "declined",
-    Rest.BUDGET: "budget",
-}
+#: A :class:`Rest` in words.
+_REASONS = np.array([None, "no candidates", "all full", "declined", "budget"], dtype=object)
+
+
+def _words(word: str | None, count: int) -> Words:
+    """One word over and over."""
+    return np.full(count, word, dtype=object)
 
 
 def decisions(chosen: Round) -> Decisions:
@@ -381,17 +377,17 @@ def _trail(plan: Plan, numbers: Callable[[Ints, Ints], tuple[Floats, Floats, Flo
     # A proposal is the center's decision, its answer the peer's: two rows, in that order.
     center = np.stack([plan.center, plan.peer], axis=1).ravel()
     peer = np.stack([plan.peer, plan.center], axis=1).ravel()
-    what = [word for a in plan.answer.tolist() for word in ("proposed", _ANSWERS[Answer(a)])]
+    what = np.stack([_words("proposed", len(plan.answer)), _ANSWERS[plan.answer]], axis=1).ravel()
     nothing = np.full(len(resting), np.nan)
     score, mean, count = (np.concatenate([column, nothing]) for column in numbers(center, peer))
     return Decisions(
         center=np.concatenate([center, resting]),
         peer=np.concatenate([peer, np.full(len(resting), -1)]),
-        decision=what + ["rested"] * len(resting),
+        decision=np.concatenate([what, _words("rested", len(resting))]),
         score=score,
         mean=mean,
         count=count,
-        reason=[None] * len(what) + [_REASONS[Rest(r)] for r in plan.rest[resting].tolist()],
+        reason=np.concatenate([_words(None, len(what)), _REASONS[plan.rest[resting]]]),
     )
 
 
@@ -404,9 +400,9 @@ def _unlisted(plan: Plan) -> Decisions:
     return Decisions(
         center=center,
         peer=np.full(len(center), -1),
-        decision=[_ANSWERS[Answer(a)] for a in answer.tolist()],
+        decision=_ANSWERS[answer],
         score=nothing,
         mean=nothing,
         count=nothing,
-        reason=[f"{number} proposals" for number in more[center, answer].tolist()],
+        reason=np.array([f"{number} proposals" for number in more[center, answer].tolist()], dtype=object),
     )

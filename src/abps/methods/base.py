@@ -27,6 +27,9 @@ from abps.learn.training import Learner, Training
 from abps.wire.codecs import NOTHING, codec
 from abps.wire.frames import frame_size
 
+#: Words in an array, or none in their place.
+Words = NDArray[np.object_]
+
 #: The stream number of a star's server.
 SERVER = streams.center_id("the server")
 
@@ -66,14 +69,15 @@ class Wire:
         """
         senders = np.array([SERVER], dtype=np.uint64) if server else world.ids
         keys = streams.bits(world.seed, "codec", t, senders)
-        base = self.base(world.learner.start, weights.shape[1]).numpy() if self.reference != "none" else NOTHING
+        base = self.base(world.learner.start, weights.shape[1]).numpy()
+        common = NOTHING if self.reference == "none" else base
         arrived = torch.empty(weights.shape)
         sent, seen = weights.numpy(), arrived.numpy()
         blocks = np.array_split(np.arange(len(weights)), -(-len(weights) // 32))
 
         def work(k: int) -> None:
             some = slice(int(blocks[k][0]), int(blocks[k][-1]) + 1)
-            codec(self.codec).arrive(sent[some], keys[some], base, seen[some])
+            codec(self.codec).arrive(sent[some], keys[some], common, seen[some])
 
         world.learner.each(work, len(blocks))
         return arrived
@@ -139,22 +143,22 @@ class Decisions:
 
     center: NDArray[np.int64]
     peer: NDArray[np.int64]
-    decision: list[str]
+    decision: Words
     score: NDArray[np.float64]
     mean: NDArray[np.float64]
     count: NDArray[np.float64]
-    reason: list[str | None]
+    reason: Words
 
     def after(self, first: Decisions) -> Decisions:
         """Both trails, the other one first."""
         return Decisions(
             np.concatenate([first.center, self.center]),
             np.concatenate([first.peer, self.peer]),
-            first.decision + self.decision,
+            np.concatenate([first.decision, self.decision]),
             np.concatenate([first.score, self.score]),
             np.concatenate([first.mean, self.mean]),
             np.concatenate([first.count, self.count]),
-            first.reason + self.reason,
+            np.concatenate([first.reason, self.reason]),
         )
 
 
@@ -164,6 +168,8 @@ class Outcome:
 
     partners: (n,) how many peers' models each center received.  rest: (n,) a :class:`Rest` each.
     overdrawn: the budget did not allow the exchange, so communication is over.
+    answers: every center's predictions for its own validation and test rows by its new model, where the round
+    has made them anyway.
     """
 
     traffic: Traffic
@@ -171,6 +177,7 @@ class Outcome:
     rest: NDArray[np.int8]
     decisions: Decisions | None = None
     overdrawn: bool = False
+    answers: tuple[Segments, Segments] | None = None
 
     @staticmethod
     def alone(n: int, rest: Rest = Rest.NOT, overdrawn: bool = False) -> Outcome:

@@ -7,16 +7,16 @@ columns; the private layers are its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from abps.cohorts.prepare import Rows
 from abps.core import credit, streams
 from abps.learn.metrics import Segments, labels_of
-from abps.learn.mixtures import Mixtures, mixed, mixtures
+from abps.learn.mixtures import mixtures
 from abps.methods.base import World
 
 Floats = NDArray[np.float64]
@@ -26,16 +26,7 @@ Ints = NDArray[np.int64]
 Score = Callable[[Segments, Segments], Floats]
 
 
-def mix(world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], weights: Tensor) -> Tensor:
-    """(n, P) every center's average with all of its partners; a center without partners keeps its own.
-
-    trained: (n, P) own models.  arrived: (n, shared) what each center's partners received from it.
-    """
-    everyone = mixtures(np.arange(len(trained)), *flat(partners), weights.numpy())
-    return mixed(trained, arrived, everyone, world.learner.each)
-
-
-def flat(members: list[Ints]) -> tuple[Ints, Ints]:
+def flat(members: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Lists side by side, and how long each is."""
     counts = np.array([len(each) for each in members], dtype=np.int64)
     return np.concatenate([np.zeros(0, dtype=np.int64), *members]), counts
@@ -47,67 +38,84 @@ def coalition(peers: Ints, mask: int) -> Ints:
 
 
 def coalitions(who: Ints, partners: Ints) -> tuple[Ints, Ints, Ints]:
-    """All coalitions of centers (c,) with k partners each (c, k), by mask: (owner, members, counts)."""
+    """All coalitions but the whole of centers (c,) with k partners each (c, k), by mask: (owner, members,
+    counts)."""
     k = partners.shape[1]
-    inside, counts = flat([coalition(np.arange(k), mask) for mask in range(1 << k)])
-    return np.repeat(who, 1 << k), partners[:, inside].ravel(), np.tile(counts, len(who))
+    inside, counts = flat([coalition(np.arange(k), mask) for mask in range((1 << k) - 1)])
+    return np.repeat(who, (1 << k) - 1), partners[:, inside].ravel(), np.tile(counts, len(who))
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """What came of partners' models.
+
+    models: (n, P) every center's average with all of its partners.  validation, test: what these answer for
+    their owners' rows.  phi[k]: the Shapley value of ``peer[k]`` for ``center[k]``.
+    """
+
+    models: Tensor
+    validation: Segments
+    test: Segments
+    center: Ints
+    peer: Ints
+    phi: Floats
+
+
+def meet(
+    world: World, trained: Tensor, arrived: Tensor, weights: Tensor, partners: Sequence[Ints]
+) -> Meeting:
+    """Average all who have rows here (a hospital has its own alone) with their partners; nobody is judged.
+
+    trained: (n, P) own models.  arrived: (n, shared) what each center's partners received from it.
+    """
+    data = world.data
+    parts = mixtures(np.arange(data.size), *flat(partners[: data.size]), weights.numpy())
+    models, answers = world.learner.settle(trained, arrived, parts, data.held_out)
+    none = np.zeros(0, dtype=np.int64)
+    return Meeting(models, *answers.split(data.validation.sizes), none, none, np.zeros(0))
 
 
 def judged(
-    world: World, score: Score, rows: Rows, trained: Tensor, arrived: Tensor, models: Mixtures
-) -> Floats:
-    """(k,) the score of every mixture on the rows of its owner, a few at a time, all cores busy."""
-    values = np.empty(len(models))
-    blocks = np.array_split(np.arange(len(models)), -(-len(models) // 128)) if len(models) else []
-
-    def work(k: int) -> None:
-        some = models.some(blocks[k])
-        logits = world.learner.mixture_logits(trained, arrived, some, rows)
-        values[blocks[k]] = score(logits, labels_of(rows, some.owner))
-
-    world.learner.each(work, len(blocks))
-    return values
-
-
-def shapley_credit(
+    meeting: Meeting,
     world: World,
     score: Score,
     trained: Tensor,
     arrived: Tensor,
     weights: Tensor,
-    partners: list[Ints],
+    partners: Sequence[Ints],
     t: int,
-    permutations: int,
-    tolerance: float,
-) -> tuple[Ints, Ints, Floats]:
-    """(center, peer, phi) for every center and partner: exact up to five partners, sampled above."""
+    permutations: int = 8,
+    tolerance: float = 1e-3,
+) -> Meeting:
+    """The meeting, and what every center's partners were worth to it by the score of its model on its
+    validation rows: exact up to five partners, sampled above."""
     arrived = arrived.contiguous()
+    rows = world.data.validation
 
-    def worth(owner: Ints, members: Ints, counts: Ints) -> Floats:
-        """U_i(S), on validation rows, of each center and coalition."""
+    def utility(owner: Ints, members: Ints, counts: Ints) -> Floats:
+        """U_i(S) of each center and coalition."""
         models = mixtures(owner, members, counts, weights.numpy())
-        return judged(world, score, world.data.validation, trained, arrived, models)
+        answers = world.learner.mixture_logits(trained, arrived, models, rows)
+        return score(answers, labels_of(rows, owner))
 
-    exact = [i for i, p in enumerate(partners) if 0 < len(p) <= credit.EXACT_UP_TO]
-    center, peer, phi = [], [], []
-    for k in sorted({len(partners[i]) for i in exact}):
-        who = np.array([i for i in exact if len(partners[i]) == k])
-        value = worth(*coalitions(who, np.stack([partners[i] for i in who])))
+    whole = score(meeting.validation, labels_of(rows))
+    degree = np.array([len(mine) for mine in partners[: world.n]], dtype=np.int64)
+    center, peer, phi = [meeting.center], [meeting.peer], [meeting.phi]
+    for k in np.unique(degree[(degree > 0) & (degree <= credit.EXACT_UP_TO)]).tolist():
+        who = np.flatnonzero(degree == k)
+        mine = np.stack([partners[i] for i in who.tolist()])
+        parts = utility(*coalitions(who, mine)).reshape(len(who), -1)
         center.append(np.repeat(who, k))
-        peer.append(np.concatenate([partners[i] for i in who]))
-        phi.append(credit.shapley(value.reshape(len(who), 1 << k)).ravel())
-    for i, mine in enumerate(partners):
-        if len(mine) <= credit.EXACT_UP_TO:
-            continue
+        peer.append(mine.ravel())
+        phi.append(credit.shapley(np.concatenate([parts, whole[who, None]], axis=1)).ravel())
+    for i in np.flatnonzero(degree > credit.EXACT_UP_TO).tolist():
         rng = streams.generator(world.seed, "permutations", t, int(world.ids[i]))
-        orders = np.stack([rng.permutation(len(mine)) for _ in range(permutations)])
+        orders = np.stack([rng.permutation(degree[i]) for _ in range(permutations)])
 
-        def ask(masks: list[int], i: int = i, mine: Ints = mine) -> Floats:
-            return worth(np.full(len(masks), i), *flat([coalition(mine, mask) for mask in masks]))
+        def ask(masks: list[int], i: int = i) -> Floats:
+            return utility(np.full(len(masks), i), *flat([coalition(partners[i], mask) for mask in masks]))
 
-        center.append(np.full(len(mine), i))
-        peer.append(mine)
+        center.append(np.full(degree[i], i))
+        peer.append(partners[i])
         phi.append(credit.sampled_shapley(orders, ask, tolerance))
-    if not center:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
-    return np.concatenate(center), np.concatenate(peer), np.concatenate(phi)
+    return replace(meeting, center=np.concatenate(center), peer=np.concatenate(peer), phi=np.concatenate(phi))

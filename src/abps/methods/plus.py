@@ -48,10 +48,10 @@ from abps.core.usefulness import (
     standardised,
 )
 from abps.learn.metrics import Segments, auroc, labels_of, row_losses
-from abps.learn.mixtures import Mixtures, mixed, mixtures
+from abps.learn.mixtures import Mixtures, mixtures
 from abps.methods.abps import UTILITIES, decisions_of
 from abps.methods.base import Decisions, Method, Outcome, Wire, World
-from abps.methods.pairing import coalition, flat, judged, shapley_credit
+from abps.methods.pairing import coalition, flat, judged, meet
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -231,10 +231,12 @@ class ABPSPlus(Method):
         experience = state.experience.observe(center, peer, t, value, se)
         after = believe(seen.features, seen.slopes, experience, t, self.expect)
         helps = after.helps(self.break_even(after, own, doubt))
-        mixed = adopt(world, sizes, trained, arrived, partners, helps if self.gated else np.ones_like(helps))
-        after_mix = world.learner.logits(mixed, world.data.validation)
+        say = helps if self.gated else np.ones_like(helps)
+        mixed, after_mix = adopt(world, sizes, trained, arrived, partners, say)
         returns = state.returns.observe(plan.degrees() > 0, *gains(world, shown, after_mix))
-        outcome = Outcome(spent, plan.degrees(), plan.rest, explained(plan, score, belief, even))
+        trail = explained(plan, score, belief, even)
+        answers = after_mix, world.learner.logits(mixed, world.data.test)
+        outcome = Outcome(spent, plan.degrees(), plan.rest, trail, answers=answers)
         return State(mixed, experience, seen, returns, after), outcome
 
     @property
@@ -349,23 +351,26 @@ class ABPSPlus(Method):
         if self.utility == "received":
             return judge(world, sizes, trained, arrived, partners)
         ask = UTILITIES[self.utility]
-        center, peer, phi = shapley_credit(
-            world, ask, trained, arrived, sizes, partners, t, permutations=8, tolerance=1e-3
-        )
-        return center, peer, 0.5 + phi, error_on(world.data.validation, center, np.full(len(center), 0.7))
+        meeting = meet(world, trained, arrived, sizes, partners)
+        found = judged(meeting, world, ask, trained, arrived, sizes, partners, t)
+        error = error_on(world.data.validation, found.center, np.full(len(found.center), 0.7))
+        return found.center, found.peer, 0.5 + found.phi, error
 
 
 def explained(plan: Plan, score: Floats, belief: Usefulness, even: Floats) -> Decisions:
     """The audit trail, each decision with its prior, its evidence and its posterior."""
     trail = decisions_of(plan, score, belief.mean, belief.count)
-    reasons = [
-        why
-        if j < 0
-        else f"prior {belief.prior_mean[i, j]:.3f}±{belief.prior_sd[i, j]:.3f}, measured "
-        f"{belief.count[i, j]:.0f}×, now {belief.mean[i, j]:.3f}±{belief.sd[i, j]:.3f}, "
-        f"break-even {even[i]:.3f}"
-        for i, j, why in zip(trail.center.tolist(), trail.peer.tolist(), trail.reason)
-    ]
+    reasons = np.array(
+        [
+            why
+            if j < 0
+            else f"prior {belief.prior_mean[i, j]:.3f}±{belief.prior_sd[i, j]:.3f}, measured "
+            f"{belief.count[i, j]:.0f}×, now {belief.mean[i, j]:.3f}±{belief.sd[i, j]:.3f}, "
+            f"break-even {even[i]:.3f}"
+            for i, j, why in zip(trail.center.tolist(), trail.peer.tolist(), trail.reason)
+        ],
+        dtype=object,
+    )
     return replace(trail, reason=reasons)
 
 
@@ -396,26 +401,27 @@ def gains(world: World, before: Segments, after: Segments) -> tuple[Floats, Floa
 
 def adopt(
     world: World, sizes: Tensor, trained: Tensor, arrived: Tensor, partners: list[Ints], helps: Floats
-) -> Tensor:
-    """(n, P) own models averaged with what was received, as far as it is believed to help.
+) -> tuple[Tensor, Segments]:
+    """(n, P) own models averaged with what was received, as far as it is believed to help, of all who have
+    rows here; and their answers for validation rows.
 
     sizes: (n,) training rows.
     helps: (n, n) probabilities. From one half on a peer counts fully, below one quarter not at all.
     """
-    n = len(partners)
-    peer, counts = flat(partners)
+    n = world.n
+    peer, counts = flat(partners[:n])
     center = np.repeat(np.arange(n), counts)
     chance, rows = helps[center, peer], sizes.numpy().astype(np.float64)
     say = rows[peer] * np.where(chance >= 0.25, np.minimum(1.0, 2.0 * chance), 0.0)
-    total = rows + np.bincount(center, weights=say, minlength=n)
+    total = rows[:n] + np.bincount(center, weights=say, minlength=n)
     parts = Mixtures(
         owner=np.arange(n),
-        own=(rows / total).astype(np.float32),
+        own=(rows[:n] / total).astype(np.float32),
         other=peer,
         share=(say / total[center]).astype(np.float32),
         start=np.concatenate([[0], np.cumsum(counts)]),
     )
-    return mixed(trained, arrived, parts, world.learner.each)
+    return world.learner.settle(trained, arrived, parts, world.data.validation)
 
 
 def judge(
@@ -431,7 +437,8 @@ def judge(
     members = [coalition(mine, mask) for mine in partners for mask in range(1, 1 << len(mine))]
     who = np.repeat(np.arange(len(partners)), [(1 << len(mine)) - 1 for mine in partners])
     received = mixtures(who, *flat(members), sizes.numpy(), with_own=False)
-    value = judged(world, auroc, rows, trained, arrived.contiguous(), received)
+    answers = world.learner.mixture_logits(trained, arrived, received, rows)
+    value = auroc(answers, labels_of(rows, who))
     utility, at = [np.zeros(0)], 0
     for mine in partners:
         coalitions = (1 << len(mine)) - 1

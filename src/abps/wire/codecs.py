@@ -126,7 +126,7 @@ def _flat(weights: Singles) -> tuple[Singles, int]:
 
 def _upper_half(weights: Singles) -> NDArray[np.uint16]:
     arrived = BFloat16().arrive(np.ascontiguousarray(weights, dtype=np.float32)[None])[0]
-    return (arrived.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return np.asarray(arrived.view(np.uint32) >> np.uint32(16), dtype=np.uint16)
 
 
 #: Weights that share one scale.

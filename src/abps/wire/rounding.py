@@ -1,18 +1,22 @@
 """Rounding weights to what fits into few bits, and back: many senders in one compiled pass over memory.
 
-``flat`` holds the senders' weights, sender k's from ``k * stride`` on; ``out`` (senders, count) is filled with
-what their receivers see. ``base`` (count,), or (0,) for none, is subtracted before and added again after.
+``flat`` holds the senders' weights, sender k's from ``k * stride`` on; ``out`` (senders, count) is filled
+with what their receivers see. ``base`` (count,), or (0,) for none, is subtracted before and added after.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from abps.jit import compiled
 
+Singles = NDArray[np.float32]
+Words = NDArray[np.uint32]
+
 
 @compiled
-def _upper_half(bits):
+def _upper_half(bits: np.uint32) -> np.uint32:
     """Bits of a float32 with the lower half rounded away, to nearest, ties to even.
 
     A NaN stays a (quiet) NaN: rounding must not carry it into infinity.
@@ -26,7 +30,7 @@ def _upper_half(bits):
 
 
 @compiled
-def through_upper_halves(flat, stride, base, out):
+def through_upper_halves(flat: Singles, stride: int, base: Singles, out: Singles) -> None:
     """Weights that travel as the upper halves of float32 (bfloat16)."""
     count = out.shape[1]
     for k in range(len(out)):
@@ -46,8 +50,8 @@ def through_upper_halves(flat, stride, base, out):
 
 
 @compiled
-def _draw(key, place, words):
-    """Random words: each place, shifted by one half of the key, folded, times the other half, folded again."""
+def _draw(key: np.uint64, place: Words, words: Words) -> None:
+    """Random words: a place, shifted by one half of the key, folded, times the other half, folded again."""
     low = np.uint32(key & np.uint64(0xFFFFFFFF))
     odd = np.uint32(np.uint32(key >> np.uint64(32)) | np.uint32(1))
     for p in range(len(place)):
@@ -57,7 +61,7 @@ def _draw(key, place, words):
 
 
 @compiled
-def _code(piece, chance, top, code):
+def _code(piece: Singles, chance: NDArray[np.uint16], top: int, code: Singles) -> np.float32:
     """A block of weights as whole numbers from -top to top; returns their scale.
 
     chance: 16 random bits for each weight: how far it is rounded up.
@@ -75,7 +79,7 @@ def _code(piece, chance, top, code):
     bits[0] = most
     largest[0] /= high
     bits[0] = np.uint32(np.uint32(bits[0] + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000))
-    step = largest[0]
+    step = np.float32(largest[0])
     if not (most < np.uint32(0x7F800000) and np.float32(0.0) < step < np.float32(np.inf)):
         code[:] = np.float32(0.0)
         return np.float32(0.0)
@@ -86,7 +90,9 @@ def _code(piece, chance, top, code):
 
 
 @compiled
-def to_codes(weights, key, places, block, top, code, scale):
+def to_codes(
+    weights: Singles, key: np.uint64, places: Words, block: int, top: int, code: Singles, scale: Singles
+) -> None:
     """One sender's codes (count,) and the scale of every ``block`` of them; both are filled.
 
     key: of the message's random words.  places: (count / 2,) a well-mixed number for every word.
@@ -99,7 +105,16 @@ def to_codes(weights, key, places, block, top, code, scale):
 
 
 @compiled
-def through_codes(flat, stride, base, keys, places, block, top, out):
+def through_codes(
+    flat: Singles,
+    stride: int,
+    base: Singles,
+    keys: NDArray[np.uint64],
+    places: Words,
+    block: int,
+    top: int,
+    out: Singles,
+) -> None:
     """Weights that travel as codes; keys: (senders,) of the messages' random words."""
     count = out.shape[1]
     words = np.empty(block // 2, dtype=np.uint32)
