@@ -107,7 +107,8 @@ def run_local(study: Study, todo: Sequence[PlannedRun], board: Board, jobs: int 
         return
     shares = share_cores(available_cores(), jobs, len(todo))
     board.lanes(len(shares))
-    waiting = deque(todo)
+    # Those with most rounds first: at the end, no core should have to wait long for another.
+    waiting = deque(sorted(todo, key=lambda run: -run.config().stop.rounds))
     heard: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
     workers: dict[int, _Worker] = {}
     try:
