@@ -8,14 +8,60 @@ run.auroc.mean, run.bytes.vs_fedavg, run.rest.share
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
 
-from abps.cohorts.federation import Federation as Federation
-from abps.cohorts.table import load as load
-from abps.cohorts.table import read_table as read_table
-from abps.core.errors import RequestError as RequestError
-from abps.engines.result import Run as Run
-from abps.engines.simulate import simulate as simulate
-from abps.methods.base import Method as Method
-from abps.methods.catalog import CATALOG as CATALOG
-from abps.methods.catalog import find as find
+if TYPE_CHECKING:
+    from abps.cohorts.federation import Federation as Federation
+    from abps.cohorts.table import load as load
+    from abps.cohorts.table import read_table as read_table
+    from abps.core.errors import RequestError as RequestError
+    from abps.engines.result import Run as Run
+    from abps.engines.simulate import simulate as simulate
+    from abps.methods.base import Method as Method
+    from abps.methods.catalog import CATALOG as CATALOG
+    from abps.methods.catalog import find as find
+
+__all__ = [
+    "CATALOG",
+    "Federation",
+    "Method",
+    "RequestError",
+    "Run",
+    "find",
+    "load",
+    "read_table",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What the package offers, imported when first asked for: a command line should not wait for it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from abps.cohorts.federation import Federation
+    from abps.cohorts.table import load, read_table
+    from abps.core.errors import RequestError
+    from abps.engines.result import Run
+    from abps.engines.simulate import simulate
+    from abps.methods.base import Method
+    from abps.methods.catalog import CATALOG, find
+
+    offered = {
+        "CATALOG": CATALOG,
+        "Federation": Federation,
+        "Method": Method,
+        "RequestError": RequestError,
+        "Run": Run,
+        "find": find,
+        "load": load,
+        "read_table": read_table,
+        "simulate": simulate,
+    }
+    globals().update(offered)
+    return offered[name]
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

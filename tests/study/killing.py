@@ -56,7 +56,9 @@ def kill_at(arguments, out, more, seconds):
 
 
 if __name__ == "__main__":
-    from abps.cli import COMMANDS  # noqa: F401  (import everything before the first fork)
+    from abps.cli.main import app
+
+    app()  # import everything before the first fork
 
     seed, kills, *arguments = sys.argv[1:]
     out = Path(arguments[arguments.index("--out") + 1])

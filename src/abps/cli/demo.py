@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,9 +9,7 @@ import typer
 from rich.console import Console
 
 from abps.cli import options
-from abps.cli.compare import finish, read_seeds
-from abps.study.local import run_local
-from abps.study.plan import Request, Source, make_plan
+from abps.study.local import Local
 
 #: What the demo compares: alone, everybody, random pairs, chosen pairs, and the paper's full method.
 METHODS: Final = ("local", "fedavg", "random-k1", "abps-pq-k1", "abps-x")
@@ -47,5 +44,12 @@ def demo(
             highlight=False,
             markup=False,
         )
-    plan = make_plan(Request((Source(data),), METHODS, read_seeds(seeds), rounds))
-    finish(plan, out, functools.partial(run_local, jobs=jobs), as_json)
+    with Local(jobs) as local:
+        if not out.exists():
+            local.get_ready(len(METHODS))
+        # Imported while the workers get ready.
+        from abps.cli.compare import finish, read_seeds
+        from abps.study.plan import Request, Source, make_plan
+
+        plan = make_plan(Request((Source(data),), METHODS, read_seeds(seeds), rounds))
+        finish(plan, out, local, as_json)

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from abps import __version__
+from abps.cli.commands import COMMANDS
 from abps.core.errors import RequestError
 
 HELP = """Peer-to-peer federated learning for hospitals: who to work with, when, and at what cost.
@@ -17,10 +18,8 @@ Start with `abps demo`. Then bring your own table:
 """
 
 
-def app() -> typer.Typer:
-    """The command line with all its commands."""
-    from abps.cli import COMMANDS
-
+def app(asked: str = "") -> typer.Typer:
+    """The command line with the command that is asked for, or else with all of them."""
     cli = typer.Typer(
         help=HELP,
         no_args_is_help=True,
@@ -43,15 +42,17 @@ def app() -> typer.Typer:
     ) -> None:
         pass
 
-    for register in COMMANDS:
-        register(cli)
+    for name, register in COMMANDS.items():
+        if asked in (name, "") or asked not in COMMANDS:
+            register(cli)
     return cli
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: exit 0 done, 2 the request was wrong, 1 a fault of ours."""
     try:
-        code = app()(args=arguments, standalone_mode=False)
+        given = sys.argv[1:] if arguments is None else arguments
+        code = app(given[0] if given else "")(args=arguments, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except RequestError as error:
         print(f"abps: {error}", file=sys.stderr)

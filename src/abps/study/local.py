@@ -13,13 +13,19 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
 
 import abps
 from abps.core.errors import RequestError
-from abps.study.plan import PlannedRun
-from abps.study.progress import Board
-from abps.study.store import Study
+
+if TYPE_CHECKING:
+    from abps.study.plan import PlannedRun
+    from abps.study.progress import Board
+    from abps.study.store import Study
+
+#: What workers said: (number of the worker, event), or nothing when it is gone.
+Heard = queue.Queue[tuple[int, dict[str, Any] | None]]
 
 
 def available_cores() -> list[int]:
@@ -44,13 +50,7 @@ def share_cores(cores: Sequence[int], jobs: int | None, runs: int) -> list[list[
 class _Worker:
     """A worker process, and the thread that hears it."""
 
-    def __init__(
-        self,
-        number: int,
-        root: Path,
-        cores: Sequence[int],
-        heard: queue.Queue[tuple[int, dict[str, Any] | None]],
-    ) -> None:
+    def __init__(self, number: int, heard: Heard) -> None:
         self.number = number
         self.run: PlannedRun | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
@@ -58,13 +58,11 @@ class _Worker:
         package = str(Path(abps.__file__).parents[1])
         before = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = package if not before else f"{package}{os.pathsep}{before}"
+        # The engine has its own threads, one for each of the worker's cores.
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS"):
-            environment[name] = str(len(cores))
+            environment[name] = "1"
         self.process = subprocess.Popen(
-            [
-                sys.executable, "-m", "abps.study.worker", str(root),
-                "--serve", "--cores", ",".join(map(str, cores)),
-            ],
+            [sys.executable, "-m", "abps.study.worker", "--serve"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
             start_new_session=True,
         )  # fmt: skip
@@ -78,12 +76,20 @@ class _Worker:
 
         threading.Thread(target=hear, daemon=True).start()
 
+    def begin(self, root: Path, cores: Sequence[int]) -> None:
+        """Tell the worker which study it works for, and on which cores."""
+        self._tell({"study": str(root), "cores": list(cores)})
+
     def give(self, run: PlannedRun) -> None:
         """Hand a run to the worker."""
         self.run = run
+        self._tell(run.to_json())
+
+    def _tell(self, what: dict[str, Any]) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(run.to_json()) + "\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # that it is gone will be heard
+            self.process.stdin.write(json.dumps(what) + "\n")
+            self.process.stdin.flush()
 
     def last_words(self) -> str:
         """What the worker wrote to its standard error."""
@@ -101,45 +107,84 @@ class _Worker:
                     stream.close()
 
 
-def run_local(study: Study, todo: Sequence[PlannedRun], board: Board, jobs: int | None = None) -> None:
-    """Compute runs in worker processes; failures are told to the board and noted in the study."""
-    if not todo:
-        return
-    shares = share_cores(available_cores(), jobs, len(todo))
-    board.lanes(len(shares))
-    # Those with most rounds first: at the end, no core should have to wait long for another.
-    waiting = deque(sorted(todo, key=lambda run: -run.config().stop.rounds))
-    heard: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-    workers: dict[int, _Worker] = {}
-    try:
-        for number, cores in enumerate(shares):
-            workers[number] = _Worker(number, study.root, cores, heard)
-        while workers:
-            number, event = heard.get()
-            worker = workers.get(number)
-            if worker is None:
-                continue  # it had no more work, and was ended
-            if event is None:  # the process is gone
-                del workers[number]
-                _worker_gone(study, worker, board)
-                worker.end()
-                if waiting and worker.run is not None:
-                    workers[number] = _Worker(number, study.root, shares[number], heard)
-                elif waiting and not workers:
-                    raise RuntimeError(f"no worker process can start: {worker.last_words() or 'no message'}")
-                continue
-            _note(board, worker.run, event)
-            if event["event"] in ("ready", "done", "failed"):
-                if waiting:
-                    worker.give(waiting.popleft())
-                    board.round(worker.run, 0, 1)  # type: ignore[arg-type]
-                else:
-                    worker.run = None
-                    del workers[number]
-                    worker.end()
-    finally:
-        for worker in workers.values():
+class Local:
+    """Computes runs in worker processes; they may get ready while the study is still being planned.
+
+    jobs: processes at the same time; default: one per core.
+    """
+
+    def __init__(self, jobs: int | None = None) -> None:
+        self._jobs = jobs
+        self._heard: Heard = queue.Queue()
+        self._ready: list[_Worker] = []
+
+    def __enter__(self) -> Local:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._ready:
             worker.end()
+        self._ready.clear()
+
+    def get_ready(self, runs: int) -> None:
+        """Start the workers for so many runs: importing what they need takes a few seconds."""
+        for number, _ in enumerate(share_cores(available_cores(), self._jobs, runs)):
+            self._ready.append(_Worker(number, self._heard))
+
+    def __call__(self, study: Study, todo: Sequence[PlannedRun], board: Board) -> None:
+        """Compute runs; failures are told to the board and noted in the study."""
+        if not todo:
+            return
+        shares = share_cores(available_cores(), self._jobs, len(todo))
+        board.lanes(len(shares))
+        # Those with most rounds first: at the end, no core should have to wait long for another.
+        waiting = deque(sorted(todo, key=lambda run: -run.config().stop.rounds))
+        workers: dict[int, _Worker] = {}
+
+        def start(number: int) -> None:
+            ready = [worker for worker in self._ready if worker.number == number]
+            workers[number] = ready[0] if ready else _Worker(number, self._heard)
+            self._ready = [worker for worker in self._ready if worker not in ready]
+            workers[number].begin(study.root, shares[number])
+
+        try:
+            for number in range(len(shares)):
+                start(number)
+            while workers:
+                number, event = self._heard.get()
+                worker = workers.get(number)
+                if worker is None:
+                    continue  # it had no more work, and was ended
+                if event is None:  # the process is gone
+                    del workers[number]
+                    _worker_gone(study, worker, board)
+                    worker.end()
+                    if waiting and worker.run is not None:
+                        start(number)
+                    elif waiting and not workers:
+                        why = worker.last_words() or "no message"
+                        raise RuntimeError(f"no worker process can start: {why}")
+                    continue
+                _note(board, worker.run, event)
+                if event["event"] in ("ready", "done", "failed"):
+                    if waiting:
+                        worker.give(waiting.popleft())
+                        board.round(worker.run, 0, 1)  # type: ignore[arg-type]
+                    else:
+                        worker.run = None
+                        del workers[number]
+                        worker.end()
+        finally:
+            for worker in workers.values():
+                worker.end()
+
+
+def run_local(study: Study, todo: Sequence[PlannedRun], board: Board, jobs: int | None = None) -> None:
+    """Compute runs in worker processes that are started now."""
+    with Local(jobs) as local:
+        local(study, todo, board)
 
 
 def _note(board: Board, run: PlannedRun | None, event: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
 """The process that computes runs of a study: one, or one after another as they are handed to it.
 
     python -m abps.study.worker STUDY --task 3        run number 3 of the plan (a Slurm array task)
-    python -m abps.study.worker STUDY --serve         runs from standard input, one JSON line each
+    python -m abps.study.worker --serve               runs from standard input, one JSON line each
 
-A serving worker answers on standard output, one JSON line per event. It ends when its standard input
-closes, also in the middle of a run: when the study's process is killed, nothing goes on behind it.
+The first line says for which study, and on which cores: {"study": FOLDER, "cores": [NUMBERS]}. Until then the
+worker imports what it will need. It answers on standard output, one JSON line per event, and ends when its
+standard input closes, also in the middle of a run: when the study's process is killed, nothing goes on behind
+it.
 """
 
 from __future__ import annotations
@@ -109,9 +111,8 @@ def own_cores(environment: Mapping[str, str] = os.environ) -> list[int]:
     return [seen[(first + k) % len(seen)] for k in range(count)]
 
 
-def serve(root: Path) -> None:
+def serve() -> None:
     """Answer requests from standard input until it closes."""
-    from abps.study.plan import PlannedRun
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's process decides when we end
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
@@ -131,7 +132,11 @@ def serve(root: Path) -> None:
         except BrokenPipeError:
             os._exit(0)
 
-    runner = Runner(root)
+    from abps.study.plan import PlannedRun  # and with it the engine, while nobody waits for it
+
+    first = json.loads(waiting.get())
+    keep_to(first["cores"])
+    runner = Runner(Path(first["study"]))
     tell({"event": "ready"})
     while True:
         runner.compute(PlannedRun.from_json(json.loads(waiting.get())), tell)
@@ -156,14 +161,14 @@ def compute_task(root: str, key: str) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """The worker's command line."""
     parser = argparse.ArgumentParser(prog="python -m abps.study.worker", description=__doc__)
-    parser.add_argument("study", type=Path)
+    parser.add_argument("study", type=Path, nargs="?")
     parser.add_argument("--serve", action="store_true")
     parser.add_argument("--task", type=int, help="the number of a run in the plan, from 0")
-    parser.add_argument("--cores", default="", help="use these cores only: numbers with commas between")
     given = parser.parse_args(arguments)
-    keep_to([int(core) for core in given.cores.split(",") if core])
     if given.serve:
-        serve(given.study)
+        serve()
+    if given.study is None:
+        parser.error("name the study's folder")
     from abps.study.store import Study
 
     runs = Study(given.study).runs()
