@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from abps import CATALOG, Run, simulate
+from abps import CATALOG, Run, find, simulate
 from abps.cohorts.federation import Federation
+from abps.core.ledger import Ledger
 from abps.engines.result import SCHEMA
+from abps.learn import batches
 from abps.learn.models import initial_weights
 from abps.learn.stacked import StackedLearner
 from abps.learn.training import Training
+from abps.methods.base import World
 from abps.methods.settings import names, with_settings
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
@@ -88,7 +91,25 @@ def test_another_seed_is_another_run(tiny, once, case) -> None:
 @every_method
 def test_chunks_do_not_matter(tiny, once, case, monkeypatch) -> None:
     monkeypatch.setattr(StackedLearner, "most", 1)
+    monkeypatch.setattr(batches, "shares", lambda sizes, cores: np.flatnonzero(sizes)[:, None])
     same(run(tiny, case), once[case])
+
+
+@every_method
+def test_answers_that_a_round_hands_on_are_those_of_its_models(ready, case) -> None:
+    name, settings = CASES[case]
+    method = with_settings(find(name), SMALL | settings)
+    learner = StackedLearner(ready, method.training, method.training.model, 11)
+    world = World(learner, ready, learner.ids, 11, ROUNDS)
+    state = method.init(world)
+    for t in range(1, ROUNDS + 1):
+        state, outcome = method.apply(world, state, t, Ledger(None))
+        for rows, answers in zip((ready.validation, ready.test), outcome.answers or ()):
+            again = method.logits(world, state, rows)
+            np.testing.assert_array_equal(answers.start, again.start)
+            np.testing.assert_allclose(answers.values, again.values, atol=1e-5, rtol=1e-5)
+    if name == "abps":
+        assert outcome.answers is not None
 
 
 @every_method

@@ -36,6 +36,8 @@ def test_the_sparse_store_equals_a_dense_one(batches, prior):
     np.testing.assert_allclose(got.alpha, alpha)
     np.testing.assert_allclose(got.beta, beta)
     np.testing.assert_array_equal(got.count, count)
+    for name in ("alpha", "beta", "count"):
+        np.testing.assert_array_equal(getattr(beliefs.table(), name), getattr(got, name))
     assert beliefs.observed == (count > 0).sum()
     for i in range(N):
         assert beliefs.peers_of(i).tolist() == np.flatnonzero(count[i]).tolist()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as oracle
 
 from abps.cohorts.prepare import Rows
+from abps.learn import compiled
 from abps.learn.metrics import Segments, auprc, auroc, brier, labels_of, log_loss, mean_over_centers
 
 groups = st.lists(
@@ -31,6 +32,18 @@ def test_auroc_and_auprc_equal_scikit_learn(data):
                 assert got[g] == pytest.approx(want(labels[g], scores[g]))
             else:
                 assert np.isnan(got[g])
+
+
+@pytest.mark.parametrize("rows", [200, 400])
+def test_auroc_of_many_rows_is_counted_otherwise_and_the_same(rows):
+    rng = np.random.default_rng(rows)
+    labels = Segments((rng.random(rows) < 0.4).astype(np.float32), np.array([0, rows]))
+    scores = Segments(rng.integers(0, 50, rows).astype(np.float32), labels.start)
+    positives = int(labels.values.sum())
+    assert (positives * (rows - positives) > compiled.COMPARED_UP_TO) == (rows == 400)
+    assert auroc(scores, labels)[0] == pytest.approx(
+        oracle.roc_auc_score(labels.values, scores.values), abs=1e-12
+    )
 
 
 @given(groups)

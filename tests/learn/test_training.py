@@ -366,6 +366,10 @@ def test_compiled_answers_of_models_and_of_mixtures_equal_plain_ones():
     answers = [learner.mixture_logits(own, sent, parts, data.train) for learner in learners]
     np.testing.assert_allclose(answers[0].values, answers[1].values, atol=1e-4, rtol=1e-4)
     models = mixed(own, sent, parts, learners[0].each)
+    for learner in learners:
+        settled, again = learner.settle(own, sent, parts, data.train)
+        assert torch.equal(settled, models)
+        np.testing.assert_allclose(again.values, answers[1].values, atol=1e-4, rtol=1e-4)
     shared = sent.shape[1]
     for k, inside in enumerate(members):
         weights = np.array([5, 1, 2, 3])[[int(parts.owner[k]), *inside]]

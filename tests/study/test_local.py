@@ -14,7 +14,7 @@ from rich.console import Console
 
 from abps.core.errors import RequestError
 from abps.study.conduct import conduct
-from abps.study.local import run_local, share_cores
+from abps.study.local import Local, run_local, share_cores
 from abps.study.plan import Request, Source, make_plan
 from abps.study.progress import Board
 from abps.study.store import Study
@@ -74,6 +74,17 @@ def test_a_failing_run_is_reported_and_the_others_go_on(tmp_path, capsys):
     assert "group" in note["error"] and "Traceback" in note["details"]
     again = conduct(plan, tmp_path, functools.partial(run_local, jobs=1))
     assert again.reused == 1 and len(again.failed) == 1
+
+
+def test_workers_that_got_ready_are_used_and_others_are_ended(tmp_path):
+    plan = make_plan(Request((SMALL,), ("fedavg",), (1,), 1))
+    with Local(jobs=2) as local:
+        local.get_ready(2)
+        ready = list(local._ready)
+        outcome = conduct(plan, tmp_path, local)
+        assert outcome.computed == 1
+    assert len(ready) == min(2, len(os.sched_getaffinity(0)))
+    assert all(worker.process.poll() is not None for worker in ready)
 
 
 class Assassin(Board):
