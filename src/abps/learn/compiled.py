@@ -429,19 +429,26 @@ def _mix(own, others, keep, other, share, first, out):
 
 
 @compiled
-def mixed_models(own, others, which, owner, keep, other, share, part, out):
+def mixed_models(own, others, parts, which, out):
     """The models ``which`` themselves, to rows of ``out`` (k, P): see ``mixtures.Mixtures`` for the parts."""
+    owner, keep, other, share, part = parts
     for k in which:
         mine = slice(part[k], part[k + 1])
         _mix(own[owner[k]], others, keep[k], other[mine], share[mine], 0, out[k])
 
 
 @compiled
-def settle(
-    own, others, which, owner, keep, other, share, part, x, start, place, widths, seats, hidden, models, out
-):
-    """The models ``which`` themselves, to rows of ``models`` (k, P), and their logits on their owners' rows,
-    from out[place[k]] on: a model answers while it is in the cache."""
+def settle(own, others, parts, which, where, widths, memory, models, out):
+    """The models ``which`` themselves, to rows of ``models`` (k, P), and their logits on their owners' rows.
+
+    A model answers while it is in the cache.
+
+    where: the rows of all owners (x, start), and the first logit's place in ``out`` for each model.
+    memory: room for rows and layers.
+    """
+    owner, keep, other, share, part = parts
+    x, start, place = where
+    seats, hidden = memory
     for k in which:
         mine, i = slice(part[k], part[k + 1]), owner[k]
         _mix(own[i], others, keep[k], other[mine], share[mine], 0, models[k])
@@ -459,26 +466,28 @@ def _seat(seated, count, who):
 
 
 @compiled
-def mixed_answers(
-    own, others, which, owner, keep, other, share, part, x, start, place, widths, weights, seats, hidden, out
-):
+def mixed_answers(own, others, parts, which, where, widths, memory, out):
     """Logits of models ``which`` that are mixed on the spot: see ``mixtures.Mixtures`` for the parts.
 
-    others: (n, shared), with at least the first layer.  weights: room for one model (P,).
+    others: (n, shared), with at least the first layer.  where: the rows of all owners (x, start), and the
+    first logit's place in ``out`` for each model.  memory: room for a model (P,), for rows and for layers.
 
     The first layer's products are linear in the weights. So for the models of one owner, which stand side by
     side, those of its own and of what others sent are computed once, and only they are mixed.
     """
+    owner, keep, other, share, part = parts
+    x, start, place = where
+    weights, seats, hidden = memory
     inside, units = widths[0], widths[1]
     matrix = units * inside
     at = 0
     while at < len(which):
-        i, end, parts = owner[which[at]], at, 1
+        i, end, most = owner[which[at]], at, 1
         while end < len(which) and owner[which[end]] == i:
-            parts = max(parts, 1 + part[which[end] + 1] - part[which[end]])
+            most = max(most, 1 + part[which[end] + 1] - part[which[end]])
             end += 1
         mine = x[start[i] : start[i + 1]]
-        if end - at <= parts:
+        if end - at <= most:
             for k in which[at:end]:
                 these, here = slice(part[k], part[k + 1]), out[place[k] : place[k] + len(mine)]
                 if part[k] == part[k + 1]:

@@ -126,24 +126,9 @@ class FusedNetwork:
     ) -> None:
         """The mixtures ``which`` themselves, and their logits on their owners' rows, from ``place`` on."""
         room = self._room()
-        compiled.settle(
-            own,
-            others,
-            which,
-            parts.owner,
-            parts.own,
-            parts.other,
-            parts.share,
-            parts.start,
-            rows.x,
-            rows.start,
-            place,
-            self._widths,
-            room.x,
-            room.hidden,
-            models,
-            out,
-        )
+        where = rows.x, rows.start, place
+        memory = room.x, room.hidden
+        compiled.settle(own, others, parts.plain(), which, where, self._widths, memory, models, out)
 
     def mixture_logits(
         self, own: Floats, others: Floats, parts: Mixtures, rows: Rows, which: Ints, place: Ints, out: Floats
@@ -153,21 +138,6 @@ class FusedNetwork:
         others: (n, shared), at least the first layer.
         """
         room = self._room()
-        compiled.mixed_answers(
-            own,
-            others,
-            which,
-            parts.owner,
-            parts.own,
-            parts.other,
-            parts.share,
-            parts.start,
-            rows.x,
-            rows.start,
-            place,
-            self._widths,
-            room.weights,
-            room.x,
-            room.hidden,
-            out,
-        )
+        where = rows.x, rows.start, place
+        memory = room.weights, room.x, room.hidden
+        compiled.mixed_answers(own, others, parts.plain(), which, where, self._widths, memory, out)

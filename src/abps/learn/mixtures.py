@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,12 +31,9 @@ class Mixtures:
     def __len__(self) -> int:
         return len(self.owner)
 
-    def some(self, which: NDArray[np.int64]) -> Mixtures:
-        """Only those models, in that order."""
-        counts = np.diff(self.start)[which]
-        start = np.concatenate([[0], np.cumsum(counts)])
-        part = np.arange(start[-1]) + np.repeat(self.start[which] - start[:-1], counts)
-        return Mixtures(self.owner[which], self.own[which], self.other[part], self.share[part], start)
+    def plain(self) -> tuple[NDArray[Any], ...]:
+        """As compiled code takes them: owner, own, other, share, start."""
+        return self.owner, self.own, self.other, self.share, self.start
 
 
 def mixtures(
@@ -67,9 +65,7 @@ def mixed(own: Tensor, others: Tensor, parts: Mixtures, each: Each) -> Tensor:
     pieces = np.array_split(np.arange(len(parts)), max(1, -(-len(parts) // 64)))
 
     def work(k: int) -> None:
-        compiled.mixed_models(
-            mine, sent, pieces[k], parts.owner, parts.own, parts.other, parts.share, parts.start, out
-        )
+        compiled.mixed_models(mine, sent, parts.plain(), pieces[k], out)
 
     each(work, len(pieces))
     return models
