@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import abps.engines.simulate as engine
 from abps import CATALOG, Run, simulate
 from abps.cohorts.federation import Federation
 from abps.engines.result import SCHEMA
@@ -20,6 +21,7 @@ from abps.learn.training import Training
 from abps.methods.settings import names, with_settings
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
+from pretend_device import THERE, PretendDevice
 
 ROUNDS = 2
 
@@ -94,6 +96,17 @@ def test_chunks_do_not_matter(tiny, once, case, monkeypatch) -> None:
 @every_method
 def test_one_center_at_a_time_gives_the_same(tiny, once, case) -> None:
     same(run(tiny, case, engine="debug"), once[case])
+
+
+@every_method
+def test_a_device_gives_the_same(tiny, once, case, monkeypatch) -> None:
+    """Whole runs with every tensor where it must be, also those that methods bring along."""
+    monkeypatch.setattr(engine, "find_device", lambda name: THERE)
+    with PretendDevice() as device:
+        found = run(tiny, case)
+    assert device.there["_fused_adam_"] and not device.here["_fused_adam_"]
+    assert found.to_json()["device"] == "meta"
+    same(found, once[case])
 
 
 @every_method
