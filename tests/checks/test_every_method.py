@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import abps.engines.simulate as engine
 from abps import CATALOG, Run, find, simulate
 from abps.cohorts.federation import Federation
 from abps.core.ledger import Ledger
@@ -23,6 +24,7 @@ from abps.methods.base import World
 from abps.methods.settings import names, with_settings
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
+from pretend_device import THERE, PretendDevice
 
 ROUNDS = 2
 
@@ -115,6 +117,17 @@ def test_answers_that_a_round_hands_on_are_those_of_its_models(ready, case) -> N
 @every_method
 def test_one_center_at_a_time_gives_the_same(tiny, once, case) -> None:
     same(run(tiny, case, engine="debug"), once[case])
+
+
+@every_method
+def test_a_device_gives_the_same(tiny, once, case, monkeypatch) -> None:
+    """Whole runs with every tensor where it must be, also those that methods bring along."""
+    monkeypatch.setattr(engine, "find_device", lambda name: THERE)
+    with PretendDevice() as device:
+        found = run(tiny, case)
+    assert device.there["_fused_adam_"] and not device.here["_fused_adam_"]
+    assert found.to_json()["device"] == "meta"
+    same(found, once[case])
 
 
 @every_method

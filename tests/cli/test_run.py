@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from abps.cli.main import main
+from abps.learn import devices
 
 SMALL = ["--data", "icu-synthetic:centers=12,stays=1500", "--rounds", "2"]
 
@@ -128,3 +129,26 @@ def test_version_and_help(capsys):
     assert call(capsys, "--version")[1].startswith("abps 0.")
     code, out, _ = call(capsys, "--help")
     assert code == 0 and "abps demo" in out
+
+
+def test_a_device_that_is_not_there_ends_before_any_work(capsys, tmp_path, monkeypatch):
+    arguments = ["run", "--method", "local", *SMALL, "--out", tmp_path / "r"]
+    monkeypatch.setattr(devices, "_count", lambda kind: 0)
+    code, _, err = call(capsys, *arguments, "--device", "cuda")
+    assert code == 2 and "sees no such device here; choose cpu" in err and len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "r").exists()
+    assert call(capsys, *arguments, "--device", "auto")[0] == 0
+    assert json.loads((tmp_path / "r" / "result.json").read_text())["device"] == "cpu"
+
+
+def test_a_result_from_another_device_is_not_overwritten(capsys, tmp_path):
+    arguments = ["run", "--method", "local", *SMALL, "--out", tmp_path]
+    assert call(capsys, *arguments)[0] == 0
+    path = tmp_path / "result.json"
+    there = json.loads(path.read_text())
+    path.write_text(json.dumps(there | {"device": "cuda (a GPU)"}))
+    code, _, err = call(capsys, *arguments)
+    assert code == 2 and "differs in device" in err
+    del there["device"]  # as results were before they said
+    path.write_text(json.dumps(there))
+    assert call(capsys, *arguments)[0] == 0

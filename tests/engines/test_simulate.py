@@ -312,3 +312,14 @@ def test_more_than_five_partners_are_credited_by_sampling():
     data = tiny((30,) * 9)
     result = run(data, "abps", rounds=2, kappa=7)
     assert result.partners_mean > 5 and result.beliefs.observed > 0
+
+
+def test_the_result_says_where_it_was_computed(monkeypatch):
+    data = tiny((60, 50, 40))
+    assert run(data, "local", rounds=1).to_json()["device"] == "cpu"
+    assert abps.simulate(data, "local", rounds=1, settings=SMALL, device="cpu").device == "cpu"
+    with pytest.raises(RequestError, match="device='gpu': choose cpu, cuda"):
+        abps.simulate(data, "local", device="gpu")
+    monkeypatch.setattr(abps.engines.simulate, "find_device", lambda name: torch.device("cpu"))
+    with pytest.raises(RequestError, match="engine='debug' runs on the CPU"):
+        abps.simulate(data, "local", device="cuda", engine="debug")

@@ -15,6 +15,7 @@ from abps.core.errors import RequestError
 from abps.engines.output import check_free, save
 from abps.engines.result import Run
 from abps.engines.simulate import configure, simulate
+from abps.learn.devices import device_name, find_device
 from abps.methods.settings import describe
 
 #: Centers left out that are named on the terminal.
@@ -39,6 +40,10 @@ def run(
     engine: Annotated[
         str, typer.Option(help="simulate (fast), or debug (one center at a time).")
     ] = "simulate",
+    device: Annotated[
+        str,
+        typer.Option(help="Where centers train: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."),
+    ] = "cpu",
     label: options.Label = None,
     center: options.Center = None,
     patient: options.Patient = None,
@@ -57,12 +62,13 @@ def run(
     config = configure(method, options.settings(set_ or []), rounds)
     if seed < 0:
         raise RequestError(f"--seed {seed}: choose a whole number from 0")
+    place = device_name(find_device(device))
     console = Console(stderr=True)
     with console.status("reading the federation") if console.is_terminal else Console(quiet=True).status(""):
         federation = options.federation(
             data, label, center, patient, time, group, drop, min_stays, eras, every
         )
-        identity = {"method": method, "seed": seed, "config": describe(config)}
+        identity = {"method": method, "seed": seed, "config": describe(config), "device": place}
         check_free(out, identity, federation.fingerprint())
     for left in federation.left_out[:SHOWN]:
         console.print(f"left out: {left.center} ({left.reason})", highlight=False, markup=False)
@@ -87,6 +93,7 @@ def run(
             config,
             seed,
             engine=engine,
+            device=device,
             name=method,
             progress=lambda t, _most, value: bar.update(task, completed=t, auroc=value),
         )

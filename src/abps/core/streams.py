@@ -110,28 +110,3 @@ def places(count: int) -> NDArray[np.uint32]:
     """(count,) a well-mixed number for every place."""
     mixed = bits(0, "words", 0, 0, np.arange(count, dtype=np.uint64))
     return (mixed >> _U64(32)).astype(np.uint32)
-
-
-def word_pairs(
-    keys: NDArray[np.uint64],
-    first: NDArray[np.uint32],
-    second: NDArray[np.uint32],
-    scratch: NDArray[np.uint32],
-) -> None:
-    """Two random words, good in their upper halves, for every place of many streams at once.
-
-    first, second: (streams, blocks, places of a block), filled; scratch: (2, *the same).
-
-    The place, itself well mixed, is shifted by one half of a stream's 64-bit key, folded and multiplied by
-    the other half: as random as dropout masks need (tested). The second word is the first times the golden
-    ratio, the multiplier of which upper halves say least about each other.
-    """
-    key = keys[:, None, None]
-    low = (key & _U64(0xFFFFFFFF)).astype(np.uint32)
-    high = (key >> _U64(32)).astype(np.uint32) | np.uint32(1)
-    mixed, shifted = scratch  # dense, so that passes over them are cheap
-    np.add(places(first[0].size).reshape(first.shape[1:]), low, out=mixed)
-    np.right_shift(mixed, np.uint32(15), out=shifted)
-    np.bitwise_xor(mixed, shifted, out=mixed)
-    np.multiply(mixed, high, out=first)
-    np.multiply(mixed, high * np.uint32(0x9E3779B1), out=second)

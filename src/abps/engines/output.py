@@ -14,7 +14,7 @@ RESULT = "result.json"
 DECISIONS = "decisions.parquet"
 
 #: What must agree for a folder to be the place of the same run.
-IDENTITY = ("method", "seed", "config")
+IDENTITY = ("method", "seed", "config", "device")
 
 
 def save(run: Run, out: Path) -> None:
@@ -45,7 +45,7 @@ def check_free(out: Path, identity: dict[str, Any], fingerprint: str) -> None:
     check_writable(out)
     if not path.exists():
         return
-    there = read_result(path)
+    there = {"device": "cpu"} | read_result(path)  # results once did not say: there was no other
     differing = [key for key in IDENTITY if there.get(key) != json.loads(json.dumps(identity[key]))]
     if there.get("data", {}).get("fingerprint") != fingerprint:
         differing.append("data")

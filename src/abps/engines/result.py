@@ -66,13 +66,17 @@ class History:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One method, one seed, one federation."""
+    """One method, one seed, one federation.
+
+    device: where centers trained and predicted; another one rounds otherwise.
+    """
 
     method: str
     seed: int
     rounds: int
     data: dict[str, Any]
     config: dict[str, Any]
+    device: str
     auroc: Accuracy
     auprc: Accuracy
     brier: Accuracy
@@ -95,6 +99,7 @@ class Run:
             "rounds": self.rounds,
             "data": self.data,
             "config": self.config,
+            "device": self.device,
             "auroc": {
                 "mean": _number(self.auroc.mean),
                 "scored_centers": self.auroc.scored_centers,

@@ -26,10 +26,12 @@ from abps.core.matching import Rest
 from abps.core.theory import Standing, standing
 from abps.engines.result import Bytes, History, RestShares, Run, accuracy
 from abps.learn.compiled import BLAS
+from abps.learn.devices import device_name, find_device
 from abps.learn.loop import LoopLearner
 from abps.learn.metrics import auprc, auroc, brier, labels_of, mean_over_centers
 from abps.learn.models import ModelFactory
 from abps.learn.stacked import StackedLearner
+from abps.learn.training import Learner
 from abps.methods.base import Decisions, Method, World
 from abps.methods.catalog import find
 from abps.methods.settings import describe, with_settings
@@ -39,10 +41,7 @@ from abps.wire.frames import frame_size
 #: FedAvg's rounds in the comparison of bytes.
 FEDAVG_ROUNDS = 50
 
-_LEARNERS: dict[str, type[StackedLearner] | type[LoopLearner]] = {
-    "simulate": StackedLearner,
-    "debug": LoopLearner,
-}
+ENGINES = ("simulate", "debug")
 
 _CAUSES = {
     "no_candidates": Rest.NO_CANDIDATES,
@@ -73,6 +72,7 @@ def simulate(
     settings: Mapping[str, Any] | None = None,
     model: ModelFactory | None = None,
     engine: str = "simulate",
+    device: str = "cpu",
     progress: Progress | None = None,
     name: str | None = None,
 ) -> Run:
@@ -81,19 +81,29 @@ def simulate(
     federation: a :class:`Federation`, or one already prepared for this seed.
     method: a name of the catalog, or a configuration (also of a method of one's own).
     model: builds a ``torch.nn.Module`` for a number of features; default: the paper's MLP.
+    device: where centers train and predict: cpu, cuda, cuda:1 and so on, mps, or auto (a GPU where there is
+    one). Devices round otherwise, so the result says which one it was.
     name: what the result calls the method; default: its catalog name, or the configuration's class.
     """
     began = time.perf_counter()
     if seed < 0:
         raise RequestError(f"seed={seed}: choose a whole number from 0")
-    if engine not in _LEARNERS:
-        raise RequestError(f"engine={engine!r}: choose {' or '.join(_LEARNERS)}")
+    if engine not in ENGINES:
+        raise RequestError(f"engine={engine!r}: choose {' or '.join(ENGINES)}")
+    place = find_device(device)
+    if engine == "debug" and place is not None:
+        raise RequestError(f"device={device!r}: engine='debug' runs on the CPU; leave one of the two out")
     config = configure(method, settings, rounds)
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
     source = timeline(federation, seed, config.stop.rounds)
     data = source.at(1)
     fingerprint = federation.fingerprint() if isinstance(federation, Federation) else ""
-    learner = _LEARNERS[engine](data, config.training, model or config.training.model, seed)
+    training, factory = config.training, model or config.training.model
+    learner: Learner = (
+        LoopLearner(data, training, factory, seed)
+        if engine == "debug"
+        else StackedLearner(data, training, factory, seed, place)
+    )
     world = World(learner, data, streams.center_ids(data.centers), seed, config.stop.rounds)
 
     state = config.init(world)
@@ -142,6 +152,7 @@ def simulate(
             ],
         },
         config=describe(config),
+        device=device_name(place),
         auroc=accuracy(data.centers, auroc(logits, labels), track.test[track.best - 1]),
         auprc=accuracy(data.centers, auprc(logits, labels)),
         brier=accuracy(data.centers, brier(logits, labels)),

@@ -112,7 +112,7 @@ def _parameters(widths: Ints) -> int:
 
 @compiled
 def _draw(key, places, drawn, rows, units):
-    """Random words for every unit of some rows: the same as ``streams.word_pairs``."""
+    """Random words for every unit of some rows: the same as ``dropout.random_units``."""
     low = np.uint32(key & np.uint64(0xFFFFFFFF))
     high = np.uint32(np.uint32(key >> np.uint64(32)) | np.uint32(1))
     other = np.uint32(high * np.uint32(0x9E3779B1))

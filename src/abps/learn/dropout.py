@@ -16,6 +16,9 @@ from torch import Tensor
 from abps.core import streams
 from abps.learn.workspace import Workspace
 
+#: 2**32 over the golden ratio, odd, as a signed number.
+GOLDEN = 0x9E3779B1 - 2**32
+
 
 @dataclass(frozen=True)
 class DropSite:
@@ -49,14 +52,32 @@ def random_units(
     the site's limit. One pass of a kernel then compares and drops.
 
     Rows come in blocks of sixteen, so that a row's draws do not depend on how many rows there are.
+
+    The place of a unit in them, itself well mixed, is shifted by one half of a stream's 64-bit key, folded
+    and multiplied by the other half: as random as dropout masks need (tested). The other eight rows of a
+    block get this word times the golden ratio, the multiplier of which upper halves say least about each
+    other. These are integers modulo 2**32, so every device finds the same bits.
     """
     blocks = -(-rows // 16)
     drawn = space.take(f"drawn {site}", len(centers), blocks * 16, units)
-    halves = drawn.view(len(centers), blocks, 2, 8 * units).numpy().view(np.uint32)
-    scratch = space.take("scratch", 2, len(centers), blocks, 8 * units, dtype=torch.int32)
+    halves = drawn.view(len(centers), blocks, 2, 8 * units).view(torch.int32)
+    mixed, folded = space.take("scratch", 2, len(centers), blocks, 8 * units, dtype=torch.int32)
     keys = streams.bits(seed, "dropout", round, centers, step << 8 | site)
-    streams.word_pairs(keys, halves[:, :, 0], halves[:, :, 1], scratch.numpy().view(np.uint32))
+    low = _words(keys, space).view(-1, 1, 1)
+    high = _words(keys >> np.uint64(32) | np.uint64(1), space).view(-1, 1, 1)
+    place = torch.from_numpy(streams.places(blocks * 8 * units).view(np.int32)).to(space.device)
+    torch.add(place.view(blocks, 8 * units), low, out=mixed)
+    # Signed numbers bring their sign along when they are shifted: it is masked away.
+    torch.bitwise_right_shift(mixed, 15, out=folded).bitwise_and_(0x1FFFF)
+    mixed.bitwise_xor_(folded)
+    torch.mul(mixed, high, out=halves[:, :, 0])
+    torch.mul(mixed, high * GOLDEN, out=halves[:, :, 1])
     return drawn[:, :rows]
+
+
+def _words(keys: NDArray[np.uint64], space: Workspace) -> Tensor:
+    """(m,) the lower halves of keys, as signed numbers: not every device multiplies others."""
+    return torch.from_numpy(keys.astype(np.uint32).view(np.int32)).to(space.device)
 
 
 def drop_limit(rate: float) -> float:

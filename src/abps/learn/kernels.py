@@ -267,7 +267,6 @@ class ModuleKernel:
         self._network = given.network
         self._copies = threading.local()
         self._masks = [f"{name}.keep" for name in given.names]
-        self._plain = {name: torch.ones(()) for name in self._masks}
         self._grad = torch.func.vmap(torch.func.grad(self._loss), in_dims=(0, 0, 0, 0, 0))
         self._forward = torch.func.vmap(self._answer, in_dims=(0, 0))
 
@@ -293,7 +292,7 @@ class ModuleKernel:
         }
 
     def _answer(self, w: Tensor, x: Tensor) -> Tensor:
-        return self._call(w, x, self._plain)
+        return self._call(w, x, {name: torch.ones((), device=x.device) for name in self._masks})
 
     def slope(self, w: Tensor, out: Tensor, space: Workspace) -> Slope:
         """The gradient of models (m, P) in a fixed place of memory, written to ``out`` (m, P)."""
@@ -304,7 +303,7 @@ class ModuleKernel:
             if draws:
                 keep = [(~(d <= s.limit)).float() / (1.0 - s.rate) for d, s in zip(draws, self.sites)]
             else:
-                keep = [torch.ones(x.shape[0], x.shape[1], site.units) for site in self.sites]
+                keep = self._all_kept(x)
             out.copy_(self._grad(w, x, y, weight, tuple(keep)))
             if pull is not None:
                 with torch.enable_grad():
@@ -321,7 +320,11 @@ class ModuleKernel:
 
     def representation(self, w: Tensor, x: Tensor, space: Workspace) -> Tensor:
         """(m, b, units) the last hidden layer without dropout."""
-        return self._represent(w, x, tuple(torch.ones(x.shape[0], x.shape[1], s.units) for s in self.sites))
+        return self._represent(w, x, tuple(self._all_kept(x)))
+
+    def _all_kept(self, x: Tensor) -> list[Tensor]:
+        """Masks (m, b, units) that drop nothing."""
+        return [torch.ones(*x.shape[:2], site.units, device=x.device) for site in self.sites]
 
     def _represent(self, w: Tensor, x: Tensor, keep: tuple[Tensor, ...]) -> Tensor:
         if not hasattr(self._model, "representation"):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from abps.cohorts.prepare import Rows
 from abps.learn import batches
+from abps.learn.devices import CPU
 from abps.learn.dropout import kept_units
 from abps.learn.kernels import with_given_dropout
 from abps.learn.metrics import Segments
@@ -58,6 +59,7 @@ class LoopLearner(Common):
         optimizer = kind([flat], lr=self.training.lr, weight_decay=self.training.weight_decay)
         whole = w.clone()
         center, member = int(self.ids[i]), torch.tensor([i])
+        terms = objective.terms(member, CPU)
         ids, count = np.array([center], dtype=np.uint64), np.array([len(y)])
         order = batches.row_orders(self.seed, ids, round, count, epochs)[:, 0]
         pieces = [part for epoch in order for part in np.split(epoch, range(size, len(y), size))]
@@ -87,7 +89,7 @@ class LoopLearner(Common):
                 )
             if back is not None:
                 gradient = back(gradient)
-            objective.add(whole[None], gradient, member)
+            terms.add(whole[None], gradient)
             flat.grad = gradient[0][columns].clone()
             optimizer.step()
             whole[columns] = flat.detach()

@@ -28,7 +28,7 @@ class Adam:
         self._w, self._lr, self._decay = w, lr, weight_decay
         self._mean = space.take("adam mean", *w.shape).zero_()
         self._square = space.take("adam square", *w.shape).zero_()
-        self._steps = torch.zeros(())
+        self._steps = torch.zeros((), device=w.device)
 
     def step(self, gradient: Tensor) -> None:
         """One step of all centers."""

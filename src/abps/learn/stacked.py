@@ -4,12 +4,18 @@ Every center's model is a row of one matrix; chunks of rows are trained side by 
 each thread with single-threaded kernels: so the numbers do not depend on how many cores there are. The
 paper's network goes through ``fused``; any other ``nn.Module``, and methods that reach into representations
 or train something else than weights, go in cache-sized batches over centers.
+
+On a device that was asked for (see ``devices``) everything goes in batches, as many centers at once as fit
+into a gigabyte, one batch after the other. Models come from the CPU and go back there: the state of methods
+stays where it is.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +25,7 @@ from torch import Tensor
 from abps.cohorts.prepare import Rows
 from abps.learn import batches
 from abps.learn.crew import Crew
+from abps.learn.devices import CPU
 from abps.learn.dropout import random_units
 from abps.learn.fused import FusedNetwork
 from abps.learn.kernels import MLPKernel
@@ -31,33 +38,64 @@ from abps.learn.workspace import Workspace
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
+#: Numbers that a chunk on a device may take, as far as can be told beforehand: a gigabyte. The same whatever
+#: a device has free, because how centers are batched decides how sums are rounded.
+DEVICE_ROOM = 2**28
 
+
+@dataclass
 class StackedLearner(Common):
-    """All centers' models in one matrix, trained in chunks."""
+    """All centers' models in one matrix, trained in chunks.
+
+    device: where batches are computed; None: on all cores, and compiled where there is compiled code.
+    """
+
+    device: torch.device | None = None
 
     #: Centers per chunk: enough to keep calls cheap, few enough for a chunk to stay in the cache.
-    most = 32
+    most: ClassVar[int] = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._x = torch.from_numpy(self.data.train.x)
-        self._y = torch.from_numpy(self.data.train.y)
-        self._chunks = batches.chunks(self.data.train.sizes, self.training.batch, self.most)
+        self._there = CPU if self.device is None else self.device
+        self._x = torch.from_numpy(self.data.train.x).to(self._there)
+        self._y = torch.from_numpy(self.data.train.y).to(self._there)
+        batch = self.training.batch
+        self._chunks = batches.chunks(self.data.train.sizes, batch, self._at_once(batch))
         self._idle = torch.from_numpy(np.flatnonzero(self.data.train.sizes == 0))
         self._crew = Crew()
         self._shares = batches.shares(self.data.train.sizes, self._crew.cores)
         self._spaces = threading.local()
         self._fused = (
             FusedNetwork(self.kernel, self.data, self.training, self.seed, self.ids)
-            if isinstance(self.kernel, MLPKernel)
+            if isinstance(self.kernel, MLPKernel) and self.device is None
             else None
         )
 
     def _space(self) -> Workspace:
         """This thread's buffers."""
         if not hasattr(self._spaces, "space"):
-            self._spaces.space = Workspace()
+            self._spaces.space = Workspace(self._there)
         return self._spaces.space
+
+    def _at_once(self, rows: int) -> int:
+        """How many centers go together, with up to so many rows each."""
+        if self.device is None:
+            return self.most
+        # Weights, gradient, moments and copies; a batch, and what layers make of it on the way up and back.
+        units = sum(block.shape[0] for block in self.layout.blocks if block.shape)
+        return max(1, DEVICE_ROOM // (8 * self.layout.size + rows * (self.data.width + 2 * units)))
+
+    def _begin_batches(self, work: Callable[[int], None], count: int) -> Callable[[], None]:
+        """Start batched work for 0..count-1, to be waited for; a device does it when it is waited for."""
+        if self.device is None:
+            return self._crew.begin(work, count)
+
+        def in_order() -> None:
+            for k in range(count):
+                work(k)
+
+        return in_order
 
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Run ``work`` for 0..count-1 on all cores."""
@@ -98,7 +136,7 @@ class StackedLearner(Common):
         if fused is not None and fused.can(objective):
             wait = self._crew.begin(one_by_one, len(self._shares))
         else:
-            wait = self._crew.begin(batched, len(self._chunks))
+            wait = self._begin_batches(batched, len(self._chunks))
 
         def finish() -> Tensor:
             wait()
@@ -119,27 +157,26 @@ class StackedLearner(Common):
         """One chunk's round; writes its rows of ``after``."""
         m, space = len(chunk.members), self._space()
         members, ids = torch.from_numpy(chunk.members), self.ids[chunk.members]
-        w = torch.index_select(before, 0, members, out=space.take("weights", m, before.shape[1]))
+        w = space.gather("weights", before, members)
         whole = columns == slice(None)
         moving = w if whole else w[:, columns].contiguous()
         gradient = space.take("gradient", m, self.layout.size)
         slope_at = self.kernel.slope(w, gradient, space) if objective.through is None else None
-        optimizer = self._optimizer(moving, space)
+        optimizer, terms = self._optimizer(moving, space), objective.terms(members, self._there)
         orders = batches.row_orders(self.seed, ids, round, chunk.sizes, epochs)
-        table = chunk.table(orders, self.data.train.start[chunk.members])
-        weights = [torch.from_numpy(weight) for weight in chunk.weights]
+        table = torch.from_numpy(chunk.table(orders, self.data.train.start[chunk.members])).to(self._there)
+        weights = [torch.from_numpy(weight).to(self._there) for weight in chunk.weights]
         for epoch in range(epochs):
             for step, (places, weight) in enumerate(zip(chunk.steps, weights)):
                 b = weight.shape[1]
-                flat = torch.from_numpy(table[epoch, :, places].ravel())
-                x = torch.index_select(self._x, 0, flat, out=space.take("x", m * b, self._x.shape[1]))
-                y = torch.index_select(self._y, 0, flat, out=space.take("y", m * b)).view(m, b)
+                flat = table[epoch, :, places].reshape(-1)
+                x = space.gather("x", self._x, flat).view(m, b, -1)
+                y = space.gather("y", self._y, flat).view(m, b)
                 done = epoch * chunk.batches + step
                 draws = [
                     random_units(self.seed, ids, round, done, k, b, site.units, space)
                     for k, site in enumerate(self.kernel.sites)
                 ]
-                x = x.view(m, b, -1)
                 pull = objective.pull(members, x, w) if objective.pull is not None else None
                 if slope_at is not None:
                     slope_at(x, y, weight, draws, pull)
@@ -148,11 +185,11 @@ class StackedLearner(Common):
                     at, back = objective.through(members, done, w)  # type: ignore[misc]
                     self.kernel.slope(at, gradient, space)(x, y, weight, draws, pull)
                     slope = back(gradient)
-                objective.add(w, slope, members)
+                terms.add(w, slope)
                 optimizer.step(slope if whole else slope[:, columns].contiguous())
                 if not whole:
                     w[:, columns] = moving
-        after.index_copy_(0, members, w)
+        after.index_copy_(0, members, w.to(CPU))
 
     def _optimizer(self, w: Tensor, space: Workspace) -> Optimizer:
         t = self.training
@@ -186,10 +223,13 @@ class StackedLearner(Common):
 
     def _batched_logits(self, w: Tensor, rows: Rows, owner: Ints, start: Ints, answers: Tensor) -> None:
         sizes = rows.sizes[owner]
-        x = torch.from_numpy(rows.x)
+        x = torch.from_numpy(rows.x).to(self._there)
         order = np.argsort(sizes, kind="stable")
         order = order[sizes[order] > 0]
-        pieces = np.array_split(order, max(1, -(-len(order) // self.most)))
+        if not len(order):
+            return
+        most = self._at_once(int(sizes[order[-1]]))
+        pieces = np.array_split(order, -(-len(order) // most))
 
         def work(k: int) -> None:
             piece, space = pieces[k], self._space()
@@ -197,16 +237,13 @@ class StackedLearner(Common):
             column = np.arange(widest)
             real = column < sizes[piece][:, None]
             index = torch.from_numpy(np.where(real, rows.start[owner[piece]][:, None] + column, 0).ravel())
-            batch = torch.index_select(x, 0, index, out=space.take("judged rows", len(index), x.shape[1]))
-            models = torch.index_select(
-                w, 0, torch.from_numpy(piece), out=space.take("judged", len(piece), w.shape[1])
-            )
+            batch = space.gather("judged rows", x, index.to(self._there))
+            models = space.gather("judged", w, torch.from_numpy(piece))
             out = self.kernel.logits(models, batch.view(len(piece), widest, -1), space)
             place = (start[piece][:, None] + column)[real]
-            answers[torch.from_numpy(place)] = out[torch.from_numpy(real)]
+            answers[torch.from_numpy(place)] = out.to(CPU)[torch.from_numpy(real)]
 
-        if len(order):
-            self.each(work, len(pieces))
+        self._begin_batches(work, len(pieces))()
 
     def mixture_logits(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> Segments:
         """Logits of every mixture on the rows of its owner."""
@@ -242,31 +279,34 @@ class StackedLearner(Common):
         owner = np.arange(len(w)) if owner is None else owner
         # A few batches' worth of rows at once, so that a center of any size fits into memory.
         size = 4 * self.training.batch
-        pieces = batches.chunks(rows.sizes[owner], size, self.most)
-        total = torch.zeros(len(w), self.layout.size)
-        x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
+        pieces = batches.chunks(rows.sizes[owner], size, self._at_once(size))
+        total = torch.zeros(len(w), self.layout.size, device=w.device)
+        x, y = torch.from_numpy(rows.x).to(self._there), torch.from_numpy(rows.y).to(self._there)
 
         def work(k: int) -> None:
             piece = pieces[k]
-            members, first = torch.from_numpy(piece.members), rows.start[owner[piece.members]]
-            models = w[members]
-            part = torch.empty(len(members), self.layout.size)
-            slope = self.kernel.slope(models, part, Workspace())
+            members, first = torch.from_numpy(piece.members).to(w.device), rows.start[owner[piece.members]]
+            models = w[members].to(self._there)
+            part = torch.empty(len(members), self.layout.size, device=self._there)
+            slope = self.kernel.slope(models, part, Workspace(self._there))
             table = piece.table(np.arange(int(piece.sizes.max()))[None, None], first)[0]
             for places, lengths in zip(piece.steps, piece.weights):
-                flat = torch.from_numpy(table[:, places].ravel())
+                flat = torch.from_numpy(table[:, places].ravel()).to(self._there)
                 # Every row counts alike, whatever batch it is in.
-                weight = torch.from_numpy(((lengths > 0) / piece.sizes[:, None]).astype(np.float32))
+                share = ((lengths > 0) / piece.sizes[:, None]).astype(np.float32)
+                weight = torch.from_numpy(share).to(self._there)
                 batch = x.index_select(0, flat).view(*weight.shape, -1)
                 slope(batch, y.index_select(0, flat).view(weight.shape), weight, [])
-                total.index_add_(0, members, part)
+                total.index_add_(0, members, part.to(w.device))
 
-        self.each(work, len(pieces))
+        self._begin_batches(work, len(pieces))()
         return total
 
     def representation(self, w: Tensor, x: Tensor) -> Tensor:
-        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
-        return self.kernel.representation(w, x, Workspace())
+        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout; it
+        stands where the batches do."""
+        there = self._there
+        return self.kernel.representation(w.to(there), x.to(there), Workspace(there)).to(x.device)
 
 
 def _held(w: Tensor) -> Floats:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -64,6 +65,9 @@ class Objective:
     through: given the centers (m,), the step of the round and what is trained (m, Q), the weights
     (m, P) at which the batch's gradient is taken, and the function that carries this gradient (m, P)
     back to the trained quantities (m, Q). Without it, what is trained are the weights themselves.
+
+    A learner may compute on a device: batches, weights, representations and gradients that it hands out stand
+    there, and what is given back must too. Centers are indices on the CPU, where the state of methods is.
     """
 
     strength: float | Tensor = 0.0
@@ -72,19 +76,32 @@ class Objective:
     pull: Callable[[Tensor, Tensor, Tensor], Pull] | None = None
     through: Callable[[Tensor, int, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]] | None = None
 
-    def add(self, w: Tensor, gradient: Tensor, members: Tensor) -> None:
-        """Add the terms to the gradients (m, P) of the centers ``members`` at the weights (m, P)."""
+    def terms(self, members: Tensor, device: torch.device) -> Terms:
+        """What is added for the centers ``members`` (m,), on a device."""
+
+        def rows(value: Tensor | None) -> Tensor | None:
+            return None if value is None else (value if value.dim() == 1 else value[members]).to(device)
+
+        strength = self.strength
+        if isinstance(strength, Tensor):
+            strength = strength[members].unsqueeze(1).to(device)
+        return Terms(strength, rows(self.anchor), rows(self.shift))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """An objective's terms for m centers: strength a number or (m, 1), anchor and shift (P,) or (m, P)."""
+
+    strength: float | Tensor
+    anchor: Tensor | None
+    shift: Tensor | None
+
+    def add(self, w: Tensor, gradient: Tensor) -> None:
+        """Add them to the gradients (m, P) at the weights (m, P)."""
         if self.anchor is not None:
-            strength = self.strength
-            if isinstance(strength, Tensor):
-                strength = strength[members].unsqueeze(1)
-            gradient.add_(strength * (w - _rows(self.anchor, members)))
+            gradient.add_(self.strength * (w - self.anchor))
         if self.shift is not None:
-            gradient.add_(_rows(self.shift, members))
-
-
-def _rows(value: Tensor, members: Tensor) -> Tensor:
-    return value if value.dim() == 1 else value[members]
+            gradient.add_(self.shift)
 
 
 PLAIN = Objective()
@@ -134,7 +151,8 @@ class Learner(Protocol):
         """
 
     def representation(self, w: Tensor, x: Tensor) -> Tensor:
-        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
+        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout; it
+        stands where the batches do."""
 
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Run ``work`` for 0..count-1, in any order; it may ask the learner for more."""
@@ -175,4 +193,4 @@ class Common:
 
     def on(self, data: Prepared) -> Learner:
         """The same way of learning on other data."""
-        return type(self)(data, self.training, self.factory, self.seed)  # type: ignore[return-value]
+        return replace(self, data=data)  # type: ignore[return-value]

@@ -116,13 +116,14 @@ class BNN(Method):
         def through(members: Tensor, step: int, both: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
             mean, raw = both[:, :size], both[:, size:]
             spread = F.softplus(raw)
-            noise = draws(world, members, t, step, size)
+            there = both.device
+            noise = draws(world, members, t, step, size).to(there)
 
             def back(gradient: Tensor) -> Tensor:
-                around, width = torch.zeros(()), torch.tensor(self.prior_sigma)
+                around, width = torch.zeros((), device=there), torch.full((), self.prior_sigma, device=there)
                 if self.prior == "global":
-                    around, width = state.models[members], F.softplus(state.raw[members])
-                weight = say[members, None]
+                    around, width = state.models[members].to(there), F.softplus(state.raw[members].to(there))
+                weight = say[members, None].to(there)
                 d_mean = gradient + weight * (mean - around) / width**2
                 d_spread = gradient * noise + weight * (spread / width**2 - 1.0 / spread)
                 return torch.cat([d_mean, d_spread * torch.sigmoid(raw)], dim=1)

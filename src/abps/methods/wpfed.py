@@ -168,7 +168,7 @@ class WPFed(Method):
                 # Cross-entropy against a probability has the gradient of the divergence from it.
                 lesson = learner.gradient(w, teacher.rows, members.numpy())
                 blend = self.alpha * gradient + (1.0 - self.alpha) * lesson
-                return torch.where(taught[members, None], blend, gradient)
+                return torch.where(taught[members, None].to(w.device), blend, gradient)
 
             return w, back
 
