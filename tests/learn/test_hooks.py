@@ -1,4 +1,5 @@
-"""What methods ask of a learner besides training: full gradients, representations, training through a map."""
+"""What methods ask of a learner besides training: full gradients, contrasts of representations, training
+through a map."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from abps.cohorts.prepare import Prepared, Rows
+from abps.learn.contrast import Contrast
 from abps.learn.loop import LoopLearner
 from abps.learn.models import MLP
 from abps.learn.stacked import StackedLearner
@@ -86,20 +88,27 @@ def test_representation_is_the_modules_own(ready: Prepared, factory) -> None:
 
 @pytest.mark.parametrize("factory", [PLAIN.model, lambda width: Other(width, 0.0)])
 @pytest.mark.parametrize("kind", [StackedLearner, LoopLearner])
-def test_pull_adds_the_gradient_of_a_loss_on_the_representation(ready: Prepared, kind, factory) -> None:
-    """One SGD step on BCE + mean |z|^2, against autograd on the sum."""
+def test_a_contrast_adds_the_gradient_of_its_loss(ready: Prepared, kind, factory) -> None:
+    """One SGD step on BCE + 3 * contrast, against autograd on the sum."""
     training = Training(epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
     network = factory(ready.width)
     learner = kind(ready, training, factory, 11)
     w = models(learner, 6)
-    square = Objective(pull=lambda members, x, w: lambda z: 2.0 * z)
-    after = learner.train(w, 1, square)
+    near, far = learner.start, w.flip(0)  # one for all, one for each
+    after = learner.train(w, 1, Objective(contrast=Contrast(near, far, 3.0, 0.5)))
+
+    def represent(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        torch.nn.utils.vector_to_parameters(weights.clone(), network.parameters())
+        return network.representation(x)
+
     for i in range(6):
         mine = ready.train.only(i)
-        torch.nn.utils.vector_to_parameters(w[i].clone(), network.parameters())
         x = torch.from_numpy(mine.x)
+        shown = [represent(model, x).detach() for model in (near, far[i])]
+        z = represent(w[i], x)
+        like = torch.stack([F.cosine_similarity(z, other, dim=-1) for other in shown], dim=1)
         loss = F.binary_cross_entropy_with_logits(network(x).reshape(-1), torch.from_numpy(mine.y))
-        loss = loss + (network.representation(x) ** 2).sum(1).mean()
+        loss = loss + 3.0 * F.cross_entropy(like / 0.5, torch.zeros(len(x), dtype=torch.long))
         slope = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
         torch.testing.assert_close(after[i], w[i] - 0.1 * slope, rtol=1e-4, atol=1e-6)
 

@@ -39,8 +39,7 @@ def world(ready: Prepared) -> Callable[..., World]:
 
 @pytest.fixture
 def batched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All training in batches over centers, so that methods with and without a term of their own on the
-    representation round alike."""
+    """All training in batches over centers: the general way."""
     monkeypatch.setattr(FusedNetwork, "can", lambda self, objective: False)
 
 

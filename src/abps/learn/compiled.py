@@ -6,7 +6,8 @@ one center after the other, without the interpreter's lock, so that a thread per
 matrix products are the BLAS of SciPy; everything between two products is one pass over memory.
 
 The functions take plain tuples and arrays: compiled code is kept on disk, and must not depend on the names of
-classes. :class:`Rule`, :class:`Terms`, :class:`Drop` and :class:`Room` say what such a tuple holds.
+classes. :class:`Rule`, :class:`Terms`, :class:`Frozen`, :class:`Drop` and :class:`Room` say what such a tuple
+holds.
 
 Shapes: P parameters in the order of the module, weight (out, in) and bias (out,) of every layer;
 ``widths`` are the layers' units, from the features to the one logit.
@@ -58,6 +59,18 @@ class Terms(NamedTuple):
     shift: Floats
 
 
+class Frozen(NamedTuple):
+    """Two models that do not move, whose representations those in training turn to and from.
+
+    near, far: (n, P), (1, P) for one that all share, or (0, P) for none.  See ``contrast``.
+    """
+
+    strength: np.float32
+    temperature: np.float32
+    near: Floats
+    far: Floats
+
+
 class Drop(NamedTuple):
     """Dropout of every hidden layer. limit: a unit is dropped where its random float is at most this.
 
@@ -82,6 +95,7 @@ class Room(NamedTuple):
     y: Floats
     hidden: Floats
     back: Floats
+    turn: Floats
     drawn: Words
 
 
@@ -102,6 +116,7 @@ def room(widths: Ints, batch: int) -> Room:
         y=floats(batch),
         hidden=floats(rows * hidden),
         back=floats(batch * hidden),
+        turn=floats(batch * int(widths[-2])),
         drawn=np.empty(rows * int(widths[1:].max()), dtype=np.uint32),
     )
 
@@ -151,6 +166,14 @@ def _activate_and_drop(hidden, bias, rows, units, drawn, limit, scale):
 
 
 @compiled
+def _drop(hidden, rows, units, drawn, limit, scale):
+    """Drop units and scale what is kept."""
+    zero = np.float32(0.0)
+    for p in range(rows * units):
+        hidden[p] = zero if drawn[p] <= limit else hidden[p] * scale
+
+
+@compiled
 def _backwards(back, hidden, slope, rows, units, scale):
     """Gradient before a hidden layer's activation, in place, and its sum over rows, the bias's gradient.
 
@@ -167,10 +190,48 @@ def _backwards(back, hidden, slope, rows, units, scale):
 
 
 @compiled
-def _gradient(w, g, x, y, rows, widths, hidden, backward, drawn, rate, limit, keys, places):
+def _size(z):
+    """The length of a vector, and not zero."""
+    return max(np.sqrt(np.dot(z, z)), np.float32(1e-8))
+
+
+@compiled
+def _contrast(turn, hidden, rows, units, strength, temperature):
+    """From ``turn`` (rows, units), the way d from near's direction to far's, to the gradient of the
+    contrastive loss before the activation, in place.
+
+    With e = z / |z|, the loss's gradient is sigmoid(d.e / tau) / (tau |z|) times the part of d across e.
+    """
+    zero, one = np.float32(0.0), np.float32(1.0)
+    for r in range(rows):
+        z, way = hidden[r * units : (r + 1) * units], turn[r * units : (r + 1) * units]
+        size = _size(z)
+        along = np.dot(way, z) / size
+        wrong = one / (one + np.float32(np.exp(-along / temperature)))
+        force, back = strength * wrong / (temperature * size), along / size
+        for u in range(units):
+            # A unit of zero passes nothing on, so that a representation of zero, without a direction, stays.
+            way[u] = force * (way[u] - back * z[u]) if z[u] > zero else zero
+
+
+@compiled
+def _add_turn(back, turn, slope, rows, units):
+    """Add the contrastive gradient to that before the last hidden layer, and to its bias's gradient."""
+    for r in range(rows):
+        row, way = back[r * units : (r + 1) * units], turn[r * units : (r + 1) * units]
+        for u in range(units):
+            row[u] += way[u]
+            slope[u] += way[u]
+
+
+@compiled
+def _gradient(
+    w, g, x, y, rows, widths, hidden, backward, turn, force, temperature, drawn, rate, limit, keys, places
+):
     """Gradient of the mean loss over a batch, written to ``g``.
 
     hidden, backward: room for all layers.  keys: (layers,) of this step's dropout.
+    turn: (rows * units,) the way from near's direction to far's, which is used up, or (0,).
     """
     depth = len(widths) - 2
     scale = np.float32(1.0)
@@ -188,6 +249,12 @@ def _gradient(w, g, x, y, rows, widths, hidden, backward, drawn, rate, limit, ke
         np.dot(before, matrix.T, out)
         if dropping:
             _draw(keys[k], places, drawn, rows, units)
+        if k == depth - 1 and len(turn):
+            _activate(flat, bias, rows, units)
+            _contrast(turn, flat, rows, units, np.float32(force / rows), temperature)
+            if dropping:
+                _drop(flat, rows, units, chance, limit, scale)
+        elif dropping:
             _activate_and_drop(flat, bias, rows, units, chance, limit, scale)
         else:
             _activate(flat, bias, rows, units)
@@ -219,6 +286,8 @@ def _gradient(w, g, x, y, rows, widths, hidden, backward, drawn, rate, limit, ke
         flat = backward[filled : filled + rows * units]
         bias = g[at + units * inside : at + units * (inside + 1)]
         _backwards(flat, hidden[filled : filled + rows * units], bias, rows, units, scale)
+        if k == depth - 1 and len(turn):
+            _add_turn(flat, turn, bias, rows, units)
         slope = g[at : at + units * inside].reshape((units, inside))
         upstream = flat.reshape((rows, units))
         if k == 0:
@@ -263,7 +332,9 @@ def _adam(w, g, mean, square, lr, decay, step):
 
 
 @compiled
-def train(members, before, after, x, y, start, orders, epochs, batch, widths, rule, terms, drop, room):
+def train(
+    members, before, after, x, y, start, orders, epochs, batch, widths, rule, terms, frozen, drop, room
+):
     """Local epochs of the centers ``members`` (m,), from rows of ``before`` to those of ``after`` (n, P).
 
     before: (n, P), or (1, P) where all start from one model.
@@ -273,9 +344,10 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
     """
     adam, lr, decay, low, high = rule
     strength, anchor, shift = terms
+    force, temperature, near, far = frozen
     rate, limit, keys, places = drop
-    w, g, means, squares, seats, labels, hidden, backward, drawn = room
-    d = widths[0]
+    w, g, means, squares, seats, labels, hidden, backward, turns, drawn = room
+    d, units = widths[0], widths[-2]
     moving, slope, mean, square = w[low:high], g[low:high], means[low:high], squares[low:high]
     for c in range(len(members)):
         i = members[c]
@@ -283,6 +355,12 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
         w[:] = before[min(i, len(before) - 1)]
         mean[:] = np.float32(0.0)
         square[:] = np.float32(0.0)
+        # Frozen models say the same in every epoch, so they are asked once.
+        ways = np.empty((own if len(near) else 0, units), dtype=np.float32)
+        if len(near):
+            mine = x[start[i] : start[i + 1]]
+            one, other = near[min(i, len(near) - 1)], far[min(i, len(far) - 1)]
+            _ways(one, other, mine, widths, seats, hidden, ways)
         step = 0
         for epoch in range(epochs):
             for at in range(0, own, batch):
@@ -294,6 +372,10 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
                         seat[f] = row[f]
                     labels[r] = y[k]
                 seen = seats[: rows * d].reshape((rows, d))
+                turn = turns[: rows * units if len(near) else 0]
+                if len(near):
+                    for r in range(rows):
+                        turn[r * units : (r + 1) * units] = ways[orders[epoch, c, at + r]]
                 _gradient(
                     w,
                     g,
@@ -303,6 +385,9 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
                     widths,
                     hidden,
                     backward,
+                    turn,
+                    force,
+                    temperature,
                     drawn,
                     rate,
                     limit,
@@ -320,11 +405,9 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
 
 
 @compiled
-def _finish(w, widths, rows, hidden, out):
-    """Logits of one model from its first layer's products, which stand at the front of ``hidden``.
-
-    rows: how many it has products for; out: logits of the first of them.
-    """
+def _represent(w, widths, rows, hidden):
+    """(rows, units) the last hidden layer of one model from its first layer's products, which stand at the
+    front of ``hidden``."""
     depth = len(widths) - 2
     units = widths[1]
     at, filled = units * widths[0], 0
@@ -341,10 +424,40 @@ def _finish(w, widths, rows, hidden, out):
         before = layer
         at += units * (inside + 1)
         filled += rows * units
-    units = widths[depth]
-    np.dot(before[: len(out)], w[at : at + units], out)
+    return before
+
+
+@compiled
+def _finish(w, widths, rows, hidden, out):
+    """Logits of one model from its first layer's products, which stand at the front of ``hidden``.
+
+    rows: how many it has products for; out: logits of the first of them.
+    """
+    last = _represent(w, widths, rows, hidden)
+    at = len(w) - 1
+    np.dot(last[: len(out)], w[at - widths[-2] : at], out)
     for r in range(len(out)):
-        out[r] += w[at + units]
+        out[r] += w[at]
+
+
+@compiled
+def _ways(near, far, x, widths, seats, hidden, out):
+    """(b, units) on rows (b, d), the way from the direction of near's representation to that of far's."""
+    inside, units = widths[0], widths[1]
+    for at in range(0, len(x), ANSWERED_AT_ONCE):
+        here = out[at : at + ANSWERED_AT_ONCE]
+        seen = _fours(x[at : at + ANSWERED_AT_ONCE], seats)
+        rows = len(seen)
+        here[:] = np.float32(0.0)
+        for model, sign in ((near, np.float32(-1.0)), (far, np.float32(1.0))):
+            first = model[: units * inside].reshape((units, inside)).T
+            np.dot(seen, first, hidden[: rows * units].reshape((rows, units)))
+            z = _represent(model, widths, rows, hidden)
+            for r in range(len(here)):
+                row, shown = here[r], z[r]
+                scale = sign / _size(shown)
+                for u in range(len(row)):
+                    row[u] += scale * shown[u]
 
 
 @compiled

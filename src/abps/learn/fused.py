@@ -23,6 +23,11 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
+def held(w: Tensor) -> Floats:
+    """Models as compiled code reads them: (n, P), or (1, P) where one model was expanded for all."""
+    return (w[:1] if w.stride(0) == 0 else w).contiguous().numpy()
+
+
 class FusedNetwork:
     """Local rounds and predictions of the paper's network."""
 
@@ -37,8 +42,8 @@ class FusedNetwork:
         self._rooms = threading.local()
 
     def can(self, objective: Objective) -> bool:
-        """What works on representations, or trains something else than weights, is not compiled."""
-        return objective.pull is None and objective.through is None
+        """What trains something else than weights is not compiled."""
+        return objective.through is None
 
     def _room(self) -> compiled.Room:
         """This thread's memory."""
@@ -81,6 +86,7 @@ class FusedNetwork:
             self._widths,
             tuple(rule),
             tuple(terms),
+            tuple(self._frozen(objective)),
             tuple(drop),
             tuple(self._room()),
         )
@@ -100,11 +106,24 @@ class FusedNetwork:
         strength = np.full(self._data.size, each, dtype=np.float32)
         return compiled.Terms(strength, self._rows(objective.anchor), self._rows(objective.shift))
 
+    def _frozen(self, objective: Objective) -> compiled.Frozen:
+        """The models that representations are compared with."""
+        given = objective.contrast
+        if given is None:
+            none = self._rows(None)
+            return compiled.Frozen(np.float32(0.0), np.float32(1.0), none, none)
+        return compiled.Frozen(
+            np.float32(given.strength),
+            np.float32(given.temperature),
+            self._rows(given.near),
+            self._rows(given.far),
+        )
+
     def _rows(self, value: Tensor | None) -> Floats:
         """(n, P) as it is, (1, P) for one that all share, (0, P) for none."""
         if value is None:
             return np.empty((0, self._size), dtype=np.float32)
-        return value.contiguous().numpy().reshape(-1, self._size)
+        return held(value.reshape(-1, value.shape[-1]))
 
     def logits(self, models: Floats, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Floats) -> None:
         """Logits of the models ``which`` (k, P), or of one (1, P), on owners' rows, from ``place`` on."""

@@ -73,9 +73,10 @@ class LoopLearner(Common):
             loss = F.binary_cross_entropy_with_logits(model.network(x[index]).reshape(-1), y[index])
             loss.backward()
             gradient = torch.cat([p.grad.reshape(-1) for p in model.network.parameters()])[None]  # type: ignore[union-attr]
-            if objective.pull is not None:
+            if objective.contrast is not None:
                 z = model.network.representation(x[index])[None]  # type: ignore[operator]
-                dz = objective.pull(member, x[index][None], whole[None])(z.detach()) / len(index)
+                pull = objective.contrast.pull(member, x[index][None], self.representation)
+                dz = pull(z.detach()) / len(index)
                 extra = torch.autograd.grad(
                     (z * dz).sum(), list(model.network.parameters()), allow_unused=True
                 )

@@ -20,7 +20,7 @@ from abps.cohorts.prepare import Rows
 from abps.learn import batches
 from abps.learn.crew import Crew
 from abps.learn.dropout import random_units
-from abps.learn.fused import FusedNetwork
+from abps.learn.fused import FusedNetwork, held
 from abps.learn.kernels import MLPKernel
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
@@ -86,14 +86,14 @@ class StackedLearner(Common):
         after = torch.empty(w.shape)
         after[self._idle] = w[self._idle]
         count = epochs if epochs is not None else self.training.epochs
-        fused, held = self._fused, _held(w)
+        fused, models = self._fused, held(w)
 
         def batched(k: int) -> None:
             self._train_chunk(self._chunks[k], w, after, round, objective, columns, count)
 
         def one_by_one(k: int) -> None:
             assert fused is not None
-            fused.train(self._shares[k], held, after.numpy(), round, objective, columns, count)
+            fused.train(self._shares[k], models, after.numpy(), round, objective, columns, count)
 
         if fused is not None and fused.can(objective):
             wait = self._crew.begin(one_by_one, len(self._shares))
@@ -140,7 +140,9 @@ class StackedLearner(Common):
                     for k, site in enumerate(self.kernel.sites)
                 ]
                 x = x.view(m, b, -1)
-                pull = objective.pull(members, x, w) if objective.pull is not None else None
+                pull = None
+                if objective.contrast is not None:
+                    pull = objective.contrast.pull(members, x, self.representation)
                 if slope_at is not None:
                     slope_at(x, y, weight, draws, pull)
                     slope = gradient
@@ -165,7 +167,7 @@ class StackedLearner(Common):
         start = np.concatenate([[0], np.cumsum(sizes)])
         answers = torch.empty(int(start[-1]))
         if self._fused is not None:
-            self._compiled_logits(_held(w), rows, owner, start, answers)
+            self._compiled_logits(held(w), rows, owner, start, answers)
         else:
             self._batched_logits(w, rows, owner, start, answers)
         return Segments(answers.numpy(), start)
@@ -267,8 +269,3 @@ class StackedLearner(Common):
     def representation(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
         return self.kernel.representation(w, x, Workspace())
-
-
-def _held(w: Tensor) -> Floats:
-    """Models as compiled code reads them: (n, P), or (1, P) where one model was expanded for all."""
-    return (w[:1] if w.stride(0) == 0 else w).contiguous().numpy()

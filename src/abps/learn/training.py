@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.learn.kernels import Kernel, Pull, kernel_for
+from abps.learn.contrast import Contrast
+from abps.learn.kernels import Kernel, kernel_for
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
 from abps.learn.models import MLP, Layout, ModelFactory, initial_weights
@@ -56,11 +57,9 @@ class Objective:
     """What is added to a center's own loss; the default is nothing.
 
     Adds ``strength * (w - anchor) + shift`` to the gradient (proximal, dynamic and control-variate
-    terms are of this form), and the gradient of an extra loss on the representation.
+    terms are of this form), and the gradient of a contrastive loss on the representation.
 
     strength: a number or (n,).  anchor, shift: (P,) or (n, P).
-    pull: given the indices of a chunk's centers (m,) and its batch (m, b, d), a function of the
-    representation z (m, b, units) that returns the gradient of each row's extra loss with respect to z.
     through: given the centers (m,), the step of the round and what is trained (m, Q), the weights
     (m, P) at which the batch's gradient is taken, and the function that carries this gradient (m, P)
     back to the trained quantities (m, Q). Without it, what is trained are the weights themselves.
@@ -69,7 +68,7 @@ class Objective:
     strength: float | Tensor = 0.0
     anchor: Tensor | None = None
     shift: Tensor | None = None
-    pull: Callable[[Tensor, Tensor, Tensor], Pull] | None = None
+    contrast: Contrast | None = None
     through: Callable[[Tensor, int, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]] | None = None
 
     def add(self, w: Tensor, gradient: Tensor, members: Tensor) -> None:
@@ -132,9 +131,6 @@ class Learner(Protocol):
 
         Labels between 0 and 1 are allowed; a center without rows has gradient zero.
         """
-
-    def representation(self, w: Tensor, x: Tensor) -> Tensor:
-        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout."""
 
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Run ``work`` for 0..count-1, in any order; it may ask the learner for more."""
