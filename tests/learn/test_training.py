@@ -12,14 +12,13 @@ from abps.core.errors import RequestError
 from abps.learn import batches
 from abps.learn.contrast import Contrast
 from abps.learn.dropout import DropSite, drop_limit, kept_units
-from abps.learn.fused import FusedNetwork
 from abps.learn.kernels import MLPKernel, ModuleKernel, kernel_for
 from abps.learn.loop import LoopLearner
 from abps.learn.mixtures import mixed, mixtures
 from abps.learn.models import MLP, initial_weights, layout_of
 from abps.learn.optimizers import SGD, Adam
 from abps.learn.stacked import StackedLearner
-from abps.learn.training import Objective, Training
+from abps.learn.training import Lesson, Objective, Training
 from abps.learn.workspace import Workspace
 from federations import tiny
 
@@ -338,12 +337,14 @@ def test_the_compiled_round_equals_the_one_in_batches(optimizer, dropout, monkey
     )
     far = learner.start + 0.1 * torch.randn(w.shape, generator=torch.Generator().manual_seed(0))
     contrast = Objective(contrast=Contrast(learner.start, far, 2.0, 0.5))
+    share = torch.tensor([0.0, 0.3, 1.0, 0.5, 0.2])
+    lesson = Objective(lesson=Lesson(data.validation, share))
     cut = learner.layout.shared(1)
     asked = [{"objective": objective}, {"columns": slice(cut, None)}, {"columns": slice(0, cut), "epochs": 3}]
     if optimizer == "sgd":  # with Adam, a gradient that vanishes for one weight turns rounding into a step
-        asked.append({"objective": contrast})
+        asked += [{"objective": contrast}, {"objective": lesson}]
     fused = [learner.train(w, 2, **ask) for ask in asked]
-    monkeypatch.setattr(FusedNetwork, "can", lambda self, objective: False)
+    monkeypatch.setattr(learner, "_fused", None)
     for got, ask in zip(fused, asked, strict=True):
         torch.testing.assert_close(got, learner.train(w, 2, **ask), atol=2e-6, rtol=1e-5)
 

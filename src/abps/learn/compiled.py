@@ -6,8 +6,8 @@ one center after the other, without the interpreter's lock, so that a thread per
 matrix products are the BLAS of SciPy; everything between two products is one pass over memory.
 
 The functions take plain tuples and arrays: compiled code is kept on disk, and must not depend on the names of
-classes. :class:`Rule`, :class:`Terms`, :class:`Frozen`, :class:`Drop` and :class:`Room` say what such a tuple
-holds.
+classes. :class:`Rule`, :class:`Terms`, :class:`Frozen`, :class:`Taught`, :class:`Prior`, :class:`Drop` and
+:class:`Room` say what such a tuple holds.
 
 Shapes: P parameters in the order of the module, weight (out, in) and bias (out,) of every layer;
 ``widths`` are the layers' units, from the features to the one logit.
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from abps.jit import compiled
+from abps.learn.elementary import normal, softplus
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -71,6 +72,29 @@ class Frozen(NamedTuple):
     far: Floats
 
 
+class Taught(NamedTuple):
+    """Rows (rows, d), their labels and starts, whose loss has a share (n,) in a center's; (0,) for none."""
+
+    share: Floats
+    x: Floats
+    y: Floats
+    start: Ints
+
+
+class Prior(NamedTuple):
+    """What Gaussian weights should stay near, and where their noise comes from.
+
+    say: (n,) weight of the divergence.  center, spread: (n, P), (1, P) for one that all share, or (0, P) for
+    weights that are no Gaussians.  keys: (m, steps) of the noise.  places: (P,) as in ``Drop``.
+    """
+
+    say: Floats
+    center: Floats
+    spread: Floats
+    keys: NDArray[np.uint64]
+    places: Words
+
+
 class Drop(NamedTuple):
     """Dropout of every hidden layer. limit: a unit is dropped where its random float is at most this.
 
@@ -85,9 +109,18 @@ class Drop(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A thread's memory, used again for every center."""
+    """A thread's memory, used again for every center.
 
-    weights: Floats
+    model, lesson, noise, spread, tilt: (P,).  trained, gradient, mean, square: (2 P,), of which weights that
+    are no Gaussians use the first half.
+    """
+
+    model: Floats
+    lesson: Floats
+    noise: Floats
+    spread: Floats
+    tilt: Floats
+    trained: Floats
     gradient: Floats
     mean: Floats
     square: Floats
@@ -108,10 +141,15 @@ def room(widths: Ints, batch: int) -> Room:
         return np.empty(count, dtype=np.float32)
 
     return Room(
-        weights=floats(parameters),
-        gradient=floats(parameters),
-        mean=floats(parameters),
-        square=floats(parameters),
+        model=floats(parameters),
+        lesson=floats(parameters),
+        noise=floats(parameters),
+        spread=floats(parameters),
+        tilt=floats(parameters),
+        trained=floats(2 * parameters),
+        gradient=floats(2 * parameters),
+        mean=floats(2 * parameters),
+        square=floats(2 * parameters),
         x=floats(rows * int(widths[0])),
         y=floats(batch),
         hidden=floats(rows * hidden),
@@ -302,6 +340,71 @@ def _gradient(
 
 
 @compiled
+def _teach(w, g, share, x, y, batch, widths, lesson, hidden, backward, drawn, limit, keys, places):
+    """Blend ``g`` with the gradient on other rows (b, d), without dropout; lesson: room for it."""
+    zero, one = np.float32(0.0), np.float32(1.0)
+    for p in range(len(g)):
+        g[p] *= one - share
+    for at in range(0, len(x), batch):
+        seen, labels, no_turn = x[at : at + batch], y[at : at + batch], backward[:0]
+        rows = len(seen)
+        _gradient(
+            w,
+            lesson,
+            seen,
+            labels,
+            rows,
+            widths,
+            hidden,
+            backward,
+            no_turn,
+            zero,
+            one,
+            drawn,
+            zero,
+            limit,
+            keys,
+            places,
+        )
+        say = np.float32(share * rows / len(x))
+        for p in range(len(g)):
+            g[p] += say * lesson[p]
+
+
+@compiled
+def _draw_weights(both, key, places, noise, spread, tilt, w):
+    """Weights (P,) from means and raw spreads (2 P,); the noise, the spread and its slope ``tilt`` are kept.
+
+    The words are those of ``streams.words``.
+    """
+    low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    mean, raw = both[: len(w)], both[len(w) :]
+    for p in range(len(w)):
+        word = np.uint32(places[p] + low)
+        word = np.uint32(np.uint32(word ^ np.uint32(word >> np.uint32(16))) * np.uint32(0x7FEB352D))
+        word = np.uint32(np.uint32(word ^ np.uint32(word >> np.uint32(15))) + high)
+        word = np.uint32(word * np.uint32(0x846CA68B))
+        noise[p] = normal(np.uint32(word ^ np.uint32(word >> np.uint32(16))))
+    for p in range(len(w)):
+        wide, slope = softplus(raw[p])
+        spread[p] = wide
+        tilt[p] = slope
+        w[p] = mean[p] + wide * noise[p]
+
+
+@compiled
+def _carry_back(g, both, noise, spread, tilt, say, center, width):
+    """From the gradient at drawn weights, in the first half of ``g``, to that of means and raw spreads, with
+    the divergence from the prior."""
+    size = len(noise)
+    mean, first, second = both[:size], g[:size], g[size:]
+    for p in range(size):
+        strength = say / (width[p] * width[p])
+        second[p] = (first[p] * noise[p] + (strength * spread[p] - say / spread[p])) * tilt[p]
+        first[p] += strength * (mean[p] - center[p])
+
+
+@compiled
 def _add(g, w, strength, anchor, shift, i):
     """Add a method's own terms to the gradient of center i."""
     if len(anchor):
@@ -333,11 +436,27 @@ def _adam(w, g, mean, square, lr, decay, step):
 
 @compiled
 def train(
-    members, before, after, x, y, start, orders, epochs, batch, widths, rule, terms, frozen, drop, room
+    members,
+    before,
+    after,
+    x,
+    y,
+    start,
+    orders,
+    epochs,
+    batch,
+    widths,
+    rule,
+    terms,
+    frozen,
+    taught,
+    prior,
+    drop,
+    room,
 ):
     """Local epochs of the centers ``members`` (m,), from rows of ``before`` to those of ``after`` (n, P).
 
-    before: (n, P), or (1, P) where all start from one model.
+    before: (n, P), or (1, P) where all start from one model; (n, 2 P) for means and raw spreads of Gaussians.
 
     x, y: (rows, d), (rows,) of all centers; center i's are start[i]:start[i+1].
     orders: (epochs, m, rows) the order in which they visit their own.
@@ -345,9 +464,16 @@ def train(
     adam, lr, decay, low, high = rule
     strength, anchor, shift = terms
     force, temperature, near, far = frozen
+    share, taught_x, taught_y, taught_start = taught
+    say, center, width, noise_keys, noise_places = prior
     rate, limit, keys, places = drop
-    w, g, means, squares, seats, labels, hidden, backward, turns, drawn = room
+    model, lesson, noise, spread, tilt, trained, gradient, means, squares = room[:9]
+    seats, labels, hidden, backward, turns, drawn = room[9:]
     d, units = widths[0], widths[-2]
+    # What is trained and its gradient; the weights that meet a batch, and theirs.
+    w, g = trained[: before.shape[1]], gradient[: before.shape[1]]
+    gaussian = len(center) > 0
+    met, met_slope = model if gaussian else w, g[: len(model)]
     moving, slope, mean, square = w[low:high], g[low:high], means[low:high], squares[low:high]
     for c in range(len(members)):
         i = members[c]
@@ -358,9 +484,8 @@ def train(
         # Frozen models say the same in every epoch, so they are asked once.
         ways = np.empty((own if len(near) else 0, units), dtype=np.float32)
         if len(near):
-            mine = x[start[i] : start[i + 1]]
             one, other = near[min(i, len(near) - 1)], far[min(i, len(far) - 1)]
-            _ways(one, other, mine, widths, seats, hidden, ways)
+            _ways(one, other, x[start[i] : start[i + 1]], widths, seats, hidden, ways)
         step = 0
         for epoch in range(epochs):
             for at in range(0, own, batch):
@@ -376,9 +501,11 @@ def train(
                 if len(near):
                     for r in range(rows):
                         turn[r * units : (r + 1) * units] = ways[orders[epoch, c, at + r]]
+                if gaussian:
+                    _draw_weights(w, noise_keys[c, step], noise_places, noise, spread, tilt, met)
                 _gradient(
-                    w,
-                    g,
+                    met,
+                    met_slope,
                     seen,
                     labels,
                     rows,
@@ -394,6 +521,27 @@ def train(
                     keys[c, step],
                     places,
                 )
+                if len(share) and share[i] > np.float32(0.0):
+                    mine = slice(taught_start[i], taught_start[i + 1])
+                    _teach(
+                        met,
+                        met_slope,
+                        share[i],
+                        taught_x[mine],
+                        taught_y[mine],
+                        batch,
+                        widths,
+                        lesson,
+                        hidden,
+                        backward,
+                        drawn,
+                        limit,
+                        keys[c, step],
+                        places,
+                    )
+                if gaussian:
+                    around, wide = center[min(i, len(center) - 1)], width[min(i, len(width) - 1)]
+                    _carry_back(g, w, noise, spread, tilt, say[i], around, wide)
                 _add(g, w, strength, anchor, shift, i)
                 step += 1
                 if adam:

@@ -15,6 +15,7 @@ from torch import Tensor
 from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.learn import batches, compiled
+from abps.learn.gaussian import noise_keys
 from abps.learn.kernels import MLPKernel
 from abps.learn.mixtures import Mixtures
 from abps.learn.training import Objective, Training
@@ -41,10 +42,6 @@ class FusedNetwork:
         self._places = streams.places(8 * blocks * max(kernel.hidden))
         self._rooms = threading.local()
 
-    def can(self, objective: Objective) -> bool:
-        """What trains something else than weights is not compiled."""
-        return objective.through is None
-
     def _room(self) -> compiled.Room:
         """This thread's memory."""
         if not hasattr(self._rooms, "room"):
@@ -69,9 +66,10 @@ class FusedNetwork:
         t, rows, ids = self._training, self._data.train, self._ids[members]
         sizes = rows.sizes[members]
         orders = batches.row_orders(self._seed, ids, round, sizes, epochs)
-        first, last, _ = columns.indices(self._size)
+        first, last, _ = columns.indices(before.shape[1])
         rule = compiled.Rule(t.optimizer == "adam", np.float32(t.lr), np.float32(t.weight_decay), first, last)
-        drop = self._drop(ids, round, epochs * -(-int(sizes.max()) // t.batch))
+        steps = epochs * -(-int(sizes.max()) // t.batch)
+        drop = self._drop(ids, round, steps)
         terms = self._terms(objective)
         compiled.train(
             members,
@@ -87,6 +85,8 @@ class FusedNetwork:
             tuple(rule),
             tuple(terms),
             tuple(self._frozen(objective)),
+            tuple(self._taught(objective)),
+            tuple(self._prior(objective, ids, round, steps)),
             tuple(drop),
             tuple(self._room()),
         )
@@ -118,6 +118,25 @@ class FusedNetwork:
             self._rows(given.near),
             self._rows(given.far),
         )
+
+    def _taught(self, objective: Objective) -> compiled.Taught:
+        """Rows that centers learn from besides their own."""
+        given, own = objective.lesson, self._data.train
+        if given is None:
+            return compiled.Taught(np.empty(0, dtype=np.float32), own.x, own.y, own.start)
+        rows = given.rows
+        return compiled.Taught(given.share.float().numpy(), rows.x, rows.y, rows.start)
+
+    def _prior(self, objective: Objective, ids: NDArray[np.uint64], round: int, steps: int) -> compiled.Prior:
+        """The prior of Gaussian weights, and the keys of their noise."""
+        given, places = objective.gaussian, streams.places(self._size)
+        if given is None:
+            none = self._rows(None)
+            keys = np.empty((0, 0), dtype=np.uint64)
+            return compiled.Prior(np.empty(0, dtype=np.float32), none, none, keys, places)
+        keys = noise_keys(self._seed, ids, round, np.arange(steps, dtype=np.uint64))
+        center, spread = self._rows(given.center), self._rows(given.spread)
+        return compiled.Prior(given.say.float().numpy(), center, spread, keys, places)
 
     def _rows(self, value: Tensor | None) -> Floats:
         """(n, P) as it is, (1, P) for one that all share, (0, P) for none."""
@@ -185,7 +204,7 @@ class FusedNetwork:
             rows.start,
             place,
             self._widths,
-            room.weights,
+            room.model,
             room.x,
             room.hidden,
             out,

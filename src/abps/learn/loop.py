@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from abps.cohorts.prepare import Rows
 from abps.learn import batches
 from abps.learn.dropout import kept_units
+from abps.learn.gaussian import noise
 from abps.learn.kernels import with_given_dropout
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
@@ -63,9 +64,10 @@ class LoopLearner(Common):
         pieces = [part for epoch in order for part in np.split(epoch, range(size, len(y), size))]
         for step, piece in enumerate(pieces):
             index = torch.from_numpy(piece)
-            at, back = whole[None], None
-            if objective.through is not None:
-                at, back = objective.through(member, step, whole[None])
+            at = whole[None]
+            if objective.gaussian is not None:
+                drawn = noise(self.seed, ids, round, step, self.layout.size)
+                at = objective.gaussian.drawn(at, drawn)
             torch.nn.utils.vector_to_parameters(at[0].clone(), model.network.parameters())
             kept = kept_units(self.seed, center, round, step, len(piece), self.kernel.sites)
             model.give([torch.from_numpy(m) / (1.0 - s.rate) for m, s in zip(kept, self.kernel.sites)])
@@ -86,8 +88,11 @@ class LoopLearner(Common):
                         for g, p in zip(extra, model.network.parameters())
                     ]
                 )
-            if back is not None:
-                gradient = back(gradient)
+            if objective.lesson is not None:
+                taught = self.gradient(at, objective.lesson.rows, member.numpy())
+                gradient = objective.lesson.blend(gradient, taught, member)
+            if objective.gaussian is not None:
+                gradient = objective.gaussian.back(whole[None], drawn, gradient, member)
             objective.add(whole[None], gradient, member)
             flat.grad = gradient[0][columns].clone()
             optimizer.step()

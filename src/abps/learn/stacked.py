@@ -2,8 +2,7 @@
 
 Every center's model is a row of one matrix; chunks of rows are trained side by side, one thread per core,
 each thread with single-threaded kernels: so the numbers do not depend on how many cores there are. The
-paper's network goes through ``fused``; any other ``nn.Module``, and methods that reach into representations
-or train something else than weights, go in cache-sized batches over centers.
+paper's network goes through ``fused``; any other ``nn.Module`` in cache-sized batches over centers.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from abps.learn import batches
 from abps.learn.crew import Crew
 from abps.learn.dropout import random_units
 from abps.learn.fused import FusedNetwork, held
+from abps.learn.gaussian import noise
 from abps.learn.kernels import MLPKernel
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
@@ -95,7 +95,7 @@ class StackedLearner(Common):
             assert fused is not None
             fused.train(self._shares[k], models, after.numpy(), round, objective, columns, count)
 
-        if fused is not None and fused.can(objective):
+        if fused is not None:
             wait = self._crew.begin(one_by_one, len(self._shares))
         else:
             wait = self._crew.begin(batched, len(self._chunks))
@@ -123,7 +123,9 @@ class StackedLearner(Common):
         whole = columns == slice(None)
         moving = w if whole else w[:, columns].contiguous()
         gradient = space.take("gradient", m, self.layout.size)
-        slope_at = self.kernel.slope(w, gradient, space) if objective.through is None else None
+        gaussian, lesson = objective.gaussian, objective.lesson
+        at = w if gaussian is None else space.take("drawn weights", m, self.layout.size)
+        slope_at = self.kernel.slope(at, gradient, space)
         optimizer = self._optimizer(moving, space)
         orders = batches.row_orders(self.seed, ids, round, chunk.sizes, epochs)
         table = chunk.table(orders, self.data.train.start[chunk.members])
@@ -143,13 +145,15 @@ class StackedLearner(Common):
                 pull = None
                 if objective.contrast is not None:
                     pull = objective.contrast.pull(members, x, self.representation)
-                if slope_at is not None:
-                    slope_at(x, y, weight, draws, pull)
-                    slope = gradient
-                else:
-                    at, back = objective.through(members, done, w)  # type: ignore[misc]
-                    self.kernel.slope(at, gradient, space)(x, y, weight, draws, pull)
-                    slope = back(gradient)
+                if gaussian is not None:
+                    drawn = noise(self.seed, ids, round, done, self.layout.size)
+                    at.copy_(gaussian.drawn(w, drawn))
+                slope_at(x, y, weight, draws, pull)
+                slope = gradient
+                if lesson is not None:
+                    slope = lesson.blend(slope, self.gradient(at, lesson.rows, chunk.members), members)
+                if gaussian is not None:
+                    slope = gaussian.back(w, drawn, slope, members)
                 objective.add(w, slope, members)
                 optimizer.step(slope if whole else slope[:, columns].contiguous())
                 if not whole:

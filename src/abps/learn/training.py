@@ -17,6 +17,7 @@ from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.learn.contrast import Contrast
+from abps.learn.gaussian import Gaussian
 from abps.learn.kernels import Kernel, kernel_for
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
@@ -52,24 +53,43 @@ class Training:
         return MLP(width, self.hidden, self.dropout)
 
 
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """Rows that a center learns from besides its own, all of them at every step and without dropout.
+
+    rows: of every center; labels between 0 and 1 are allowed.  share: (n,) their weight, which is taken from
+    that of the batch.
+    """
+
+    rows: Rows
+    share: Tensor
+
+    def blend(self, gradient: Tensor, taught: Tensor, members: Tensor) -> Tensor:
+        """(m, P) from the gradients on the batch and on these rows."""
+        share = self.share[members, None]
+        return (1.0 - share) * gradient + share * taught
+
+
 @dataclass(frozen=True)
 class Objective:
     """What is added to a center's own loss; the default is nothing.
 
     Adds ``strength * (w - anchor) + shift`` to the gradient (proximal, dynamic and control-variate
-    terms are of this form), and the gradient of a contrastive loss on the representation.
+    terms are of this form), and the gradient of a contrastive loss on the representation. All of it is data,
+    so that compiled code can read it.
 
     strength: a number or (n,).  anchor, shift: (P,) or (n, P).
-    through: given the centers (m,), the step of the round and what is trained (m, Q), the weights
-    (m, P) at which the batch's gradient is taken, and the function that carries this gradient (m, P)
-    back to the trained quantities (m, Q). Without it, what is trained are the weights themselves.
+    lesson: a share of the loss is taken on other rows.
+    gaussian: what is trained are not weights (n, P) but means and raw spreads of weights (n, 2P); anchor and
+    shift are then of these.
     """
 
     strength: float | Tensor = 0.0
     anchor: Tensor | None = None
     shift: Tensor | None = None
     contrast: Contrast | None = None
-    through: Callable[[Tensor, int, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]] | None = None
+    lesson: Lesson | None = None
+    gaussian: Gaussian | None = None
 
     def add(self, w: Tensor, gradient: Tensor, members: Tensor) -> None:
         """Add the terms to the gradients (m, P) of the centers ``members`` at the weights (m, P)."""
