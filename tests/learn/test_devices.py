@@ -18,14 +18,16 @@ from abps.cohorts.prepare import Prepared
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.learn import compiled, devices, dropout
+from abps.learn.contrast import Contrast
 from abps.learn.devices import CPU, device_name, find_device
 from abps.learn.dropout import random_units
+from abps.learn.gaussian import Gaussian
 from abps.learn.loop import LoopLearner
 from abps.learn.mixtures import mixtures
 from abps.learn.models import MLP
 from abps.learn.optimizers import Adam
 from abps.learn.stacked import StackedLearner
-from abps.learn.training import Learner, Objective, Training
+from abps.learn.training import Learner, Lesson, Objective, Training
 from abps.learn.workspace import Workspace
 from federations import tiny
 from pretend_device import THERE, MixedDevices, PretendDevice
@@ -87,16 +89,9 @@ def ask(learner: Learner, data: Prepared) -> Asked:
         shift=torch.linspace(-0.1, 0.1, n * size).view(n, -1),
     )
 
-    def pull(members: Tensor, x: Tensor, at: Tensor):
-        near = learner.representation(w[members], x)
-        return lambda z: 0.1 * (z - near)
-
-    def through(members: Tensor, step: int, value: Tensor):
-        def back(gradient: Tensor) -> Tensor:
-            return 2 * gradient + 0.1 * learner.gradient(value, data.validation, members.numpy())
-
-        return 2 * value, back
-
+    both = torch.cat([w, torch.full_like(w, -3.0)], dim=1)
+    lesson = Lesson(data.validation, torch.linspace(0, 0.5, n))
+    prior = Gaussian(learner.start, w.abs() + 0.1, torch.linspace(0.01, 0.02, n))
     cut = learner.layout.shared(1)
     sent = w[:, :cut].flip(0).contiguous()
     parts = mixtures(np.array([0, 2, 2]), np.array([1, 0, 1]), np.array([1, 0, 2]), np.ones(n, np.float32))
@@ -109,8 +104,11 @@ def ask(learner: Learner, data: Prepared) -> Asked:
             "terms": learner.train(w, 1, objective),
             "one anchor each": learner.train(w, 1, Objective(0.5, w.flip(0))),
             "columns": learner.train(w, 1, columns=slice(cut, None), epochs=3),
-            "pull": learner.train(w, 1, Objective(pull=pull)),
-            "through": learner.train(w, 1, Objective(through=through)),
+            "contrast": learner.train(w, 1, Objective(contrast=Contrast(learner.start, w.flip(0), 0.5, 0.5))),
+            "lesson": learner.train(
+                w, 1, Objective(lesson=Lesson(data.validation, torch.linspace(0, 0.5, n)))
+            ),
+            "gaussian": learner.train(both, 1, Objective(gaussian=prior)),
             "logits": torch.from_numpy(learner.logits(w, data.test).values),
             "logits of owners": torch.from_numpy(learner.logits(w[:2], data.test, np.array([3, 0])).values),
             "logits of none": torch.from_numpy(learner.logits(w[:0], data.test).values),
@@ -211,13 +209,16 @@ def test_a_tensor_left_on_the_cpu_is_found(plant, monkeypatch) -> None:
             learner.train(w, 1, Objective(0.1, w))
 
 
-def test_a_method_that_leaves_a_tensor_on_the_cpu_is_found() -> None:
+def test_a_lesson_that_stays_on_the_cpu_is_found(monkeypatch) -> None:
     data = tiny(SIZES)
+    monkeypatch.setattr(
+        Lesson, "blend", lambda self, gradient, taught, members: gradient * self.share[members, None]
+    )
     with PretendDevice():
         learner = StackedLearner(data, TRAINING, TRAINING.model, SEED, THERE)
         w = learner.start.expand(data.size, -1)
         with pytest.raises(MixedDevices):
-            learner.train(w, 1, Objective(pull=lambda members, x, at: lambda z: z * w[members, None, :1]))
+            learner.train(w, 1, Objective(lesson=Lesson(data.validation, torch.ones(data.size))))
 
 
 @pytest.mark.parametrize("rows,units", [(1, 3), (16, 5), (37, 64)])

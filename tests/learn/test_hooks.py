@@ -1,4 +1,4 @@
-"""What methods ask of a learner besides training: full gradients, representations, training through a map."""
+"""What methods ask of a learner besides training: full gradients, contrasts of representations, lessons."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from abps.cohorts.prepare import Prepared, Rows
+from abps.learn.contrast import Contrast
 from abps.learn.loop import LoopLearner
 from abps.learn.models import MLP
 from abps.learn.stacked import StackedLearner
-from abps.learn.training import Objective, Training
+from abps.learn.training import Lesson, Objective, Training
 
 PLAIN = Training(batch=16, dropout=0.0)
 
@@ -86,41 +87,41 @@ def test_representation_is_the_modules_own(ready: Prepared, factory) -> None:
 
 @pytest.mark.parametrize("factory", [PLAIN.model, lambda width: Other(width, 0.0)])
 @pytest.mark.parametrize("kind", [StackedLearner, LoopLearner])
-def test_pull_adds_the_gradient_of_a_loss_on_the_representation(ready: Prepared, kind, factory) -> None:
-    """One SGD step on BCE + mean |z|^2, against autograd on the sum."""
+def test_a_contrast_adds_the_gradient_of_its_loss(ready: Prepared, kind, factory) -> None:
+    """One SGD step on BCE + 3 * contrast, against autograd on the sum."""
     training = Training(epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
     network = factory(ready.width)
     learner = kind(ready, training, factory, 11)
     w = models(learner, 6)
-    square = Objective(pull=lambda members, x, w: lambda z: 2.0 * z)
-    after = learner.train(w, 1, square)
+    near, far = learner.start, w.flip(0)  # one for all, one for each
+    after = learner.train(w, 1, Objective(contrast=Contrast(near, far, 3.0, 0.5)))
+
+    def represent(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        torch.nn.utils.vector_to_parameters(weights.clone(), network.parameters())
+        return network.representation(x)
+
     for i in range(6):
         mine = ready.train.only(i)
-        torch.nn.utils.vector_to_parameters(w[i].clone(), network.parameters())
         x = torch.from_numpy(mine.x)
+        shown = [represent(model, x).detach() for model in (near, far[i])]
+        z = represent(w[i], x)
+        like = torch.stack([F.cosine_similarity(z, other, dim=-1) for other in shown], dim=1)
         loss = F.binary_cross_entropy_with_logits(network(x).reshape(-1), torch.from_numpy(mine.y))
-        loss = loss + (network.representation(x) ** 2).sum(1).mean()
+        loss = loss + 3.0 * F.cross_entropy(like / 0.5, torch.zeros(len(x), dtype=torch.long))
         slope = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
         torch.testing.assert_close(after[i], w[i] - 0.1 * slope, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("factory", [PLAIN.model, lambda width: Other(width, 0.0)])
 @pytest.mark.parametrize("kind", [StackedLearner, LoopLearner])
-def test_training_through_a_map_is_the_chain_rule(ready: Prepared, kind) -> None:
-    """Trained through w = 2 v with SGD, v moves by twice the gradient at w."""
-    training = Training(epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
-    learner = kind(ready, training, training.model, 11)
-    v = models(learner, 6) / 2
-    seen: list[int] = []
-
-    def through(members: torch.Tensor, step: int, value: torch.Tensor):
-        seen.append(step)
-        return 2 * value, lambda gradient: 2 * gradient
-
-    after = learner.train(v, 1, Objective(through=through))
-    wanted = v - 0.1 * 2 * learner.gradient(2 * v, ready.train)
-    torch.testing.assert_close(after, wanted, rtol=1e-4, atol=1e-6)
-    assert set(seen) == {0}
-    seen.clear()
-    more = Training(epochs=3, batch=32, dropout=0.0, hidden=(128, 64))
-    kind(ready, more, more.model, 11).train(v, 1, Objective(through=through))
-    assert set(seen) == set(range(3 * -(-int(ready.train.sizes.max()) // 32)))
+def test_a_lesson_has_its_share_in_every_step(ready: Prepared, kind, factory) -> None:
+    training = Training(epochs=1, batch=32, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
+    short = ready.train.sizes <= 32  # centers of one step
+    assert short.any()
+    learner = kind(ready, training, factory, 11)
+    w, rows = models(learner, 6), ready.validation
+    share = torch.tensor([0.0, 0.4, 1.0, 0.4, 0.7, 0.2])
+    after = learner.train(w, 1, Objective(lesson=Lesson(rows, share)))
+    own, other = learner.gradient(w, ready.train), learner.gradient(w, rows)
+    wanted = w - 0.1 * ((1 - share[:, None]) * own + share[:, None] * other)
+    torch.testing.assert_close(after[short], wanted[short], rtol=1e-4, atol=1e-6)

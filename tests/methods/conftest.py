@@ -10,7 +10,6 @@ import pytest
 from abps.cohorts.prepare import Prepared
 from abps.core import streams
 from abps.core.ledger import Ledger
-from abps.learn.fused import FusedNetwork
 from abps.learn.loop import LoopLearner
 from abps.learn.stacked import StackedLearner
 from abps.learn.training import Training
@@ -35,13 +34,6 @@ def world(ready: Prepared) -> Callable[..., World]:
         return World(learner, data, streams.center_ids(data.centers), 11, 50)
 
     return make
-
-
-@pytest.fixture
-def batched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All training in batches over centers, so that methods with and without a term of their own on the
-    representation round alike."""
-    monkeypatch.setattr(FusedNetwork, "can", lambda self, objective: False)
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 
 from abps.core import streams
 from abps.core.errors import RequestError
+from abps.learn.gaussian import noise
 from abps.learn.training import Training
-from abps.methods.bnn import BNN, State, draws, pooled, raw_of
+from abps.methods.bnn import BNN, State, pooled, raw_of
 from abps.methods.fedavg import FedAvg
 
 QUIET = Training(weight_decay=0.0, dropout=0.0)
@@ -48,8 +49,8 @@ def test_gradient_is_autograds_of_the_bound(world, one_step, prior) -> None:
     state = method.init(here)
     size = here.learner.layout.size
     both = torch.cat([state.models, state.raw], dim=1) + 0.01
-    after = here.learner.train(both, 1, method.objective(here, state, 1))
-    noise = draws(here, torch.arange(here.n), 1, 0, size)
+    after = here.learner.train(both, 1, method.objective(here, state))
+    drawn = noise(here.seed, here.ids, 1, 0, size)
     network = one_step.model(here.data.width)
     names = [name for name, _ in network.named_parameters()]
     shapes = [p.shape for p in network.parameters()]
@@ -57,7 +58,7 @@ def test_gradient_is_autograds_of_the_bound(world, one_step, prior) -> None:
         mine = here.data.train.only(i)
         v = both[i].clone().requires_grad_()
         mean, spread = v[:size], F.softplus(v[size:])
-        parts = torch.split(mean + spread * noise[i], [s.numel() for s in shapes])
+        parts = torch.split(mean + spread * drawn[i], [s.numel() for s in shapes])
         values = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes)}
         logits = torch.func.functional_call(network, values, (torch.from_numpy(mine.x),))
         about = Normal(0.0, 0.3)
@@ -67,15 +68,6 @@ def test_gradient_is_autograds_of_the_bound(world, one_step, prior) -> None:
         loss = loss + 5.0 / len(mine.y) * kl_divergence(Normal(mean, spread), about).sum()
         (slope,) = torch.autograd.grad(loss, v)
         torch.testing.assert_close(after[i], both[i] - 0.1 * slope, rtol=1e-3, atol=1e-5)
-
-
-def test_every_center_step_and_round_has_its_own_noise(world) -> None:
-    here = world(QUIET)
-    one = draws(here, torch.tensor([0, 1]), 1, 0, 1000)
-    assert torch.equal(one[1], draws(here, torch.tensor([1]), 1, 0, 1000)[0])
-    others = [draws(here, torch.tensor([0]), t, s, 1000)[0] for t, s in ((1, 1), (2, 0))]
-    for other in (one[1], *others):
-        assert abs(float(torch.corrcoef(torch.stack([one[0], other]))[0, 1])) < 0.15
 
 
 def test_raw_of_inverts_softplus() -> None:
@@ -108,10 +100,10 @@ def test_predictions_are_the_mean_probability(world) -> None:
     rng = streams.generator(here.seed, "sample-weights")
     network, total = QUIET.model(here.data.width).eval(), 0.0
     for _ in range(60):
-        noise = torch.from_numpy(rng.standard_normal(here.learner.layout.size, dtype=np.float32))
+        drawn = torch.from_numpy(rng.standard_normal(here.learner.layout.size, dtype=np.float32))
         chances = []
         for i in range(here.n):
-            w = state.models[i] + F.softplus(state.raw[i]) * noise
+            w = state.models[i] + F.softplus(state.raw[i]) * drawn
             torch.nn.utils.vector_to_parameters(w, network.parameters())
             chances.append(torch.sigmoid(network(torch.from_numpy(here.data.test.only(i).x))))
         total = total + torch.cat(chances).detach()

@@ -110,3 +110,17 @@ def places(count: int) -> NDArray[np.uint32]:
     """(count,) a well-mixed number for every place."""
     mixed = bits(0, "words", 0, 0, np.arange(count, dtype=np.uint64))
     return (mixed >> _U64(32)).astype(np.uint32)
+
+
+def words(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint32]:
+    """(streams, count) random words, good in all their bits.
+
+    The place is shifted by one half of a stream's key, by the other between two rounds of mixing (the
+    multipliers and shifts are those of C. Wellons' hash-prospector for 32 bits).
+    """
+    low = (keys & _U64(0xFFFFFFFF)).astype(np.uint32)[:, None]
+    high = (keys >> _U64(32)).astype(np.uint32)[:, None]
+    x = places(count) + low
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    x = ((x ^ (x >> np.uint32(15))) + high) * np.uint32(0x846CA68B)
+    return np.asarray(x ^ (x >> np.uint32(16)))

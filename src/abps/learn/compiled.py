@@ -6,7 +6,8 @@ one center after the other, without the interpreter's lock, so that a thread per
 matrix products are the BLAS of SciPy; everything between two products is one pass over memory.
 
 The functions take plain tuples and arrays: compiled code is kept on disk, and must not depend on the names of
-classes. :class:`Rule`, :class:`Terms`, :class:`Drop` and :class:`Room` say what such a tuple holds.
+classes. :class:`Rule`, :class:`Terms`, :class:`Frozen`, :class:`Taught`, :class:`Prior`, :class:`Drop` and
+:class:`Room` say what such a tuple holds.
 
 Shapes: P parameters in the order of the module, weight (out, in) and bias (out,) of every layer;
 ``widths`` are the layers' units, from the features to the one logit.
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from abps.jit import compiled
+from abps.learn.elementary import normal, softplus
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -58,6 +60,41 @@ class Terms(NamedTuple):
     shift: Floats
 
 
+class Frozen(NamedTuple):
+    """Two models that do not move, whose representations those in training turn to and from.
+
+    near, far: (n, P), (1, P) for one that all share, or (0, P) for none.  See ``contrast``.
+    """
+
+    strength: np.float32
+    temperature: np.float32
+    near: Floats
+    far: Floats
+
+
+class Taught(NamedTuple):
+    """Rows (rows, d), their labels and starts, whose loss has a share (n,) in a center's; (0,) for none."""
+
+    share: Floats
+    x: Floats
+    y: Floats
+    start: Ints
+
+
+class Prior(NamedTuple):
+    """What Gaussian weights should stay near, and where their noise comes from.
+
+    say: (n,) weight of the divergence.  center, spread: (n, P), (1, P) for one that all share, or (0, P) for
+    weights that are no Gaussians.  keys: (m, steps) of the noise.  places: (P,) as in ``Drop``.
+    """
+
+    say: Floats
+    center: Floats
+    spread: Floats
+    keys: NDArray[np.uint64]
+    places: Words
+
+
 class Drop(NamedTuple):
     """Dropout of every hidden layer. limit: a unit is dropped where its random float is at most this.
 
@@ -72,9 +109,18 @@ class Drop(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A thread's memory, used again for every center."""
+    """A thread's memory, used again for every center.
 
-    weights: Floats
+    model, lesson, noise, spread, tilt: (P,).  trained, gradient, mean, square: (2 P,), of which weights that
+    are no Gaussians use the first half.
+    """
+
+    model: Floats
+    lesson: Floats
+    noise: Floats
+    spread: Floats
+    tilt: Floats
+    trained: Floats
     gradient: Floats
     mean: Floats
     square: Floats
@@ -82,6 +128,7 @@ class Room(NamedTuple):
     y: Floats
     hidden: Floats
     back: Floats
+    turn: Floats
     drawn: Words
 
 
@@ -94,14 +141,20 @@ def room(widths: Ints, batch: int) -> Room:
         return np.empty(count, dtype=np.float32)
 
     return Room(
-        weights=floats(parameters),
-        gradient=floats(parameters),
-        mean=floats(parameters),
-        square=floats(parameters),
+        model=floats(parameters),
+        lesson=floats(parameters),
+        noise=floats(parameters),
+        spread=floats(parameters),
+        tilt=floats(parameters),
+        trained=floats(2 * parameters),
+        gradient=floats(2 * parameters),
+        mean=floats(2 * parameters),
+        square=floats(2 * parameters),
         x=floats(rows * int(widths[0])),
         y=floats(batch),
         hidden=floats(rows * hidden),
         back=floats(batch * hidden),
+        turn=floats(batch * int(widths[-2])),
         drawn=np.empty(rows * int(widths[1:].max()), dtype=np.uint32),
     )
 
@@ -151,6 +204,14 @@ def _activate_and_drop(hidden, bias, rows, units, drawn, limit, scale):
 
 
 @compiled
+def _drop(hidden, rows, units, drawn, limit, scale):
+    """Drop units and scale what is kept."""
+    zero = np.float32(0.0)
+    for p in range(rows * units):
+        hidden[p] = zero if drawn[p] <= limit else hidden[p] * scale
+
+
+@compiled
 def _backwards(back, hidden, slope, rows, units, scale):
     """Gradient before a hidden layer's activation, in place, and its sum over rows, the bias's gradient.
 
@@ -167,10 +228,48 @@ def _backwards(back, hidden, slope, rows, units, scale):
 
 
 @compiled
-def _gradient(w, g, x, y, rows, widths, hidden, backward, drawn, rate, limit, keys, places):
+def _size(z):
+    """The length of a vector, and not zero."""
+    return max(np.sqrt(np.dot(z, z)), np.float32(1e-8))
+
+
+@compiled
+def _contrast(turn, hidden, rows, units, strength, temperature):
+    """From ``turn`` (rows, units), the way d from near's direction to far's, to the gradient of the
+    contrastive loss before the activation, in place.
+
+    With e = z / |z|, the loss's gradient is sigmoid(d.e / tau) / (tau |z|) times the part of d across e.
+    """
+    zero, one = np.float32(0.0), np.float32(1.0)
+    for r in range(rows):
+        z, way = hidden[r * units : (r + 1) * units], turn[r * units : (r + 1) * units]
+        size = _size(z)
+        along = np.dot(way, z) / size
+        wrong = one / (one + np.float32(np.exp(-along / temperature)))
+        force, back = strength * wrong / (temperature * size), along / size
+        for u in range(units):
+            # A unit of zero passes nothing on, so that a representation of zero, without a direction, stays.
+            way[u] = force * (way[u] - back * z[u]) if z[u] > zero else zero
+
+
+@compiled
+def _add_turn(back, turn, slope, rows, units):
+    """Add the contrastive gradient to that before the last hidden layer, and to its bias's gradient."""
+    for r in range(rows):
+        row, way = back[r * units : (r + 1) * units], turn[r * units : (r + 1) * units]
+        for u in range(units):
+            row[u] += way[u]
+            slope[u] += way[u]
+
+
+@compiled
+def _gradient(
+    w, g, x, y, rows, widths, hidden, backward, turn, force, temperature, drawn, rate, limit, keys, places
+):
     """Gradient of the mean loss over a batch, written to ``g``.
 
     hidden, backward: room for all layers.  keys: (layers,) of this step's dropout.
+    turn: (rows * units,) the way from near's direction to far's, which is used up, or (0,).
     """
     depth = len(widths) - 2
     scale = np.float32(1.0)
@@ -188,6 +287,12 @@ def _gradient(w, g, x, y, rows, widths, hidden, backward, drawn, rate, limit, ke
         np.dot(before, matrix.T, out)
         if dropping:
             _draw(keys[k], places, drawn, rows, units)
+        if k == depth - 1 and len(turn):
+            _activate(flat, bias, rows, units)
+            _contrast(turn, flat, rows, units, np.float32(force / rows), temperature)
+            if dropping:
+                _drop(flat, rows, units, chance, limit, scale)
+        elif dropping:
             _activate_and_drop(flat, bias, rows, units, chance, limit, scale)
         else:
             _activate(flat, bias, rows, units)
@@ -219,6 +324,8 @@ def _gradient(w, g, x, y, rows, widths, hidden, backward, drawn, rate, limit, ke
         flat = backward[filled : filled + rows * units]
         bias = g[at + units * inside : at + units * (inside + 1)]
         _backwards(flat, hidden[filled : filled + rows * units], bias, rows, units, scale)
+        if k == depth - 1 and len(turn):
+            _add_turn(flat, turn, bias, rows, units)
         slope = g[at : at + units * inside].reshape((units, inside))
         upstream = flat.reshape((rows, units))
         if k == 0:
@@ -230,6 +337,71 @@ def _gradient(w, g, x, y, rows, widths, hidden, backward, drawn, rate, limit, ke
             matrix = w[at : at + units * inside].reshape((units, inside))
             down = backward[filled : filled + rows * inside].reshape((rows, inside))
             np.dot(upstream, matrix, down)
+
+
+@compiled
+def _teach(w, g, share, x, y, batch, widths, lesson, hidden, backward, drawn, limit, keys, places):
+    """Blend ``g`` with the gradient on other rows (b, d), without dropout; lesson: room for it."""
+    zero, one = np.float32(0.0), np.float32(1.0)
+    for p in range(len(g)):
+        g[p] *= one - share
+    for at in range(0, len(x), batch):
+        seen, labels, no_turn = x[at : at + batch], y[at : at + batch], backward[:0]
+        rows = len(seen)
+        _gradient(
+            w,
+            lesson,
+            seen,
+            labels,
+            rows,
+            widths,
+            hidden,
+            backward,
+            no_turn,
+            zero,
+            one,
+            drawn,
+            zero,
+            limit,
+            keys,
+            places,
+        )
+        say = np.float32(share * rows / len(x))
+        for p in range(len(g)):
+            g[p] += say * lesson[p]
+
+
+@compiled
+def _draw_weights(both, key, places, noise, spread, tilt, w):
+    """Weights (P,) from means and raw spreads (2 P,); the noise, the spread and its slope ``tilt`` are kept.
+
+    The words are those of ``streams.words``.
+    """
+    low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    mean, raw = both[: len(w)], both[len(w) :]
+    for p in range(len(w)):
+        word = np.uint32(places[p] + low)
+        word = np.uint32(np.uint32(word ^ np.uint32(word >> np.uint32(16))) * np.uint32(0x7FEB352D))
+        word = np.uint32(np.uint32(word ^ np.uint32(word >> np.uint32(15))) + high)
+        word = np.uint32(word * np.uint32(0x846CA68B))
+        noise[p] = normal(np.uint32(word ^ np.uint32(word >> np.uint32(16))))
+    for p in range(len(w)):
+        wide, slope = softplus(raw[p])
+        spread[p] = wide
+        tilt[p] = slope
+        w[p] = mean[p] + wide * noise[p]
+
+
+@compiled
+def _carry_back(g, both, noise, spread, tilt, say, center, width):
+    """From the gradient at drawn weights, in the first half of ``g``, to that of means and raw spreads, with
+    the divergence from the prior."""
+    size = len(noise)
+    mean, first, second = both[:size], g[:size], g[size:]
+    for p in range(size):
+        strength = say / (width[p] * width[p])
+        second[p] = (first[p] * noise[p] + (strength * spread[p] - say / spread[p])) * tilt[p]
+        first[p] += strength * (mean[p] - center[p])
 
 
 @compiled
@@ -263,19 +435,45 @@ def _adam(w, g, mean, square, lr, decay, step):
 
 
 @compiled
-def train(members, before, after, x, y, start, orders, epochs, batch, widths, rule, terms, drop, room):
+def train(
+    members,
+    before,
+    after,
+    x,
+    y,
+    start,
+    orders,
+    epochs,
+    batch,
+    widths,
+    rule,
+    terms,
+    frozen,
+    taught,
+    prior,
+    drop,
+    room,
+):
     """Local epochs of the centers ``members`` (m,), from rows of ``before`` to those of ``after`` (n, P).
 
-    before: (n, P), or (1, P) where all start from one model.
+    before: (n, P), or (1, P) where all start from one model; (n, 2 P) for means and raw spreads of Gaussians.
 
     x, y: (rows, d), (rows,) of all centers; center i's are start[i]:start[i+1].
     orders: (epochs, m, rows) the order in which they visit their own.
     """
     adam, lr, decay, low, high = rule
     strength, anchor, shift = terms
+    force, temperature, near, far = frozen
+    share, taught_x, taught_y, taught_start = taught
+    say, center, width, noise_keys, noise_places = prior
     rate, limit, keys, places = drop
-    w, g, means, squares, seats, labels, hidden, backward, drawn = room
-    d = widths[0]
+    model, lesson, noise, spread, tilt, trained, gradient, means, squares = room[:9]
+    seats, labels, hidden, backward, turns, drawn = room[9:]
+    d, units = widths[0], widths[-2]
+    # What is trained and its gradient; the weights that meet a batch, and theirs.
+    w, g = trained[: before.shape[1]], gradient[: before.shape[1]]
+    gaussian = len(center) > 0
+    met, met_slope = model if gaussian else w, g[: len(model)]
     moving, slope, mean, square = w[low:high], g[low:high], means[low:high], squares[low:high]
     for c in range(len(members)):
         i = members[c]
@@ -283,6 +481,11 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
         w[:] = before[min(i, len(before) - 1)]
         mean[:] = np.float32(0.0)
         square[:] = np.float32(0.0)
+        # Frozen models say the same in every epoch, so they are asked once.
+        ways = np.empty((own if len(near) else 0, units), dtype=np.float32)
+        if len(near):
+            one, other = near[min(i, len(near) - 1)], far[min(i, len(far) - 1)]
+            _ways(one, other, x[start[i] : start[i + 1]], widths, seats, hidden, ways)
         step = 0
         for epoch in range(epochs):
             for at in range(0, own, batch):
@@ -294,21 +497,51 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
                         seat[f] = row[f]
                     labels[r] = y[k]
                 seen = seats[: rows * d].reshape((rows, d))
+                turn = turns[: rows * units if len(near) else 0]
+                if len(near):
+                    for r in range(rows):
+                        turn[r * units : (r + 1) * units] = ways[orders[epoch, c, at + r]]
+                if gaussian:
+                    _draw_weights(w, noise_keys[c, step], noise_places, noise, spread, tilt, met)
                 _gradient(
-                    w,
-                    g,
+                    met,
+                    met_slope,
                     seen,
                     labels,
                     rows,
                     widths,
                     hidden,
                     backward,
+                    turn,
+                    force,
+                    temperature,
                     drawn,
                     rate,
                     limit,
                     keys[c, step],
                     places,
                 )
+                if len(share) and share[i] > np.float32(0.0):
+                    mine = slice(taught_start[i], taught_start[i + 1])
+                    _teach(
+                        met,
+                        met_slope,
+                        share[i],
+                        taught_x[mine],
+                        taught_y[mine],
+                        batch,
+                        widths,
+                        lesson,
+                        hidden,
+                        backward,
+                        drawn,
+                        limit,
+                        keys[c, step],
+                        places,
+                    )
+                if gaussian:
+                    around, wide = center[min(i, len(center) - 1)], width[min(i, len(width) - 1)]
+                    _carry_back(g, w, noise, spread, tilt, say[i], around, wide)
                 _add(g, w, strength, anchor, shift, i)
                 step += 1
                 if adam:
@@ -320,11 +553,9 @@ def train(members, before, after, x, y, start, orders, epochs, batch, widths, ru
 
 
 @compiled
-def _finish(w, widths, rows, hidden, out):
-    """Logits of one model from its first layer's products, which stand at the front of ``hidden``.
-
-    rows: how many it has products for; out: logits of the first of them.
-    """
+def _represent(w, widths, rows, hidden):
+    """(rows, units) the last hidden layer of one model from its first layer's products, which stand at the
+    front of ``hidden``."""
     depth = len(widths) - 2
     units = widths[1]
     at, filled = units * widths[0], 0
@@ -341,10 +572,40 @@ def _finish(w, widths, rows, hidden, out):
         before = layer
         at += units * (inside + 1)
         filled += rows * units
-    units = widths[depth]
-    np.dot(before[: len(out)], w[at : at + units], out)
+    return before
+
+
+@compiled
+def _finish(w, widths, rows, hidden, out):
+    """Logits of one model from its first layer's products, which stand at the front of ``hidden``.
+
+    rows: how many it has products for; out: logits of the first of them.
+    """
+    last = _represent(w, widths, rows, hidden)
+    at = len(w) - 1
+    np.dot(last[: len(out)], w[at - widths[-2] : at], out)
     for r in range(len(out)):
-        out[r] += w[at + units]
+        out[r] += w[at]
+
+
+@compiled
+def _ways(near, far, x, widths, seats, hidden, out):
+    """(b, units) on rows (b, d), the way from the direction of near's representation to that of far's."""
+    inside, units = widths[0], widths[1]
+    for at in range(0, len(x), ANSWERED_AT_ONCE):
+        here = out[at : at + ANSWERED_AT_ONCE]
+        seen = _fours(x[at : at + ANSWERED_AT_ONCE], seats)
+        rows = len(seen)
+        here[:] = np.float32(0.0)
+        for model, sign in ((near, np.float32(-1.0)), (far, np.float32(1.0))):
+            first = model[: units * inside].reshape((units, inside)).T
+            np.dot(seen, first, hidden[: rows * units].reshape((rows, units)))
+            z = _represent(model, widths, rows, hidden)
+            for r in range(len(here)):
+                row, shown = here[r], z[r]
+                scale = sign / _size(shown)
+                for u in range(len(row)):
+                    row[u] += scale * shown[u]
 
 
 @compiled

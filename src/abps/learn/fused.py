@@ -15,12 +15,18 @@ from torch import Tensor
 from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.learn import batches, compiled
+from abps.learn.gaussian import noise_keys
 from abps.learn.kernels import MLPKernel
 from abps.learn.mixtures import Mixtures
 from abps.learn.training import Objective, Training
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+
+def held(w: Tensor) -> Floats:
+    """Models as compiled code reads them: (n, P), or (1, P) where one model was expanded for all."""
+    return (w[:1] if w.stride(0) == 0 else w).contiguous().numpy()
 
 
 class FusedNetwork:
@@ -35,10 +41,6 @@ class FusedNetwork:
         blocks = -(-training.batch // 16)
         self._places = streams.places(8 * blocks * max(kernel.hidden))
         self._rooms = threading.local()
-
-    def can(self, objective: Objective) -> bool:
-        """What works on representations, or trains something else than weights, is not compiled."""
-        return objective.pull is None and objective.through is None
 
     def _room(self) -> compiled.Room:
         """This thread's memory."""
@@ -64,9 +66,10 @@ class FusedNetwork:
         t, rows, ids = self._training, self._data.train, self._ids[members]
         sizes = rows.sizes[members]
         orders = batches.row_orders(self._seed, ids, round, sizes, epochs)
-        first, last, _ = columns.indices(self._size)
+        first, last, _ = columns.indices(before.shape[1])
         rule = compiled.Rule(t.optimizer == "adam", np.float32(t.lr), np.float32(t.weight_decay), first, last)
-        drop = self._drop(ids, round, epochs * -(-int(sizes.max()) // t.batch))
+        steps = epochs * -(-int(sizes.max()) // t.batch)
+        drop = self._drop(ids, round, steps)
         terms = self._terms(objective)
         compiled.train(
             members,
@@ -81,6 +84,9 @@ class FusedNetwork:
             self._widths,
             tuple(rule),
             tuple(terms),
+            tuple(self._frozen(objective)),
+            tuple(self._taught(objective)),
+            tuple(self._prior(objective, ids, round, steps)),
             tuple(drop),
             tuple(self._room()),
         )
@@ -100,11 +106,43 @@ class FusedNetwork:
         strength = np.full(self._data.size, each, dtype=np.float32)
         return compiled.Terms(strength, self._rows(objective.anchor), self._rows(objective.shift))
 
+    def _frozen(self, objective: Objective) -> compiled.Frozen:
+        """The models that representations are compared with."""
+        given = objective.contrast
+        if given is None:
+            none = self._rows(None)
+            return compiled.Frozen(np.float32(0.0), np.float32(1.0), none, none)
+        return compiled.Frozen(
+            np.float32(given.strength),
+            np.float32(given.temperature),
+            self._rows(given.near),
+            self._rows(given.far),
+        )
+
+    def _taught(self, objective: Objective) -> compiled.Taught:
+        """Rows that centers learn from besides their own."""
+        given, own = objective.lesson, self._data.train
+        if given is None:
+            return compiled.Taught(np.empty(0, dtype=np.float32), own.x, own.y, own.start)
+        rows = given.rows
+        return compiled.Taught(given.share.float().numpy(), rows.x, rows.y, rows.start)
+
+    def _prior(self, objective: Objective, ids: NDArray[np.uint64], round: int, steps: int) -> compiled.Prior:
+        """The prior of Gaussian weights, and the keys of their noise."""
+        given, places = objective.gaussian, streams.places(self._size)
+        if given is None:
+            none = self._rows(None)
+            keys = np.empty((0, 0), dtype=np.uint64)
+            return compiled.Prior(np.empty(0, dtype=np.float32), none, none, keys, places)
+        keys = noise_keys(self._seed, ids, round, np.arange(steps, dtype=np.uint64))
+        center, spread = self._rows(given.center), self._rows(given.spread)
+        return compiled.Prior(given.say.float().numpy(), center, spread, keys, places)
+
     def _rows(self, value: Tensor | None) -> Floats:
         """(n, P) as it is, (1, P) for one that all share, (0, P) for none."""
         if value is None:
             return np.empty((0, self._size), dtype=np.float32)
-        return value.contiguous().numpy().reshape(-1, self._size)
+        return held(value.reshape(-1, value.shape[-1]))
 
     def logits(self, models: Floats, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Floats) -> None:
         """Logits of the models ``which`` (k, P), or of one (1, P), on owners' rows, from ``place`` on."""
@@ -139,5 +177,5 @@ class FusedNetwork:
         """
         room = self._room()
         where = rows.x, rows.start, place
-        memory = room.weights, room.x, room.hidden
+        memory = room.model, room.x, room.hidden
         compiled.mixed_answers(own, others, parts.plain(), which, where, self._widths, memory, out)

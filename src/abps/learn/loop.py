@@ -17,6 +17,7 @@ from abps.cohorts.prepare import Rows
 from abps.learn import batches
 from abps.learn.devices import CPU
 from abps.learn.dropout import kept_units
+from abps.learn.gaussian import noise
 from abps.learn.kernels import with_given_dropout
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
@@ -65,9 +66,10 @@ class LoopLearner(Common):
         pieces = [part for epoch in order for part in np.split(epoch, range(size, len(y), size))]
         for step, piece in enumerate(pieces):
             index = torch.from_numpy(piece)
-            at, back = whole[None], None
-            if objective.through is not None:
-                at, back = objective.through(member, step, whole[None])
+            at = whole[None]
+            if objective.gaussian is not None:
+                drawn = noise(self.seed, ids, round, step, self.layout.size)
+                at = objective.gaussian.drawn(at, drawn)
             torch.nn.utils.vector_to_parameters(at[0].clone(), model.network.parameters())
             kept = kept_units(self.seed, center, round, step, len(piece), self.kernel.sites)
             model.give([torch.from_numpy(m) / (1.0 - s.rate) for m, s in zip(kept, self.kernel.sites)])
@@ -75,9 +77,10 @@ class LoopLearner(Common):
             loss = F.binary_cross_entropy_with_logits(model.network(x[index]).reshape(-1), y[index])
             loss.backward()
             gradient = torch.cat([p.grad.reshape(-1) for p in model.network.parameters()])[None]  # type: ignore[union-attr]
-            if objective.pull is not None:
+            if objective.contrast is not None:
                 z = model.network.representation(x[index])[None]  # type: ignore[operator]
-                dz = objective.pull(member, x[index][None], whole[None])(z.detach()) / len(index)
+                pull = objective.contrast.pull(member, x[index][None], self.representation)
+                dz = pull(z.detach()) / len(index)
                 extra = torch.autograd.grad(
                     (z * dz).sum(), list(model.network.parameters()), allow_unused=True
                 )
@@ -87,8 +90,11 @@ class LoopLearner(Common):
                         for g, p in zip(extra, model.network.parameters())
                     ]
                 )
-            if back is not None:
-                gradient = back(gradient)
+            if objective.lesson is not None:
+                taught = self.gradient(at, objective.lesson.rows, member.numpy())
+                gradient = objective.lesson.blend(gradient, taught, member)
+            if objective.gaussian is not None:
+                gradient = objective.gaussian.back(whole[None], drawn, gradient, member)
             terms.add(whole[None], gradient)
             flat.grad = gradient[0][columns].clone()
             optimizer.step()

@@ -2,8 +2,7 @@
 
 Every center's model is a row of one matrix; chunks of rows are trained side by side, one thread per core,
 each thread with single-threaded kernels: so the numbers do not depend on how many cores there are. The
-paper's network goes through ``fused``; any other ``nn.Module``, and methods that reach into representations
-or train something else than weights, go in cache-sized batches over centers.
+paper's network goes through ``fused``; any other ``nn.Module`` in cache-sized batches over centers.
 
 On a device that was asked for (see ``devices``) everything goes in batches, as many centers at once as fit
 into a gigabyte, one batch after the other. Models come from the CPU and go back there: the state of methods
@@ -27,7 +26,8 @@ from abps.learn import batches
 from abps.learn.crew import Crew
 from abps.learn.devices import CPU
 from abps.learn.dropout import random_units
-from abps.learn.fused import FusedNetwork
+from abps.learn.fused import FusedNetwork, held
+from abps.learn.gaussian import noise
 from abps.learn.kernels import MLPKernel
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
@@ -124,16 +124,16 @@ class StackedLearner(Common):
         after = torch.empty(w.shape)
         after[self._idle] = w[self._idle]
         count = epochs if epochs is not None else self.training.epochs
-        fused, held = self._fused, _held(w)
+        fused, models = self._fused, held(w)
 
         def batched(k: int) -> None:
             self._train_chunk(self._chunks[k], w, after, round, objective, columns, count)
 
         def one_by_one(k: int) -> None:
             assert fused is not None
-            fused.train(self._shares[k], held, after.numpy(), round, objective, columns, count)
+            fused.train(self._shares[k], models, after.numpy(), round, objective, columns, count)
 
-        if fused is not None and fused.can(objective):
+        if fused is not None:
             wait = self._crew.begin(one_by_one, len(self._shares))
         else:
             wait = self._begin_batches(batched, len(self._chunks))
@@ -161,7 +161,9 @@ class StackedLearner(Common):
         whole = columns == slice(None)
         moving = w if whole else w[:, columns].contiguous()
         gradient = space.take("gradient", m, self.layout.size)
-        slope_at = self.kernel.slope(w, gradient, space) if objective.through is None else None
+        gaussian, lesson = objective.gaussian, objective.lesson
+        at = w if gaussian is None else space.take("drawn weights", m, self.layout.size)
+        slope_at = self.kernel.slope(at, gradient, space)
         optimizer, terms = self._optimizer(moving, space), objective.terms(members, self._there)
         orders = batches.row_orders(self.seed, ids, round, chunk.sizes, epochs)
         table = torch.from_numpy(chunk.table(orders, self.data.train.start[chunk.members])).to(self._there)
@@ -177,14 +179,18 @@ class StackedLearner(Common):
                     random_units(self.seed, ids, round, done, k, b, site.units, space)
                     for k, site in enumerate(self.kernel.sites)
                 ]
-                pull = objective.pull(members, x, w) if objective.pull is not None else None
-                if slope_at is not None:
-                    slope_at(x, y, weight, draws, pull)
-                    slope = gradient
-                else:
-                    at, back = objective.through(members, done, w)  # type: ignore[misc]
-                    self.kernel.slope(at, gradient, space)(x, y, weight, draws, pull)
-                    slope = back(gradient)
+                pull = None
+                if objective.contrast is not None:
+                    pull = objective.contrast.pull(members, x, self.representation)
+                if gaussian is not None:
+                    drawn = noise(self.seed, ids, round, done, self.layout.size).to(self._there)
+                    at.copy_(gaussian.drawn(w, drawn))
+                slope_at(x, y, weight, draws, pull)
+                slope = gradient
+                if lesson is not None:
+                    slope = lesson.blend(slope, self.gradient(at, lesson.rows, chunk.members), members)
+                if gaussian is not None:
+                    slope = gaussian.back(w, drawn, slope, members)
                 terms.add(w, slope)
                 optimizer.step(slope if whole else slope[:, columns].contiguous())
                 if not whole:
@@ -202,7 +208,7 @@ class StackedLearner(Common):
         start = np.concatenate([[0], np.cumsum(sizes)])
         answers = torch.empty(int(start[-1]))
         if self._fused is not None:
-            self._compiled_logits(_held(w), rows, owner, start, answers)
+            self._compiled_logits(held(w), rows, owner, start, answers)
         else:
             self._batched_logits(w, rows, owner, start, answers)
         return Segments(answers.numpy(), start)
@@ -307,8 +313,3 @@ class StackedLearner(Common):
         stands where the batches do."""
         there = self._there
         return self.kernel.representation(w.to(there), x.to(there), Workspace(there)).to(x.device)
-
-
-def _held(w: Tensor) -> Floats:
-    """Models as compiled code reads them: (n, P), or (1, P) where one model was expanded for all."""
-    return (w[:1] if w.stride(0) == 0 else w).contiguous().numpy()

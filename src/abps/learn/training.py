@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.learn.kernels import Kernel, Pull, kernel_for
+from abps.learn.contrast import Contrast
+from abps.learn.gaussian import Gaussian
+from abps.learn.kernels import Kernel, kernel_for
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
 from abps.learn.models import MLP, Layout, ModelFactory, initial_weights
@@ -52,29 +54,45 @@ class Training:
         return MLP(width, self.hidden, self.dropout)
 
 
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """Rows that a center learns from besides its own, all of them at every step and without dropout.
+
+    rows: of every center; labels between 0 and 1 are allowed.  share: (n,) their weight, which is taken from
+    that of the batch.
+    """
+
+    rows: Rows
+    share: Tensor
+
+    def blend(self, gradient: Tensor, taught: Tensor, members: Tensor) -> Tensor:
+        """(m, P) from the gradients on the batch and on these rows."""
+        share = self.share[members, None].to(gradient.device)
+        return (1.0 - share) * gradient + share * taught
+
+
 @dataclass(frozen=True)
 class Objective:
     """What is added to a center's own loss; the default is nothing.
 
     Adds ``strength * (w - anchor) + shift`` to the gradient (proximal, dynamic and control-variate
-    terms are of this form), and the gradient of an extra loss on the representation.
+    terms are of this form), and the gradient of a contrastive loss on the representation. All of it is data,
+    so that compiled code can read it.
 
     strength: a number or (n,).  anchor, shift: (P,) or (n, P).
-    pull: given the indices of a chunk's centers (m,) and its batch (m, b, d), a function of the
-    representation z (m, b, units) that returns the gradient of each row's extra loss with respect to z.
-    through: given the centers (m,), the step of the round and what is trained (m, Q), the weights
-    (m, P) at which the batch's gradient is taken, and the function that carries this gradient (m, P)
-    back to the trained quantities (m, Q). Without it, what is trained are the weights themselves.
+    lesson: a share of the loss is taken on other rows.
+    gaussian: what is trained are not weights (n, P) but means and raw spreads of weights (n, 2P); anchor and
+    shift are then of these.
 
-    A learner may compute on a device: batches, weights, representations and gradients that it hands out stand
-    there, and what is given back must too. Centers are indices on the CPU, where the state of methods is.
+    A learner may compute on a device; all of this stands on the CPU, where the state of methods is.
     """
 
     strength: float | Tensor = 0.0
     anchor: Tensor | None = None
     shift: Tensor | None = None
-    pull: Callable[[Tensor, Tensor, Tensor], Pull] | None = None
-    through: Callable[[Tensor, int, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]] | None = None
+    contrast: Contrast | None = None
+    lesson: Lesson | None = None
+    gaussian: Gaussian | None = None
 
     def terms(self, members: Tensor, device: torch.device) -> Terms:
         """What is added for the centers ``members`` (m,), on a device."""
@@ -149,10 +167,6 @@ class Learner(Protocol):
 
         Labels between 0 and 1 are allowed; a center without rows has gradient zero.
         """
-
-    def representation(self, w: Tensor, x: Tensor) -> Tensor:
-        """(m, b, units) the last hidden layer of models (m, P) on their batches (m, b, d), no dropout; it
-        stands where the batches do."""
 
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Run ``work`` for 0..count-1, in any order; it may ask the learner for more."""

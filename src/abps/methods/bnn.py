@@ -15,7 +15,6 @@ The noise does the work of dropout, which is off by default.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +28,7 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger
 from abps.core.matching import Rest
+from abps.learn.gaussian import Gaussian
 from abps.learn.metrics import Segments
 from abps.learn.training import Objective, Training
 from abps.methods.base import Method, Outcome, Wire, World, center_weights, weighted_mean
@@ -40,6 +40,11 @@ class State:
 
     models: Tensor
     raw: Tensor
+
+    @property
+    def held(self) -> slice:
+        """The rows that differ: the first stands for all where all centers hold what the server sent."""
+        return slice(0, 1) if self.models.stride(0) == 0 else slice(None)
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,8 @@ class BNN(Method):
     def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
         """Train means and spreads, send both up, average, send both down."""
         size = state.models.shape[1]
-        both = torch.cat([state.models, state.raw], dim=1)
-        trained = world.learner.train(both, t, self.objective(world, state, t))
+        both = torch.cat([state.models[state.held], state.raw[state.held]], dim=1).expand(world.n, -1)
+        trained = world.learner.train(both, t, self.objective(world, state))
         mean, raw = trained[:, :size].contiguous(), trained[:, size:].contiguous()
         wire = Wire(self.codec)
         traffic = bytes_of.star(world.n, 2 * wire.payload(world))
@@ -108,53 +113,29 @@ class BNN(Method):
         raw = wire.deliver(world, raw_of(spread)[None], second, server=True).expand(world.n, -1)
         return State(mean, raw), Outcome.of_star(world.n, traffic)
 
-    def objective(self, world: World, state: State, t: int) -> Objective:
-        """The gradient at drawn weights, carried back to means and raw spreads."""
-        size = state.models.shape[1]
-        say = self.kl / world.sizes().clamp_min(1.0)
-
-        def through(members: Tensor, step: int, both: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-            mean, raw = both[:, :size], both[:, size:]
-            spread = F.softplus(raw)
-            there = both.device
-            noise = draws(world, members, t, step, size).to(there)
-
-            def back(gradient: Tensor) -> Tensor:
-                around, width = torch.zeros((), device=there), torch.full((), self.prior_sigma, device=there)
-                if self.prior == "global":
-                    around, width = state.models[members].to(there), F.softplus(state.raw[members].to(there))
-                weight = say[members, None].to(there)
-                d_mean = gradient + weight * (mean - around) / width**2
-                d_spread = gradient * noise + weight * (spread / width**2 - 1.0 / spread)
-                return torch.cat([d_mean, d_spread * torch.sigmoid(raw)], dim=1)
-
-            return mean + spread * noise, back
-
-        return Objective(through=through)
+    def objective(self, world: World, state: State) -> Objective:
+        """Means and raw spreads are trained; the prior, and its say in a center's loss."""
+        center, spread = (
+            torch.zeros(world.learner.layout.size),
+            torch.full_like(state.raw[0], self.prior_sigma),
+        )
+        if self.prior == "global":
+            center = state.models[state.held].expand(world.n, -1)
+            spread = F.softplus(state.raw[state.held]).expand(world.n, -1)
+        return Objective(gaussian=Gaussian(center, spread, self.kl / world.sizes().clamp_min(1.0)))
 
     def logits(self, world: World, state: State, rows: Rows) -> Segments:
         """Log-odds of the mean probability over the draws."""
         if self.evaluate == "means":
             return world.learner.logits(state.models, rows)
         rng = streams.generator(world.seed, "sample-weights")
-        # Where all centers hold what the server sent, the weights are drawn once for all.
-        held = slice(0, 1) if state.models.stride(0) == 0 else slice(None)
-        mean, spread = state.models[held], F.softplus(state.raw[held])
+        mean, spread = state.models[state.held], F.softplus(state.raw[state.held])
         total = torch.zeros(len(rows.y), dtype=torch.float64)
         for _ in range(self.samples):
             noise = torch.from_numpy(rng.standard_normal(spread.shape[1], dtype=np.float32))
             answer = world.learner.logits((mean + spread * noise).expand(world.n, -1), rows)
             total += torch.sigmoid(torch.from_numpy(answer.values).double())
         return Segments(torch.logit(total / self.samples, eps=1e-12).float().numpy(), rows.start)
-
-
-def draws(world: World, members: Tensor, t: int, step: int, size: int) -> Tensor:
-    """(m, P) standard normal numbers of some centers for one step of a round, each from its own stream."""
-    noise = np.empty((len(members), size), dtype=np.float32)
-    for row, center in zip(noise, world.ids[members.numpy()].tolist()):
-        rng = streams.generator(world.seed, "sample-weights", (t << 20) + step, center)
-        rng.standard_normal(dtype=np.float32, out=row)
-    return torch.from_numpy(noise)
 
 
 def raw_of(spread: Tensor) -> Tensor:

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger
-from abps.learn.kernels import Pull
-from abps.learn.training import PLAIN, Learner, Objective
+from abps.learn.contrast import Contrast
+from abps.learn.training import PLAIN, Objective
 from abps.methods.base import Models, Outcome, World
 from abps.methods.fedavg import FedAvg
 
@@ -54,35 +53,13 @@ class MOON(FedAvg):
         self, world: World, state: State, t: int, ledger: Ledger
     ) -> tuple[State, Outcome]:
         """FedAvg's round, with the contrastive loss."""
-        objective = PLAIN if ledger.closed else self.contrast(world.learner, state)
+        objective = PLAIN if ledger.closed else self.objective(state)
         trained = world.learner.train(state.models, t, objective)
         after, outcome = self.exchange(world, state, trained.clone(), t, ledger)
         return State(after.models, trained), outcome
 
-    def contrast(self, learner: Learner, state: State) -> Objective:
-        """The contrastive loss as a pull on the representation."""
+    def objective(self, state: State) -> Objective:  # type: ignore[override]
+        """Near what was received, away from what was learned the round before."""
         if self.mu == 0.0:
             return PLAIN
-
-        def pull(members: Tensor, x: Tensor, w: Tensor) -> Pull:
-            near = learner.representation(state.models[members], x)
-            far = learner.representation(state.previous[members], x)
-            return lambda z: self.mu * contrastive_gradient(z, near, far, self.temperature)
-
-        return Objective(pull=pull)
-
-
-def contrastive_gradient(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
-    """Gradient of l with respect to z; all (..., units). A representation of zero has no direction: zero."""
-    size = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp_min(1e-8)
-    z, near, far = z / size, _direction(near), _direction(far)
-    like_near = (z * near).sum(-1, keepdim=True)
-    like_far = (z * far).sum(-1, keepdim=True)
-    wrong = torch.sigmoid((like_far - like_near) / temperature)
-    turn = (far - like_far * z) - (near - like_near * z)
-    return torch.where(z.abs().sum(-1, keepdim=True) > 0, turn * (wrong / (temperature * size)), 0.0)
-
-
-def _direction(z: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return z / length.clamp_min(1e-8)
+        return Objective(contrast=Contrast(state.models, state.previous, self.mu, self.temperature))

@@ -19,7 +19,6 @@ control bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,7 +33,7 @@ from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Answer, Plan, Rest, propose
 from abps.learn.metrics import Segments, labels_of, log_loss
-from abps.learn.training import PLAIN, Learner, Objective
+from abps.learn.training import PLAIN, Learner, Lesson, Objective
 from abps.methods import graphs
 from abps.methods.base import Method, Outcome, Wire, World
 from abps.wire.codecs import codec
@@ -104,7 +103,7 @@ class WPFed(Method):
 
     def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
         """Train, publish codes, find neighbours, exchange, rank."""
-        objective = PLAIN if state.teacher is None else self.distil(state.learner, state.teacher)
+        objective = PLAIN if state.teacher is None else self.distil(state.teacher)
         trained = state.learner.train(state.models, t, objective)
         after = replace(state, models=trained, teacher=None)
         if ledger.closed:
@@ -159,20 +158,11 @@ class WPFed(Method):
         answers = sum(frame_size(codec("fp32"), int(r)) for r in rows)
         return spent + Traffic(answers // 2, answers, 4 * world.data.width * int(rows.sum()))
 
-    def distil(self, learner: Learner, teacher: Teacher) -> Objective:
+    def distil(self, teacher: Teacher) -> Objective:
         """The own loss and, on the reference rows, the divergence from the neighbours' prediction."""
-        taught = torch.from_numpy(teacher.taught)
-
-        def through(members: Tensor, step: int, w: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-            def back(gradient: Tensor) -> Tensor:
-                # Cross-entropy against a probability has the gradient of the divergence from it.
-                lesson = learner.gradient(w, teacher.rows, members.numpy())
-                blend = self.alpha * gradient + (1.0 - self.alpha) * lesson
-                return torch.where(taught[members, None].to(w.device), blend, gradient)
-
-            return w, back
-
-        return Objective(through=through)
+        # Cross-entropy against a probability has the gradient of the divergence from it.
+        share = (1.0 - self.alpha) * torch.from_numpy(teacher.taught).float()
+        return Objective(lesson=Lesson(teacher.rows, share))
 
 
 def set_aside(data: Prepared, share: float) -> tuple[Rows, Rows]:
