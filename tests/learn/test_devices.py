@@ -105,9 +105,7 @@ def ask(learner: Learner, data: Prepared) -> Asked:
             "one anchor each": learner.train(w, 1, Objective(0.5, w.flip(0))),
             "columns": learner.train(w, 1, columns=slice(cut, None), epochs=3),
             "contrast": learner.train(w, 1, Objective(contrast=Contrast(learner.start, w.flip(0), 0.5, 0.5))),
-            "lesson": learner.train(
-                w, 1, Objective(lesson=Lesson(data.validation, torch.linspace(0, 0.5, n)))
-            ),
+            "lesson": learner.train(w, 1, Objective(lesson=lesson)),
             "gaussian": learner.train(both, 1, Objective(gaussian=prior)),
             "logits": torch.from_numpy(learner.logits(w, data.test).values),
             "logits of owners": torch.from_numpy(learner.logits(w[:2], data.test, np.array([3, 0])).values),
