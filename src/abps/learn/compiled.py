@@ -153,8 +153,8 @@ def room(widths: Ints, batch: int) -> Room:
         x=floats(rows * int(widths[0])),
         y=floats(batch),
         hidden=floats(rows * hidden),
-        back=floats(batch * hidden),
-        turn=floats(batch * int(widths[-2])),
+        back=floats(rows * hidden),
+        turn=floats(rows * int(widths[-2])),
         drawn=np.empty(rows * int(widths[1:].max()), dtype=np.uint32),
     )
 
@@ -264,13 +264,15 @@ def _add_turn(back, turn, slope, rows, units):
 
 @compiled
 def _gradient(
-    w, g, x, y, rows, widths, hidden, backward, turn, force, temperature, drawn, rate, limit, keys, places
+    w, g, x, y, real, widths, hidden, backward, turn, force, temperature, drawn, rate, limit, keys, places
 ):
     """Gradient of the mean loss over a batch, written to ``g``.
 
+    real: how many of the rows x (rows, d) count; the others, zeros, only fill up what the products like.
     hidden, backward: room for all layers.  keys: (layers,) of this step's dropout.
     turn: (rows * units,) the way from near's direction to far's, which is used up, or (0,).
     """
+    rows = len(x)
     depth = len(widths) - 2
     scale = np.float32(1.0)
     dropping = rate > np.float32(0.0)
@@ -289,7 +291,7 @@ def _gradient(
             _draw(keys[k], places, drawn, rows, units)
         if k == depth - 1 and len(turn):
             _activate(flat, bias, rows, units)
-            _contrast(turn, flat, rows, units, np.float32(force / rows), temperature)
+            _contrast(turn, flat, rows, units, np.float32(force / real), temperature)
             if dropping:
                 _drop(flat, rows, units, chance, limit, scale)
         elif dropping:
@@ -305,11 +307,12 @@ def _gradient(
     error = backward[filled : filled + rows]
     np.dot(before, last, error)
     total = np.float32(0.0)
-    share = np.float32(1.0 / rows)
-    for r in range(rows):
+    share = np.float32(1.0 / real)
+    for r in range(real):
         z = error[r] + w[at + units]
         error[r] = (np.float32(1.0) / (np.float32(1.0) + np.float32(np.exp(-z))) - y[r]) * share
         total += error[r]
+    error[real:] = np.float32(0.0)
     g[at + units] = total
     np.dot(error, before, g[at : at + units])
     filled -= rows * units
@@ -496,9 +499,12 @@ def train(
                     for f in range(d):
                         seat[f] = row[f]
                     labels[r] = y[k]
-                seen = seats[: rows * d].reshape((rows, d))
-                turn = turns[: rows * units if len(near) else 0]
+                full = (rows + 3) // 4 * 4
+                seats[rows * d : full * d] = np.float32(0.0)
+                seen = seats[: full * d].reshape((full, d))
+                turn = turns[: full * units if len(near) else 0]
                 if len(near):
+                    turn[rows * units :] = np.float32(0.0)
                     for r in range(rows):
                         turn[r * units : (r + 1) * units] = ways[orders[epoch, c, at + r]]
                 if gaussian:
