@@ -1,4 +1,8 @@
-"""Functions in machine code: compiled when first called, without the interpreter's lock, kept on disk."""
+"""Functions in machine code: compiled when first called, without the interpreter's lock, kept on disk.
+
+What is kept is thrown away when its own file changes, and only then: after changing a compiled function that
+another file calls, touch that file too.
+"""
 
 from __future__ import annotations
 
