@@ -108,14 +108,21 @@ def judged(
         center.append(np.repeat(who, k))
         peer.append(mine.ravel())
         phi.append(credit.shapley(np.concatenate([parts, whole[who, None]], axis=1)).ravel())
-    for i in np.flatnonzero(degree > credit.EXACT_UP_TO).tolist():
+    many = np.flatnonzero(degree > credit.EXACT_UP_TO)
+    sampled = [np.zeros(0)] * len(many)
+
+    def sample(k: int) -> None:
+        i = int(many[k])
         rng = streams.generator(world.seed, "permutations", t, int(world.ids[i]))
         orders = np.stack([rng.permutation(degree[i]) for _ in range(permutations)])
 
-        def ask(masks: list[int], i: int = i) -> Floats:
+        def ask(masks: list[int]) -> Floats:
             return utility(np.full(len(masks), i), *flat([coalition(partners[i], mask) for mask in masks]))
 
-        center.append(np.full(degree[i], i))
-        peer.append(partners[i])
-        phi.append(credit.sampled_shapley(orders, ask, tolerance))
+        sampled[k] = credit.sampled_shapley(orders, ask, tolerance)
+
+    world.learner.each(sample, len(many))
+    center.append(np.repeat(many, degree[many]))
+    peer += [partners[i] for i in many.tolist()]
+    phi += sampled
     return replace(meeting, center=np.concatenate(center), peer=np.concatenate(peer), phi=np.concatenate(phi))
