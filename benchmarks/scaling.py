@@ -176,6 +176,7 @@ def rounds_figure(found: dict[str, list[dict[str, Any]]]) -> Figure:
                 fontsize=6,
                 ha="center",
             )
+        axes.margins(0.12)  # room for the memory beside the points
         axes.grid(alpha=0.25, lw=0.5)
         axes.legend(fontsize=7)
     return figure
