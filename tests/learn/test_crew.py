@@ -13,7 +13,7 @@ from abps.learn.crew import Crew
 
 @pytest.mark.parametrize("cores", [1, 2, 5])
 def test_every_piece_is_done_once(cores, monkeypatch):
-    monkeypatch.setattr("abps.learn.crew.available_cores", lambda: cores)
+    monkeypatch.setattr("abps.learn.crew.available_cores", lambda: list(range(cores)))
     crew = Crew()
     for count in (0, 1, 7, 100):
         done = np.zeros(count, dtype=int)
@@ -26,7 +26,7 @@ def test_every_piece_is_done_once(cores, monkeypatch):
 
 
 def test_work_starts_before_it_is_waited_for(monkeypatch):
-    monkeypatch.setattr("abps.learn.crew.available_cores", lambda: 2)
+    monkeypatch.setattr("abps.learn.crew.available_cores", lambda: [0, 1])
     started, finish = threading.Event(), None
     done = []
 
@@ -42,7 +42,7 @@ def test_work_starts_before_it_is_waited_for(monkeypatch):
 
 @pytest.mark.parametrize("bad", [0, 4])
 def test_an_error_is_raised_where_the_work_is_waited_for(bad, monkeypatch):
-    monkeypatch.setattr("abps.learn.crew.available_cores", lambda: 2)
+    monkeypatch.setattr("abps.learn.crew.available_cores", lambda: [0, 1])
 
     def work(k):
         if k == bad:
@@ -57,7 +57,7 @@ def test_an_error_is_raised_where_the_work_is_waited_for(bad, monkeypatch):
 
 
 def test_work_may_ask_for_more_work(monkeypatch):
-    monkeypatch.setattr("abps.learn.crew.available_cores", lambda: 2)
+    monkeypatch.setattr("abps.learn.crew.available_cores", lambda: [0, 1])
     crew, done = Crew(), np.zeros((6, 5), dtype=int)
 
     def outer(i):

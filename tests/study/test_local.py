@@ -80,7 +80,7 @@ def test_workers_that_got_ready_are_used_and_others_are_ended(tmp_path):
     plan = make_plan(Request((SMALL,), ("fedavg",), (1,), 1))
     with Local(jobs=2) as local:
         local.get_ready(2)
-        ready = list(local._ready)
+        ready = list(local._ready.values())
         outcome = conduct(plan, tmp_path, local)
         assert outcome.computed == 1
     assert len(ready) == min(2, len(os.sched_getaffinity(0)))

@@ -43,7 +43,7 @@ def app(asked: str = "") -> typer.Typer:
         pass
 
     for name, register in COMMANDS.items():
-        if asked in (name, "") or asked not in COMMANDS:
+        if asked == name or asked not in COMMANDS:
             register(cli)
     return cli
 

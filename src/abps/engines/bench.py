@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from abps.cohorts.prepare import Prepared, Rows
 from abps.core.ledger import Ledger
+from abps.cores import available_cores
 from abps.engines.simulate import Track
-from abps.learn.crew import available_cores
 from abps.learn.stacked import StackedLearner
 from abps.learn.training import Training
 from abps.methods.base import World
@@ -151,7 +151,7 @@ def measure(
     data: Prepared, turns: int = 5, loop_centers: int = 24, progress: Progress | None = None
 ) -> Speed:
     """Engine, loop and roof in turns; medians of each, and of the ratios within a turn."""
-    training, cores = Training(), available_cores()
+    training, cores = Training(), len(available_cores())
     learner = StackedLearner(data, training, training.model, 1)
     w = learner.start.expand(data.size, -1).clone()
     few = min(loop_centers, data.size)

@@ -7,26 +7,21 @@ and the numbers would depend on how many cores there are.
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 
+from abps.cores import available_cores
 from abps.learn.compiled import BLAS
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Crew:
     """Its threads live as long as it does, so that their buffers are used again."""
 
     def __init__(self) -> None:
-        self.cores = available_cores()
+        self.cores = len(available_cores())
         self._local = threading.local()
         self._helpers = ThreadPoolExecutor(max(1, self.cores - 1), thread_name_prefix="abps-learner")
 

@@ -69,8 +69,9 @@ class Wire:
         """
         senders = np.array([SERVER], dtype=np.uint64) if server else world.ids
         keys = streams.bits(world.seed, "codec", t, senders)
-        base = self.base(world.learner.start, weights.shape[1]).numpy()
-        common = NOTHING if self.reference == "none" else base
+        common = NOTHING
+        if self.reference != "none":
+            common = self.base(world.learner.start, weights.shape[1]).numpy()
         arrived = torch.empty(weights.shape)
         sent, seen = weights.numpy(), arrived.numpy()
         blocks = np.array_split(np.arange(len(weights)), -(-len(weights) // 32))

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import abps
 from abps.core.errors import RequestError
+from abps.cores import available_cores
 
 if TYPE_CHECKING:
     from abps.study.plan import PlannedRun
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
 
 #: What workers said: (number of the worker, event), or nothing when it is gone.
 Heard = queue.Queue[tuple[int, dict[str, Any] | None]]
-
-
-def available_cores() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def share_cores(cores: Sequence[int], jobs: int | None, runs: int) -> list[list[int]]:
@@ -116,7 +110,7 @@ class Local:
     def __init__(self, jobs: int | None = None) -> None:
         self._jobs = jobs
         self._heard: Heard = queue.Queue()
-        self._ready: list[_Worker] = []
+        self._ready: dict[int, _Worker] = {}
 
     def __enter__(self) -> Local:
         return self
@@ -124,14 +118,14 @@ class Local:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self._ready:
+        for worker in self._ready.values():
             worker.end()
         self._ready.clear()
 
     def get_ready(self, runs: int) -> None:
         """Start the workers for so many runs: importing what they need takes a few seconds."""
         for number, _ in enumerate(share_cores(available_cores(), self._jobs, runs)):
-            self._ready.append(_Worker(number, self._heard))
+            self._ready[number] = _Worker(number, self._heard)
 
     def __call__(self, study: Study, todo: Sequence[PlannedRun], board: Board) -> None:
         """Compute runs; failures are told to the board and noted in the study."""
@@ -144,9 +138,8 @@ class Local:
         workers: dict[int, _Worker] = {}
 
         def start(number: int) -> None:
-            ready = [worker for worker in self._ready if worker.number == number]
-            workers[number] = ready[0] if ready else _Worker(number, self._heard)
-            self._ready = [worker for worker in self._ready if worker not in ready]
+            ready = self._ready.pop(number) if number in self._ready else None
+            workers[number] = ready or _Worker(number, self._heard)
             workers[number].begin(study.root, shares[number])
 
         try:
