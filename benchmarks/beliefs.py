@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from abps import simulate
-from abps.cohorts.federation import Federation
-from abps.cohorts.prepare import Prepared, Rows, prepare
-from abps.cohorts.table import load
 from abps.core.usefulness import Usefulness, normal_cdf
+from abps.data.federation import Federation
+from abps.data.prepare import Prepared, Rows, prepare
+from abps.data.table import load
+from abps.learn.batched import StackedLearner
 from abps.learn.metrics import auroc, labels_of
-from abps.learn.stacked import StackedLearner
 from abps.learn.training import Training
 
 #: Normal quantiles of central intervals.

@@ -24,11 +24,12 @@ from matplotlib.figure import Figure
 
 from abps.core import streams
 from abps.core.ledger import Ledger
-from abps.engines import bench, bench_scale
-from abps.learn.stacked import StackedLearner
+from abps.learn.batched import StackedLearner
 from abps.learn.training import Training
 from abps.methods.abps import ABPS, Selection
 from abps.methods.base import World
+from abps.simulator import speed as bench
+from abps.simulator import speed_scale as bench_scale
 
 CENTERS = (8, 32, 128, 512, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 #: (goal, κ, name, largest size). A center that rests looks at every free one: diversity makes many rest.

@@ -26,15 +26,15 @@ from pathlib import Path
 import polars as pl
 import psutil
 
-from abps.cohorts.builtin import builtin_table
-from abps.cohorts.codebook import merged
-from abps.cohorts.prepare import codebook
 from abps.core.errors import RequestError
-from abps.engines.agreement import Agreement
-from abps.engines.flare import kits
-from abps.engines.flare.recipe import Waits
-from abps.engines.flare.submit import connected, submit
-from abps.engines.sitefile import SiteFile
+from abps.data.codebook import merged
+from abps.data.prepare import codebook
+from abps.data.synthetic.builtin import builtin_table
+from abps.sites.agreement import Agreement
+from abps.sites.flare import kits
+from abps.sites.flare.recipe import Waits
+from abps.sites.flare.submit import connected, submit
+from abps.sites.sitefile import SiteFile
 
 #: Loaded by the relay's processes: adds up the frames that come in, by who sent them.
 COUNTER = """

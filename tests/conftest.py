@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
 import torch
 from hypothesis import settings
 
-from abps.cohorts.federation import Federation
-from abps.cohorts.prepare import Prepared, prepare
+from abps.data.federation import Federation
+from abps.data.prepare import Prepared, prepare
+
+#: Open clinical data, beside the project.
+DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
 # Machines differ and are shared: no test may fail because a single example was slow. The same examples
 # every time: a red build must be red again when somebody looks into it.
@@ -59,3 +66,27 @@ def tiny() -> Federation:
 def ready(tiny: Federation) -> Prepared:
     """The tiny federation prepared for seed 11."""
     return prepare(tiny, 11)
+
+
+@pytest.fixture(scope="session")
+def data() -> Callable[[str], Path]:
+    """The folder of one open data set; the test is skipped where it is absent."""
+
+    def folder(name: str) -> Path:
+        path = DATA / name
+        if not path.exists():
+            pytest.skip(f"the open data {name} are not beside the project (shared/data)")
+        return path
+
+    return folder
+
+
+@pytest.fixture
+def mimic_copy(data: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of the MIMIC-IV demo that a test may spoil."""
+    source, target = data("mimic-iv-demo-2.2"), tmp_path / "mimic"
+    for part in ("hosp", "icu"):
+        (target / part).mkdir(parents=True)
+        for file in (source / part).iterdir():
+            shutil.copyfile(file, target / part / file.name)
+    return target

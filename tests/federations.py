@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from abps.cohorts.prepare import Prepared, Rows
+from abps.data.prepare import Prepared, Rows
 
 
 def tiny(

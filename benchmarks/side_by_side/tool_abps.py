@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from work import LEARNING_RATE, SIZES, both_orders, finish, task, timed
 
-from abps.cohorts.prepare import Prepared, Rows
-from abps.learn.stacked import StackedLearner
+from abps.data.prepare import Prepared, Rows
+from abps.learn.batched import StackedLearner
 from abps.learn.training import Training
 
 job = task()

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from abps.cohorts.federation import Federation as Federation
-    from abps.cohorts.table import load as load
-    from abps.cohorts.table import read_table as read_table
     from abps.core.errors import RequestError as RequestError
-    from abps.engines.result import Run as Run
-    from abps.engines.simulate import simulate as simulate
+    from abps.data.federation import Federation as Federation
+    from abps.data.table import load as load
+    from abps.data.table import read_table as read_table
     from abps.methods.base import Method as Method
     from abps.methods.catalog import CATALOG as CATALOG
     from abps.methods.catalog import find as find
+    from abps.simulator.result import Run as Run
+    from abps.simulator.simulate import simulate as simulate
 
 __all__ = [
     "CATALOG",
@@ -40,13 +40,13 @@ def __getattr__(name: str) -> Any:
     """What the package offers, imported when first asked for: a command line should not wait for it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from abps.cohorts.federation import Federation
-    from abps.cohorts.table import load, read_table
     from abps.core.errors import RequestError
-    from abps.engines.result import Run
-    from abps.engines.simulate import simulate
+    from abps.data.federation import Federation
+    from abps.data.table import load, read_table
     from abps.methods.base import Method
     from abps.methods.catalog import CATALOG, find
+    from abps.simulator.result import Run
+    from abps.simulator.simulate import simulate
 
     offered = {
         "CATALOG": CATALOG,

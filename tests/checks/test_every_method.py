@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-import abps.engines.simulate as engine
+import abps.simulator.simulate as engine
 from abps import CATALOG, Run, find, simulate
-from abps.cohorts.federation import Federation
 from abps.core.ledger import Ledger
-from abps.engines.result import SCHEMA
+from abps.data.federation import Federation
 from abps.learn import batches
+from abps.learn.batched import StackedLearner
 from abps.learn.models import initial_weights
-from abps.learn.stacked import StackedLearner
 from abps.learn.training import Training
 from abps.methods.base import World
 from abps.methods.settings import names, with_settings
+from abps.simulator.result import SCHEMA
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 from pretend_device import THERE, PretendDevice

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from abps.cli.main import main
-from abps.engines import bench, bench_scale
 from abps.learn.training import Training
+from abps.simulator import speed as bench
+from abps.simulator import speed_scale as bench_scale
 
 
 def test_bench_prints_what_the_contract_names(capsys):

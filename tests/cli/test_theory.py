@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from abps.cli import theory as command
+from abps.cli import theory_command as command
 from abps.cli.main import main
-from abps.study import claims, detection
-from abps.study import theory as studies
+from abps.papers import claims, detection
+from abps.papers import theorems as studies
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def small() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(studies, "COUNTS", (1, 10, 100))
-        patch.setattr("abps.report.theory.COUNTS", (1, 10, 100))
+        patch.setattr("abps.report.pages.theory_page.COUNTS", (1, 10, 100))
         patch.setattr(studies, "HORIZONS", (100, 300, 1000))
         patch.setattr(studies, "play", shorter)
         patch.setattr(studies.coverage, "__defaults__", (200, studies._silent))

@@ -14,9 +14,9 @@ import polars as pl
 import pytest
 
 from abps.cohorts import eicu
-from abps.cohorts.federation import Federation
-from abps.cohorts.prepare import assign_splits
 from abps.core.errors import RequestError
+from abps.data.federation import Federation
+from abps.data.prepare import assign_splits
 
 from . import oracles
 

@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 
 from abps.cohorts import heart, physionet2012, vitals
-from abps.cohorts.table import federate
-from abps.cohorts.timeline import timeline
 from abps.core.errors import RequestError
+from abps.data.table import federate
+from abps.data.timeline import timeline
 
 from . import oracles
 

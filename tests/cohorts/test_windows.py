@@ -9,13 +9,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from abps.cohorts.builtin import Roles, parse_builtin
-from abps.cohorts.icu_stream import IcuStream
-from abps.cohorts.icu_synthetic import IcuSynthetic, population_of
-from abps.cohorts.prepare import assign_splits, prepare
-from abps.cohorts.table import federate, load, read_table
-from abps.cohorts.timeline import timeline
 from abps.core.errors import RequestError
+from abps.data.prepare import assign_splits, prepare
+from abps.data.synthetic.builtin import Roles, parse_builtin
+from abps.data.synthetic.icu import IcuSynthetic, population_of
+from abps.data.synthetic.icu_stream import IcuStream
+from abps.data.table import federate, load, read_table
+from abps.data.timeline import timeline
 
 SMALL = {"centers": 9, "groups": 3, "stays": 2700, "heterogeneity": 4.0, "rounds": 12, "every": 4, "at": 5}
 SPEC = "icu-stream:" + ",".join(f"{k}={v}" for k, v in SMALL.items())

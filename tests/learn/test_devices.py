@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import abps.learn.stacked
-from abps.cohorts.prepare import Prepared
+import abps.learn.batched
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.learn import compiled, devices, dropout
+from abps.data.prepare import Prepared
+from abps.learn import devices, dropout
+from abps.learn.batched import StackedLearner
 from abps.learn.contrast import Contrast
 from abps.learn.devices import CPU, device_name, find_device
 from abps.learn.dropout import random_units
@@ -25,8 +26,8 @@ from abps.learn.gaussian import Gaussian
 from abps.learn.loop import LoopLearner
 from abps.learn.mixtures import mixtures
 from abps.learn.models import MLP
+from abps.learn.native import network as compiled
 from abps.learn.optimizers import Adam
-from abps.learn.stacked import StackedLearner
 from abps.learn.training import Learner, Lesson, Objective, Training
 from abps.learn.workspace import Workspace
 from federations import tiny
@@ -181,7 +182,7 @@ def _steps_left(monkeypatch) -> None:
 
 def _buffers_left(monkeypatch) -> None:
     """All buffers."""
-    monkeypatch.setattr(abps.learn.stacked, "Workspace", lambda device: Workspace())
+    monkeypatch.setattr(abps.learn.batched, "Workspace", lambda device: Workspace())
 
 
 def _terms_left(monkeypatch) -> None:
@@ -242,7 +243,7 @@ def test_a_device_takes_as_many_centers_at_once_as_fit(monkeypatch) -> None:
     whole = StackedLearner(data, training, training.model, SEED, CPU)
     assert [len(chunk.members) for chunk in whole._chunks] == [70]
     assert len(StackedLearner(data, training, training.model, SEED)._chunks) == 3
-    monkeypatch.setattr(abps.learn.stacked, "DEVICE_ROOM", 40_000)
+    monkeypatch.setattr(abps.learn.batched, "DEVICE_ROOM", 40_000)
     cut = StackedLearner(data, training, training.model, SEED, CPU)
     assert len(cut._chunks) > 5
     alike(whole.train(w, 1), cut.train(w, 1))

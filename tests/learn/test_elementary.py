@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, ndtri
 
-from abps.learn import elementary
+from abps.learn.native import elementary
 
 #: A few units in the last place.
 CLOSE = 4 * float(np.finfo(np.float32).eps)

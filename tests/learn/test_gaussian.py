@@ -8,10 +8,10 @@ import torch
 from scipy import stats
 
 from abps.core import streams
-from abps.learn import compiled
+from abps.learn.batched import StackedLearner
 from abps.learn.gaussian import Gaussian, noise, noise_keys
 from abps.learn.loop import LoopLearner
-from abps.learn.stacked import StackedLearner
+from abps.learn.native import network as compiled
 from abps.learn.training import Objective, Training
 from federations import tiny
 

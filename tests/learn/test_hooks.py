@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from abps.cohorts.prepare import Prepared, Rows
+from abps.data.prepare import Prepared, Rows
+from abps.learn.batched import StackedLearner
 from abps.learn.contrast import Contrast
 from abps.learn.loop import LoopLearner
 from abps.learn.models import MLP
-from abps.learn.stacked import StackedLearner
 from abps.learn.training import Lesson, Objective, Training
 
 PLAIN = Training(batch=16, dropout=0.0)

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.core.errors import RequestError
+from abps.data.prepare import Prepared, Rows
 from abps.learn import batches
+from abps.learn.batched import StackedLearner
 from abps.learn.contrast import Contrast
 from abps.learn.dropout import DropSite, drop_limit, kept_units
 from abps.learn.kernels import MLPKernel, ModuleKernel, kernel_for
@@ -17,7 +18,6 @@ from abps.learn.loop import LoopLearner
 from abps.learn.mixtures import mixed, mixtures
 from abps.learn.models import MLP, initial_weights, layout_of
 from abps.learn.optimizers import SGD, Adam
-from abps.learn.stacked import StackedLearner
 from abps.learn.training import Lesson, Objective, Training
 from abps.learn.workspace import Workspace
 from federations import tiny

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from abps.cohorts.prepare import Prepared
 from abps.core import streams
 from abps.core.ledger import Ledger
+from abps.data.prepare import Prepared
+from abps.learn.batched import StackedLearner
 from abps.learn.loop import LoopLearner
-from abps.learn.stacked import StackedLearner
 from abps.learn.training import Training
 from abps.methods.base import Method, World
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from abps.cohorts.prepare import Prepared, Rows
 from abps.core.errors import RequestError
+from abps.data.prepare import Prepared, Rows
 from abps.learn.training import Training
 from abps.methods.fedavg import FedAvg
 from abps.methods.scaffold import Scaffold

@@ -11,13 +11,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from abps.cohorts.builtin import Roles
-from abps.cohorts.cohort import Cohort, Column, Flow
-from abps.cohorts.drift import Question, analyse
+from abps.cohorts.eras import Question, analyse
 from abps.cohorts.provenance import SourceFile
-from abps.report import cohort as cohort_page
-from abps.report import drift as drift_page
-from abps.report import page
+from abps.cohorts.tidy import Cohort, Column, Flow
+from abps.data.synthetic.builtin import Roles
+from abps.report.pages import cohort_page as cohort_page
+from abps.report.pages import document as page
+from abps.report.pages import drift_page as drift_page
 
 
 class Balanced(HTMLParser):

@@ -20,7 +20,7 @@ from abps.report.build import build, read_study
 from abps.report.statistics import analyse, gather
 from abps.report.words import summary
 from abps.study.plan import Request, Source, key_of, make_plan
-from abps.study.store import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, Study, digest
+from abps.study.records import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, Study, digest
 from made_runs import CENTERS, made_run
 
 #: method -> (AUROC, bytes, rest, κ)

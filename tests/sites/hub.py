@@ -22,12 +22,12 @@ from pathlib import Path
 
 import torch
 
-from abps.cohorts.prepare import prepare
-from abps.cohorts.table import own_table
-from abps.engines.agreement import Agreement
-from abps.engines.memory import answer
-from abps.engines.site import Patience, Site, Unreachable
-from abps.engines.store import Store
+from abps.data.prepare import prepare
+from abps.data.table import own_table
+from abps.sites.agreement import Agreement
+from abps.sites.loopback import answer
+from abps.sites.site import Patience, Site, Unreachable
+from abps.sites.store import Store
 
 from .network import Hospitals
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from abps.cohorts.builtin import Roles, builtin_table
-from abps.cohorts.codebook import Codebook
-from abps.cohorts.federation import Federation
-from abps.cohorts.prepare import codebook, prepare
-from abps.cohorts.table import MIN_CLASS, federate, own_table
-from abps.core import drift
 from abps.core.beliefs import Beliefs
 from abps.core.protocol import Stage
 from abps.core.usefulness import Usefulness
-from abps.engines.agreement import Agreement
-from abps.engines.memory import Memory
-from abps.engines.mind import watch_from_text
-from abps.engines.site import Site
-from abps.engines.store import Evidence, Store
+from abps.data.codebook import Codebook
+from abps.data.federation import Federation
+from abps.data.prepare import codebook, prepare
+from abps.data.synthetic.builtin import Roles, builtin_table
+from abps.data.table import MIN_CLASS, federate, own_table
+from abps.sites.agreement import Agreement
+from abps.sites.loopback import Memory
+from abps.sites.mind import watch_from_text
+from abps.sites.site import Site
+from abps.sites.store import Evidence, Store
+from abps.stats import change as drift
 
 NAMES = tuple(f"site-{k + 1}" for k in range(16))
 

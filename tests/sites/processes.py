@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 
 from abps.core.errors import RequestError
-from abps.engines.flare import kits
-from abps.engines.flare.recipe import Waits
-from abps.engines.flare.submit import Outcome, connected, submit
-from abps.engines.sitefile import SiteFile
-from abps.engines.store import Store
+from abps.sites.flare import kits
+from abps.sites.flare.recipe import Waits
+from abps.sites.flare.submit import Outcome, connected, submit
+from abps.sites.sitefile import SiteFile
+from abps.sites.store import Store
 
 from .network import Hospitals
 

@@ -9,8 +9,8 @@ sys.argv = sys.argv[:1]
 
 from nvflare.recipe import SimEnv  # noqa: E402
 
-from abps.engines.agreement import Agreement  # noqa: E402
-from abps.engines.flare.recipe import ABPSRecipe, Waits  # noqa: E402
+from abps.sites.agreement import Agreement  # noqa: E402
+from abps.sites.flare.recipe import ABPSRecipe, Waits  # noqa: E402
 
 if __name__ == "__main__":
     agreement = Agreement.from_json(json.loads(Path(agreement_file).read_text()))

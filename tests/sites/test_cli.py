@@ -10,11 +10,11 @@ import polars as pl
 import pytest
 
 from abps.cli.main import main
-from abps.cohorts.codebook import Codebook
-from abps.engines import sitefile
-from abps.engines.conduct import Conductor, Seconds
-from abps.engines.memory import Memory
-from abps.engines.sitefile import SiteFile
+from abps.data.codebook import Codebook
+from abps.sites import sitefile
+from abps.sites.conductor import Conductor, Seconds
+from abps.sites.loopback import Memory
+from abps.sites.sitefile import SiteFile
 
 from .network import close, open_site
 

@@ -18,17 +18,17 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.recipe import ProdEnv
 
-from abps.cohorts.prepare import prepare
 from abps.core.errors import RequestError
-from abps.engines.agreement import Agreement
-from abps.engines.flare import kits
-from abps.engines.flare.app import only_sealed
-from abps.engines.flare.recipe import ABPSRecipe, Waits
-from abps.engines.flare.submit import connected, session
-from abps.engines.simulate import simulate
-from abps.engines.sitefile import SiteFile
-from abps.engines.store import Store
-from abps.learn.stacked import StackedLearner
+from abps.data.prepare import prepare
+from abps.learn.batched import StackedLearner
+from abps.simulator.simulate import simulate
+from abps.sites.agreement import Agreement
+from abps.sites.flare import kits
+from abps.sites.flare.app import only_sealed
+from abps.sites.flare.recipe import ABPSRecipe, Waits
+from abps.sites.flare.submit import connected, session
+from abps.sites.sitefile import SiteFile
+from abps.sites.store import Store
 
 from .network import agree_about_partners, counted_once, same_beliefs
 from .processes import LONG, Processes
@@ -227,7 +227,7 @@ def test_a_site_of_another_authority_cannot_join(federation, tmp_path):
 
 
 def test_a_job_that_brings_code_is_refused_by_the_sites(federation, tmp_path):
-    from abps.engines.flare.recipe import ABPSRecipe
+    from abps.sites.flare.recipe import ABPSRecipe
 
     recipe = ABPSRecipe(federation.given.agreement("abps"), 1)
     recipe.export(str(tmp_path))

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from abps.engines.conduct import Conductor, Seconds
-from abps.engines.store import Store
+from abps.sites.conductor import Conductor, Seconds
+from abps.sites.store import Store
 
 from .hub import Hub, RelayGone
 from .network import agree_about_partners, counted_once, replayed

@@ -11,13 +11,13 @@ from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id
 from abps.core.usefulness import Usefulness
-from abps.engines.conduct import QUIET, Conductor, Seconds
-from abps.engines.memory import Memory
-from abps.engines.mind import watch_from_text, watch_to_text
-from abps.engines.simulate import simulate
-from abps.engines.site import Patience, Unreachable
-from abps.methods.memory import Memory as Forgetting
-from abps.methods.memory import Observed, Watch
+from abps.methods.forgetting import Memory as Forgetting
+from abps.methods.forgetting import Observed, Watch
+from abps.simulator.simulate import simulate
+from abps.sites.conductor import QUIET, Conductor, Seconds
+from abps.sites.loopback import Memory
+from abps.sites.mind import watch_from_text, watch_to_text
+from abps.sites.site import Patience, Unreachable
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
 from abps.wire.messages import pack_alarm, pack_message, pack_vector, vector_size

@@ -13,8 +13,8 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
-from abps.engines import store as module
-from abps.engines.store import AlarmRow, Entry, Evidence, Finished, Store
+from abps.sites import store as module
+from abps.sites.store import AlarmRow, Entry, Evidence, Finished, Store
 
 
 def finished(t=1, **changes):

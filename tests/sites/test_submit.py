@@ -8,7 +8,7 @@ import pytest
 from nvflare.fuel.flare_api import api_spec as engine
 
 from abps.core.errors import RequestError
-from abps.engines.flare import submit as jobs
+from abps.sites.flare import submit as jobs
 
 
 class Relay:

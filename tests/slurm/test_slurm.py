@@ -11,11 +11,11 @@ from rich.console import Console
 import abps
 from abps.cli.main import main
 from abps.core.errors import RequestError
-from abps.study import slurm as slurm_module
 from abps.study.plan import Request, Source, make_plan
 from abps.study.progress import Board
-from abps.study.slurm import Slurm, ranges, script
-from abps.study.store import Study
+from abps.study.records import Study
+from abps.study.workers import slurm as slurm_module
+from abps.study.workers.slurm import Slurm, ranges, script
 from slurm.cluster import cluster, missing
 
 DATA = "icu-synthetic:centers=8,stays=800"

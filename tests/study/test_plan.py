@@ -5,8 +5,8 @@ import ast
 import pytest
 
 from abps.core.errors import RequestError
-from abps.engines.simulate import configure
 from abps.methods.catalog import CATALOG
+from abps.methods.settings import configure
 from abps.study import plan as planning
 from abps.study import version
 from abps.study.plan import PAPER, PAPER_ROWS, Request, Source, expand_methods, identity, key_of, make_plan
@@ -136,7 +136,7 @@ def test_the_calculation_follows_imports_into_every_layer_below():
 
     import abps
 
-    root, seen, waiting = Path(abps.__file__).parent, set(), ["abps.engines.simulate"]
+    root, seen, waiting = Path(abps.__file__).parent, set(), ["abps.simulator.simulate"]
     while waiting:
         name = waiting.pop()
         path = version.module_path(root, name)

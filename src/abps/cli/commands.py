@@ -9,73 +9,73 @@ import typer
 
 
 def _demo(app: typer.Typer) -> None:
-    from abps.cli import demo
+    from abps.cli import demo_command as demo
 
     demo.register(app)
 
 
 def _run(app: typer.Typer) -> None:
-    from abps.cli import run
+    from abps.cli import run_command as run
 
     run.register(app)
 
 
 def _compare(app: typer.Typer) -> None:
-    from abps.cli import compare
+    from abps.cli import compare_command as compare
 
     compare.register(app)
 
 
 def _report(app: typer.Typer) -> None:
-    from abps.cli import report
+    from abps.cli import report_command as report
 
     report.register(app)
 
 
 def _methods(app: typer.Typer) -> None:
-    from abps.cli import methods
+    from abps.cli import methods_command as methods
 
     methods.register(app)
 
 
 def _cohort(app: typer.Typer) -> None:
-    from abps.cli import cohort
+    from abps.cli import cohort_command as cohort
 
     cohort.register(app)
 
 
 def _partition(app: typer.Typer) -> None:
-    from abps.cli import partition
+    from abps.cli import partition_command as partition
 
     partition.register(app)
 
 
 def _drift(app: typer.Typer) -> None:
-    from abps.cli import drift
+    from abps.cli import drift_command as drift
 
     drift.register(app)
 
 
 def _adapt(app: typer.Typer) -> None:
-    from abps.cli import adapt
+    from abps.cli import adapt_command as adapt
 
     adapt.register(app)
 
 
 def _theory(app: typer.Typer) -> None:
-    from abps.cli import theory
+    from abps.cli import theory_command as theory
 
     theory.register(app)
 
 
 def _bench(app: typer.Typer) -> None:
-    from abps.cli import bench
+    from abps.cli import bench_command as bench
 
     bench.register(app)
 
 
 def _site(app: typer.Typer) -> None:
-    from abps.cli import site
+    from abps.cli import site_command as site
 
     site.register(app)
 

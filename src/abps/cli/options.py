@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from abps.cohorts.builtin import Roles, is_builtin
-from abps.cohorts.federation import Federation
 from abps.cohorts.provenance import recorded_roles
-from abps.cohorts.table import load
 from abps.core.errors import RequestError
+from abps.data.federation import Federation
+from abps.data.synthetic.builtin import Roles, is_builtin
+from abps.data.table import load
 
 Data = Annotated[
     str,

@@ -16,17 +16,6 @@ from pathlib import Path
 import polars as pl
 
 from abps.cohorts import charlson, provenance, vitals
-from abps.cohorts.builtin import Roles
-from abps.cohorts.cohort import (
-    Cohort,
-    Column,
-    Flow,
-    comorbidity_columns,
-    in_order,
-    keep_ages,
-    race_group,
-    vital_columns,
-)
 from abps.cohorts.duck import (
     CsvTable,
     Progress,
@@ -38,7 +27,18 @@ from abps.cohorts.duck import (
     session,
     silent,
 )
+from abps.cohorts.tidy import (
+    Cohort,
+    Column,
+    Flow,
+    comorbidity_columns,
+    in_order,
+    keep_ages,
+    race_group,
+    vital_columns,
+)
 from abps.core.errors import RequestError
+from abps.data.synthetic.builtin import Roles
 
 RECIPE = "eicu/1"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import polars as pl
 
 from abps.cohorts import provenance
-from abps.cohorts.builtin import Roles
-from abps.cohorts.cohort import Cohort, Column, Flow, in_order
 from abps.cohorts.duck import Progress, silent
+from abps.cohorts.tidy import Cohort, Column, Flow, in_order
 from abps.core.errors import RequestError
+from abps.data.synthetic.builtin import Roles
 
 RECIPE = "heart/1"
 

@@ -16,8 +16,8 @@ from typing import Any
 import polars as pl
 
 from abps.cohorts import charlson, provenance, vitals
-from abps.cohorts.builtin import Roles
-from abps.cohorts.cohort import (
+from abps.cohorts.duck import Progress, Session, quoted, session, silent
+from abps.cohorts.tidy import (
     Cohort,
     Column,
     Flow,
@@ -28,8 +28,8 @@ from abps.cohorts.cohort import (
     race_group,
     vital_columns,
 )
-from abps.cohorts.duck import Progress, Session, quoted, session, silent
 from abps.core.errors import RequestError, nearest
+from abps.data.synthetic.builtin import Roles
 
 RECIPE = "meds/1"
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import polars as pl
 
 from abps.cohorts import charlson, provenance, vitals
-from abps.cohorts.builtin import Roles
-from abps.cohorts.cohort import (
+from abps.cohorts.duck import CsvTable, Progress, Session, folder_of, open_table, session, silent
+from abps.cohorts.tidy import (
     Cohort,
     Column,
     Flow,
@@ -28,8 +28,8 @@ from abps.cohorts.cohort import (
     race_group,
     vital_columns,
 )
-from abps.cohorts.duck import CsvTable, Progress, Session, folder_of, open_table, session, silent
 from abps.core.errors import RequestError
+from abps.data.synthetic.builtin import Roles
 
 #: Rises whenever the same files and options would give another table.
 RECIPE = "mimiciv/1"

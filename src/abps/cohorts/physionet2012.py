@@ -17,10 +17,10 @@ from pathlib import Path
 import polars as pl
 
 from abps.cohorts import provenance, vitals
-from abps.cohorts.builtin import Roles
-from abps.cohorts.cohort import Cohort, Column, Flow, in_order, keep_ages, vital_columns
 from abps.cohorts.duck import Progress, silent
+from abps.cohorts.tidy import Cohort, Column, Flow, in_order, keep_ages, vital_columns
 from abps.core.errors import RequestError, nearest
+from abps.data.synthetic.builtin import Roles
 
 RECIPE = "physionet2012/2"
 

@@ -15,8 +15,8 @@ from typing import Any
 import polars as pl
 
 from abps import files
-from abps.cohorts.cohort import Cohort, Column, Step
 from abps.cohorts.duck import Progress, silent
+from abps.cohorts.tidy import Cohort, Column, Step
 from abps.core.errors import RequestError
 
 #: The key under which a table's provenance is stored in the Parquet file itself.

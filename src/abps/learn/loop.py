@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from abps.cohorts.prepare import Rows
+from abps.data.prepare import Rows
 from abps.learn import batches
 from abps.learn.devices import CPU
 from abps.learn.dropout import kept_units

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.cohorts.prepare import Rows
-from abps.learn import compiled
+from abps.data.prepare import Rows
+from abps.learn.native import network as compiled
 
 
 @dataclass(frozen=True, eq=False)

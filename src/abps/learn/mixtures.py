@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from abps.learn import compiled
+from abps.learn.native import network as compiled
 
 
 @dataclass(frozen=True, eq=False)

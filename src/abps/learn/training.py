@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.core.errors import RequestError
+from abps.data.prepare import Prepared, Rows
 from abps.learn.contrast import Contrast
 from abps.learn.gaussian import Gaussian
 from abps.learn.kernels import Kernel, kernel_for

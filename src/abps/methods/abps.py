@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from abps.cohorts.prepare import Prepared
 from abps.core import credit, goals, selection
 from abps.core import ledger as bytes_of
 from abps.core.beliefs import Beliefs
@@ -30,9 +29,10 @@ from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Plan, Rest
 from abps.core.selection import Round, Selection
 from abps.core.sparse_selection import select_sparsely
+from abps.data.prepare import Prepared
 from abps.learn.metrics import auroc, log_loss
 from abps.methods.base import Decisions, Method, Outcome, Wire, Words, World, center_weights
-from abps.methods.memory import Alarm, Memory, Observed, Watch, keys_of
+from abps.methods.forgetting import Alarm, Memory, Observed, Watch, keys_of
 from abps.methods.pairing import Floats, Ints, Meeting, judged, meet
 
 #: Centers up to which every proposal is listed in the audit trail; above, those in vain are counted.

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from abps.cohorts.prepare import Prepared, Rows
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
+from abps.data.prepare import Prepared, Rows
 from abps.learn.metrics import Segments
 from abps.learn.training import Learner, Training
 from abps.wire.codecs import NOTHING, codec

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from abps.cohorts.prepare import Rows
 from abps.core import ledger as bytes_of
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger
 from abps.core.matching import Rest
+from abps.data.prepare import Rows
 from abps.learn.gaussian import Gaussian
 from abps.learn.metrics import Segments
 from abps.learn.training import Objective, Training

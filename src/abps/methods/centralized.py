@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from abps.cohorts.prepare import Prepared, Rows
 from abps.core.ledger import Ledger
+from abps.data.prepare import Prepared, Rows
 from abps.learn.metrics import Segments
 from abps.learn.training import Learner
 from abps.methods.base import Method, Outcome, World

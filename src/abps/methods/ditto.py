@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from abps.cohorts.prepare import Rows
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger
+from abps.data.prepare import Rows
 from abps.learn.metrics import Segments
 from abps.learn.training import Objective
 from abps.methods.base import Models, Outcome, World

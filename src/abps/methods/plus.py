@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from abps.cohorts.prepare import Rows
 from abps.core import credit, streams
 from abps.core import ledger as bytes_of
 from abps.core import selection as turns_of
@@ -47,6 +46,7 @@ from abps.core.usefulness import (
     inconsistency,
     standardised,
 )
+from abps.data.prepare import Rows
 from abps.learn.metrics import Segments, auroc, labels_of, row_losses
 from abps.learn.mixtures import Mixtures, mixtures
 from abps.methods.abps import UTILITIES, decisions_of

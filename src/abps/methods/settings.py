@@ -13,6 +13,7 @@ from typing import Any
 
 from abps.core.errors import RequestError, nearest
 from abps.methods.base import Method
+from abps.methods.catalog import find
 
 
 def describe(config: Any) -> Any:
@@ -53,6 +54,16 @@ def with_settings(config: Method, settings: Mapping[str, Any]) -> Method:
             )
         config = _put(config, known[name], name, value)
     return config
+
+
+def configure(
+    method: str | Method, settings: Mapping[str, Any] | None = None, rounds: int | None = None
+) -> Method:
+    """A method's configuration: by name or as it is, with settings replaced."""
+    config = find(method) if isinstance(method, str) else method
+    if rounds is not None:
+        config = with_settings(config, {"rounds": rounds})
+    return with_settings(config, settings or {})
 
 
 def _put(config: Any, path: tuple[str, ...], name: str, value: Any) -> Any:

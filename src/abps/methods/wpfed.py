@@ -26,12 +26,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from abps.cohorts.prepare import Prepared, Rows
 from abps.core import ledger as bytes_of
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Answer, Plan, Rest, propose
+from abps.data.prepare import Prepared, Rows
 from abps.learn.metrics import Segments, labels_of, log_loss
 from abps.learn.training import PLAIN, Learner, Lesson, Objective
 from abps.methods import graphs

@@ -11,11 +11,11 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.report import tables
 from abps.report.figures import Drawing, draw_all
-from abps.report.html import page
+from abps.report.pages.study_page import page
 from abps.report.statistics import TARGETS, Part, analyse, gather
 from abps.report.words import summary
 from abps.study.plan import PlannedRun, slug
-from abps.study.store import Study
+from abps.study.records import Study
 
 
 @dataclass(frozen=True, eq=False)

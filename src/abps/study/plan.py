@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from abps.cohorts.builtin import Roles
-from abps.cohorts.federation import Federation
-from abps.cohorts.table import load
 from abps.core.errors import RequestError, nearest
-from abps.engines.simulate import configure
+from abps.data.federation import Federation
+from abps.data.synthetic.builtin import Roles
+from abps.data.table import load
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG
-from abps.methods.settings import describe, names
+from abps.methods.settings import configure, describe, names
 from abps.study.version import calculation
 
 #: The 19 rows of the paper's table in its order.

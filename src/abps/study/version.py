@@ -18,7 +18,7 @@ import torch
 import abps
 
 #: Where the calculation starts; its imports are followed from here.
-_ENTRY = "abps.engines.simulate"
+_ENTRY = "abps.simulator.simulate"
 
 
 def calculation() -> dict[str, str]:

@@ -1,0 +1,103 @@
+"""``abps adapt``: drift, alarms, and recovery."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from abps.cli import options
+from abps.cli.compare_command import read_seeds, split
+from abps.core.errors import RequestError
+from abps.papers import adaptation as study
+from abps.study.execute import conduct
+from abps.study.workers.processes import run_local
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("adapt")(adapt)
+
+
+def adapt(
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("abps-adapt"),
+    data: Annotated[
+        str,
+        typer.Option(
+            help="An icu-stream with its change: icu-stream:change=risk,course=sudden,at=25,share=0.5 "
+            "(change: risk, protocol, outcome, case_mix; course: sudden, gradual, recurring)."
+        ),
+    ] = study.DEFAULT,
+    method: Annotated[str, typer.Option(help="A variant of abps.")] = "abps",
+    forget: Annotated[
+        str, typer.Option(help="Ways to forget, beside never: alarm, window, discount (with commas).")
+    ] = "alarm",
+    seeds: Annotated[str, typer.Option(help="Whole numbers with commas between.")] = "11,22,33,44,55",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the method: --set gamma=0.05 --set alarm_level=0.05."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes at the same time; default: one per core.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Let a federation change while it learns, with and without forgetting, and show what comes of it.
+
+    Runs the method on a stream whose centers change, and on the same stream without the change; each once
+    with every way to forget and once without. Interrupted, the same command goes on where it stopped.
+
+    Writes adapt.html (one file), adapt.json, figures and a table of all rounds.
+
+    Example: abps adapt --data icu-stream:heterogeneity=4,centers=12,change=outcome --out adapt
+    """
+    scenario = study.Scenario.of(data)
+    ways = ("never", *(way for way in split(forget) if way != "never"))
+    if len(ways) == 1:
+        raise RequestError(
+            "--forget names no way to forget; give alarm, window or discount, with commas between"
+        )
+    plan = study.plan(scenario, method, ways, read_seeds(seeds), options.settings(set_ or []))
+    outcome = conduct(plan, out, functools.partial(run_local, jobs=jobs))
+    if outcome.failed:
+        run, error = outcome.failed[0]
+        raise RequestError(f"{len(outcome.failed)} run(s) failed, the first (seed {run.seed}) with: {error}")
+    if outcome.missing:
+        raise typer.Exit(1)
+    courses = study.read(scenario, plan, out)
+    from abps.report.pages.adapt_page import summary, write  # draws, so only once there is something to draw
+
+    page = write(out, scenario, courses, method)
+    if as_json:
+        print(json.dumps({**summary(scenario, courses, method), "report": str(page)}))
+        return
+    Console().print(result_table(scenario, courses))
+    for seen in study.watched(scenario, courses):
+        rate = seen.false / seen.looks if seen.looks else 0.0
+        print(
+            f"forget {seen.forget}: {seen.false} false alarms in {seen.looks} looks at new data "
+            f"({rate:.2%}, stated {seen.level:.2%}); "
+            f"{seen.found} of {seen.changed} changed centers found within {study.AFTER} rounds"
+            + (f" ({', '.join(f'{what} {count}' for what, count in seen.by.items())})" if seen.by else "")
+        )
+    print(f"written to {page}")
+
+
+def result_table(scenario: study.Scenario, courses: list[study.Course]) -> Table:
+    """Accuracy after the change, seed by seed."""
+    table = Table(title=f"AUROC over the {study.AFTER} rounds from round {scenario.begins} on")
+    for name in ("forget", "seed", "never", "forgetting", "difference"):
+        table.add_column(name, justify="left" if name == "forget" else "right")
+    for d in study.differences(scenario, courses):
+        for seed, (without, with_) in zip(d.seeds, d.after):
+            table.add_row(d.forget, str(seed), f"{without:.4f}", f"{with_:.4f}", f"{with_ - without:+.4f}")
+        better = f"better in {d.wins} of {len(d.seeds)}"
+        table.add_row(d.forget, "all", "", better, f"{d.gain:+.4f}")
+        still = f"{0.0 - d.loss_when_still:+.4f}"
+        table.add_row(d.forget, "no change", "", "all rounds", still, end_section=True)
+    return table

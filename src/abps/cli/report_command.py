@@ -1,0 +1,57 @@
+"""``abps report``: tables, figures and the page of a study."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from abps.cli import options
+from abps.cli.compare_command import show, split, summary
+from abps.core.errors import RequestError
+from abps.report.build import build
+from abps.report.statistics import TARGETS
+
+#: The paper's targets as they are written on the command line.
+DEFAULT_TARGETS = ",".join(f"{target:.3f}" for target in TARGETS)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("report")(report)
+
+
+def report(
+    study: Annotated[Path, typer.Argument(help="The folder of a study (the --out of `abps compare`).")],
+    out: Annotated[Path | None, typer.Option(help="Write here instead of into the study's folder.")] = None,
+    targets: Annotated[
+        str, typer.Option(help="AUROC targets for the table of bytes needed.")
+    ] = DEFAULT_TARGETS,
+    as_json: options.Json = False,
+) -> None:
+    """Write the report of a study: tables (Markdown, CSV, LaTeX), figures (SVG, PDF) and report.html.
+
+    Works on an unfinished study too, and says what is not in it. Example: abps report my-study
+    """
+    if not study.is_dir():
+        raise RequestError(f"{study}: no such folder; give the --out of an `abps compare`")
+    written = build(study, out, read_targets(targets))
+    if as_json:
+        print(json.dumps(summary(written)))
+    else:
+        show(written)
+
+
+def read_targets(text: str) -> tuple[float, ...]:
+    """``--targets 0.75,0.77`` as numbers."""
+    try:
+        values = tuple(float(part) for part in split(text))
+    except ValueError:
+        values = ()
+    if not values or not all(0 < value < 1 for value in values):
+        raise RequestError(
+            f"--targets {text}: give numbers between 0 and 1 with commas between, such as 0.75,0.8"
+        )
+    return values

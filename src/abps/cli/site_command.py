@@ -1,0 +1,308 @@
+"""``abps site``: the real federation, from certificates to a running job."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from abps import files
+from abps.cli import options
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook, merged
+from abps.data.prepare import codebook
+from abps.sites import sitefile
+from abps.sites import status as account
+from abps.sites.store import Store
+
+HELP = """The real federation: hospitals that keep their tables, over NVIDIA FLARE.
+
+1. The operator, once: `abps site provision north south east west --host relay.example.org --out kits`
+
+2. Each hospital, with its kit: `abps site init --kit kits/north --table stays.parquet --label died`
+
+3. The relay, `abps site start kits/relay`, and each hospital, `abps site start kits/north`
+
+4. The operator: `abps site submit --kit kits/operator@federation.example --study icu --codebook book.json`
+
+5. Each hospital, at any time: `abps site status kits/north`
+
+The engine is an extra: `pip install 'abps[flare]'`.
+"""
+
+#: What a site proposes as the common columns, beside its own file.
+CODEBOOK = "codebook.json"
+
+Kit = Annotated[Path, typer.Argument(help="A startup kit, or the folder of a site's abps-site.json.")]
+Study = Annotated[str | None, typer.Option(help="The study, if the site takes part in several.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command and its parts."""
+    site = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown")
+    for command in (init, provision, start, submit, status, export):
+        site.command(command.__name__)(command)
+    app.add_typer(site, name="site")
+
+
+def _engine() -> None:
+    if importlib.util.find_spec("nvflare") is None:
+        raise RequestError("NVIDIA FLARE is not installed here; run: pip install 'abps[flare]'")
+
+
+def _say(text: str) -> None:
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def init(
+    table: Annotated[Path, typer.Option(help="This site's own table, CSV or Parquet, all its rows.")],
+    label: Annotated[str, typer.Option(help="The column to predict (two values).")],
+    kit: Annotated[Path | None, typer.Option(help="This site's startup kit.")] = None,
+    site: Annotated[str | None, typer.Option(help="The site's name, if there is no kit yet.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write to, if there is no kit yet.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Where to remember studies (default: beside).")] = None,
+    patient: options.Patient = None,
+    time: options.Time = None,
+    drop: options.Drop = "",
+    threads: Annotated[int, typer.Option(help="Cores for training.")] = 1,
+    as_json: options.Json = False,
+) -> None:
+    """Tell a site which table is its own. Nothing of it leaves the machine.
+
+    Writes abps-site.json, and codebook.json: names of columns and category levels, which the sites exchange
+    to agree on what their models see. Read it before you pass it on.
+
+    Example: abps site init --kit kits/north --table stays.parquet --label died --patient patient
+    """
+    if (kit is None) == (site is None or out is None):
+        raise RequestError("give either --kit KIT, or --site NAME with --out FOLDER")
+    if threads < 1:
+        raise RequestError(f"--threads {threads}: choose at least 1")
+    if kit is not None:
+        _engine()
+        from abps.sites.flare import kits
+
+        if kits.is_relay(kit):
+            raise RequestError(f"{kit} is the relay's kit; the relay has no table")
+        site, folder = kits.site_name(kit), kit / "local"
+    else:
+        assert site is not None and out is not None
+        folder = files.folder(out)
+    dropped = tuple(part.strip() for part in drop.split(",") if part.strip())
+    remember = (store or folder / "studies").absolute()
+    own = sitefile.SiteFile(
+        site, str(table.absolute()), label, str(remember), patient, time, dropped, threads
+    )
+    rows = own.read_table()
+    book = codebook(rows, seed=0)
+    written = [own.write(folder), folder / CODEBOOK]
+    files.write_json(written[1], book.to_json())
+    if as_json:
+        found = {
+            "site": site,
+            "rows": rows.rows,
+            "columns": len(book.columns),
+            "files": [str(p) for p in written],
+        }
+        typer.echo(json.dumps(found))
+        return
+    positives = int(rows.label.sum())
+    _say(f"{site}: {rows.rows} rows, {positives} of them positive, {len(book.columns)} encoded columns")
+    for path in written:
+        _say(f"wrote {path}")
+
+
+def provision(
+    sites: Annotated[list[str], typer.Argument(help="The names of all sites.")],
+    out: options.Out,
+    host: Annotated[str, typer.Option(help="The DNS name by which sites reach the relay.")] = "localhost",
+    port: Annotated[int, typer.Option(help="The one port that the relay listens on.")] = 8002,
+    operator: Annotated[str, typer.Option(help="Who submits jobs.")] = "operator@federation.example",
+    as_json: options.Json = False,
+) -> None:
+    """Make an authority, certificates and one startup kit for each participant.
+
+    Give each hospital its kit and nothing else; keep the folder `authority` to yourself: who has it can make
+    members. Run again with more names to add sites.
+
+    Example: abps site provision north south east west --host relay.example.org --out kits
+    """
+    _engine()
+    from abps.sites.flare import kits
+
+    made = kits.provision(out, sites, host, port, operator)
+    if as_json:
+        kits_of = {name: str(path) for name, path in made.sites.items()}
+        typer.echo(json.dumps({"relay": str(made.relay), "operator": str(made.operator), "sites": kits_of}))
+        return
+    _say(f"the relay's kit: {made.relay} (listens on {host}:{port})")
+    _say(f"the operator's kit: {made.operator}")
+    for path in made.sites.values():
+        _say(f"a site's kit: {path}")
+    _say(f"keep this to yourself: {made.authority}")
+
+
+def start(
+    kit: Annotated[Path, typer.Argument(help="The startup kit of the relay or of a site.")],
+) -> None:
+    """Run the relay or a site from its kit, in the foreground, until it is stopped.
+
+    Example: abps site start kits/north
+    """
+    _engine()
+    from abps.sites.flare import kits
+
+    if not kits.is_relay(kit):
+        sitefile.find(kits.site_name(kit), kit / "local")  # a site without a table is of no use
+    command, environment = kits.command(kit)
+    os.chdir(kit)
+    os.execve(command[0], command, environment)
+
+
+def submit(
+    kit: Annotated[Path, typer.Option(help="The operator's startup kit.")],
+    study: Annotated[str, typer.Option(help="A name for the common work; sites remember by it.")],
+    codebook_: Annotated[
+        list[Path], typer.Option("--codebook", help="The sites' codebooks; repeat to merge several.")
+    ],
+    method: Annotated[str, typer.Option(help="One of the abps family, or fedavg.")] = "abps-pq-k1",
+    seed: Annotated[int, typer.Option(help="Splits, initial weights and every other draw.")] = 11,
+    rounds: Annotated[int, typer.Option(help="Rounds of the whole study.")] = 50,
+    job_rounds: Annotated[int, typer.Option(help="Rounds of this job; a site may come and go between.")] = 10,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting of the method: --set gamma=0.5.")
+    ] = None,
+    min_sites: Annotated[int, typer.Option(help="Do not start with fewer sites.")] = 2,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the end; 0: do not wait.")] = 3600.0,
+    out: Annotated[Path | None, typer.Option(help="Write the conductor's report here.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Send the sites a job: some rounds of a study. The job carries no code.
+
+    Submit again with the same options to go on where the sites are.
+
+    Example: abps site submit --kit kits/operator@federation.example --study icu --codebook codebook.json
+    """
+    _engine()
+    # Without a handler the engine's loggers would write to the terminal; what matters is in our sentences.
+    logging.getLogger().addHandler(logging.NullHandler())
+    from abps.sites.agreement import Agreement
+    from abps.sites.flare import submit as jobs
+
+    book = merged([_codebook(path) for path in codebook_])
+    agreement = Agreement(study, method, book, seed, rounds, options.settings(set_ or []))
+    agreement.config()
+    console = Console(stderr=True)
+    with console.status("submitting") if console.is_terminal else Console(quiet=True).status("") as state:
+        done = jobs.submit(
+            kit, agreement, job_rounds, min_sites, wait=wait or None, progress=lambda word: state.update(word)
+        )
+    if out is not None and done.report is not None:
+        files.write_json(out, done.report)
+    if as_json:
+        typer.echo(json.dumps({"job": done.job, "status": done.status, "report": done.report}))
+    else:
+        _say(f"job {done.job}: {done.status}")
+        _show_report(console, done.report)
+    if done.report is not None and "error" in done.report:
+        raise RequestError(f"the job did not run: {done.report['error']}")
+    if done.status.startswith("FINISHED") and done.status != "FINISHED:COMPLETED":
+        raise RequestError(f"the job ended as {done.status}; look into the relay's and the sites' logs")
+
+
+def _codebook(path: Path) -> Codebook:
+    if not path.is_file():
+        raise RequestError(f"--codebook {path}: no such file; `abps site init` writes one at each site")
+    try:
+        return Codebook.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise RequestError(f"--codebook {path}: {error}") from error
+
+
+def _show_report(console: Console, report: dict | None) -> None:
+    if not report or "error" in report:
+        return
+    table = Table("round", "sites", "missing", "pairs", "edge bytes", "control bytes", "validation AUROC")
+    for r in report["rounds"]:
+        auroc = "" if r["validation"] is None else f"{r['validation']:.3f}"
+        missing = ", ".join(r["missing"]) or "-"
+        pairs = sum(r["partners"].values()) // 2
+        row = (r["round"], len(r["present"]), missing, pairs, f"{r['edge']:,}", f"{r['control']:,}", auroc)
+        table.add_row(*(str(cell) for cell in row))
+    console.print(table)
+
+
+def _store(where: Path, study: str | None) -> Store:
+    """The store of a study at the site whose kit or folder this is."""
+    folder = where / "local" if (where / "local").is_dir() else where
+    own = sitefile.read(folder / sitefile.FILE)
+    if study is not None:
+        return Store.look(own.store_of(study))
+    found = sorted(Path(own.store).glob("*.sqlite"))
+    if len(found) != 1:
+        names = ", ".join(path.stem for path in found) or "none yet"
+        raise RequestError(f"{own.site} takes part in {len(found)} studies ({names}); name one with --study")
+    return Store.look(found[0])
+
+
+def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None:
+    """Show a site's part in a study: partners, beliefs, rests, bytes, refusals.
+
+    Example: abps site status kits/north
+    """
+    store = _store(kit, study)
+    try:
+        told = account.summary(store)
+    finally:
+        store.close()
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    console = Console()
+    of = "" if told["of"] is None else f" of {told['of']}"
+    console.print(
+        f"{told['site']} in the study {told['study']} ({told['method']}): round {told['round']}{of}"
+    )
+    auroc = told["validation_auroc"]
+    console.print(f"partners of the last round: {', '.join(told['partners']) or 'none (rested)'}")
+    console.print(f"validation AUROC after it: {'not defined' if auroc is None else f'{auroc:.3f}'}")
+    rests = ", ".join(f"{why} {count}" for why, count in told["rests"].items())
+    console.print(f"rounds rested: {rests or 'none'}")
+    for a in told["alarms"]:
+        whose = f"on {a['statistic']}" if a["site"] == told["site"] else f"told by {a['site']}"
+        console.print(f"alarm of drift in round {a['round']}, {whose}", markup=False)
+    sent = told["bytes_sent"]
+    parts = ", ".join(f"{kind} {size:,}" for kind, size in sent.items() if kind != "total")
+    console.print(f"bytes sent: {sent['total']:,} ({parts})")
+    if told["in_doubt"]:
+        console.print(f"rounds with a match in doubt, settled when the peer is back: {told['in_doubt']}")
+    table = Table("peer", "belief", "observations", "rounds as partner")
+    for b in told["beliefs"]:
+        table.add_row(b["peer"], f"{b['mean']:.3f}", f"{b['observations']:g}", str(b["partner"]))
+    console.print(table)
+    for r in told["refused"]:
+        console.print(f"refused from {r['peer']}: {r['reason']} ({r['count']} times)", markup=False)
+
+
+def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
+    """Write what a site remembers as files: the audit log in plain words, rounds, beliefs, model.
+
+    Example: abps site export kits/north --out north-export
+    """
+    store = _store(kit, study)
+    try:
+        written = account.export(store, out)
+    finally:
+        store.close()
+    if as_json:
+        typer.echo(json.dumps({"files": [str(path) for path in written]}))
+        return
+    for path in written:
+        _say(f"wrote {path}")

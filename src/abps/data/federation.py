@@ -1,0 +1,94 @@
+"""A federation: the stays of many centers in one table, with the role of every column settled.
+
+Nothing here is encoded, imputed or split: that depends on the seed and on each center's own
+training rows, and happens in :mod:`abps.data.prepare`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A center that takes no part, and why."""
+
+    center: str
+    rows: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Stays of n centers. Rows keep the order of their source; centers are sorted by name.
+
+    features: one column per feature, numeric, boolean or text; null where missing.
+    label: (rows,) 0 or 1.  center: (rows,) index into ``centers``.
+    patient: (rows,) patient codes, or None.  time: (rows,) years, or None.
+    groups: one declared group per center (for the oracle control), or None.
+    descriptors: binary features whose prevalence a center publishes in its metadata vector.
+    era: (rows,) the window of time a stay belongs to, 0, 1, …, or None if all are there from the start.
+    every: rounds from one window to the next; None: the rounds of a run divide evenly over the windows.
+    """
+
+    name: str
+    features: pl.DataFrame
+    label: NDArray[np.int8]
+    center: NDArray[np.int32]
+    centers: tuple[str, ...]
+    patient: NDArray[np.int64] | None = None
+    time: NDArray[np.float64] | None = None
+    groups: tuple[str, ...] | None = None
+    descriptors: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    era: NDArray[np.int16] | None = None
+    every: int | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of centers that take part."""
+        return len(self.centers)
+
+    @property
+    def rows(self) -> int:
+        """The number of stays in them."""
+        return len(self.label)
+
+    @property
+    def eras(self) -> int:
+        """The number of windows."""
+        return 1 if self.era is None else int(self.era.max()) + 1
+
+    def only(self, rows: NDArray[np.bool_]) -> Federation:
+        """The same federation with some of its rows: (rows,) true where a row stays."""
+
+        def part(values: NDArray[Any] | None) -> NDArray[Any] | None:
+            return None if values is None else values[rows]
+
+        return replace(
+            self,
+            features=self.features.filter(pl.Series(rows)),
+            label=self.label[rows],
+            center=self.center[rows],
+            patient=part(self.patient),
+            time=part(self.time),
+            era=part(self.era),
+        )
+
+    def fingerprint(self) -> str:
+        """A digest of all content: two federations with one fingerprint give the same results."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(repr((self.features.columns, [str(t) for t in self.features.dtypes])).encode())
+        digest.update(self.features.hash_rows(seed=0).to_numpy().tobytes())
+        for column in (self.label, self.center, self.patient, self.time):
+            digest.update(b"-" if column is None else np.ascontiguousarray(column).tobytes())
+        digest.update(repr((self.centers, self.groups, self.descriptors)).encode())
+        if self.era is not None:
+            digest.update(np.ascontiguousarray(self.era).tobytes() + repr(self.every).encode())
+        return digest.hexdigest()

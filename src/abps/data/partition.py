@@ -1,0 +1,329 @@
+"""From a tidy table to centers: by columns, by label skew (Dirichlet), or at random (IID).
+
+A partition adds the column ``center`` and, where centers lie inside something larger, ``group``. What
+happens to cells that are too small to train and test on is one explicit rule, and every cell that it
+leaves out is listed with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.core import streams
+from abps.core.errors import RequestError, nearest
+from abps.data.federation import LeftOut
+
+#: What to do with a small cell: leave its rows out, keep it as it is, or (random partitions) draw again.
+SMALL = ("drop", "keep", "redraw")
+
+#: How often a random partition is drawn again before giving up.
+ATTEMPTS = 2_000
+
+#: The value that stands for a missing one in a center's name.
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class CellRule:
+    """A cell becomes a center if it has so many stays, and so many with and without the outcome.
+
+    Three of each, by default: with fewer, training, validation and test cannot all have one.
+    """
+
+    min_stays: int = 50
+    min_positives: int = 3
+    min_negatives: int = 3
+    small: str = "drop"
+
+    def __post_init__(self) -> None:
+        if self.small not in SMALL:
+            raise RequestError(f"--small is {', '.join(SMALL)}, not {self.small!r}")
+        if min(self.min_stays, self.min_positives, self.min_negatives) < 0:
+            raise RequestError("--min-stays and --min-positives cannot be below 0")
+
+    def reason(self, stays: int, positives: int) -> str | None:
+        """Why a cell is too small; None if it is not."""
+        if stays < self.min_stays:
+            return f"{stays} stays, fewer than {self.min_stays}"
+        if positives < self.min_positives:
+            return f"{positives} positive, fewer than {self.min_positives}"
+        if stays - positives < self.min_negatives:
+            return f"{stays - positives} negative, fewer than {self.min_negatives}"
+        return None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to divide. by: columns, or ``window:2y`` for windows of the time column.
+
+    dirichlet (its alpha) or iid divide further at random into ``centers`` parts; with ``by`` too, each cell
+    gets an equal number of them. only: column -> the values to keep, before anything else.
+    """
+
+    by: tuple[str, ...] = ()
+    dirichlet: float | None = None
+    iid: bool = False
+    centers: int | None = None
+    only: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    seed: int = 11
+
+    def __post_init__(self) -> None:
+        if self.dirichlet is not None and self.iid:
+            raise RequestError("--dirichlet and --iid exclude each other; choose one")
+        random = self.dirichlet is not None or self.iid
+        if not self.by and not random:
+            raise RequestError("say how to divide: --by COLUMNS, --dirichlet ALPHA --centers N, or --iid N")
+        if self.dirichlet is not None and not self.dirichlet > 0:
+            raise RequestError(
+                f"--dirichlet {self.dirichlet:g} must be above 0 (small is uneven, 100 nearly even)"
+            )
+        if random and (self.centers is None or self.centers < 1):
+            raise RequestError("--dirichlet needs --centers N with N at least 1")
+        if not random and self.centers is not None:
+            raise RequestError(
+                "--centers goes with --dirichlet; with --by alone the columns say how many there are"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """table: the rows of the kept centers, with center (and group). dropped: the cells left out, by name."""
+
+    table: pl.DataFrame
+    recipe: Recipe
+    rule: CellRule
+    dropped: tuple[LeftOut, ...]
+    draws: int
+    shared_patients: int
+
+    @property
+    def centers(self) -> int:
+        """How many centers there are."""
+        return self.table["center"].n_unique()
+
+    def summary(self) -> dict[str, Any]:
+        """The partition without its rows, ready for JSON."""
+        return {
+            "schema": "abps.partition/1",
+            "recipe": asdict(self.recipe),
+            "rule": asdict(self.rule),
+            "centers": self.centers,
+            "rows": self.table.height,
+            "cells_left_out": len(self.dropped),
+            "rows_left_out": sum(cell.rows for cell in self.dropped),
+            "left_out": [asdict(cell) for cell in self.dropped],
+            "draws": self.draws,
+            "patients_in_several_centers": self.shared_patients,
+        }
+
+
+def divide(
+    table: pl.DataFrame,
+    recipe: Recipe,
+    rule: CellRule | None = None,
+    label: str = "died",
+    patient: str | None = None,
+    time: str | None = None,
+) -> Partition:
+    """Divide a table into centers. With ``patient``, random divisions keep a patient's stays together."""
+    rule = rule or CellRule()
+    for name in ("center", "group"):
+        if name in table.columns and name in recipe.by:
+            raise RequestError(
+                f"--by {name}: the table already has this column and it would be replaced; rename it"
+            )
+    _check(table, [label, *([patient] if patient else [])])
+    values = set(table[label].unique().to_list())
+    if not values <= {0, 1}:
+        raise RequestError(
+            f"the label {label!r} must be 0 or 1 in every row, not {sorted(map(str, values))[:5]}"
+        )
+    for column, allowed in recipe.only:
+        table = _keep_only(table, column, allowed)
+    random = recipe.dirichlet is not None or recipe.iid
+    if rule.small == "redraw" and not random:
+        raise RequestError("--small redraw goes with --dirichlet or --iid; cells of --by are what they are")
+    cells = _cells(table, recipe.by, time)
+    draws, names = 1, cells
+    if random:
+        draws, names = _draw(table, cells, recipe, rule, label, patient)
+    divided = table.with_columns(center=names)
+    if recipe.by and (random or len(recipe.by) > 1):
+        group = cells if random else _cells(table, recipe.by[:1], time)
+        divided = divided.with_columns(group=group)
+    elif "group" in divided.columns:
+        divided = divided.drop("group")  # of an earlier partition: it would be wrong now
+    dropped = () if rule.small == "keep" else _too_small(names, table[label], rule)
+    kept = divided.filter(~pl.col("center").is_in([cell.center for cell in dropped]))
+    if kept.height == 0:
+        raise RequestError(
+            f"none of {len(dropped)} cells is large enough ({dropped[0].center}: {dropped[0].reason})"
+            "; lower --min-stays or --min-positives, or divide more coarsely"
+        )
+    return Partition(kept, recipe, rule, dropped, draws, _shared(kept, patient))
+
+
+def parse_only(text: str) -> tuple[str, tuple[str, ...]]:
+    """``careunit=CCU,MICU`` as (column, values)."""
+    column, equals, values = text.partition("=")
+    allowed = tuple(v.strip() for v in values.split(",") if v.strip())
+    if not equals or not column.strip() or not allowed:
+        raise RequestError(f"--only {text!r} is not COLUMN=VALUE,VALUE")
+    return column.strip(), allowed
+
+
+def _check(table: pl.DataFrame, columns: list[str]) -> None:
+    for column in columns:
+        if column not in table.columns:
+            raise RequestError(
+                f"the table has no column {column!r}{nearest(column, table.columns)}; "
+                f"it has {', '.join(table.columns)}"
+            )
+
+
+def _keep_only(table: pl.DataFrame, column: str, allowed: tuple[str, ...]) -> pl.DataFrame:
+    _check(table, [column])
+    text = table[column].cast(pl.String)
+    present = text.drop_nulls().unique().to_list()
+    for value in allowed:
+        if value not in present:
+            raise RequestError(
+                f"--only {column}={value}: no row has it{nearest(value, present)}; "
+                f"there are {', '.join(sorted(present)[:20])}"
+            )
+    return table.filter(text.is_in(list(allowed)))
+
+
+def _cells(table: pl.DataFrame, by: tuple[str, ...], time: str | None) -> pl.Series:
+    """(rows,) the name of every row's cell; one cell, with an empty name, if nothing divides."""
+    if not by:
+        return pl.Series("center", [""] * table.height, dtype=pl.String)
+    parts = []
+    for key in by:
+        window = re.fullmatch(r"window:(\d+)y", key)
+        if window:
+            parts.append(_window(table, int(window[1]), time))
+        elif key.startswith("window"):
+            raise RequestError(f"--by {key!r}: a window is written window:2y (whole years)")
+        else:
+            _check(table, [key])
+            column = table[key]
+            if column.dtype.is_float() and column.n_unique() > 100:
+                raise RequestError(
+                    f"--by {key}: {column.n_unique()} different numbers are no groups; "
+                    "for years use window:2y"
+                )
+            text = column.cast(pl.String).str.strip_chars()
+            parts.append(
+                pl.select(pl.when(text == "").then(None).otherwise(text).fill_null(UNKNOWN)).to_series()
+            )
+    frame = pl.DataFrame({str(i): part for i, part in enumerate(parts)})
+    return frame.select(pl.concat_str(pl.all(), separator="/")).to_series().alias("center")
+
+
+def _window(table: pl.DataFrame, years: int, time: str | None) -> pl.Series:
+    """The first year of each row's window. Windows begin at multiples of their width: 2110, 2112, …
+
+    So a stay is in the same window whatever other stays there are, in this release or the next.
+    """
+    if years < 1:
+        raise RequestError("a window has at least one year: window:1y")
+    if time is None or time not in table.columns:
+        raise RequestError(
+            f"window:{years}y needs the column with the year of admission; "
+            f"{'give it with --time' if time is None else f'the table has no {time!r}'}"
+        )
+    if not table[time].dtype.is_numeric():
+        raise RequestError(f"--time {time} must be a number of years (like 2150.4), not {table[time].dtype}")
+    start = (table[time] / years).floor() * years
+    return start.cast(pl.Int64).cast(pl.String).fill_null(UNKNOWN)
+
+
+def _draw(
+    table: pl.DataFrame, cells: pl.Series, recipe: Recipe, rule: CellRule, label: str, patient: str | None
+) -> tuple[int, pl.Series]:
+    """How often the unluckiest cell was drawn, and (rows,) center names. Cells are drawn independently."""
+    assert recipe.centers is not None
+    order = cells.value_counts().sort(["count", "center"], descending=[True, False])
+    names: list[str] = order["center"].to_list()
+    if recipe.centers < len(names):
+        raise RequestError(f"--centers {recipe.centers} is fewer than the {len(names)} cells of --by")
+    share, extra = divmod(recipe.centers, len(names))
+    result = np.empty(table.height, dtype=object)
+    cell_of = cells.to_numpy()
+    positive = table[label].cast(pl.Int8).to_numpy() > 0
+    units = None if patient is None else table[patient].rank("dense").to_numpy()
+    most = 1
+    for i, cell in enumerate(names):
+        rows = np.flatnonzero(cell_of == cell)
+        parts = share + (i < extra)  # the larger cells get the remainder
+        unit = np.arange(len(rows)) if units is None else np.unique(units[rows], return_inverse=True)[1]
+        hit = np.zeros(unit.max() + 1, dtype=bool)
+        np.logical_or.at(hit, unit, positive[rows])
+        for attempt in range(ATTEMPTS if rule.small == "redraw" else 1):
+            rng = streams.generator(recipe.seed, "partition", attempt, streams.center_id(cell))
+            part = random_parts(hit, parts, recipe.dirichlet, rng)[unit]
+            most = max(most, attempt + 1)
+            sizes = np.bincount(part, minlength=parts)
+            found = np.bincount(part, weights=positive[rows], minlength=parts)
+            if rule.small != "redraw" or not any(rule.reason(int(n), int(k)) for n, k in zip(sizes, found)):
+                break
+        else:
+            raise RequestError(
+                f"in {ATTEMPTS} draws no division of {cell or 'the table'} into {parts} gave every center "
+                f"{rule.min_stays} stays and {rule.min_positives} positive; use a larger --dirichlet, "
+                "fewer --centers or --small drop"
+            )
+        width = len(str(parts))
+        prefix = f"{cell}/" if cell else "center-"
+        labels = np.array([f"{prefix}{j + 1:0{width}d}" for j in range(parts)], dtype=object)
+        result[rows] = labels[part]
+    return most, pl.Series("center", result.tolist(), dtype=pl.String)
+
+
+def random_parts(
+    positive: NDArray[np.bool_], parts: int, alpha: float | None, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """(units,) the part of every unit.
+
+    alpha None: equal parts at random. Otherwise label skew: for each class, the parts' shares are drawn from
+    a symmetric Dirichlet distribution with this alpha.
+    """
+    part = np.empty(len(positive), dtype=np.int64)
+    if alpha is None:
+        part[rng.permutation(len(positive))] = np.arange(len(positive)) % parts
+        return part
+    for value in (False, True):
+        members = rng.permutation(np.flatnonzero(positive == value))
+        shares = rng.dirichlet(np.full(parts, alpha))
+        bounds = np.floor(np.cumsum(shares)[:-1] * len(members) + 0.5).astype(np.int64)
+        part[members] = np.searchsorted(bounds, np.arange(len(members)), side="right")
+    return part
+
+
+def _too_small(names: pl.Series, label: pl.Series, rule: CellRule) -> tuple[LeftOut, ...]:
+    counted = (
+        pl.DataFrame({"center": names, "label": label.cast(pl.Int64)})
+        .group_by("center")
+        .agg(stays=pl.len(), positives=pl.col("label").sum())
+        .sort("center")
+    )
+    found = []
+    for center, stays, positives in counted.iter_rows():
+        reason = rule.reason(stays, positives)
+        if reason:
+            found.append(LeftOut(center, stays, reason))
+    return tuple(found)
+
+
+def _shared(table: pl.DataFrame, patient: str | None) -> int:
+    """How many patients have stays in more than one center."""
+    if patient is None:
+        return 0
+    return int((table.group_by(patient).agg(n=pl.col("center").n_unique())["n"] > 1).sum())

@@ -1,0 +1,259 @@
+"""From a federation to numbers: split, impute, standardise, encode; each center by itself.
+
+What a center fits (imputation values, means, standard deviations) it fits on its own training rows.
+What all must agree on for their models to have the same shape, the list of columns, is the union of
+what the centers see in their training rows: the names of category levels and of columns with gaps.
+A level that only occurs outside the training rows is encoded as "none of the known".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook, Column, candidates, encode_column, sums
+from abps.data.federation import Federation
+
+#: Shares of training, validation and test rows.
+SHARES = (0.70, 0.15, 0.15)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """One split of every center, rows of a center side by side.
+
+    x: (rows, features) float32.  y: (rows,) float32 of 0 and 1.
+    start: (centers + 1,) center i owns rows start[i]:start[i+1].
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[np.float32]
+    start: NDArray[np.int64]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(centers,) rows per center."""
+        return np.diff(self.start)
+
+    def positives(self) -> NDArray[np.int64]:
+        """(centers,) positive rows per center."""
+        total = np.concatenate([[0], np.cumsum(self.y, dtype=np.float64)])
+        return (total[self.start[1:]] - total[self.start[:-1]]).astype(np.int64)
+
+    def only(self, i: int) -> Rows:
+        """Center i alone: a federation of one."""
+        part = slice(int(self.start[i]), int(self.start[i + 1]))
+        return Rows(self.x[part], self.y[part], np.array([0, part.stop - part.start]))
+
+
+def side_by_side(first: Rows, second: Rows) -> Rows:
+    """Two splits as one: of every center the rows of the first, then those of the second."""
+    owner = [np.repeat(np.arange(len(part.sizes)), part.sizes) for part in (first, second)]
+    order = np.argsort(np.concatenate(owner), kind="stable")
+    return Rows(
+        np.concatenate([first.x, second.x])[order],
+        np.concatenate([first.y, second.y])[order],
+        np.concatenate([[0], np.cumsum(first.sizes + second.sizes)]),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What the learners see: three splits, column names and what each center publishes about itself.
+
+    metadata: (centers, k) positive rate, log training size, mean year / 2030 where time is known,
+    then the prevalence of each descriptor; from training rows only.
+    """
+
+    name: str
+    centers: tuple[str, ...]
+    columns: tuple[str, ...]
+    train: Rows
+    validation: Rows
+    test: Rows
+    metadata: NDArray[np.float64]
+    metadata_names: tuple[str, ...]
+    base_metadata: int
+    groups: tuple[str, ...] | None
+    seed: int
+
+    @property
+    def size(self) -> int:
+        """The number of centers."""
+        return len(self.centers)
+
+    @cached_property
+    def own(self) -> Rows:
+        """What a center may look at: its training and validation rows."""
+        return side_by_side(self.train, self.validation)
+
+    @cached_property
+    def held_out(self) -> Rows:
+        """What is not trained on: validation and test rows, in this order."""
+        return side_by_side(self.validation, self.test)
+
+    @property
+    def width(self) -> int:
+        """The number of encoded features."""
+        return len(self.columns)
+
+    def only(self, i: int) -> Prepared:
+        """What center i alone holds of this federation; its columns and streams stay the same."""
+        return Prepared(
+            name=self.name,
+            centers=(self.centers[i],),
+            columns=self.columns,
+            train=self.train.only(i),
+            validation=self.validation.only(i),
+            test=self.test.only(i),
+            metadata=self.metadata[i : i + 1],
+            metadata_names=self.metadata_names,
+            base_metadata=self.base_metadata,
+            groups=None if self.groups is None else (self.groups[i],),
+            seed=self.seed,
+        )
+
+
+def quotas(count: int, shares: tuple[float, ...] = SHARES) -> tuple[int, ...]:
+    """How many of ``count`` units go to each split: the shares rounded, and one to each if it can be.
+
+    >>> quotas(20), quotas(3), quotas(2)
+    ((14, 3, 3), (1, 1, 1), (1, 0, 1))
+    """
+    if count == 2:
+        return (1, 0, 1)  # better a scored center without validation than the reverse
+    if count < 2:
+        return (count, 0, 0)
+    small = [max(1, math.floor(count * share + 0.5)) for share in shares[1:]]
+    return (count - sum(small), *small)
+
+
+def assign_splits(federation: Federation, seed: int) -> NDArray[np.int8]:
+    """(rows,) 0 training, 1 validation, 2 test: stratified by label in each center.
+
+    With patients known, all stays of a patient go to one split; the strata are then patients with and
+    without a positive stay. With windows of time, every window is split by itself, a patient in that of
+    the first stay: a row that is held out in one window is held out in all.
+    """
+    split = np.zeros(federation.rows, dtype=np.int8)
+    order = np.argsort(federation.center, kind="stable")
+    bounds = np.searchsorted(federation.center[order], np.arange(federation.size + 1))
+    for i, name in enumerate(federation.centers):
+        rows = order[bounds[i] : bounds[i + 1]]
+        rng = streams.generator(seed, "split", 0, streams.center_id(name))
+        labels = federation.label[rows]
+        if federation.patient is None:
+            unit = np.arange(len(rows))
+            positive = labels > 0
+        else:
+            _, unit = np.unique(federation.patient[rows], return_inverse=True)
+            positive = np.bincount(unit, weights=labels) > 0
+        first = np.zeros(len(positive), dtype=np.int64)
+        if federation.era is not None:
+            first[:] = federation.eras
+            np.minimum.at(first, unit, federation.era[rows])
+        part = np.zeros(len(positive), dtype=np.int8)
+        for era in np.unique(first):
+            for stratum in (True, False):
+                members = rng.permutation(np.flatnonzero((positive == stratum) & (first == era)))
+                part[members] = np.repeat(np.arange(3, dtype=np.int8), quotas(len(members)))
+        split[rows] = part[unit]
+    return split
+
+
+def encode(
+    federation: Federation, split: NDArray[np.int8], book: Codebook | None = None
+) -> tuple[NDArray[np.float32], tuple[Column, ...]]:
+    """(rows, columns) the features, encoded as agreed or as the federation has them, and the columns."""
+    n, train = federation.size, split == 0
+    blocks: list[NDArray[np.float32]] = []
+    columns: list[Column] = []
+    given = None if book is None else book.columns
+    for column in _wanted(federation, train) if given is None else given:
+        block = encode_column(column, federation.features[column.source], federation.center, train, n)
+        if given is None and column.kind == "number" and not np.any(block[train]):
+            continue  # constant in every center: nothing to learn from
+        blocks.append(block)
+        columns.append(column)
+    if not blocks:
+        raise RequestError(
+            f"{federation.name}: no feature is left after encoding (all are constant or empty); "
+            "check --drop and the columns of the table"
+        )
+    return np.stack(blocks, axis=1), tuple(columns)
+
+
+def _wanted(federation: Federation, train: NDArray[np.bool_]) -> Iterator[Column]:
+    for column in federation.features.get_columns():
+        yield from candidates(column, train)
+
+
+def codebook(federation: Federation, seed: int, split: NDArray[np.int8] | None = None) -> Codebook:
+    """What the centers of a federation would have to agree on to encode their tables each by itself."""
+    _, columns = encode(federation, assign_splits(federation, seed) if split is None else split)
+    return Codebook(columns, federation.descriptors, federation.time is not None)
+
+
+def metadata(
+    federation: Federation, split: NDArray[np.int8]
+) -> tuple[NDArray[np.float64], tuple[str, ...], int]:
+    """(centers, k) the vector that each center publishes, the names of its entries, and how many are base."""
+    n, train = federation.size, split == 0
+    center = federation.center[train]
+    count = np.maximum(sums(center, n, np.ones(len(center))), 1)
+    parts = [sums(center, n, federation.label[train]) / count, np.log(count)]
+    names = ["positive rate", "log training rows"]
+    if federation.time is not None:
+        parts.append(sums(center, n, federation.time[train]) / count / 2030.0)
+        names.append("mean year / 2030")
+    base = len(parts)
+    for name in federation.descriptors:
+        values = federation.features[name].cast(pl.Float64).fill_null(0.0).to_numpy()[train]
+        parts.append(sums(center, n, values) / count)
+        names.append(f"prevalence of {name}")
+    # Published as four-byte numbers: what a center computes with is what its peers see.
+    return np.stack(parts, axis=1).astype(np.float32).astype(np.float64), tuple(names), base
+
+
+def prepare(
+    federation: Federation,
+    seed: int,
+    book: Codebook | None = None,
+    split: NDArray[np.int8] | None = None,
+) -> Prepared:
+    """Split and encode a federation for one seed, by an agreed codebook or by its own."""
+    split = assign_splits(federation, seed) if split is None else split
+    x, columns = encode(federation, split, book)
+    vectors, names, base = metadata(federation, split)
+
+    def rows(part: int) -> Rows:
+        chosen = np.flatnonzero(split == part)
+        chosen = chosen[np.argsort(federation.center[chosen], kind="stable")]
+        start = np.searchsorted(federation.center[chosen], np.arange(federation.size + 1))
+        return Rows(
+            np.ascontiguousarray(x[chosen]),
+            federation.label[chosen].astype(np.float32),
+            start.astype(np.int64),
+        )
+
+    return Prepared(
+        name=federation.name,
+        centers=federation.centers,
+        columns=tuple(column.name for column in columns),
+        train=rows(0),
+        validation=rows(1),
+        test=rows(2),
+        metadata=vectors,
+        metadata_names=names,
+        base_metadata=base,
+        groups=federation.groups,
+        seed=seed,
+    )

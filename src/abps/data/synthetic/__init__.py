@@ -1,0 +1,1 @@
+"""Federations made from a formula."""

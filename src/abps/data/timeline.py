@@ -1,0 +1,64 @@
+"""Which rows are in force in which round: a federation that stands still, or moves from window to window.
+
+A federation with windows of time is seen through one of them (or the last few) at a time. Every window
+has the same columns, agreed on in the first; each center standardises on the training rows of the
+window in force.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook
+from abps.data.federation import Federation
+from abps.data.prepare import Prepared, assign_splits, codebook, prepare
+
+
+@dataclass(eq=False)
+class Timeline:
+    """starts: the first round of every window.  ``at(t)`` is the data in force in round t."""
+
+    starts: tuple[int, ...]
+    _federation: Federation | None
+    _seed: int
+    _split: NDArray[np.int8] | None = None
+    _book: Codebook | None = None
+    _now: tuple[int, Prepared] | None = field(default=None)
+
+    def at(self, t: int) -> Prepared:
+        """The window in force in round t = 1, 2, …; the same object until the window moves on."""
+        era = int(np.searchsorted(self.starts, t, side="right")) - 1
+        if self._now is None or self._now[0] != era:
+            self._now = era, self._window(era)
+        return self._now[1]
+
+    def _window(self, era: int) -> Prepared:
+        federation = self._federation
+        assert federation is not None
+        if federation.era is None:
+            return prepare(federation, self._seed)
+        if self._split is None:
+            self._split = assign_splits(federation, self._seed)
+        if self._book is None:
+            first = federation.era == 0
+            self._book = codebook(federation.only(first), self._seed, self._split[first])
+        rows = federation.era == era
+        return prepare(federation.only(rows), self._seed, self._book, self._split[rows])
+
+
+def timeline(federation: Federation | Prepared, seed: int, rounds: int) -> Timeline:
+    """The windows of a run of so many rounds."""
+    if isinstance(federation, Prepared):
+        return Timeline((1,), None, seed, _now=(0, federation))
+    eras = federation.eras
+    if federation.every is not None:
+        starts = tuple(1 + federation.every * era for era in range(eras))
+    elif rounds < eras:
+        raise RequestError(f"{eras} windows of time in {rounds} round(s): choose at least {eras} rounds")
+    else:
+        starts = tuple(1 + rounds * era // eras for era in range(eras))
+    return Timeline(starts, federation, seed)

@@ -1,0 +1,1 @@
+"""The paper's own experiments: theorems, bandits, detection, adaptation."""

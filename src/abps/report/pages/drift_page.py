@@ -1,0 +1,102 @@
+"""The drift report: tests, histograms, outcome over eras, divergence of centers, windows against eras."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from abps.cohorts.eras import Drift
+from abps.report.pages import document as page
+
+
+def report(drift: Drift, title: str) -> str:
+    """The whole page as HTML."""
+    lines = drift.windows or drift.eras
+    return page.render(
+        "drift.html",
+        title=title,
+        rows=sum(line.stays for line in drift.eras),
+        era_words=f"windows of {drift.question.window_years} years of {drift.question.time}"
+        if drift.era_source == "window"
+        else f"the column {drift.era_source}",
+        first=drift.between[0],
+        second=drift.between[1],
+        label=drift.question.label,
+        deviations=f"{drift.question.deviations:g}",
+        shifts=drift.shifts,
+        histograms=page.svg(histograms(drift), "Histograms of the two eras"),
+        rates=page.svg(rates(drift), "Outcome rate over time"),
+        rates_by=f"{drift.question.window_years}-year window" if drift.windows else "era",
+        outcome=drift.outcome,
+        centers=page.svg(centers(drift), "Outcome rate of centers by group") if drift.centers else "",
+        association=drift.association,
+        window_years=drift.question.window_years,
+        time=drift.question.time,
+        era=drift.era_source,
+        lines=lines,
+    )
+
+
+def histograms(drift: Drift) -> Any:
+    """One panel per column: the two eras as densities, means dashed."""
+    columns = min(2, len(drift.shifts))
+    rows = math.ceil(len(drift.shifts) / columns)
+    drawn = page.figure(4.2 * columns, 2.3 * rows)
+    panels = drawn.subplots(rows, columns, squeeze=False).ravel()
+    for panel in panels[len(drift.shifts) :]:
+        panel.set_axis_off()
+    for panel, shift in zip(panels, drift.shifts):
+        width = np.diff(shift.edges)
+        for counts, mean, colour, name in zip(
+            shift.counts, shift.test.mean, (page.EARLY, page.LATE), drift.between
+        ):
+            density = counts / max(1, counts.sum()) / width
+            panel.stairs(density, shift.edges, fill=True, alpha=0.35, color=colour, label=name)
+            panel.stairs(density, shift.edges, color=colour, linewidth=0.8)
+            if mean == mean:
+                panel.axvline(mean, color=colour, linestyle="--", linewidth=1)
+        panel.set_title(f"{shift.column}: t = {shift.test.t:.2f}, p = {page.p_value(shift.test.p)}")
+        panel.set_yticks([])
+    if len(drift.shifts):
+        panels[0].legend(fontsize=8, frameon=False)
+    return drawn
+
+
+def rates(drift: Drift) -> Any:
+    """Outcome rate per window (or era) with its interval."""
+    lines = drift.windows or drift.eras
+    drawn = page.figure(8.4, 2.6)
+    axes = drawn.subplots()
+    x = np.arange(len(lines))
+    rate = np.array([100 * line.rate for line in lines])
+    low, high = (np.array([100 * getattr(line, side) for line in lines]) for side in ("low", "high"))
+    axes.vlines(x, low, high, color=page.QUIET, linewidth=1.5)
+    axes.scatter(x, rate, s=16, color=page.EARLY, zorder=3)
+    step = max(1, math.ceil(len(lines) / 14))
+    axes.set_xticks(x[::step], [line.name for line in lines][::step], fontsize=8)
+    axes.set_ylabel("outcome rate, %")
+    axes.set_ylim(bottom=0)
+    return drawn
+
+
+def centers(drift: Drift) -> Any:
+    """Every center's rate, one row per group."""
+    grouped = len({group for _, group, _ in drift.centers}) < len(drift.centers)
+    names = sorted({group for _, group, _ in drift.centers}) if grouped else ["all centers"]
+    drawn = page.figure(8.4, max(1.4, 0.7 + 0.3 * len(names)))
+    axes = drawn.subplots()
+    for y, name in enumerate(names):
+        members = [line for _, group, line in drift.centers if not grouped or group == name]
+        spread = np.linspace(-0.25, 0.25, len(members)) if len(members) > 1 else np.zeros(1)
+        axes.scatter(
+            [100 * m.rate for m in members], y + spread, s=9, color=page.EARLY, alpha=0.6, linewidths=0
+        )
+        pooled = sum(m.positives for m in members) / sum(m.stays for m in members)
+        axes.vlines(100 * pooled, y - 0.38, y + 0.38, color=page.LATE, linewidth=1.6)
+    axes.set_yticks(np.arange(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("outcome rate, % (line: over the group)")
+    axes.set_xlim(left=0)
+    return drawn

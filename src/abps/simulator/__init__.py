@@ -1,0 +1,1 @@
+"""A federation in one process, all centers at once."""

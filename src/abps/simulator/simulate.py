@@ -1,0 +1,246 @@
+"""Run a method on a federation, in one process, all centers at once.
+
+``engine="debug"`` runs the same method with one center at a time, a plain ``nn.Module`` and a plain
+optimiser: slow, easy to step through, the same answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.core import streams
+from abps.core.beliefs import Beliefs
+from abps.core.errors import RequestError
+from abps.core.ledger import Ledger
+from abps.core.matching import Rest
+from abps.data.federation import Federation
+from abps.data.prepare import Prepared
+from abps.data.timeline import timeline
+from abps.learn.batched import StackedLearner
+from abps.learn.devices import device_name, find_device
+from abps.learn.loop import LoopLearner
+from abps.learn.metrics import auprc, auroc, brier, labels_of, mean_over_centers
+from abps.learn.models import ModelFactory
+from abps.learn.native.network import BLAS
+from abps.learn.training import Learner
+from abps.methods.base import Decisions, Method, World
+from abps.methods.settings import configure, describe
+from abps.simulator.result import Bytes, History, RestShares, Run, accuracy
+from abps.stats.guarantees import Standing, standing
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
+
+#: FedAvg's rounds in the comparison of bytes.
+FEDAVG_ROUNDS = 50
+
+ENGINES = ("simulate", "debug")
+
+_CAUSES = {
+    "no_candidates": Rest.NO_CANDIDATES,
+    "all_full": Rest.ALL_FULL,
+    "declined": Rest.DECLINED,
+    "budget": Rest.BUDGET,
+}
+
+#: Called after every round with (round, rounds at most, mean validation AUROC).
+Progress = Callable[[int, int, float], None]
+
+
+def simulate(
+    federation: Federation | Prepared,
+    method: str | Method,
+    seed: int = 11,
+    rounds: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    model: ModelFactory | None = None,
+    engine: str = "simulate",
+    device: str = "cpu",
+    progress: Progress | None = None,
+    name: str | None = None,
+) -> Run:
+    """One method, one seed.
+
+    federation: a :class:`Federation`, or one already prepared for this seed.
+    method: a name of the catalog, or a configuration (also of a method of one's own).
+    model: builds a ``torch.nn.Module`` for a number of features; default: the paper's MLP.
+    device: where centers train and predict: cpu, cuda, cuda:1 and so on, mps, or auto (a GPU where there is
+    one). Devices round otherwise, so the result says which one it was.
+    name: what the result calls the method; default: its catalog name, or the configuration's class.
+    """
+    began = time.perf_counter()
+    if seed < 0:
+        raise RequestError(f"seed={seed}: choose a whole number from 0")
+    if engine not in ENGINES:
+        raise RequestError(f"engine={engine!r}: choose {' or '.join(ENGINES)}")
+    place = find_device(device)
+    if engine == "debug" and place is not None:
+        raise RequestError(f"device={device!r}: engine='debug' runs on the CPU; leave one of the two out")
+    config = configure(method, settings, rounds)
+    name = name or (method if isinstance(method, str) else type(method).__name__.lower())
+    source = timeline(federation, seed, config.stop.rounds)
+    data = source.at(1)
+    fingerprint = federation.fingerprint() if isinstance(federation, Federation) else ""
+    training, factory = config.training, model or config.training.model
+    learner: Learner = (
+        LoopLearner(data, training, factory, seed)
+        if engine == "debug"
+        else StackedLearner(data, training, factory, seed, place)
+    )
+    world = World(learner, data, streams.center_ids(data.centers), seed, config.stop.rounds)
+
+    state = config.init(world)
+    ledger = Ledger(config.budget)
+    track = Track(data.centers)
+    best_state = state
+    # A core each: on products this small threads would wait for each other, and round otherwise.
+    with BLAS.limit(limits=1):
+        for t in range(1, config.stop.rounds + 1):
+            if source.at(t) is not world.data:
+                data = source.at(t)
+                new = replace(world, data=data, learner=world.learner.on(data))
+                state = config.moved(world, new, state, t)
+                world = new
+            state, outcome = config.apply(world, state, t, ledger)
+            ledger = ledger.book(outcome.traffic)
+            if outcome.overdrawn:
+                ledger = ledger.close()
+            if track.add(config, world, state, outcome):
+                best_state = state
+            if progress is not None:
+                progress(t, config.stop.rounds, track.validation[-1])
+            if config.stop.over(t, track.best):
+                break
+
+    final = best_state if config.stop.restore_best else state
+    logits, labels = config.logits(world, final, data.test), labels_of(data.test)
+    fedavg = data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), learner.layout.size)
+    done = len(track.validation)
+    shares = {
+        cause: float(np.mean([np.mean(r == code) for r in track.rest])) for cause, code in _CAUSES.items()
+    }
+    return Run(
+        method=name,
+        seed=seed,
+        rounds=done,
+        data={
+            "name": data.name,
+            "centers": data.size,
+            "rows": _rows(federation),
+            "features": data.width,
+            "fingerprint": fingerprint,
+            "left_out": [
+                {"center": o.center, "rows": o.rows, "reason": o.reason}
+                for o in getattr(federation, "left_out", ())
+            ],
+        },
+        config=describe(config),
+        device=device_name(place),
+        auroc=accuracy(data.centers, auroc(logits, labels), track.test[track.best - 1]),
+        auprc=accuracy(data.centers, auprc(logits, labels)),
+        brier=accuracy(data.centers, brier(logits, labels)),
+        bytes=Bytes(
+            ledger.spent.edge, ledger.spent.directed, ledger.spent.control, ledger.spent.edge / fedavg
+        ),
+        cost_usd=ledger.spent.usd,
+        partners_mean=float(np.mean(track.partners)),
+        rest=RestShares(share=sum(shares.values()), **shares),
+        history=History(
+            auroc=tuple(track.test),
+            validation_auroc=tuple(track.validation),
+            edge_bytes=tuple(np.cumsum([r.edge for r in ledger.rounds]).tolist()),
+            rest=tuple(float(np.mean(r != Rest.NOT)) for r in track.rest),
+            rest_causes={
+                cause: tuple(float(np.mean(r == code)) for r in track.rest) for cause, code in _CAUSES.items()
+            },
+            beliefs=tuple(track.standing),
+        ),
+        seconds=round(time.perf_counter() - began, 3),
+        decisions=track.trail(),
+        models=getattr(final, "models", None),
+        beliefs=config.beliefs(final),
+    )
+
+
+def _rows(federation: Federation | Prepared) -> int:
+    """Stays in all windows."""
+    if isinstance(federation, Federation):
+        return federation.rows
+    return sum(len(part.y) for part in (federation.train, federation.validation, federation.test))
+
+
+class Track:
+    """What is noted after every round."""
+
+    def __init__(self, centers: tuple[str, ...]) -> None:
+        self.centers = centers
+        self.validation: list[float] = []
+        self.test: list[float] = []
+        self.rest: list[NDArray[np.int8]] = []
+        self.partners: list[float] = []
+        self.standing: list[Standing] = []
+        self.best = 1
+        self._decisions: list[tuple[int, Decisions]] = []
+
+    def add(self, config: Method, world: World, state: Any, outcome: Any) -> bool:
+        """Note a round; True if its mean validation AUROC is the best so far."""
+        data = world.data
+        # Both splits in one pass over the models.
+        answers = outcome.answers or config.logits(world, state, data.held_out).split(data.validation.sizes)
+        for logits, rows, into in zip(
+            answers, (data.validation, data.test), (self.validation, self.test), strict=True
+        ):
+            into.append(mean_over_centers(auroc(logits, labels_of(rows)))[0])
+        self.rest.append(outcome.rest)
+        self.partners.append(float(np.mean(outcome.partners)))
+        t = len(self.validation)
+        beliefs = config.beliefs(state)
+        if isinstance(beliefs, Beliefs):
+            known = beliefs.posterior(*np.divmod(beliefs.key, beliefs.n))
+            self.standing.append(standing(known.mean, known.count, prior=beliefs.prior))
+        if outcome.decisions is not None:
+            self._decisions.append((t, outcome.decisions))
+        best = self.validation[self.best - 1]
+        better = t == 1 or config.stop.better(self.validation[-1], best)
+        if better:
+            self.best = t
+        return better
+
+    def trail(self) -> pl.DataFrame:
+        """The audit trail: one row per decision."""
+        names = np.array([*self.centers, None], dtype=object)  # -1: nobody in particular
+        frames = [
+            pl.DataFrame(
+                {
+                    "round": np.full(len(d.center), t, dtype=np.int32),
+                    "center": pl.Series(names[d.center].tolist(), dtype=pl.String),
+                    "peer": pl.Series(names[d.peer].tolist(), dtype=pl.String),
+                    "decision": pl.Series(d.decision.tolist(), dtype=pl.String),
+                    "score": pl.Series(d.score).fill_nan(None),
+                    "posterior_mean": pl.Series(d.mean).fill_nan(None),
+                    "count": pl.Series(d.count).fill_nan(None),
+                    "reason": pl.Series(d.reason.tolist(), dtype=pl.String),
+                }
+            )
+            for t, d in self._decisions
+        ]
+        return pl.concat(frames) if frames else pl.DataFrame(schema=TRAIL)
+
+
+#: Columns of ``decisions.parquet``.
+TRAIL = {
+    "round": pl.Int32,
+    "center": pl.String,
+    "peer": pl.String,
+    "decision": pl.String,
+    "score": pl.Float64,
+    "posterior_mean": pl.Float64,
+    "count": pl.Float64,
+    "reason": pl.String,
+}

@@ -1,0 +1,1 @@
+"""The real federation: what runs at a hospital, and the clock between hospitals."""

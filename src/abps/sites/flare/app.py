@@ -1,0 +1,269 @@
+"""What a job starts at the sites and at the relay: a site that talks, and the conductor.
+
+Only bytes and small lists travel: no object of ours is serialised. Peers reach one method of a site,
+``receive``; the conductor another one, ``conduct``; who calls is told by the engine's authentication.
+Nothing in a site's process may raise into the engine: a site that crashes ends everybody's job.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import CollabCallError, collab
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC
+
+from abps import files
+from abps.core.errors import RequestError
+
+log = logging.getLogger("abps")
+
+#: The engine's name for the conductor's side.
+SERVER = "server"
+
+#: What the conductor may ask a site to do at once, and to start.
+ASKED = frozenset({"hello", "join", "begin", "keep_best", "upload", "download", "trunk", "report"})
+_TALKS = frozenset({"catch_up", "introduce", "announce", "turn", "settle", "swap"})
+STARTED = _TALKS | {"open", "train", "finish"}
+
+#: How long a site holds back the word that it is still busy, in seconds: short work needs no second question.
+LINGER = 1.0
+
+RESULT = "abps-job.json"
+
+
+def only_sealed(message: Message) -> Message | None:
+    """Drop what comes in a peer's name and is not encrypted and signed by it: the relay may have made it up.
+
+    The engine calls this before it decrypts. None lets a message pass; only the conductor may speak openly.
+    """
+    origin = str(message.get_header(MessageHeaderKey.ORIGIN, ""))
+    sealed = message.get_header(MessageHeaderKey.SECURE) and message.get_header(MessageHeaderKey.ENCRYPTED)
+    if sealed or origin.split(".")[0] == SERVER:
+        return None
+    log.warning("dropped an unsealed message in the name of %s", origin)
+    return Message()
+
+
+class FlareSite:
+    """A site of a job. Its table, its store and its limits are named in its own file, not in the job."""
+
+    def __init__(self, agreement: str, call_seconds: float = 10.0, turn_seconds: float = 60.0) -> None:
+        self.agreement = agreement
+        self.call_seconds = call_seconds
+        self.turn_seconds = turn_seconds
+
+    @collab.init
+    def setup(self) -> None:
+        """Remember the lines to the others; everything that can fail comes later."""
+        self._name: str = collab.site_name
+        self._local = Path(collab.workspace.get_site_config_dir())
+        self._peers = {proxy.name: proxy for proxy in collab.other_clients}
+        cell = collab.fl_ctx.get_engine().get_cell().core_cell
+        self._secure: bool = cell.supports_secure_messages()
+        if self._secure:
+            cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, only_sealed)
+        self._site: Any = None
+        self._work: threading.Thread | None = None
+        self._state: list[Any] = ["done", None]
+
+    @collab.final
+    def end(self) -> None:
+        """Leave the store closed."""
+        if getattr(self, "_site", None) is not None:
+            self._site.store.close()
+
+    @collab.publish
+    def receive(self, what: str, data: bytes) -> bytes:
+        """A peer's payload; the answer says nothing if there is nothing to say."""
+        try:
+            peer = collab.caller
+            if (
+                self._site is None
+                or peer == SERVER
+                or not isinstance(data, bytes)
+                or not isinstance(what, str)
+            ):
+                return b""
+            return bytes(self._site.receive(peer, what, data))
+        except Exception:
+            log.error("a peer's message met a fault of ours:\n%s", traceback.format_exc())
+            return b""
+
+    @collab.publish
+    def conduct(self, what: str, arguments: list) -> list:
+        """The conductor's word: [True, answer] or [False, why not]."""
+        try:
+            if collab.caller != SERVER:
+                return [False, "only the conductor may ask this"]
+            if what == "ping":
+                return [True, True]
+            if what == "start":
+                self._start(*arguments)
+            if what in ("start", "poll"):
+                return [True, self._linger()]
+            if what not in ASKED or self._site is None:
+                return [False, f"{what!r} cannot be asked now"]
+            return [True, getattr(self._site, what)(*arguments)]
+        except RequestError as error:
+            return [False, str(error)]
+        except Exception as error:
+            log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
+            return [False, f"a fault at the site ({type(error).__name__}); see its log"]
+
+    def _start(self, what: str, *arguments: Any) -> None:
+        """Begin something that may take long, in a thread of its own."""
+        if what not in STARTED or (self._work is not None and self._work.is_alive()):
+            raise RequestError(f"{what!r} cannot be started now")
+        if what != "open" and self._site is None:
+            raise RequestError(f"{what!r} cannot be started before the site is open")
+        work = self._open if what == "open" else getattr(self._site, what)
+        self._state = ["busy", None]
+
+        def run() -> None:
+            try:
+                self._state = ["done", work(*arguments)]
+            except RequestError as error:
+                self._state = [str(error), None]
+            except Exception as error:
+                log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
+                self._state = [f"a fault at the site ({type(error).__name__}); see its log", None]
+
+        self._work = threading.Thread(target=run, name=f"abps-{what}", daemon=True)
+        self._work.start()
+
+    def _linger(self) -> list[Any]:
+        """How the work stands: [done, its result], [busy, None] or [why it failed, None]."""
+        if self._work is not None:
+            self._work.join(LINGER)
+        return self._state
+
+    def _open(self) -> None:
+        """Read the site's own file, its table and its store."""
+        if self._site is not None:
+            return
+        import torch
+
+        from abps.data.prepare import prepare
+        from abps.sites import sitefile
+        from abps.sites.agreement import Agreement
+        from abps.sites.site import Patience, Site
+        from abps.sites.store import Store
+
+        own = sitefile.find(self._name, self._local)
+        torch.set_num_threads(own.threads)
+        agreement = Agreement.from_json(json.loads(self.agreement))
+        data = prepare(own.read_table(agreement.book), agreement.seed, agreement.book)
+        path, digest = own.store_of(agreement.study), agreement.digest()
+        store = _open_store(lambda: Store.open(path, self._name, digest, agreement.notes()))
+        patience = Patience(turn_seconds=self.turn_seconds)
+        self._site = Site(self._name, agreement, data, store, self._carry, own.limits, patience)
+
+    def _carry(self, peer: str, what: str, data: bytes) -> bytes:
+        """Bytes to a peer and its answer back, encrypted end to end where there are certificates."""
+        from abps.sites.site import Unreachable
+
+        proxy = self._peers.get(peer)
+        if proxy is None:
+            raise Unreachable(peer)
+        try:
+            answer = proxy(timeout=self.call_seconds, secure=self._secure).receive(what, data)
+        except CollabCallError as error:
+            raise Unreachable(peer) from error
+        if not isinstance(answer, bytes):
+            raise Unreachable(peer)
+        return answer
+
+
+def _open_store(attempt: Callable[[], Any], seconds: float = 15.0) -> Any:
+    """Open the store; a process of the last job may need a moment to go."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return attempt()
+        except RequestError as error:
+            if "in use by another process" not in str(error) or time.monotonic() > until:
+                raise
+        time.sleep(0.5)
+
+
+class FlareConductor:
+    """The clock of a job, at the relay. It leaves what it knows of the job in ``abps-job.json``."""
+
+    def __init__(
+        self,
+        agreement: str,
+        rounds: int,
+        sign_seconds: float = 5.0,
+        talk_seconds: float = 120.0,
+        work_seconds: float = 1800.0,
+        poll_seconds: float = 0.2,
+    ) -> None:
+        self.agreement = agreement
+        self.rounds = rounds
+        self.sign_seconds = sign_seconds
+        self.talk_seconds = talk_seconds
+        self.work_seconds = work_seconds
+        self.poll_seconds = poll_seconds
+
+    @collab.main
+    def run(self) -> None:
+        """Run the job and write down what happened."""
+        from abps.sites.agreement import Agreement
+        from abps.sites.conductor import Conductor, Seconds
+
+        folder = Path(collab.workspace.get_result_root(collab.fl_ctx.get_job_id()))
+        seconds = Seconds(self.sign_seconds, self.work_seconds, self.talk_seconds, self.poll_seconds)
+        try:
+            agreement = Agreement.from_json(json.loads(self.agreement))
+            line = _Line({proxy.name: proxy for proxy in collab.clients})
+            report = Conductor(line, agreement, self.rounds, seconds, log.info).run(sorted(line.sites))
+        except RequestError as error:
+            files.write_json(folder / RESULT, {"schema": "abps.job/1", "error": str(error)})
+            raise
+        files.write_json(folder / RESULT, report.to_json())
+
+
+class _Line:
+    """The conductor's line: calls to many sites at once."""
+
+    def __init__(self, sites: dict[str, Any]) -> None:
+        self.sites = sites
+
+    def ask(
+        self, sites: Sequence[str], what: str, *arguments: Any, seconds: float
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Ask some sites the same at once: answers, and why there is none, by site."""
+        answers: dict[str, Any] = {}
+        failures: dict[str, str] = {}
+        if not sites:
+            return answers, failures
+        group = collab.get_clients(list(sites))
+        results = group(timeout=seconds).conduct(what, list(arguments))
+        for name, (ok, answer) in results:
+            if ok:
+                answers[name] = answer
+            else:
+                failures[name] = str(answer)
+        for name in sites:
+            if name not in answers and name not in failures:
+                failures[name] = "no answer"
+        return answers, failures
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass, unless the job was called off."""
+        if collab.is_aborted:
+            raise RequestError("the job was called off")
+        time.sleep(seconds)
+
+    def now(self) -> float:
+        """Seconds on a clock that only goes forward."""
+        return time.monotonic()

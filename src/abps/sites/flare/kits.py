@@ -1,0 +1,207 @@
+"""From "four hospitals" to a network: certificates, startup kits, and the processes that run from them.
+
+A kit is a folder for one participant: its certificate and key, the relay's address, and a ``local`` folder
+that is the participant's own. What a site allows is written there: only the two classes of ours that a job
+names, no code that comes with a job, no shell for the operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from abps import files
+from abps.core.errors import RequestError
+from abps.sites.flare.recipe import ALLOW
+
+#: Seconds that a job stays open for a site that died; the engine's own default is fifteen minutes.
+OUTCOME_WAIT = "5"
+
+#: The engine groups participants by organisation; for us they are all one federation.
+ORGANISATION = "federation"
+
+_SITE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
+_HOST_NAME = re.compile(r"^([A-Za-z0-9-]+\.)*[A-Za-z0-9-]+$")
+_EMAIL = re.compile(r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}$")
+_RESERVED = {"server", "relay", "admin", "all"}
+
+#: What anybody with an operator's certificate may do at a site: run and stop jobs that carry no code.
+_RIGHTS = {
+    "submit_job": "any",
+    "clone_job": "any",
+    "manage_job": "any",
+    "download_job": "any",
+    "view": "any",
+    "operate": "any",
+    "shell_commands": "none",
+    "byoc": "none",
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A provisioned network: the folder of the relay's kit, of every site's, and of the operator's."""
+
+    relay: Path
+    sites: dict[str, Path]
+    operator: Path
+    authority: Path
+
+
+def provision(
+    out: Path,
+    sites: Sequence[str],
+    host: str,
+    port: int = 8002,
+    operator: str = "operator@federation.example",
+) -> Network:
+    """Make certificates and startup kits; a second call with more sites adds kits and keeps the others.
+
+    host: the name by which the sites reach the relay; ``localhost`` keeps everything on this machine.
+    """
+    _check(sites, host, port, operator)
+    from nvflare.lighter.prov_utils import prepare_builders
+    from nvflare.lighter.provision import prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+
+    authority = files.folder(out / "authority")
+    builders: list[dict[str, Any]] = [
+        {
+            "path": "nvflare.lighter.impl.workspace.WorkspaceBuilder",
+            "args": {"template_file": ["master_template.yml"]},
+        },
+        {
+            "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
+            "args": {"config_folder": "config", "scheme": "grpc"},
+        },
+        {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+        {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
+    ]
+    relay = {"name": host, "type": "server", "org": ORGANISATION, "fed_learn_port": port, "admin_port": port}
+    project = {
+        "api_version": 3,
+        "name": "abps",
+        "description": "made by abps site provision",
+        "participants": [
+            relay,
+            *({"name": name, "type": "client", "org": ORGANISATION} for name in sites),
+            {"name": operator, "type": "admin", "org": ORGANISATION, "role": "project_admin"},
+        ],
+        "builders": builders,
+    }
+    chatter = io.StringIO()
+    with contextlib.redirect_stdout(chatter), contextlib.redirect_stderr(chatter):
+        made = Provisioner(str(authority), prepare_builders(project)).provision(prepare_project(project))
+    if made.get("build_error"):
+        sys.stderr.write(chatter.getvalue())
+        raise RequestError(f"{out}: the kits could not be made; see the engine's messages above")
+    fresh = Path(made["current_prod_dir"])
+    kits = {name: out / name for name in (*sites, operator)} | {host: out / "relay"}
+    for name, kit in kits.items():
+        if not kit.exists():
+            shutil.copytree(fresh / name, kit)
+            if name != operator:
+                _own_rules(kit)
+    shutil.rmtree(fresh)
+    for secret in authority.rglob("*.json"):
+        secret.chmod(0o600)  # the authority's key lies here
+    authority.chmod(0o700)
+    return Network(out / "relay", {name: out / name for name in sites}, out / operator, authority)
+
+
+def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
+    if len(sites) < 2:
+        raise RequestError("a network needs at least 2 sites; name them all")
+    twins = sorted({name for name in sites if list(sites).count(name) > 1})
+    if twins:
+        raise RequestError(f"the site {twins[0]!r} is named twice; site names must differ")
+    for name in sites:
+        if not _SITE_NAME.match(name) or name.lower() in _RESERVED:
+            raise RequestError(
+                f"the site name {name!r} cannot be used; letters, digits, - and _, and not 'server'"
+            )
+    if not _HOST_NAME.match(host) or host in sites:
+        raise RequestError(f"--host {host!r} is not a host name of its own; give the relay's DNS name")
+    if not 1 <= port <= 65535:
+        raise RequestError(f"--port {port}: choose 1 to 65535")
+    if not _EMAIL.match(operator):
+        raise RequestError(f"--operator {operator!r}: the engine knows operators by e-mail address; give one")
+
+
+def _own_rules(kit: Path) -> None:
+    """What this participant allows: our classes and nothing else, no code in jobs, no shell."""
+    local = kit / "local"
+    default = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
+    default["class_allow_list"] = list(ALLOW)
+    default["class_list_enforcement_mode"] = "enforce"
+    default["allow_log_streaming"] = False  # a site's log stays at the site
+    components = default.get("components", [])
+    default["components"] = [c for c in components if c["id"] != "site_log_streamer"]
+    files.write_json(local / "resources.json", default)
+    rules = {"project_admin": _RIGHTS, "org_admin": "none", "lead": "none", "member": "none"}
+    files.write_json(local / "authorization.json", {"format_version": "1.0", "permissions": rules})
+
+
+def is_relay(kit: Path) -> bool:
+    """Whether a kit is the relay's; a folder that is no kit is refused."""
+    startup = Path(kit) / "startup"
+    if (startup / "fed_server.json").is_file():
+        return True
+    if (startup / "fed_client.json").is_file():
+        return False
+    raise RequestError(f"{kit} is not a startup kit of a site or relay; make kits with `abps site provision`")
+
+
+def site_name(kit: Path) -> str:
+    """The name in a site's kit."""
+    data = json.loads((Path(kit) / "startup" / "fed_client.json").read_text(encoding="utf-8"))
+    return str(data["client"]["fqsn"])
+
+
+def command(kit: Path) -> tuple[list[str], dict[str, str]]:
+    """The process that runs from a kit: its command and its environment."""
+    kit = Path(kit).absolute()
+    relay = is_relay(kit)
+    # This Python and this abps, not whatever is first on the path or relative to another folder.
+    package = str(Path(files.__file__).resolve().parents[1])
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    }
+    start = [sys.executable, "-u", "-m"]
+    if relay:
+        _own_storage(kit)
+        environment.setdefault("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT", OUTCOME_WAIT)
+        start += ["nvflare.private.fed.app.server.server_train", "-m", str(kit), "-s", "fed_server.json"]
+        return [
+            *start,
+            "--set",
+            "secure_train=true",
+            f"org={ORGANISATION}",
+            "config_folder=config",
+        ], environment
+    start += ["nvflare.private.fed.app.client.client_train", "-m", str(kit), "-s", "fed_client.json"]
+    names = [f"uid={site_name(kit)}", f"org={ORGANISATION}", "config_folder=config"]
+    return [*start, "--set", "secure_train=true", *names], environment
+
+
+def _own_storage(kit: Path) -> None:
+    """The relay keeps its jobs in its own folder, not in everybody's /tmp."""
+    path = kit / "local" / "resources.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    state = files.folder(kit / "state")
+    for component in data.get("components", []):
+        if component["id"] == "job_manager":
+            component["args"]["uri_root"] = str(state / "jobs")
+    snapshots = data.get("snapshot_persistor", {}).get("args", {}).get("storage", {}).get("args")
+    if snapshots is not None:
+        snapshots["root_dir"] = str(state / "snapshots")
+    files.write_json(path, data)

@@ -1,0 +1,101 @@
+"""A job as data: what to start where, and the agreement. No code travels with it.
+
+The package is installed at every site and at the relay; a site admits the job because its own
+``class_allow_list`` names these classes (``abps site provision`` writes that list).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import CollabRecipe
+from nvflare.recipe import PocEnv, SimEnv
+from nvflare.recipe.spec import ExecEnv
+
+from abps.core.errors import RequestError
+from abps.sites.agreement import Agreement
+from abps.sites.flare.app import FlareConductor, FlareSite
+
+#: What a site must allow for our jobs, and nothing more.
+ALLOW = (
+    "abps.sites.flare.app.FlareSite",
+    "abps.sites.flare.app.FlareConductor",
+    "nvflare.collab.runtime.executor.CollabExecutor",
+    "nvflare.collab.runtime.controller.CollabController",
+)
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Seconds: one call between sites, a site's whole turn, a sign of life, talk, and long work."""
+
+    call: float = 10.0
+    turn: float = 60.0
+    sign: float = 5.0
+    talk: float = 120.0
+    work: float = 1800.0
+    poll: float = 0.2
+
+
+class ABPSRecipe(CollabRecipe):
+    """Some rounds of a study as a job, for ``SimEnv``, ``PocEnv`` or ``ProdEnv``.
+
+    rounds: of this job; short jobs let a site that was away come back with the next one.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        rounds: int | None = None,
+        min_sites: int = 2,
+        waits: Waits | None = None,
+        name: str | None = None,
+    ) -> None:
+        agreement.config()  # what cannot be run is refused here, not at the sites
+        waits = waits or Waits()
+        text = json.dumps(agreement.to_json(), separators=(",", ":"))
+        super().__init__(
+            job_name=name or f"abps-{agreement.study}",
+            server=FlareConductor(
+                text,
+                rounds or agreement.rounds,
+                waits.sign,
+                waits.talk,
+                waits.work,
+                waits.poll,
+            ),
+            client=FlareSite(text, waits.call, waits.turn),
+            min_clients=min_sites,
+            sync_task_timeout=max(60.0, waits.talk),
+        )
+        self._job.job.set_app_packages(["abps"])
+
+    @staticmethod
+    def _user_source_entries(objs: Any) -> list[tuple[str, str | None]]:
+        """No source is shipped: the package is installed wherever the job runs."""
+        return []
+
+    def process_env(self, env: ExecEnv) -> None:
+        """Make the two trial environments admit the job, as provisioned sites do by their own file."""
+        if isinstance(env, SimEnv):
+            if env.num_threads < env.num_clients:
+                # The engine would end with success while every call fails.
+                raise RequestError(
+                    f"SimEnv has {env.num_threads} threads for {env.num_clients} sites; give as many"
+                )
+            local = Path(env.workspace_root) / self._job.name / "local"
+            local.mkdir(parents=True, exist_ok=True)
+            (local / "resources.json").write_text(
+                json.dumps({"format_version": 2, "class_allow_list": list(ALLOW)}), encoding="utf-8"
+            )
+        elif isinstance(env, PocEnv):
+            # Its kits are made and started in one go, with the engine's own list; a job with a file of
+            # its own is admitted by another rule.
+            note = Path(tempfile.mkdtemp()) / "README.txt"
+            note.write_text("This job carries no code: abps is installed where it runs.\n", encoding="utf-8")
+            self._job.add_file_to_server(str(note), app_folder_type="custom")
+            self._job.add_file_to_clients(str(note), app_folder_type="custom")

@@ -1,0 +1,125 @@
+"""Send a job with the operator's kit, and wait for what the conductor has to say about it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api import api_spec as engine
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from abps.core.errors import RequestError
+from abps.sites.agreement import Agreement
+from abps.sites.flare.app import RESULT
+from abps.sites.flare.recipe import ABPSRecipe, Waits
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: the engine's word for it, and the conductor's report (None while it runs)."""
+
+    job: str
+    status: str
+    report: dict[str, Any] | None
+
+
+class Lost(RequestError):
+    """The relay was there and does not answer any more."""
+
+
+#: What the engine says when the line is broken, and when it does not want to do something.
+_BROKEN = (engine.NoConnection, engine.SessionClosed, engine.NoReply)
+_REFUSED = (engine.AuthorizationError, engine.InvalidJobDefinition, engine.JobNotFound, engine.InternalError)
+
+
+def _operator(kit: Path) -> str:
+    path = Path(kit) / "startup" / "fed_admin.json"
+    if not path.is_file():
+        raise RequestError(f"{kit} is not an operator's startup kit; it was made by `abps site provision`")
+    return str(json.loads(path.read_text(encoding="utf-8"))["admin"]["username"])
+
+
+@contextlib.contextmanager
+def session(kit: Path, seconds: float = 15.0) -> Iterator[Session]:
+    """Log in at the relay."""
+    name = _operator(kit)
+    with contextlib.redirect_stdout(io.StringIO()):  # the engine's chatter is not our output
+        try:
+            line = new_secure_session(name, str(kit), timeout=seconds)
+        except Exception as error:
+            raise Lost(f"the relay does not answer {name} ({error}); is it started and reachable?") from error
+        try:
+            yield line
+        except _BROKEN as error:
+            raise Lost(
+                f"the relay stopped answering ({error}); what runs there goes on, ask later"
+            ) from error
+        except _REFUSED as error:
+            raise RequestError(f"the relay refused ({error}); see its log") from error
+        finally:
+            with contextlib.suppress(Exception):  # the line may be gone
+                line.close()
+
+
+def connected(kit: Path) -> list[str]:
+    """The sites that are connected to the relay."""
+    with session(kit) as line:
+        return sorted(client.name for client in line.get_connected_client_list())
+
+
+def submit(
+    kit: Path,
+    agreement: Agreement,
+    rounds: int,
+    min_sites: int = 2,
+    waits: Waits | None = None,
+    wait: float | None = None,
+    progress: Callable[[str], None] = lambda status: None,
+) -> Outcome:
+    """Submit a job; with ``wait`` seconds, wait for its end and bring its report."""
+    recipe = ABPSRecipe(agreement, rounds, min_sites, waits)
+    with tempfile.TemporaryDirectory() as folder, session(kit) as line:
+        recipe.export(folder)
+        job = line.submit_job(str(Path(folder) / recipe.job_name))
+    if wait is None:
+        return Outcome(job, "SUBMITTED", None)
+    until = time.monotonic() + wait
+    ran_under: Any = None
+    while time.monotonic() < until:
+        try:
+            with session(kit) as line:
+                while time.monotonic() < until:
+                    status = str(line.get_job_status(job))
+                    progress(status)
+                    if status.startswith("FINISHED"):
+                        return Outcome(job, status, _report(line, job))
+                    if status.startswith("RUNNING"):
+                        # A relay that was started anew goes on saying so of a job that it has lost.
+                        relay = line.get_system_info().server_info.start_time
+                        if ran_under not in (None, relay):
+                            raise RequestError(
+                                f"the relay was started anew while the job {job} ran, and the job is lost; "
+                                "what the sites had finished is not: submit it again"
+                            )
+                        ran_under = relay
+                    time.sleep(1.0)
+        except Lost:
+            progress("the relay does not answer; asking again")
+            time.sleep(1.0)
+    raise RequestError(f"the job {job} has not ended within {wait:g} s; it goes on, ask again later")
+
+
+def _report(line: Session, job: str) -> dict[str, Any] | None:
+    with tempfile.TemporaryDirectory() as folder:
+        result = line.download_job_result(job, folder)
+        for found in Path(result or folder).rglob(RESULT):
+            report: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
+            return report
+    return None

@@ -1,0 +1,100 @@
+"""What a site knows about itself and tells nobody: where its table is, and where it keeps its store.
+
+A small JSON file at the site. Jobs cannot name paths; they name a study, and the site decides which table
+that is. ``abps site init`` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from abps import files
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook
+from abps.data.federation import Federation
+from abps.data.table import own_table
+from abps.wire.admission import Limits
+
+#: The name of the file, in a site's folder or in the ``local`` folder of its startup kit.
+FILE = "abps-site.json"
+
+#: Where tests and trials keep the folders of many sites on one machine.
+SITES_VARIABLE = "ABPS_SITES"
+
+_SCHEMA = "abps.site/1"
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """A site's own settings. table, store: paths.  label, patient, time, drop: columns of the table.
+
+    limits: what it tolerates of a peer.  threads: cores for training.
+    """
+
+    site: str
+    table: str
+    label: str
+    store: str
+    patient: str | None = None
+    time: str | None = None
+    drop: tuple[str, ...] = ()
+    threads: int = 1
+    limits: Limits = field(default_factory=Limits)
+
+    def write(self, folder: Path) -> Path:
+        """Write the file into a folder."""
+        path = Path(folder) / FILE
+        files.write_json(path, {"schema": _SCHEMA, **asdict(self), "drop": list(self.drop)})
+        return path
+
+    def store_of(self, study: str) -> Path:
+        """Where this site remembers a study."""
+        safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in study)
+        return Path(self.store) / f"{safe}.sqlite"
+
+    def read_table(self, book: Codebook | None = None) -> Federation:
+        """The site's table, as a federation of one."""
+        return own_table(self.table, self.site, self.label, self.patient, self.time, self.drop, book)
+
+
+def read(path: Path) -> SiteFile:
+    """A site's file, or one sentence about what is wrong with it."""
+    if not Path(path).is_file():
+        raise RequestError(f"{path}: no such file; write it with `abps site init`")
+    try:
+        data: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        if data.pop("schema") != _SCHEMA:
+            raise ValueError("another schema")
+        unknown = set(data) - {f.name for f in fields(SiteFile)}
+        if unknown:
+            raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
+        data["drop"] = tuple(data.get("drop", ()))
+        data["limits"] = Limits(**data.get("limits", {}))
+        return SiteFile(**data)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RequestError(
+            f"{path} is not a site's file ({error}); write it with `abps site init`"
+        ) from error
+
+
+def find(site: str, local: Path | None) -> SiteFile:
+    """The file of the site that runs here: in its startup kit, or below the folder of many sites."""
+    many = os.environ.get(SITES_VARIABLE)
+    tried = [Path(local) / FILE] if local is not None else []
+    if many:
+        tried.append(Path(many) / site / FILE)
+    for path in tried:
+        if path.is_file():
+            found = read(path)
+            if found.site != site:
+                raise RequestError(
+                    f"{path} is of the site {found.site!r}, and this is {site!r}; init it again"
+                )
+            return found
+    raise RequestError(
+        f"{site}: no {FILE} in {' or '.join(str(path.parent) for path in tried)}; run `abps site init` there"
+    )

@@ -1,0 +1,99 @@
+"""What a site's store has to tell its owner: the state of a study, and everything that ever left."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from abps import files
+from abps.sites.store import Entry, Store
+
+
+def summary(store: Store) -> dict[str, Any]:
+    """The state of a study at this site, as plain data."""
+    facts = store.facts()
+    alpha, beta = json.loads(facts.get("prior", "[1.0, 1.0]"))
+    rounds = store.rounds()
+    matched = Counter(peer for peers in store.partners().values() for peer in peers)
+    beliefs = []
+    for peer, e in sorted(store.beliefs().items()):
+        mean = (alpha + e.gain) / (alpha + beta + e.gain + e.loss)
+        beliefs.append({"peer": peer, "mean": mean, "observations": e.count, "partner": matched[peer]})
+    sent = store.sent_bytes()
+    return {
+        "schema": "abps.site-status/1",
+        "site": facts["site"],
+        "study": facts.get("study", store.path.stem),
+        "method": facts.get("method", ""),
+        "round": store.round,
+        "of": int(facts["rounds"]) if "rounds" in facts else None,
+        "partners": list(rounds[-1].partners) if rounds else [],
+        "validation_auroc": rounds[-1].validation if rounds else None,
+        "beliefs": beliefs,
+        "alarms": [
+            {"round": a.round, "site": a.site, "statistic": a.statistic or None, "p": a.p}
+            for a in store.alarms()
+        ],
+        "rests": dict(sorted(Counter(r.rest for r in rounds if r.rest).items())),
+        "bytes_sent": {**sent, "total": sum(sent.values())},
+        "in_doubt": store.in_doubt(),
+        "refused": [
+            {"peer": peer, "reason": reason, "count": count}
+            for (peer, reason), count in sorted(store.refusals().items())
+        ],
+    }
+
+
+def sentence(entry: Entry) -> str:
+    """One line of the audit log: when, what, to whom, how many bytes, why."""
+    way = f"sent {entry.bytes:,} bytes to" if entry.sent else f"received {entry.bytes:,} bytes from"
+    return f"{entry.at}  round {entry.round}: {way} {entry.peer}: {entry.why}"
+
+
+def export(store: Store, out: Path) -> list[Path]:
+    """Write what the store holds as files that anybody can read. Returns them."""
+    folder = files.folder(out)
+    written = [folder / name for name in ("audit.txt", "audit.csv", "rounds.csv", "status.json")]
+    entries = store.traffic()
+    files.write_text(written[0], "".join(f"{sentence(entry)}\n" for entry in entries))
+    _table(
+        written[1],
+        ("at", "round", "direction", "peer", "kind", "bytes", "why"),
+        [(e.at, e.round, "sent" if e.sent else "received", e.peer, e.kind, e.bytes, e.why) for e in entries],
+    )
+    credit = store.observations()
+    _table(
+        written[2],
+        ("round", "partners", "credit", "rest", "validation_auroc"),
+        [
+            (
+                r.number,
+                " ".join(r.partners),
+                " ".join(f"{p}={credit[(r.number, p)]:.6g}" for p in r.partners if (r.number, p) in credit),
+                r.rest,
+                "" if r.validation is None else f"{r.validation:.6f}",
+            )
+            for r in store.rounds()
+        ],
+    )
+    files.write_json(written[3], summary(store))
+    for which in ("current", "best"):
+        weights = store.model(which)
+        if weights is not None:
+            path = folder / f"model-{which}.npy"
+            with files.replacing(path) as part, part.open("wb") as stream:
+                np.save(stream, weights)
+            written.append(path)
+    return written
+
+
+def _table(path: Path, head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    with files.replacing(path) as part, part.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(head)
+        writer.writerows(rows)

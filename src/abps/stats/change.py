@@ -1,0 +1,270 @@
+"""Drift: windows that grow while nothing changes, and alarms when something does.
+
+A center watches a stream of one number per round (an outcome rate, a feature mean, the utility its
+peers bring). :func:`grow` is the window rule by Welch's test: the window expands while the newest
+observations agree with it, and starts anew with them when they do not. It runs for all centers at
+once. :class:`Detector` is the interface for one stream; Page and Hinkley's test is the alternative
+that needs no library. What an alarm does to beliefs is :meth:`abps.core.beliefs.Beliefs.discount`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from abps.core.errors import RequestError
+from abps.stats.student import two_sided_p
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+# --------------------------------------------------------------------------- windows by Welch's test
+
+
+class Summary(NamedTuple):
+    """Mean, variance (divided by size - 1) and number of observations; arrays of one shape (centers,)."""
+
+    mean: Floats
+    variance: Floats
+    size: Floats
+
+
+def summary(mean: ArrayLike, variance: ArrayLike = 0.0, size: ArrayLike = 1.0) -> Summary:
+    """A summary from what is at hand; a single number per center is a batch of size 1."""
+    arrays = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (mean, variance, size)))
+    return Summary(*(np.array(each) for each in arrays))
+
+
+def empty(centers: int) -> Summary:
+    """No observations yet."""
+    return summary(np.zeros(centers), 0.0, 0.0)
+
+
+def merge(a: Summary, b: Summary) -> Summary:
+    """The summary of both sets of observations together (exact; no observation is kept)."""
+    size = a.size + b.size
+    share = np.divide(b.size, size, out=np.zeros_like(size), where=size > 0)
+    delta = b.mean - a.mean
+    squares = (
+        np.maximum(a.size - 1, 0) * a.variance
+        + np.maximum(b.size - 1, 0) * b.variance
+        + delta**2 * a.size * share
+    )
+    variance = np.divide(squares, size - 1, out=np.zeros_like(size), where=size > 1)
+    return Summary(a.mean + delta * share, variance, size)
+
+
+def pooled(a: Summary, b: Summary) -> tuple[Floats, Floats]:
+    """Student's statistic with one variance for both sets, and its degrees of freedom, per center.
+
+    For rare outcomes in small batches: a batch without any event has no variance of its own, and Welch's
+    statistic then takes its mean for certain.
+    """
+    freedom = np.maximum(a.size + b.size - 2.0, 1.0)
+    squares = np.maximum(a.size - 1, 0) * a.variance + np.maximum(b.size - 1, 0) * b.variance
+    both = Summary(a.mean, squares / freedom, a.size), Summary(b.mean, squares / freedom, b.size)
+    return welch(*both)[0], freedom
+
+
+def welch(a: Summary, b: Summary) -> tuple[Floats, Floats]:
+    """Welch's statistic and its degrees of freedom (Satterthwaite), per center.
+
+    Two sets without any spread give 0 if their means agree, else infinity.
+    """
+    va = np.divide(a.variance, a.size, out=np.zeros_like(a.size), where=a.size > 0)
+    vb = np.divide(b.variance, b.size, out=np.zeros_like(b.size), where=b.size > 0)
+    difference = np.asarray(a.mean - b.mean, np.float64)
+    spread = np.asarray(va + vb)
+    t = np.where(difference == 0.0, 0.0, np.copysign(np.inf, difference))
+    np.divide(difference, np.sqrt(spread), out=t, where=spread > 0)
+    # in units of the whole spread, so that squares of tiny variances do not underflow
+    wa = np.divide(va, spread, out=np.zeros_like(spread), where=spread > 0)
+    wb = np.divide(vb, spread, out=np.zeros_like(spread), where=spread > 0)
+    below = wa**2 / np.maximum(a.size - 1, 1) + wb**2 / np.maximum(b.size - 1, 1)
+    freedom = np.divide(1.0, below, out=np.ones_like(below), where=below > 0)
+    return t, freedom
+
+
+@dataclass(frozen=True)
+class WelchRule:
+    """When a window ends.
+
+    alpha: level of one comparison. block: observations gathered before they are compared (single
+    numbers need several; a round's patients are a block by themselves). spend: a window is tested
+    over and over, and at a fixed level a false alarm is only a matter of time; spending gives the
+    k-th comparison of a window alpha / (k (k + 1)), so that all of them together stay at alpha.
+    pool: Student's test with a common variance instead of Welch's (rare outcomes in small blocks).
+    """
+
+    alpha: float = 0.05
+    block: int = 2
+    spend: bool = False
+    pool: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.alpha < 1.0:
+            raise RequestError(f"alpha is {self.alpha}; a test level lies strictly between 0 and 1")
+        if self.block < 2:
+            raise RequestError(f"block is {self.block}; a variance needs at least 2 observations")
+
+    def level(self, comparison: ArrayLike) -> Floats:
+        """The level of a window's first, second, ... comparison."""
+        k = np.asarray(comparison, np.float64)
+        return np.asarray(self.alpha / (k * (k + 1.0)) if self.spend else np.full(k.shape, self.alpha))
+
+
+@dataclass(frozen=True)
+class WelchState:
+    """Per center: the window in force, what waits to be compared with it, comparisons and rounds so far."""
+
+    window: Summary
+    pending: Summary
+    comparisons: NDArray[np.int64]
+    rounds: NDArray[np.int64]
+
+    @classmethod
+    def start(cls, centers: int) -> WelchState:
+        zero = np.zeros(centers, np.int64)
+        return cls(empty(centers), empty(centers), zero, zero.copy())
+
+
+def grow(rule: WelchRule, state: WelchState, batch: Summary) -> tuple[WelchState, Bools]:
+    """One round for all centers: the new state, and who raised an alarm.
+
+    Without alarm the batch joins the window. With alarm the window in force begins with what raised it.
+    A center that saw nothing (size 0) keeps its state.
+    """
+    pending = merge(state.pending, batch)
+    ready = pending.size >= rule.block
+    tested = ready & (state.window.size >= 2)
+    alarm = np.zeros(ready.shape, bool)
+    if tested.any():
+        t, freedom = (pooled if rule.pool else welch)(
+            Summary(*(each[tested] for each in state.window)), Summary(*(each[tested] for each in pending))
+        )
+        alarm[tested] = two_sided_p(t, freedom) <= rule.level(state.comparisons[tested] + 1)
+    joined = merge(state.window, pending)
+    zero = empty(ready.size)
+    window = _choose(alarm, pending, _choose(ready, joined, state.window))
+    waiting = np.where(batch.size > 0, 1, 0)
+    return (
+        WelchState(
+            window,
+            _choose(ready, zero, pending),
+            np.where(alarm, 0, state.comparisons + tested),
+            np.where(alarm, waiting, state.rounds + waiting),
+        ),
+        alarm,
+    )
+
+
+def restart(state: WelchState, centers: ArrayLike) -> WelchState:
+    """The state with the windows of some centers emptied: they begin with what comes next."""
+    anew = np.zeros(len(state.rounds), bool)
+    anew[np.asarray(centers, np.int64)] = True
+    zero = empty(anew.size)
+    return WelchState(
+        _choose(anew, zero, state.window),
+        _choose(anew, zero, state.pending),
+        np.where(anew, 0, state.comparisons),
+        np.where(anew, 0, state.rounds),
+    )
+
+
+def alarms(rule: WelchRule, batches: Summary) -> Bools:
+    """(rounds, centers) batches -> (rounds, centers) where an alarm was raised."""
+    rounds, centers = batches.size.shape
+    state, raised = WelchState.start(centers), np.zeros((rounds, centers), bool)
+    for r in range(rounds):
+        state, raised[r] = grow(rule, state, Summary(*(each[r] for each in batches)))
+    return raised
+
+
+def segment(rule: WelchRule, batches: Summary) -> NDArray[np.int64]:
+    """(rounds, centers) -> the round in which the window in force began, in every round, per center."""
+    raised = alarms(rule, batches)
+    rounds = np.arange(len(raised))[:, None]
+    return np.asarray(np.maximum.accumulate(np.where(raised, rounds, 0), axis=0))
+
+
+def blocks(values: Floats, size: int) -> Summary:
+    """(length, streams) single numbers -> (length // size, streams) batches of ``size`` numbers in a row."""
+    whole = values[: len(values) // size * size].reshape(-1, size, values.shape[1])
+    return summary(whole.mean(axis=1), whole.var(axis=1, ddof=1), size)
+
+
+def _choose(where: Bools, a: Summary, b: Summary) -> Summary:
+    return Summary(*(np.where(where, x, y) for x, y in zip(a, b, strict=True)))
+
+
+# --------------------------------------------------------------------------- detectors of one stream
+
+
+class Detector(Protocol):
+    """Watches one stream of numbers."""
+
+    def update(self, value: float) -> bool:
+        """Take the next number; True if it raises an alarm (the detector then starts anew)."""
+        ...
+
+
+class WelchDetector:
+    """The window rule on a stream of single numbers; compares whenever a block is complete."""
+
+    def __init__(self, rule: WelchRule | None = None) -> None:
+        self.rule = rule or WelchRule(alpha=0.05, block=20, spend=True)
+        self.state = WelchState.start(1)
+        self._block: list[float] = []
+
+    def update(self, value: float) -> bool:
+        self._block.append(float(value))
+        if len(self._block) < self.rule.block:
+            return False
+        values, self._block = np.array(self._block), []
+        batch = summary(values.mean(keepdims=True), values.var(ddof=1, keepdims=True), values.size)
+        self.state, alarm = grow(self.rule, self.state, batch)
+        return bool(alarm[0])
+
+
+@dataclass(frozen=True)
+class PageHinkleyRule:
+    """Page's cumulative sum test on deviations from the running mean (Page 1954; Hinkley 1971).
+
+    An alarm is a cumulative deviation beyond ``threshold`` in either direction, where changes of less
+    than ``tolerance`` per number do not count, after ``grace`` numbers. Both are in units of the stream.
+    """
+
+    threshold: float = 20.0
+    tolerance: float = 0.1
+    grace: int = 30
+
+    def __post_init__(self) -> None:
+        if self.threshold <= 0.0 or self.tolerance < 0.0 or self.grace < 1:
+            raise RequestError("Page-Hinkley needs threshold > 0, tolerance >= 0 and grace >= 1")
+
+
+class PageHinkleyDetector:
+    """Page and Hinkley's test on one stream."""
+
+    def __init__(self, rule: PageHinkleyRule | None = None) -> None:
+        self.rule = rule or PageHinkleyRule()
+        self._start()
+
+    def _start(self) -> None:
+        self._count, self._mean, self._up, self._down = 0, 0.0, 0.0, 0.0
+
+    def update(self, value: float) -> bool:
+        self._count += 1
+        self._mean += (value - self._mean) / self._count
+        deviation = value - self._mean
+        # distance of the cumulative sum from its own minimum, and from its maximum
+        self._up = max(self._up + deviation - self.rule.tolerance, 0.0)
+        self._down = max(self._down - deviation - self.rule.tolerance, 0.0)
+        far = max(self._up, self._down) > self.rule.threshold
+        if not far or self._count < self.rule.grace:
+            return False
+        self._start()
+        return True

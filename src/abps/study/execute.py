@@ -1,0 +1,79 @@
+"""A study from request to stored runs: plan, see what is there, compute what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from abps.study import cache as data_cache
+from abps.study.plan import Plan, PlannedRun
+from abps.study.progress import Board
+from abps.study.records import Study
+
+#: Computes runs: given the study, the runs to do and the board to tell.
+Executor = Callable[[Study, Sequence[PlannedRun], Board], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a study ended."""
+
+    planned: int
+    reused: int
+    computed: int
+    failed: tuple[tuple[PlannedRun, str], ...]
+    missing: tuple[PlannedRun, ...]
+
+
+def conduct(plan: Plan, out: Path, executor: Executor) -> Outcome:
+    """Compute what a plan still lacks in the study's folder."""
+    study = Study(out)
+    with study.alone(), Board(plan.runs) as board:
+        for line in (*study.open(plan), *(f"left out: {reason}" for reason in plan.left_out)):
+            board.say(line)
+        todo = survey(study, plan.runs, board)
+        if todo:
+            for federation in plan.federations.values():
+                problem = data_cache.ensure(study.cache, federation)
+                if problem:
+                    board.say(problem)
+            for run in todo:
+                study.forget_failure(run)
+                board.waiting(run)
+            executor(study, todo, board)
+        failed, missing = [], []
+        for run in todo:
+            if study.look(run).result is None:
+                why = study.failure(run)
+                if why:
+                    failed.append((run, why))
+                else:
+                    missing.append(run)
+        if not missing:  # what is missing may still be computed elsewhere, from this copy
+            data_cache.remove(study.cache)
+        return Outcome(
+            planned=len(plan.runs),
+            reused=len(plan.runs) - len(todo),
+            computed=len(todo) - len(failed) - len(missing),
+            failed=tuple(failed),
+            missing=tuple(missing),
+        )
+
+
+def survey(study: Study, runs: Sequence[PlannedRun], board: Board) -> list[PlannedRun]:
+    """The runs that are not there yet; what is damaged or foreign is named."""
+    todo = []
+    for run in runs:
+        found = study.look(run)
+        if found.result is not None:
+            board.there(run, found.result["auroc"]["mean"], found.result["bytes"]["vs_fedavg"])
+        else:
+            todo.append(run)
+            if found.problem:
+                board.say(f"{found.problem}; it is not used, and the run is computed again")
+    for name in study.strangers(list(runs)):
+        board.say(f"{study.root / 'runs' / name} belongs to no run of this study; it is not used")
+    if todo and len(todo) < len(runs) and board.console.is_terminal:
+        board.say(f"{len(runs) - len(todo)} of {len(runs)} runs are there already")
+    return todo

@@ -1,0 +1,308 @@
+"""Runs on a Slurm cluster: job arrays through submitit, or a plain ``sbatch`` script.
+
+What is finished is read from the study's folder, which must lie on a file system that all nodes share.
+submitit learns how jobs fare from Slurm's accounting database, which many sites do not run; without it a
+job that dies or is cancelled would never be noticed. So the queue itself is asked (``squeue``,
+``scontrol``), every question has a time limit, and waiting has a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import abps
+from abps import files
+from abps.core.errors import RequestError
+from abps.study.plan import PlannedRun
+from abps.study.progress import Board, clock
+from abps.study.records import Study
+from abps.study.workers.worker import compute_task
+
+#: Seconds that one question to Slurm may take, and that Slurm may stay silent before we stop asking.
+ANSWER_WITHIN = 20.0
+SILENT_FOR = 300.0
+
+#: Seconds that a result may take to appear on a shared file system after its job has left the queue.
+LATE_BY = 10.0
+
+#: Jobs in one array (Slurm's own default limit is 1001).
+ARRAY = 500
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """What each job asks for, and how long to wait for all of them (minutes; None: as long as it takes)."""
+
+    account: str | None = None
+    partition: str | None = None
+    minutes: int = 60
+    memory_gb: float = 4.0
+    cores: int = 1
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("minutes", self.minutes),
+            ("memory", self.memory_gb),
+            ("cores", self.cores),
+            ("deadline", 1 if self.deadline is None else self.deadline),
+        ):
+            if value <= 0:
+                raise RequestError(f"--slurm-{name} {value}: choose a number above 0")
+        for name, text in (("account", self.account), ("partition", self.partition)):
+            if text is not None and not re.fullmatch(r"[\w.,-]+", text):
+                raise RequestError(f"--slurm-{name} {text!r}: letters, digits and . _ - only")
+
+
+# ---------------------------------------------------------------- asking Slurm
+
+
+class Silent(Exception):
+    """Slurm did not answer."""
+
+
+def ask(*command: str) -> str:
+    """What a Slurm command prints; Silent if it fails or takes too long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_WITHIN, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Silent(f"{command[0]} does not answer") from error
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        raise Silent(f"{command[0]}: {lines[0] if lines else f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def queue() -> dict[str, tuple[str, str]]:
+    """Our jobs that are waiting or running: job -> (state, reason)."""
+    found = {}
+    for line in ask("squeue", "--noheader", "--me", "--array", "--format=%i|%T|%r").splitlines():
+        job, _, rest = line.strip().partition("|")
+        state, _, reason = rest.partition("|")
+        if job:
+            found[job] = (state, reason)
+    return found
+
+
+def last_state(job: str) -> str:
+    """How a job ended, as far as Slurm still knows."""
+    try:
+        text = ask("scontrol", "show", "job", job)
+    except Silent:
+        return "state unknown"
+    state = re.search(r"JobState=(\S+)", text)
+    code = re.search(r"ExitCode=(\S+)", text)
+    return f"{state[1] if state else 'state unknown'}{f', exit code {code[1]}' if code else ''}"
+
+
+# ---------------------------------------------------------------- job arrays
+
+
+def run_slurm(study: Study, todo: Sequence[PlannedRun], board: Board, slurm: Slurm) -> None:
+    """Submit what is not in the queue already, then wait and collect."""
+    if not todo:
+        return
+    if shutil.which("sbatch") is None:
+        raise RequestError(
+            "--executor slurm: there is no sbatch here; run this on a login node, or leave --executor out"
+        )
+    jobs = _still_queued(study, todo)
+    fresh = [run for run in todo if run.key not in jobs]
+    for start in range(0, len(fresh), ARRAY):
+        part = fresh[start : start + ARRAY]
+        for run, job in zip(part, submit(study, part, slurm)):
+            jobs[run.key] = job
+        _remember(study, jobs)
+    board.lanes(len(todo))
+    if board.console.is_terminal:
+        board.say(f"{len(fresh)} jobs submitted, {len(todo) - len(fresh)} were in the queue already")
+    collect(study, todo, jobs, board, slurm.deadline)
+
+
+def submit(study: Study, runs: Sequence[PlannedRun], slurm: Slurm) -> list[str]:
+    """Submit runs as one job array; the jobs' names in Slurm."""
+    try:
+        import submitit
+    except ImportError as error:
+        raise RequestError(
+            "--executor slurm needs submitit: install it with `pip install 'abps[slurm]'`"
+        ) from error
+
+    executor = submitit.SlurmExecutor(folder=study.root.resolve() / "slurm", python=_python())
+    parameters: dict[str, object] = {
+        "job_name": "abps",
+        "time": slurm.minutes,
+        "mem": f"{max(1, round(slurm.memory_gb * 1024))}M",
+        "cpus_per_task": slurm.cores,
+        "array_parallelism": len(runs),
+    }
+    for name, value in (("account", slurm.account), ("partition", slurm.partition)):
+        if value is not None:
+            parameters[name] = value
+    executor.update_parameters(**parameters)
+    root = str(study.root.resolve())
+    try:
+        jobs = executor.map_array(compute_task, [root] * len(runs), [run.key for run in runs])
+    except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        told = lines[-1].strip() if lines else "no reason given"
+        raise RequestError(f"Slurm refused the jobs ({told}); change the --slurm-… options") from error
+    return [job.job_id for job in jobs]
+
+
+def _python() -> str:
+    """This Python, able to import this package also on a node where it is not installed."""
+    package = str(Path(abps.__file__).parents[1])
+    return f"env PYTHONPATH={shlex.quote(package)}:$PYTHONPATH {shlex.quote(sys.executable)}"
+
+
+def _jobs_file(study: Study) -> Path:
+    return study.root / "slurm" / "jobs.json"
+
+
+def _remember(study: Study, jobs: Mapping[str, str]) -> None:
+    files.write_json(_jobs_file(study), dict(jobs))
+
+
+def _still_queued(study: Study, todo: Sequence[PlannedRun]) -> dict[str, str]:
+    """Jobs of an earlier call that are still waiting or running: key -> job."""
+    try:
+        known = json.loads(_jobs_file(study).read_text(encoding="utf-8"))
+        waiting = queue()
+    except (OSError, ValueError):
+        return {}
+    except Silent as error:
+        raise RequestError(f"Slurm does not answer ({error}); try again when it does") from error
+    return {run.key: known[run.key] for run in todo if known.get(run.key) in waiting}
+
+
+def collect(
+    study: Study,
+    todo: Sequence[PlannedRun],
+    jobs: Mapping[str, str],
+    board: Board,
+    deadline: float | None,
+    pause: float = 2.0,
+) -> None:
+    """Wait until every run is stored, failed, or lost; or until the deadline (minutes) has passed."""
+    open_runs = {run.key: run for run in todo}
+    gone_since: dict[str, float] = {}
+    began = heard = time.monotonic()
+    while open_runs:
+        try:
+            waiting = queue()
+            heard = time.monotonic()
+        except Silent as error:
+            waiting = None
+            if time.monotonic() - heard > SILENT_FOR:
+                board.say(
+                    f"Slurm is silent for {clock(SILENT_FOR)} ({error}); the same command goes on from here"
+                )
+                return
+        for key, run in list(open_runs.items()):
+            result, why = study.look(run).result, study.failure(run)
+            if result is not None:
+                board.done(run, result["auroc"]["mean"], result["bytes"]["vs_fedavg"], result["seconds"])
+            elif why:
+                board.failed(run, why)
+            elif waiting is None or jobs[key] in waiting:
+                gone_since.pop(key, None)
+                if waiting is not None and waiting[jobs[key]][0] == "RUNNING":
+                    board.round(run, 0, 1)
+                continue
+            elif time.monotonic() - gone_since.setdefault(key, time.monotonic()) < LATE_BY:
+                continue  # its result may still be on the way
+            else:
+                lost = f"Slurm job {jobs[key]} ended without a result ({last_state(jobs[key])})"
+                study.note_failure(run, lost, _log(study, jobs[key]))
+                board.failed(run, lost)
+            del open_runs[key]
+        if waiting is not None:
+            board.note = _standing(waiting, jobs, open_runs)
+        if open_runs and deadline is not None and time.monotonic() - began > 60 * deadline:
+            board.say(
+                f"{len(open_runs)} jobs are not done after {clock(60 * deadline)} ({board.note}); they "
+                "stay in the queue, and the same command collects them"
+            )
+            return
+        if open_runs:
+            time.sleep(pause)
+
+
+def _standing(
+    waiting: Mapping[str, tuple[str, str]], jobs: Mapping[str, str], runs: Mapping[str, PlannedRun]
+) -> str:
+    """How many jobs run and wait, and why they wait."""
+    ours = [waiting[jobs[key]] for key in runs if jobs[key] in waiting]
+    running = sum(state == "RUNNING" for state, _ in ours)
+    reasons = sorted({reason for state, reason in ours if state == "PENDING" and reason not in ("None", "")})
+    why = f" ({', '.join(reasons)})" if reasons else ""
+    return f"Slurm: {running} running, {len(ours) - running} waiting{why}"
+
+
+def _log(study: Study, job: str) -> str:
+    """The end of a job's error log."""
+    for path in (study.root / "slurm").glob(f"{job}_*_log.err"):
+        return path.read_text(encoding="utf-8", errors="replace")[-4000:]
+    return ""
+
+
+# ---------------------------------------------------------------- a script of one's own
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers as Slurm writes them.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def script(study: Study, todo: Sequence[PlannedRun], slurm: Slurm) -> str:
+    """A batch script that computes the runs that are not there yet, one array task each."""
+    plan = [run.key for run in study.runs()]
+    root = study.root.resolve()
+    hours, minutes = divmod(slurm.minutes, 60)
+    lines = [
+        "#!/bin/bash",
+        "#SBATCH --job-name=abps",
+        f"#SBATCH --array={ranges([plan.index(run.key) for run in todo])}",
+        f"#SBATCH --time={hours:02d}:{minutes:02d}:00",
+        f"#SBATCH --mem={max(1, round(slurm.memory_gb * 1024))}M",
+        f"#SBATCH --cpus-per-task={slurm.cores}",
+        f"#SBATCH --output={root}/slurm/%A_%a.log",
+        *([f"#SBATCH --account={slurm.account}"] if slurm.account else []),
+        *([f"#SBATCH --partition={slurm.partition}"] if slurm.partition else []),
+        "",
+        "# One run of the study per task; the results go to the study's folder.",
+        "# Afterwards: abps report " + shlex.quote(str(root)),
+        "set -euo pipefail",
+        f"export PYTHONPATH={shlex.quote(str(Path(abps.__file__).parents[1]))}${{PYTHONPATH:+:$PYTHONPATH}}",
+        f"exec {shlex.quote(sys.executable)} -m abps.study.workers.worker {shlex.quote(str(root))} "
+        '--task "$SLURM_ARRAY_TASK_ID"',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def write_script(study: Study, todo: Sequence[PlannedRun], board: Board, slurm: Slurm, path: Path) -> None:
+    """Write the batch script instead of computing anything."""
+    files.folder(study.root / "slurm")
+    files.write_text(path, script(study, todo, slurm))
+    path.chmod(0o755)

@@ -1,0 +1,181 @@
+"""The process that computes runs of a study: one, or one after another as they are handed to it.
+
+    python -m abps.study.workers.worker STUDY --task 3        run number 3 of the plan (a Slurm array task)
+    python -m abps.study.workers.worker --serve               runs from standard input, one JSON line each
+
+The first line says for which study, and on which cores: {"study": FOLDER, "cores": [NUMBERS]}. Until then the
+worker imports what it will need. It answers on standard output, one JSON line per event, and ends when its
+standard input closes, also in the middle of a run: when the study's process is killed, nothing goes on behind
+it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from abps.data.federation import Federation
+    from abps.study.plan import PlannedRun
+
+#: Called with an event: {"event": "round" | "done" | "failed", …}.
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Runner:
+    """Computes runs of one study; keeps the federation that it used last."""
+
+    def __init__(self, root: Path) -> None:
+        from abps.study.records import Study
+
+        self.study = Study(root)
+        self._federation: tuple[str, Federation] | None = None
+
+    def federation(self, fingerprint: str) -> Federation:
+        """A federation of the study, read once."""
+        from abps.study.cache import read_federation
+
+        if self._federation is None or self._federation[0] != fingerprint:
+            self._federation = (fingerprint, read_federation(self.study.cache, fingerprint))
+        return self._federation[1]
+
+    def compute(self, run: PlannedRun, tell: Tell) -> bool:
+        """Compute and store one run; a failure is told and noted, not raised."""
+        from abps.core.errors import RequestError
+        from abps.simulator.simulate import simulate
+        from abps.study.plan import identity, key_of
+        from abps.study.records import write_run
+
+        try:
+            config = run.config()
+            content = identity(run.method, config, run.data, run.seed)
+            if key_of(content) != run.key:
+                raise RuntimeError(
+                    "this run was planned by another version of the program; run `abps compare` again"
+                )
+
+            def progress(t: int, rounds: int, validation: float) -> None:
+                tell({"event": "round", "round": t, "rounds": rounds})
+
+            result = simulate(
+                self.federation(run.data), run.method, run.seed, run.rounds, run.settings, progress=progress
+            )
+            write_run(self.study.folder(run), result, content)
+        except Exception as error:  # whatever a method does wrong must not end the study
+            told = str(error).strip().splitlines()
+            first = told[0] if told else "no message"
+            wrong_request = isinstance(error, RequestError)
+            text = first if wrong_request else f"{type(error).__name__}: {first}"
+            self.study.note_failure(run, text, traceback.format_exc(), wrong_request)
+            tell({"event": "failed", "error": text, "request": wrong_request})
+            return False
+        tell(
+            {
+                "event": "done",
+                "auroc": result.auroc.mean if result.auroc.scored_centers else None,
+                "vs_fedavg": result.bytes.vs_fedavg,
+                "rounds": result.rounds,
+                "seconds": result.seconds,
+            }
+        )
+        return True
+
+
+def keep_to(cores: list[int]) -> None:
+    """Use these cores only; the engine starts one thread for each core it may use."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def own_cores(environment: Mapping[str, str] = os.environ) -> list[int]:
+    """The cores of a Slurm task, where Slurm itself does not bind tasks to cores; empty elsewhere.
+
+    Without binding every task of a node sees all its cores, and the engine would start as many threads.
+    """
+    asked = environment.get("SLURM_CPUS_PER_TASK", "")
+    if not asked.isdigit() or not hasattr(os, "sched_getaffinity"):
+        return []
+    seen, count = sorted(os.sched_getaffinity(0)), int(asked)
+    if count >= len(seen):
+        return []
+    first = int(environment.get("SLURM_ARRAY_TASK_ID", "0")) * count
+    return [seen[(first + k) % len(seen)] for k in range(count)]
+
+
+def serve() -> None:
+    """Answer requests from standard input until it closes."""
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study's process decides when we end
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not get between the answers
+    waiting: queue.Queue[str] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            waiting.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+
+    def tell(event: dict[str, Any]) -> None:
+        try:
+            answers.write(json.dumps(event) + "\n")
+        except BrokenPipeError:
+            os._exit(0)
+
+    from abps.study.plan import PlannedRun  # and with it the engine, while nobody waits for it
+
+    first = json.loads(waiting.get())
+    keep_to(first["cores"])
+    runner = Runner(Path(first["study"]))
+    tell({"event": "ready"})
+    while True:
+        runner.compute(PlannedRun.from_json(json.loads(waiting.get())), tell)
+
+
+def compute_task(root: str, key: str) -> bool:
+    """Compute the planned run with this key: what a Slurm job calls. False if it failed."""
+    from abps.study.records import Study
+
+    keep_to(own_cores())
+    study = Study(Path(root))
+    run = next((r for r in study.runs() if r.key == key), None)
+    if run is None:
+        raise SystemExit(f"the study in {root} has no run {key}; run `abps compare` again")
+    if study.look(run).result is not None:
+        return True
+    return Runner(Path(root)).compute(
+        run, lambda event: print(json.dumps(event), file=sys.stderr, flush=True)
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The worker's command line."""
+    parser = argparse.ArgumentParser(prog="python -m abps.study.workers.worker", description=__doc__)
+    parser.add_argument("study", type=Path, nargs="?")
+    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--task", type=int, help="the number of a run in the plan, from 0")
+    given = parser.parse_args(arguments)
+    if given.serve:
+        serve()
+    if given.study is None:
+        parser.error("name the study's folder")
+    from abps.study.records import Study
+
+    runs = Study(given.study).runs()
+    if given.task is None or not 0 <= given.task < len(runs):
+        parser.error(f"--task must be a number from 0 to {len(runs) - 1}")
+    return 0 if compute_task(str(given.study), runs[given.task].key) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
