@@ -1,0 +1,307 @@
+"""A sum whose summands nobody sees: pairwise masks that cancel, and recovery when a center drops out.
+
+After Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", with
+signatures, so that a relay which alters what it carries learns no more than one that does not. Members are
+listed in one order, known to all. Four steps, each a message to the relay and one back:
+
+1. **keys**: every member makes two fresh key pairs, one for masks and one for shares, and signs them.
+2. **shares**: every member draws a seed of its own and splits it, and its mask key, into shares, one for each
+   other, which only that one can read.
+3. **masked**: every member sends its vector plus a mask from its own seed, plus one mask for every pair it is
+   in (added by one of the two and subtracted by the other).
+4. **unmask**: who sent a vector is fixed by signatures of at least ``threshold`` members on one list; then
+   each of them gives, for a member on the list, its share of that member's own seed, for one that fell away
+   its share of the mask key. Never both of one member: that would lay its vector bare.
+
+With a threshold above two thirds of the members no two lists can both be signed by enough honest ones, so a
+relay that shows different lists to different members gets nothing. The sum itself is what everybody may know:
+with few members, or when all others work together, it tells about a single one. ``fewest`` bounds that.
+
+Nothing here is drawn from the study's seed, which all members know; the sum does not depend on any draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from abps.privacy import fixed_point, shamir
+from abps.privacy.fixed_point import Ring
+
+
+class SumError(Exception):
+    """The sum cannot be had, or a message of it is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who adds up what.
+
+    members: all names, in one order.  context: study, round and purpose; masks of one sum fit no other.
+    identities: each member's key for signatures, known beforehand.  fewest: a sum of fewer is not opened.
+    """
+
+    members: tuple[str, ...]
+    context: str
+    identities: Mapping[str, bytes]
+    fewest: int = 3
+
+    def __post_init__(self) -> None:
+        if len(self.members) < 3:
+            raise SumError(f"{len(self.members)} members: with fewer than 3 a sum shows a summand")
+        if len(set(self.members)) != len(self.members):
+            raise SumError("a member is listed twice")
+
+    @property
+    def threshold(self) -> int:
+        """How many must go on to the end: more than two thirds, and at least ``fewest``."""
+        return max(2 * len(self.members) // 3 + 1, self.fewest)
+
+    def place(self, name: str) -> int:
+        """A member's place, from 1."""
+        return self.members.index(name) + 1
+
+    def signed(self, words: str, *parts: bytes) -> bytes:
+        """What is put under a signature: the whole context, so that it fits nothing else."""
+        head = "\0".join(["abps.secure-sum/1", self.context, words, *self.members]).encode()
+        return hashlib.blake2b(b"".join([len(p).to_bytes(8, "big") + p for p in (head, *parts)])).digest()
+
+    def check(self, name: str, signature: bytes, content: bytes) -> None:
+        """Raise unless the member signed the content."""
+        try:
+            Ed25519PublicKey.from_public_bytes(self.identities[name]).verify(signature, content)
+        except (InvalidSignature, KeyError, ValueError) as error:
+            raise SumError(f"a message said to be {name}'s was not signed by it") from error
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A member's public keys of one sum, signed: for masks and for shares, 32 bytes each."""
+
+    mask: bytes
+    share: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a member gives to others of its secrets, each readable by one of them alone."""
+
+    sealed: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Present:
+    """Who has sent a vector, as the relay says, and a member's signature on it."""
+
+    names: tuple[str, ...]
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A member's shares: of the seeds of those on the list, of the mask keys of those that fell away."""
+
+    seeds: Mapping[str, int]
+    masks: Mapping[str, int]
+
+
+@dataclass
+class Member:
+    """One member's part in one sum; its steps are called in their order, once each."""
+
+    group: Group
+    name: str
+    identity: Ed25519PrivateKey
+    _mask: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
+    _share: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
+    _seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    _keys: dict[str, Keys] = field(default_factory=dict)
+    _held: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _listed: tuple[str, ...] | None = None
+    _open: bool = False
+
+    def keys(self) -> Keys:
+        """Step 1: fresh public keys, signed."""
+        mask, share = _public(self._mask), _public(self._share)
+        return Keys(mask, share, self.identity.sign(self.group.signed(f"keys of {self.name}", mask, share)))
+
+    def shares(self, keys: Mapping[str, Keys]) -> Shares:
+        """Step 2: from everybody's keys, what each other member shall keep."""
+        if self._keys:
+            raise SumError("the keys of this sum came twice")
+        for name, each in keys.items():
+            content = self.group.signed(f"keys of {name}", each.mask, each.share)
+            self.group.check(name, each.signature, content)
+        if keys.get(self.name) != self.keys() or len(keys) < self.group.threshold:
+            raise SumError(
+                f"{len(keys)} of {len(self.group.members)} members sent keys, too few or not all ours"
+            )
+        if len({each.mask for each in keys.values()}) < len(keys):
+            raise SumError("two members sent the same key")
+        self._keys = dict(keys)
+        count, threshold = len(self.group.members), self.group.threshold
+        seed = shamir.split(self._seed, count, threshold)
+        mask = shamir.split(self._mask.private_bytes_raw(), count, threshold)
+        sealed = {}
+        for name in keys:
+            place = self.group.place(name)
+            if name == self.name:
+                self._held[name] = (seed[place], mask[place])
+                continue
+            plain = seed[place].to_bytes(33, "big") + mask[place].to_bytes(33, "big")
+            sealed[name] = ChaCha20Poly1305(self._line(name, self.name)).encrypt(bytes(12), plain, None)
+        return Shares(sealed)
+
+    def keep(self, sender: str, sealed: bytes) -> None:
+        """Step 2, the other end: another member's shares for this one."""
+        if sender in self._held or sender not in self._keys:
+            raise SumError(f"shares of {sender}, which sent none before, or twice")
+        try:
+            plain = ChaCha20Poly1305(self._line(sender, sender)).decrypt(bytes(12), sealed, None)
+        except InvalidTag as error:
+            raise SumError(f"the shares of {sender} were altered on their way") from error
+        if len(plain) != 66:
+            raise SumError(f"the shares of {sender} have {len(plain)} bytes")
+        self._held[sender] = (int.from_bytes(plain[:33], "big"), int.from_bytes(plain[33:], "big"))
+
+    def masked(self, vector: Ring) -> Ring:
+        """Step 3: the vector under all of its masks. Those who gave no shares do not take part."""
+        if len(self._held) < self.group.threshold:
+            raise SumError(f"{len(self._held)} members gave shares, {self.group.threshold} must")
+        total = fixed_point.add(vector, _stream(_seed_key(self._seed, self.group.context), len(vector)))
+        for name in self._held:
+            if name != self.name:
+                pair = _pair_mask(self._mask, self._keys[name].mask, self.group, self.name, name, len(vector))
+                total = fixed_point.add(total, pair)
+        return total
+
+    def present(self, names: Iterable[str]) -> Present:
+        """Step 4, first half: sign the list of those whose vectors the relay has."""
+        listed = tuple(name for name in self.group.members if name in set(names))
+        if self._listed is not None and listed != self._listed:
+            raise SumError("the relay shows two lists of who is present; the sum is not opened")
+        if len(listed) < self.group.threshold:
+            raise SumError(f"{len(listed)} members sent a vector, {self.group.threshold} must")
+        if self.name not in listed or not set(listed) <= set(self._held):
+            raise SumError("the list of who is present is not true here; the sum is not opened")
+        self._listed = listed
+        return Present(listed, self.identity.sign(self.group.signed("present", "\0".join(listed).encode())))
+
+    def open(self, signed: Mapping[str, Present]) -> Opened:
+        """Step 4, second half: once enough have signed the same list, give the shares that belong to it."""
+        if self._open or self._listed is None:
+            raise SumError("nothing is opened twice, or before the list is signed")
+        content = self.group.signed("present", "\0".join(self._listed).encode())
+        for name, each in signed.items():
+            if each.names != self._listed:
+                raise SumError(f"{name} signed another list of who is present; the sum is not opened")
+            self.group.check(name, each.signature, content)
+        if len(set(signed) & set(self._listed)) < self.group.threshold:
+            raise SumError(f"{len(signed)} members signed the list, {self.group.threshold} must")
+        self._open = True
+        gone = [name for name in self._held if name not in self._listed]
+        return Opened(
+            {name: self._held[name][0] for name in self._listed}, {name: self._held[name][1] for name in gone}
+        )
+
+    def _line(self, other: str, sender: str) -> bytes:
+        """The key of what one of the two sends the other."""
+        peer = X25519PublicKey.from_public_bytes(self._keys[other].share)
+        receiver = other if sender == self.name else self.name
+        words = f"shares of {sender} for {receiver}"
+        return _derive(self._share.exchange(peer), self.group.context, words)
+
+
+@dataclass
+class Collector:
+    """The relay's part: it carries, adds up, takes the masks off again. It sees no bare vector."""
+
+    group: Group
+    keys: Mapping[str, Keys]
+    vectors: dict[str, Ring] = field(default_factory=dict)
+
+    def take(self, name: str, masked: Ring) -> None:
+        """A member's masked vector."""
+        if name in self.vectors or name not in self.keys:
+            raise SumError(f"a second vector of {name}, or one without keys")
+        if self.vectors and len(masked) != len(next(iter(self.vectors.values()))):
+            raise SumError(f"the vector of {name} has {len(masked)} entries")
+        self.vectors[name] = masked
+
+    def total(self, opened: Mapping[str, Opened], sharing: Sequence[str]) -> Ring:
+        """The sum of all vectors that came.
+
+        sharing: who gave shares in step 2, present or not: those whose masks are in the vectors.
+        """
+        if len(opened) < self.group.threshold:
+            raise SumError(f"{len(opened)} members opened their shares, {self.group.threshold} must")
+        size = len(next(iter(self.vectors.values())))
+        total = np.zeros(size, dtype=np.uint64)
+        for vector in self.vectors.values():
+            total = fixed_point.add(total, vector)
+        for name in self.vectors:
+            seed = self._joined(name, {who: each.seeds for who, each in opened.items()})
+            total = fixed_point.add(total, _negative(_stream(_seed_key(seed, self.group.context), size)))
+        for name in (each for each in sharing if each not in self.vectors):
+            raw = self._joined(name, {who: each.masks for who, each in opened.items()})
+            mask = X25519PrivateKey.from_private_bytes(raw)
+            if _public(mask) != self.keys[name].mask:
+                raise SumError(f"the shares of {name} do not give back its key")
+            for other in self.vectors:  # what the present ones added for the pair with the absent one
+                total = fixed_point.add(
+                    total, _pair_mask(mask, self.keys[other].mask, self.group, name, other, size)
+                )
+        return total
+
+    def _joined(self, name: str, shares: Mapping[str, Mapping[str, int]]) -> bytes:
+        found = {self.group.place(who): each[name] for who, each in shares.items() if name in each}
+        if len(found) < self.group.threshold:
+            raise SumError(f"{len(found)} shares of {name}, {self.group.threshold} are needed")
+        try:
+            return shamir.join(dict(list(found.items())[: self.group.threshold]))
+        except ValueError as error:
+            raise SumError(f"the shares of {name} do not belong together") from error
+
+
+def _public(key: X25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+def _derive(secret: bytes, context: str, words: str) -> bytes:
+    info = f"abps.secure-sum/1\0{context}\0{words}".encode()
+    return HKDF(hashes.SHA256(), 32, None, info).derive(secret)
+
+
+def _seed_key(seed: bytes, context: str) -> bytes:
+    return _derive(seed, context, "own mask")
+
+
+def _stream(key: bytes, count: int) -> Ring:
+    """(count,) random words of a key (ChaCha20)."""
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
+    return np.frombuffer(cipher.update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
+
+
+def _negative(words: Ring) -> Ring:
+    with np.errstate(over="ignore"):
+        return np.uint64(0) - words
+
+
+def _pair_mask(mine: X25519PrivateKey, theirs: bytes, group: Group, me: str, peer: str, count: int) -> Ring:
+    """(count,) the pair's mask as the first named adds it: what one adds, the other subtracts."""
+    names = sorted((me, peer), key=group.place)
+    secret = mine.exchange(X25519PublicKey.from_public_bytes(theirs))
+    words = _stream(_derive(secret, group.context, f"mask of {names[0]} and {names[1]}"), count)
+    return words if me == names[0] else _negative(words)
