@@ -27,7 +27,7 @@ def encode(values: NDArray[np.float64], summands: int, digits: int = DIGITS) -> 
     most = 2.0 ** (62 - digits) / max(summands, 1)
     if not np.all(np.abs(values) <= most):  # NaN fails, too
         raise RequestError(
-            f"a number to be summed is not finite or beyond {most:.3g}, the most that each of {summands} centers "
+            f"a number to be summed is not finite or beyond {most:.3g}, the most each of {summands} centers "
             "may add; scale the column or leave it out"
         )
     return np.rint(values * 2.0**digits).astype(np.int64).view(np.uint64)
