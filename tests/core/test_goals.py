@@ -21,7 +21,9 @@ def test_the_three_goals_by_hand():
         for j, w in enumerate(VECTORS):
             if i == j:
                 continue
-            scores = {name: goals.pair_scores(VECTORS, [g] * 5)[i, j] for name, g in goals.GOALS.items()}
+            scores = {
+                name: goals.pair_scores(VECTORS, [g] * 5)[i, j] for name, g in goals.GOALS.builtin.items()
+            }
             assert scores["homogeneity"] == pytest.approx(by_hand(v, w))
             assert scores["diversity"] == pytest.approx(-by_hand(v, w))
             assert scores["alignment"] == pytest.approx(-abs(v[0] - w[0]))
@@ -30,9 +32,9 @@ def test_the_three_goals_by_hand():
 vectors = hnp.arrays(np.float64, st.tuples(st.integers(3, 12), st.just(3)), elements=st.floats(0.01, 5))
 
 
-@given(vectors, st.sampled_from(sorted(goals.GOALS)), st.floats(0.05, 1))
+@given(vectors, st.sampled_from(sorted(goals.GOALS.builtin)), st.floats(0.05, 1))
 def test_thresholds_keep_the_share_that_was_asked_for(v, name, keep):
-    chosen = [goals.GOALS[name]] * len(v)
+    chosen = [goals.goal(name)] * len(v)
     scores = goals.pair_scores(v, chosen)
     pairs = len(v) * (len(v) - 1)
     wanted = max(1, round(keep * pairs))

@@ -34,7 +34,7 @@ def federations(draw):
         "none": None,
         "own": [nearest_last] * n,
         "mixed": [known[k] for k in rng.integers(5, size=n)],
-    }.get(kind, [goals.GOALS.get(kind)] * n)
+    }.get(kind, [goals.GOALS.builtin.get(kind)] * n)
     group = rng.integers(3, size=n) if draw(st.booleans()) else None
     keep = draw(st.sampled_from([0.05, 0.25, 1.0]))
     scope = draw(st.sampled_from(["global_pairs", "per_center"]))
@@ -100,7 +100,7 @@ def test_many_centers_round_after_round(goal, settings_, mutual):
     n, rng = 300, np.random.default_rng(7)
     vectors = metadata(n, rng, coarse=False)
     known = [goals.homogeneity, goals.diversity, goals.alignment, goals.anybody]
-    chosen = None if goal is None else [goals.GOALS.get(goal, known[k % 4]) for k in range(n)]
+    chosen = None if goal is None else [goals.GOALS.builtin.get(goal, known[k % 4]) for k in range(n)]
     config, beliefs = Selection(**{"kappa": 1} | settings_), Beliefs(n)
     for t in range(1, 6):
         dense, plans = both(
@@ -154,7 +154,7 @@ def test_thresholds_from_a_sample_keep_nearly_the_share(monkeypatch):
 def test_pairs_asked_one_by_one_and_in_blocks_get_one_answer():
     rng = np.random.default_rng(4)
     vectors = metadata(150, rng, coarse=True)
-    for goal in (*goals.PAIRWISE, nearest_last):
+    for goal in (*goals.GOALS.builtin.values(), goals.anybody, nearest_last):
         table = candidates(vectors, [goal] * 150, 0.3, "per_center")
         pairwise = candidates(vectors, [goal] * 150, 0.3, "per_center", table_up_to=0)
         i, j = np.nonzero(np.ones((150, 150)))

@@ -149,7 +149,7 @@ def test_the_calculation_follows_imports_into_every_layer_below():
         "core.streams",
         "wire.codecs",
         "methods.abps",
-        "cohorts.prepare",
+        "data.prepare",
     ):
         assert f"abps.{needed}" in seen
     assert not any(name.startswith(("abps.cli", "abps.report", "abps.study")) for name in seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 
@@ -50,6 +51,7 @@ def app(asked: str = "") -> typer.Typer:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line: exit 0 done, 2 the request was wrong, 1 a fault of ours."""
+    sys.path.append(str(Path.cwd()))  # last: modules beside the user's data, but never instead of a library's
     try:
         given = sys.argv[1:] if arguments is None else arguments
         code = app(given[0] if given else "")(args=arguments, standalone_mode=False)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from abps.core import goals as goals_of
 from abps.core.errors import RequestError
-from abps.core.goals import BLOCK, PAIRWISE, Floats, Goal, Ints
+from abps.core.goals import BLOCK, Floats, Goal, Ints, Pairwise
 
 Mask = NDArray[np.bool_]
 
@@ -59,8 +59,10 @@ class Candidates:
     @cached_property
     def _ready(self) -> list[Floats]:
         """For every rule the vectors as it needs them (empty where it is a user's own)."""
-        known = [PAIRWISE.get(goal) for goal in self.rules]
-        return [np.zeros(0) if k is None else np.ascontiguousarray(k.ready(self.vectors)) for k in known]
+        return [
+            np.ascontiguousarray(goal.ready(self.vectors)) if isinstance(goal, Pairwise) else np.zeros(0)
+            for goal in self.rules
+        ]
 
     @cached_property
     def _single(self) -> list[NDArray[np.float32]]:
@@ -79,7 +81,8 @@ class Candidates:
             return bool((self.table == self.table.T).all())
         if not self.rules:
             return True
-        return len(self.rules) == 1 and self.rules[0] in PAIRWISE and len(np.unique(self.threshold)) == 1
+        one = len(self.rules) == 1 and len(np.unique(self.threshold)) == 1
+        return one and isinstance(self.rules[0], Pairwise)
 
     def admits(self, center: Ints, peer: Ints) -> Mask:
         """(p,) does ``center[p]`` consider ``peer[p]``?"""
@@ -94,21 +97,20 @@ class Candidates:
         return answer
 
     def _reaches(self, k: int, goal: Goal, center: Ints, peer: Ints) -> Mask:
-        known = PAIRWISE.get(goal)
-        if known is None:
+        if not isinstance(goal, Pairwise):
             score = goals_of.pair_list_scores(self.vectors, goal, center, peer)
             return np.asarray(score >= self.threshold[center])
         ready, single, answer = self._ready[k], self._single[k], np.empty(len(center), dtype=bool)
         for at in range(0, len(center), BLOCK):
             i, j = center[at : at + BLOCK], peer[at : at + BLOCK]
             asked = self.threshold[i]
-            if not known.sign:
-                answer[at : at + BLOCK] = known.score(ready[i], ready[j]) >= asked
+            if not goal.sign:
+                answer[at : at + BLOCK] = goal.score(ready[i], ready[j]) >= asked
                 continue
-            distance = known.sign * np.einsum("pk,pk->p", single[i], single[j]) - asked
+            distance = goal.sign * np.einsum("pk,pk->p", single[i], single[j]) - asked
             part = distance >= 0
             close = np.flatnonzero(np.abs(distance) < _MARGIN)
-            part[close] = known.score(ready[i[close]], ready[j[close]]) >= asked[close]
+            part[close] = goal.score(ready[i[close]], ready[j[close]]) >= asked[close]
             answer[at : at + BLOCK] = part
         return answer
 
@@ -131,18 +133,18 @@ class Candidates:
         return answer
 
     def _row_block(self, k: int, goal: Goal, centers: Ints, peers: Ints) -> Mask:
-        known, threshold = PAIRWISE.get(goal), self.threshold[centers][:, None]
-        if known is None:
+        threshold = self.threshold[centers][:, None]
+        if not isinstance(goal, Pairwise):
             scores = np.stack([goal(self.vectors[[i]], self.vectors[peers])[0] for i in centers.tolist()])
             return np.asarray(scores >= threshold)
         ready, single = self._ready[k], self._single[k]
-        if not known.sign:
-            return np.asarray(known.score(ready[centers][:, None], ready[peers][None]) >= threshold)
-        distance = (known.sign * single[centers]) @ single[peers].T
+        if not goal.sign:
+            return np.asarray(goal.score(ready[centers][:, None], ready[peers][None]) >= threshold)
+        distance = (goal.sign * single[centers]) @ single[peers].T
         distance -= threshold.astype(np.float32)
         answer = distance >= 0
         r, c = np.nonzero(np.abs(distance, out=distance) < _MARGIN)
-        answer[r, c] = known.score(ready[centers[r]], ready[peers[c]]) >= threshold[r, 0]
+        answer[r, c] = goal.score(ready[centers[r]], ready[peers[c]]) >= threshold[r, 0]
         return answer
 
     def sizes(self, centers: Ints) -> Ints:

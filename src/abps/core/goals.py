@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.core.errors import RequestError, nearest
+from abps.core.errors import RequestError
+from abps.registry import Registry
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -28,15 +29,17 @@ Goal = Callable[[Floats, Floats], Floats]
 class Pairwise:
     """A goal that can be asked of single pairs as well as of blocks, with the same number for the same pair.
 
-    ready: vectors (n, k) as the goal needs them.  score: of ready vectors, over the last axis.
+    name: what it is called in a configuration.  ready: vectors (n, k) as the goal needs them.
+    score: of ready vectors, over the last axis.
     sign: +1 or -1 where the score is that multiple of the inner product, else 0.
     """
 
+    name: str
     ready: Callable[[Floats], Floats]
     score: Callable[[Floats, Floats], Floats]
     sign: int = 0
 
-    def block(self, centers: Floats, peers: Floats) -> Floats:
+    def __call__(self, centers: Floats, peers: Floats) -> Floats:
         """(a, b) scores of all pairs."""
         a, b = self.ready(centers), self.ready(peers)
         scores = np.empty((len(a), len(b)))
@@ -68,52 +71,37 @@ def _unit(v: Floats) -> Floats:
     return np.asarray(v / np.where(length > 0, length, 1.0))
 
 
-_COSINE = Pairwise(_unit, inner, 1)
-_MINUS_COSINE = Pairwise(_unit, lambda a, b: -inner(a, b), -1)
-_MINUS_DISTANCE = Pairwise(lambda v: v[:, :1], lambda a, b: -np.abs(a[..., 0] - b[..., 0]))
-_NOTHING = Pairwise(lambda v: v[:, :1], lambda a, b: np.zeros(np.broadcast(a[..., 0], b[..., 0]).shape))
+#: cos(v_i, v_j): like with like. A zero vector is like nobody (0).
+homogeneity: Final = Pairwise("homogeneity", _unit, inner, 1)
+
+#: -cos(v_i, v_j): the unlike.
+diversity: Final = Pairwise("diversity", _unit, lambda a, b: -inner(a, b), -1)
+
+#: -|v_i0 - v_j0|: the same outcome rate, the paper's marker of a shared KPI.
+alignment: Final = Pairwise("alignment", lambda v: v[:, :1], lambda a, b: -np.abs(a[..., 0] - b[..., 0]))
+
+#: The goal of a center that has none: all peers are equal, and ties stay in.
+anybody: Final = Pairwise(
+    "anybody", lambda v: v[:, :1], lambda a, b: np.zeros(np.broadcast(a[..., 0], b[..., 0]).shape)
+)
 
 
-def homogeneity(centers: Floats, peers: Floats) -> Floats:
-    """cos(v_i, v_j): like with like. A zero vector is like nobody (0)."""
-    return _COSINE.block(centers, peers)
+def _goal(found: Any) -> Goal | None:
+    return found if callable(found) and not isinstance(found, type) else None
 
 
-def diversity(centers: Floats, peers: Floats) -> Floats:
-    """-cos(v_i, v_j): the unlike."""
-    return _MINUS_COSINE.block(centers, peers)
-
-
-def alignment(centers: Floats, peers: Floats) -> Floats:
-    """-|v_i0 - v_j0|: the same outcome rate, the paper's marker of a shared KPI."""
-    return _MINUS_DISTANCE.block(centers, peers)
-
-
-def anybody(centers: Floats, peers: Floats) -> Floats:
-    """The goal of a center that has none: all peers are equal, and ties stay in."""
-    return _NOTHING.block(centers, peers)
-
-
-#: The goals that can be asked of single pairs.
-PAIRWISE: Final[dict[Goal, Pairwise]] = {
-    homogeneity: _COSINE,
-    diversity: _MINUS_COSINE,
-    alignment: _MINUS_DISTANCE,
-    anybody: _NOTHING,
-}
-
-GOALS: Final[dict[str, Goal]] = {
-    "homogeneity": homogeneity,
-    "diversity": diversity,
-    "alignment": alignment,
-}
+GOALS: Final = Registry[Goal](
+    "goal",
+    "abps.goals",
+    {known.name: known for known in (homogeneity, diversity, alignment)},
+    _goal,
+    "a function of vectors (a, k) and (b, k) that gives scores (a, b)",
+)
 
 
 def goal(name: str) -> Goal:
-    """A goal by its name."""
-    if name not in GOALS:
-        raise RequestError(f"goal={name!r} is not one of {', '.join(GOALS)}{nearest(name, GOALS)}")
-    return GOALS[name]
+    """A goal by its name: ours, an entry point's, or ``package.module:NAME``."""
+    return GOALS.find(name)
 
 
 def scaled(vectors: Floats, how: str) -> Floats:
@@ -206,12 +194,11 @@ def sampled_thresholds(vectors: Floats, goals: Sequence[Goal], keep: float, scop
 def pair_list_scores(vectors: Floats, goal: Goal, center: Ints, peer: Ints) -> Floats:
     """(p,) the goal's score of every pair; a goal that knows only blocks is asked center by center."""
     scores = np.empty(len(center))
-    known = PAIRWISE.get(goal)
-    if known is not None:
-        ready = known.ready(vectors)
+    if isinstance(goal, Pairwise):
+        ready = goal.ready(vectors)
         for at in range(0, len(center), BLOCK):
             part = slice(at, at + BLOCK)
-            scores[part] = known.score(ready[center[part]], ready[peer[part]])
+            scores[part] = goal.score(ready[center[part]], ready[peer[part]])
         return scores
     order = np.argsort(center, kind="stable")
     starts = np.flatnonzero(np.diff(center[order], prepend=-1))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from abps.core.errors import RequestError, nearest
+from abps.core.errors import RequestError
 from abps.core.selection import Selection
 from abps.learn.training import Training
 from abps.methods.abps import ABPS, Filter
@@ -26,6 +26,7 @@ from abps.methods.moon import MOON
 from abps.methods.plus import ABPSPlus, Calling, Public
 from abps.methods.scaffold import Scaffold
 from abps.methods.wpfed import WPFed
+from abps.registry import Registry, first_line
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,26 @@ CATALOG: Final[dict[str, Entry]] = {
 }
 
 
+def _method(found: Any) -> Method | None:
+    """A configuration as it is; a class of them with its defaults."""
+    if isinstance(found, type) and issubclass(found, Method):
+        try:
+            return found()
+        except TypeError as error:
+            raise RequestError(f"{found.__name__} is not a whole method: {first_line(error)}") from error
+    return found if isinstance(found, Method) else None
+
+
+METHODS: Final = Registry[Method](
+    "method",
+    "abps.methods",
+    {name: entry.config for name, entry in CATALOG.items()},
+    _method,
+    "a configuration, that is an object of a class derived from abps.Method",
+    "`abps methods` lists them all",
+)
+
+
 def find(name: str) -> Method:
-    """A method's configuration by its name."""
-    if name not in CATALOG:
-        raise RequestError(
-            f"there is no method {name!r}{nearest(name, CATALOG)} (`abps methods` lists them all)"
-        )
-    return CATALOG[name].config
+    """A method's configuration by its name: ours, an entry point's, or ``package.module:NAME``."""
+    return METHODS.find(name)

@@ -15,7 +15,7 @@ from abps.data.federation import Federation
 from abps.data.synthetic.builtin import Roles
 from abps.data.table import load
 from abps.methods.base import Method
-from abps.methods.catalog import CATALOG
+from abps.methods.catalog import CATALOG, find
 from abps.methods.settings import configure, describe, names
 from abps.study.version import calculation
 
@@ -137,7 +137,7 @@ def slug(text: str) -> str:
 
 
 def expand_methods(words: Sequence[str]) -> tuple[str, ...]:
-    """Method names; ``paper`` and ``all`` stand for many."""
+    """Method names, each known to lead to a method; ``paper`` and ``all`` stand for many of ours."""
     chosen: list[str] = []
     for word in words:
         if word == "paper":
@@ -151,13 +151,9 @@ def expand_methods(words: Sequence[str]) -> tuple[str, ...]:
             ordered: list[str] = [name for name in PAPER if name in CATALOG]
             ordered += [name for name in CATALOG if name not in PAPER]
             chosen += [name for name in ordered if name not in chosen]
-        elif word in CATALOG:
-            chosen.append(word)
         else:
-            raise RequestError(
-                f"there is no method {word!r}{nearest(word, [*CATALOG, 'paper', 'all'])}; "
-                "`abps methods` lists them all"
-            )
+            find(word)
+            chosen.append(word)
     return tuple(chosen)
 
 

@@ -11,13 +11,14 @@ The random numbers come from the message's own stream, whose key the caller give
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.core.errors import RequestError, nearest
+from abps.core.errors import RequestError
+from abps.registry import Registry
 from abps.wire import rounding
 
 Singles = NDArray[np.float32]
@@ -28,6 +29,7 @@ Keys = NDArray[np.uint64]
 NOTHING: Final = np.zeros(0, dtype=np.float32)
 
 
+@runtime_checkable
 class Codec(Protocol):
     """How a vector of weights is written."""
 
@@ -37,7 +39,7 @@ class Codec(Protocol):
 
     @property
     def number(self) -> int:
-        """The number that identifies the codec in a frame."""
+        """The number that identifies the codec in a frame: below 128 for ours, 128 to 255 for others."""
 
     def size(self, count: int) -> int:
         """Bytes that ``count`` weights take."""
@@ -189,17 +191,29 @@ def _places(count: int) -> NDArray[np.uint32]:
     return streams.places(-(-count // 2))
 
 
-CODECS: Final[dict[str, Codec]] = {
-    "fp32": Float32(),
-    "bf16": BFloat16(),
-    "int8": Integers("int8", 3, 8),
-    "int4": Integers("int4", 4, 4),
-    "int3": Integers("int3", 5, 3),
-}
+def _codec(found: Any) -> Codec | None:
+    if not isinstance(found, Codec) or isinstance(found, type):
+        return None
+    if not 128 <= found.number <= 255:
+        raise RequestError(f"codec {found.name!r} has the number {found.number}; choose one from 128 to 255")
+    return found
+
+
+CODECS: Final = Registry[Codec](
+    "codec",
+    "abps.codecs",
+    {
+        "fp32": Float32(),
+        "bf16": BFloat16(),
+        "int8": Integers("int8", 3, 8),
+        "int4": Integers("int4", 4, 4),
+        "int3": Integers("int3", 5, 3),
+    },
+    _codec,
+    "an object with name, number, size, encode, decode and arrive as in abps.wire.codecs.Codec",
+)
 
 
 def codec(name: str) -> Codec:
-    """A codec by its name."""
-    if name not in CODECS:
-        raise RequestError(f"codec={name!r} is not one of {', '.join(CODECS)}{nearest(name, CODECS)}")
-    return CODECS[name]
+    """A codec by its name: ours, an entry point's, or ``package.module:NAME``."""
+    return CODECS.find(name)

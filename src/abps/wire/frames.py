@@ -56,8 +56,8 @@ def pack(weights: NDArray[np.float32], codec: Codec, round: int, sender: int, ke
     return head + struct.pack("<I", zlib.crc32(payload, zlib.crc32(head))) + payload
 
 
-def unpack(data: bytes) -> Frame:
-    """A frame to weights, or :class:`FrameError` with the reason."""
+def unpack(data: bytes, expected: Codec | None = None) -> Frame:
+    """A frame to weights, or :class:`FrameError` with the reason; ``expected``: a codec that is not ours."""
     if len(data) < HEADER_SIZE:
         raise FrameError(f"{len(data)} bytes are shorter than a header of {HEADER_SIZE}")
     magic, version, number, _, round, count, sender, length, checksum = _HEADER.unpack_from(data)
@@ -65,7 +65,7 @@ def unpack(data: bytes) -> Frame:
         raise FrameError("not an ABPS frame")
     if version != VERSION:
         raise FrameError(f"frame version {version}, this is version {VERSION}")
-    known = {codec.number: codec for codec in CODECS.values()}
+    known = {codec.number: codec for codec in (*CODECS.builtin.values(), *([expected] if expected else []))}
     if number not in known:
         raise FrameError(f"unknown codec number {number}")
     codec = known[number]

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
-import abps
 from abps.core.errors import RequestError
 from abps.cores import available_cores
+from abps.study.workers.worker import import_path
 
 if TYPE_CHECKING:
     from abps.study.plan import PlannedRun
@@ -49,14 +49,12 @@ class _Worker:
         self.run: PlannedRun | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
         environment = dict(os.environ)
-        package = str(Path(abps.__file__).parents[1])
-        before = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = package if not before else f"{package}{os.pathsep}{before}"
+        environment["PYTHONPATH"] = import_path()
         # The engine has its own threads, one for each of the worker's cores.
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS"):
             environment[name] = "1"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "abps.study.workers.worker", "--serve"],
+            [sys.executable, "-P", "-m", "abps.study.workers.worker", "--serve"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
             start_new_session=True,
         )  # fmt: skip

@@ -19,13 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import abps
 from abps import files
 from abps.core.errors import RequestError
 from abps.study.plan import PlannedRun
 from abps.study.progress import Board, clock
 from abps.study.records import Study
-from abps.study.workers.worker import compute_task
+from abps.study.workers.worker import compute_task, import_path
 
 #: Seconds that one question to Slurm may take, and that Slurm may stay silent before we stop asking.
 ANSWER_WITHIN = 20.0
@@ -160,9 +159,8 @@ def submit(study: Study, runs: Sequence[PlannedRun], slurm: Slurm) -> list[str]:
 
 
 def _python() -> str:
-    """This Python, able to import this package also on a node where it is not installed."""
-    package = str(Path(abps.__file__).parents[1])
-    return f"env PYTHONPATH={shlex.quote(package)}:$PYTHONPATH {shlex.quote(sys.executable)}"
+    """This Python, able to import on a node whatever can be imported here."""
+    return f"env PYTHONPATH={shlex.quote(import_path())} {shlex.quote(sys.executable)}"
 
 
 def _jobs_file(study: Study) -> Path:
@@ -293,8 +291,8 @@ def script(study: Study, todo: Sequence[PlannedRun], slurm: Slurm) -> str:
         "# One run of the study per task; the results go to the study's folder.",
         "# Afterwards: abps report " + shlex.quote(str(root)),
         "set -euo pipefail",
-        f"export PYTHONPATH={shlex.quote(str(Path(abps.__file__).parents[1]))}${{PYTHONPATH:+:$PYTHONPATH}}",
-        f"exec {shlex.quote(sys.executable)} -m abps.study.workers.worker {shlex.quote(str(root))} "
+        f"export PYTHONPATH={shlex.quote(import_path())}",
+        f"exec {shlex.quote(sys.executable)} -P -m abps.study.workers.worker {shlex.quote(str(root))} "
         '--task "$SLURM_ARRAY_TASK_ID"',
         "",
     ]

@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import abps
+
 if TYPE_CHECKING:
     from abps.data.federation import Federation
     from abps.study.plan import PlannedRun
@@ -88,6 +90,14 @@ class Runner:
             }
         )
         return True
+
+
+def import_path() -> str:
+    """Where a worker finds this package and the modules that its study's process could import."""
+    before = [
+        str(Path(part).absolute()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
+    ]
+    return os.pathsep.join([str(Path(abps.__file__).parents[1]), *before, str(Path.cwd())])
 
 
 def keep_to(cores: list[int]) -> None:

@@ -1,0 +1,104 @@
+"""Doors: things that are chosen by their name, ours or anybody's.
+
+A name is a built-in's (``fedavg``), an entry point's of the door's group (``abps.methods`` in an installed
+package), or a place in any module that Python can import (``package.module:NAME``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from abps.core.errors import RequestError, nearest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Registry(Generic[T]):
+    """All things of one kind that have a name.
+
+    kind: what they are called in a sentence.  group: the entry-point group of others.  builtin: ours.
+    accept: what was found as a thing of this kind, or None if it is none.  wanted: what it should have been.
+    listing: where a user finds all names.
+
+    >>> shouts = Registry("shout", "abps.shouts", {"hey": "HEY"}, lambda x: x if str(x).isupper() else None,
+    ...     "capital letters")
+    >>> shouts.find("hey"), shouts.find("string:ascii_uppercase")[:3]
+    ('HEY', 'ABC')
+    """
+
+    kind: str
+    group: str
+    builtin: Mapping[str, T]
+    accept: Callable[[Any], T | None]
+    wanted: str
+    listing: str = ""
+
+    def find(self, name: str) -> T:
+        """The thing of this name."""
+        if name in self.builtin:
+            return self.builtin[name]
+        if ":" in name:
+            return self._accepted(name, imported(name, self.kind))
+        others = self.others()
+        if name in others:
+            return self._accepted(name, imported(others[name], self.kind))
+        hint = f" ({self.listing})" if self.listing else f" (there are {', '.join(self.names())})"
+        raise RequestError(f"there is no {self.kind} {name!r}{nearest(name, self.names())}{hint}")
+
+    def others(self) -> dict[str, str]:
+        """Names that installed packages add, and where each leads: ``package.module:NAME``."""
+        return {point.name: point.value for point in sorted(entry_points(group=self.group))}
+
+    def names(self) -> tuple[str, ...]:
+        """Every name, ours first."""
+        return (*self.builtin, *(name for name in self.others() if name not in self.builtin))
+
+    def _accepted(self, name: str, found: Any) -> T:
+        thing = self.accept(found)
+        if thing is None:
+            what = (
+                f"the class {found.__name__}"
+                if isinstance(found, type)
+                else f"of type {type(found).__name__}"
+            )
+            raise RequestError(f"{name} is not a {self.kind} but {what}; it must be {self.wanted}")
+        return thing
+
+
+def imported(place: str, kind: str = "object") -> Any:
+    """What stands at ``package.module:NAME``."""
+    module, _, attribute = place.partition(":")
+    if (
+        not module
+        or not attribute
+        or not all(p.isidentifier() for p in (*module.split("."), *attribute.split(".")))
+    ):
+        raise RequestError(f"{kind} {place!r}: write package.module:NAME")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise RequestError(
+                f"{kind} {place}: there is no module {error.name!r}; install its package or go to its folder"
+            ) from error
+        raise RequestError(f"{kind} {place}: importing {module} failed: {error}") from error
+    except Exception as error:  # whatever a foreign module does when it is imported
+        raise RequestError(
+            f"{kind} {place}: importing {module} failed with {type(error).__name__}: {first_line(error)}"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [name for name in dir(found) if not name.startswith("_")]
+            raise RequestError(f"{kind} {place}: {module} has no {attribute}{nearest(part, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return next(iter(str(error).strip().splitlines()), "no message")
