@@ -1,0 +1,144 @@
+"""What privacy a center has spent: one account over everything that leaves it, and the ε that follows.
+
+Every release of a center is a Gaussian mechanism, perhaps on a Poisson sample of its rows: statistics,
+metadata, scores, each step of training. An account lists them; its ε at a given δ follows from the list alone,
+so a reviewer who has the list can compute it again. Neighbouring tables differ in one row, there or not.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from abps.core.errors import RequestError
+
+SCHEMA = "abps.privacy/1"
+
+
+@dataclass(frozen=True)
+class Release:
+    """Something that left a center.
+
+    what: statistics, metadata, scores or training.  noise: standard deviation over sensitivity.
+    sampling: the chance of a row to be used at all (1: all are).  times: how often, in this round.
+    """
+
+    round: int
+    what: str
+    noise: float
+    sampling: float = 1.0
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.noise >= 0 or not 0 < self.sampling <= 1 or self.times < 1:
+            raise RequestError(
+                f"{self.what} of round {self.round}: noise={self.noise}, sampling={self.sampling}, "
+                f"times={self.times} is no release; noise is from 0, sampling above 0 to 1, times from 1"
+            )
+
+
+@dataclass(frozen=True)
+class Account:
+    """epsilon: the most that may be spent (infinite: no limit).  delta: the chance that ε fails."""
+
+    epsilon: float = math.inf
+    delta: float = 1e-5
+    releases: tuple[Release, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise RequestError(f"epsilon={self.epsilon}: choose a number above 0, or inf")
+        if not 0 < self.delta < 1:
+            raise RequestError(f"delta={self.delta}: a probability, choose between 0 and 1, below 1 / rows")
+
+    def spent(self) -> float:
+        """The ε of all releases at this account's δ."""
+        return epsilon_of(self.releases, self.delta)
+
+    def affords(self, *more: Release) -> bool:
+        """Whether these releases would stay within the budget."""
+        return math.isinf(self.epsilon) or epsilon_of((*self.releases, *more), self.delta) <= self.epsilon
+
+    def spend(self, *more: Release) -> Account:
+        """The account after these releases."""
+        return replace(self, releases=(*self.releases, *more))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: everything from which ε follows, and ε."""
+        spent = self.spent()
+        return {
+            "schema": SCHEMA,
+            "budget": None if math.isinf(self.epsilon) else self.epsilon,
+            "delta": self.delta,
+            "epsilon": None if math.isinf(spent) else spent,
+            "releases": [asdict(release) for release in self.releases],
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> Account:
+        """An account as it was written; the ε that stands in it is not believed, it follows."""
+        try:
+            if data["schema"] != SCHEMA:
+                raise ValueError(f"schema {data['schema']!r}")
+            budget = math.inf if data["budget"] is None else float(data["budget"])
+            releases = tuple(
+                Release(
+                    int(r["round"]), str(r["what"]), float(r["noise"]), float(r["sampling"]), int(r["times"])
+                )
+                for r in data["releases"]
+            )
+            return Account(budget, float(data["delta"]), releases)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestError(f"this is not a privacy account ({error!r})") from error
+
+
+def epsilon_of(releases: Iterable[Release], delta: float) -> float:
+    """ε of releases one after the other, at δ."""
+    counted: dict[tuple[float, float], int] = {}
+    for release in releases:
+        key = (release.noise, release.sampling)
+        counted[key] = counted.get(key, 0) + release.times
+    return _epsilon(tuple(sorted(counted.items())), delta)
+
+
+@functools.lru_cache(maxsize=4096)
+def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
+    """ε by Rényi's accountant."""
+    if not counted:
+        return 0.0
+    if any(noise == 0 for (noise, _), _ in counted):
+        return math.inf
+    # Takes seconds to import, and only an account with entries needs it.
+    import dp_accounting
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant()
+    for (noise, sampling), times in counted:
+        event = dp_accounting.GaussianDpEvent(noise)
+        if sampling < 1:
+            event = dp_accounting.PoissonSampledDpEvent(sampling, event)
+        accountant.compose(event, times)
+    return float(accountant.get_epsilon(delta))
+
+
+def noise_for(epsilon: float, delta: float, plan: Mapping[str, tuple[float, int]]) -> float:
+    """The smallest noise with which a whole plan stays within ε: the same for every release of it.
+
+    plan: what is released -> (sampling, times).
+    """
+
+    def total(noise: float) -> float:
+        return epsilon_of((Release(0, what, noise, q, times) for what, (q, times) in plan.items()), delta)
+
+    low, high = 0.05, 0.1
+    while total(high) > epsilon:
+        low, high = high, 2 * high
+        if high > 1e6:
+            raise RequestError(f"epsilon={epsilon}: no amount of noise keeps this plan within it")
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if total(middle) > epsilon else (low, middle)
+    return high
