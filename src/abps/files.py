@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,17 +19,17 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the target's folder that takes the target's name if the block succeeds."""
     path = Path(path)
     folder(path.parent)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        # Made with the rights that the user's umask leaves, as any other program would.
+        handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except OSError as error:
         raise RequestError(
             f"cannot write in {path.parent}: {error.strerror}; choose another --out"
         ) from error
     os.close(handle)
-    part = Path(name)
     try:
         yield part
-        part.chmod(0o644)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """What privacy a center has spent: one account over everything that leaves it, and the ε that follows.
 
 Every release of a center is a Gaussian mechanism, perhaps on a Poisson sample of its rows: statistics,
-metadata, scores, each step of training. An account lists them; its ε at a given δ follows from the list alone,
+metadata, scores, each step of training. An account lists them; its ε at a given δ follows from that list,
 so a reviewer who has the list can compute it again. Neighbouring tables differ in one row, there or not.
 """
 
