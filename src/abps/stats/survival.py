@@ -1,7 +1,7 @@
 """Time to an event that not everybody lives to see: curves, concordance, and scores that allow for censoring.
 
-A row has a time and whether the event happened then (else it was only watched so long). Where an event and the
-end of watching fall on one time, the event came first. ``risk`` is larger for rows expected to fail earlier.
+A row has a time and whether the event happened then (else it was only watched so long). Where an event and
+the end of watching fall on one time, the event came first. A larger ``risk`` means: fails earlier.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def kaplan_meier(time: Floats, event: Bools) -> Curve:
     """
     check_times(time, event)
     steps, watched, died, _ = at_risk(time, event)
-    return Curve(steps, np.cumprod(1.0 - died / watched))
+    return Curve(steps, np.cumprod(1.0 - died / watched, dtype=np.float64))
 
 
 def censoring(time: Floats, event: Bools) -> Curve:
@@ -73,7 +73,8 @@ def censoring(time: Floats, event: Bools) -> Curve:
     check_times(time, event)
     steps, watched, died, ended = at_risk(time, event)
     left = watched - died
-    return Curve(steps, np.cumprod(1.0 - np.divide(ended, left, out=np.zeros_like(left), where=left > 0)))
+    share = np.divide(ended, left, out=np.zeros_like(left), where=left > 0)
+    return Curve(steps, np.cumprod(1.0 - share, dtype=np.float64))
 
 
 def concordance(time: Floats, event: Bools, risk: Floats) -> float:
@@ -164,8 +165,8 @@ def common_curve(
     """Kaplan-Meier of several centers that publish counts on a common grid, and no times.
 
     watched, died, ended: per center (grid,) rows watched at the start of each interval, events and ends of
-    watching in it (:func:`grid_counts`). Intervals with fewer than ``floor`` events in all are joined with the
-    next, so that no step shows a handful of patients; what is left over at the end is not shown.
+    watching in it (:func:`grid_counts`). Intervals with fewer than ``floor`` events in all are joined with
+    the next, so that no step shows a handful of patients; what is left over at the end is not shown.
     """
     there, failed = np.sum(watched, axis=0), np.sum(died, axis=0)
     times, values, value, lives, deaths = [], [], 1.0, 1.0, 0.0
