@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test clean
+.PHONY: install demo test docs clean
 
 install: .venv/.installed
 
@@ -26,6 +26,10 @@ test: .venv/.test-installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto --dist loadfile
+
+docs: .venv/.test-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The documentation: build/site/index.html"
 
 clean:
 	rm -rf .venv build dist abps-demo
