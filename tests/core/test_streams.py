@@ -85,3 +85,21 @@ def test_everybodys_place_at_once_is_the_place_asked_one_by_one(n: int, keys: li
     key = np.array(keys, dtype=np.uint64)
     want = permutation.place_of(np.arange(n)[None, :], key[:, None], n)
     assert (permutation.all_places(key, n) == want).all()
+
+
+def test_purposes_keep_their_numbers():
+    """What has been drawn once is drawn again for ever: these keys are written down, not computed."""
+    assert list(streams.PURPOSES.values()) == list(range(len(streams.PURPOSES)))
+    assert streams.key(11, "split") == 11998160044626892853
+    assert streams.key(11, "watch", 3, 7) == 11920283521383899925
+
+
+def test_purposes_of_others_have_numbers_of_their_own():
+    mine, yours = streams.number("mine:graph"), streams.number("yours:graph")
+    assert mine != yours and min(mine, yours) >= 1 << 63
+    draw = streams.generator(11, "mine:graph", 1).random(2)
+    assert (draw == streams.generator(11, "mine:graph", 1).random(2)).all()
+    assert (draw != streams.generator(11, "graph", 1).random(2)).all()
+    for wrong in ("grahp", ":graph", "mine:"):
+        with pytest.raises(ValueError, match="name one of your own 'package:purpose'"):
+            streams.number(wrong)

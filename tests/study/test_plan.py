@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from abps.core.errors import RequestError
-from abps.methods.catalog import CATALOG
+from abps.methods.catalog import CATALOG, find
 from abps.methods.settings import configure
 from abps.study import plan as planning
 from abps.study import version
@@ -45,7 +45,7 @@ def test_methods_with_equal_settings_are_not_the_same_run():
 
 def test_another_calculation_is_another_run(monkeypatch):
     before = key_of(identity("local", configure("local"), "f", 1))
-    monkeypatch.setattr(planning, "calculation", lambda: {"code": "other"})
+    monkeypatch.setattr(planning, "calculation", lambda config: {"code": "other"})
     assert key_of(identity("local", configure("local"), "f", 1)) != before
 
 
@@ -132,17 +132,7 @@ def test_the_calculation_is_its_code_not_its_comments():
 
 
 def test_the_calculation_follows_imports_into_every_layer_below():
-    from pathlib import Path
-
-    import abps
-
-    root, seen, waiting = Path(abps.__file__).parent, set(), ["abps.simulator.simulate"]
-    while waiting:
-        name = waiting.pop()
-        path = version.module_path(root, name)
-        if path is not None and name not in seen:
-            seen.add(name)
-            waiting += version.imports(ast.parse(path.read_text()))
+    seen = version.followed(frozenset({version.ENTRY, *version.modules_of(find("abps"))}))
     for needed in (
         "learn.kernels",
         "core.selection",
@@ -153,3 +143,4 @@ def test_the_calculation_follows_imports_into_every_layer_below():
     ):
         assert f"abps.{needed}" in seen
     assert not any(name.startswith(("abps.cli", "abps.report", "abps.study")) for name in seen)
+    assert "abps.methods.moon" not in seen and "abps.methods.catalog" not in seen

@@ -19,31 +19,33 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: What a stream is for. A purpose of its own keeps two uses from ever sharing numbers.
-PURPOSES: Final = (
-    "initial-weights",
-    "split",
-    "batches",
-    "dropout",
-    "proposal-order",
-    "tie-break",
-    "explore",
-    "explore-peer",
-    "random-pairing",
-    "permutations",
-    "codec",
-    "policy",
-    "accept",
-    "graph",
-    "sample-weights",
-    "sketch",
-    "generate",
-    "bootstrap",
-    "partition",
-    "words",
-    "calibration",
-    "watch",
-)
+#: What a stream is for, and the number that stands for it in every key: numbers never change, so that a new
+#: purpose leaves all draws of the others as they are. A method from elsewhere names a purpose of its own
+#: ``package:purpose``; its number is a digest in the upper half of 64 bits, where ours never are.
+PURPOSES: Final = {
+    "initial-weights": 0,
+    "split": 1,
+    "batches": 2,
+    "dropout": 3,
+    "proposal-order": 4,
+    "tie-break": 5,
+    "explore": 6,
+    "explore-peer": 7,
+    "random-pairing": 8,
+    "permutations": 9,
+    "codec": 10,
+    "policy": 11,
+    "accept": 12,
+    "graph": 13,
+    "sample-weights": 14,
+    "sketch": 15,
+    "generate": 16,
+    "bootstrap": 17,
+    "partition": 18,
+    "words": 19,
+    "calibration": 20,
+    "watch": 21,
+}
 
 _MASK: Final = (1 << 64) - 1
 _U64 = np.uint64
@@ -75,8 +77,19 @@ def _mix_array(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> _U64(31))
 
 
+@cache
+def number(purpose: str) -> int:
+    """The number of a purpose: one of ours, or ``package:purpose``."""
+    if purpose in PURPOSES:
+        return PURPOSES[purpose]
+    package, _, own = purpose.partition(":")
+    if not package or not own:
+        raise ValueError(f"there is no random purpose {purpose!r}; name one of your own 'package:purpose'")
+    return center_id(purpose) | 1 << 63
+
+
 def _prefix(seed: int, purpose: str, round: int) -> int:
-    return _mix(_mix(_mix(seed & _MASK) ^ PURPOSES.index(purpose)) ^ (round & _MASK))
+    return _mix(_mix(_mix(seed & _MASK) ^ number(purpose)) ^ (round & _MASK))
 
 
 def key(seed: int, purpose: str, round: int = 0, center: int = 0) -> int:

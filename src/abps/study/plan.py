@@ -165,7 +165,7 @@ def identity(method: str, config: Method, fingerprint: str, seed: int) -> dict[s
         "config": describe(config),
         "data": fingerprint,
         "seed": seed,
-        "calculation": calculation(),
+        "calculation": calculation(config),
     }
 
 

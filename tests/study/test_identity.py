@@ -1,0 +1,107 @@
+"""What a run depends on: its method's code, the engine, the settings. Shown on a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import abps
+
+PLAN = """
+import json
+from abps.study.plan import Request, Source, make_plan
+request = Request((Source("icu-synthetic:centers=6"),), ("fedavg", "moon", "mine:MINE"), (11,), 2)
+print(json.dumps({run.method: run.key for run in make_plan(request).runs}))
+"""
+
+#: Calls a function of network.py that calls softplus of elementary.py: log(1 + e^0) = 0.693.
+COMPUTE = """
+import json
+import numpy as np
+from abps.learn.native.network import _draw_weights
+noise, spread, slope, w = (np.zeros(1, np.float32) for _ in range(4))
+_draw_weights(np.zeros(2, np.float32), np.uint64(1), np.zeros(1, np.uint32), noise, spread, slope, w)
+kept = sum(_draw_weights.stats.cache_hits.values())
+print(json.dumps({"spread": float(spread[0]), "from the disk": kept}))
+"""
+
+
+class Copy:
+    """A copy of the package that may be edited, and a user's module beside it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        shutil.copytree(
+            Path(abps.__file__).parent, root / "abps", ignore=shutil.ignore_patterns("__pycache__", "*.nb?")
+        )
+        (root / "mine.py").write_text(
+            "import helper\nfrom abps.methods.fedavg import FedAvg\n"
+            "class Mine(FedAvg):\n    factor = helper.FACTOR\nMINE = Mine()\n"
+        )
+        (root / "helper.py").write_text("FACTOR = 1\n")
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        path = self.root / "abps" / file if (self.root / "abps" / file).exists() else self.root / file
+        text = path.read_text()
+        assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
+        path.write_text(text.replace(old, new))
+
+    def run(self, program: str) -> dict[str, object]:
+        environment = os.environ | {"PYTHONPATH": str(self.root), "NUMBA_CACHE_DIR": ""}
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return dict(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Copy:
+    return Copy(tmp_path_factory.mktemp("copy"))
+
+
+def changed(before: dict[str, object], after: dict[str, object]) -> set[str]:
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_only_what_depends_on_an_edit_is_another_run(copy):
+    """A new row re-runs nothing; a method's module its own runs; the engine and compiled helpers all."""
+    first = copy.run(PLAN)
+    copy.edit(
+        "methods/catalog.py",
+        '"fedavg": Entry(',
+        '"another": Entry(FedAvg(), "", "", ""),\n    "fedavg": Entry(',
+    )
+    assert changed(first, copy.run(PLAN)) == set()
+    copy.edit(
+        "methods/moon.py", "from __future__ import annotations", "from __future__ import annotations\nX = 1"
+    )
+    second = copy.run(PLAN)
+    assert changed(first, second) == {"moon"}
+    copy.edit("helper.py", "FACTOR = 1", "FACTOR = 2")
+    third = copy.run(PLAN)
+    assert changed(second, third) == {"mine:MINE"}
+    copy.edit(
+        "learn/native/elementary.py",
+        "from __future__ import annotations",
+        "from __future__ import annotations\nX = 1",
+    )
+    assert changed(third, copy.run(PLAN)) == set(first)
+
+
+def test_an_edited_helper_is_compiled_into_its_callers(copy):
+    """Machine code is kept, and thrown away when a function in another file that it calls changes."""
+    assert copy.run(COMPUTE) == {"spread": pytest.approx(0.6931472), "from the disk": 0}
+    assert copy.run(COMPUTE)["from the disk"] == 1
+    copy.edit("learn/native/elementary.py", "x if x > _LARGE else small", "x if x > _LARGE else small + _ONE")
+    assert copy.run(COMPUTE) == {"spread": pytest.approx(1.6931472), "from the disk": 0}
