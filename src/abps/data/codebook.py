@@ -3,7 +3,8 @@
 Each center encodes its own table by itself; for the models to have the same shape, all must use the
 same columns in the same order. In a simulation the codebook is read off the whole federation; between
 hospitals it is a small file that people exchange and read: names of columns, names of category levels,
-and nothing that was counted or measured.
+and nothing that was counted or measured; unless they agreed on common statistics
+(:mod:`abps.data.statistics`), which then stand in it too: the scale of numeric columns.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
+from abps.data.statistics import FARTHEST, Scale, Statistics
+
+#: The schemas that are read; the last one is written.
+SCHEMAS = ("abps.codebook/1", "abps.codebook/2")
 
 #: A category level rarer than this many training rows in the whole federation joins "none of the known".
 RARE_LEVEL = 10
@@ -50,37 +55,49 @@ class Codebook:
     """columns: the encoded columns, in order.  descriptors: binary columns whose prevalence is published.
 
     time: whether every center's table has a time column (its mean year is then published).
+    statistics: the scales of numeric columns that were agreed on, or None.
     """
 
     columns: tuple[Column, ...]
     descriptors: tuple[str, ...] = ()
     time: bool = False
+    statistics: Statistics | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
         """The columns of the table that are needed, in order."""
         return tuple(dict.fromkeys([*(c.source for c in self.columns), *self.descriptors]))
 
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The columns of the table that are read as numbers, in order."""
+        return tuple(c.source for c in self.columns if c.kind == "number")
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for a file."""
-        return {
-            "schema": "abps.codebook/1",
+        plain: dict[str, Any] = {
+            "schema": SCHEMAS[-1],
             "time": self.time,
             "descriptors": list(self.descriptors),
             "columns": [{k: v for k, v in asdict(c).items() if v} for c in self.columns],
         }
+        if self.statistics is not None:
+            plain["statistics"] = self.statistics.to_json()
+        return plain
 
     @staticmethod
     def from_json(data: Any) -> Codebook:
         """A codebook from a file's content."""
         try:
-            if data["schema"] != "abps.codebook/1":
+            if data["schema"] not in SCHEMAS:
                 raise ValueError(f"schema {data['schema']!r}")
             columns = tuple(Column(c["source"], c["kind"], c.get("level", "")) for c in data["columns"])
             bad = [c for c in columns if c.kind not in KINDS or (c.kind == "level") != bool(c.level)]
             if not columns or bad or not all(isinstance(c.source, str) for c in columns):
                 raise ValueError(f"a column that is none: {bad[0] if bad else columns}")
-            return Codebook(columns, tuple(data["descriptors"]), bool(data["time"]))
+            given = data.get("statistics")
+            statistics = None if given is None else Statistics.from_json(given)
+            return Codebook(columns, tuple(data["descriptors"]), bool(data["time"]), statistics)
         except (KeyError, TypeError, ValueError) as error:
             raise RequestError(
                 f"this is not a codebook ({error!r}); make one with `abps site init` and exchange that file"
@@ -118,7 +135,18 @@ def merged(books: Sequence[Codebook]) -> Codebook:
             columns.append(Column(source, "missing"))
     described = [frozenset(book.descriptors) for book in books]
     shared = described[0].intersection(*described[1:])
-    return Codebook(tuple(columns), tuple(d for d in books[0].descriptors if d in shared), books[0].time)
+    described_by_all = tuple(d for d in books[0].descriptors if d in shared)
+    return Codebook(tuple(columns), described_by_all, books[0].time, _one_scale_each(books))
+
+
+def _one_scale_each(books: Sequence[Codebook]) -> Statistics | None:
+    """The scales that the books bring, which must not contradict each other."""
+    scales: dict[str, Scale] = {}
+    for book in books:
+        for name, scale in ({} if book.statistics is None else book.statistics.scales).items():
+            if scales.setdefault(name, scale) != scale:
+                raise RequestError(f"the column {name!r} has two scales in these codebooks; settle on one")
+    return Statistics(scales) if scales else None
 
 
 def candidates(column: pl.Series, train: NDArray[np.bool_]) -> list[Column]:
@@ -152,8 +180,10 @@ def encode_column(
     center: NDArray[np.int32],
     train: NDArray[np.bool_],
     n: int,
+    scale: Scale | None = None,
 ) -> NDArray[np.float32]:
-    """(rows,) one encoded column of n centers; what is fitted, each center fits on its training rows."""
+    """(rows,) one encoded column of n centers; a number by the common scale, where there is one, or by what
+    each center fits on its training rows."""
     if column.kind == "missing":
         known = values.is_not_null()
         if values.dtype != pl.String:
@@ -164,7 +194,9 @@ def encode_column(
     numbers = values.cast(pl.Float64).to_numpy()
     if column.kind == "flag":
         return np.where(np.isfinite(numbers), numbers, 0.0).astype(np.float32)
-    return standardised(numbers, center, train, n)
+    return (
+        standardised(numbers, center, train, n) if scale is None else scale.read(numbers).astype(np.float32)
+    )
 
 
 def standardised(
@@ -185,7 +217,7 @@ def standardised(
     usable = spread > 1e-8 * (1.0 + np.abs(mean))
     scale = np.where(usable, 1.0 / np.where(usable, spread, 1.0), 0.0)
     z = np.where(known, (filled - mean[center]) * scale[center], 0.0)
-    return np.clip(z, -10.0, 10.0).astype(np.float32)
+    return np.clip(z, -FARTHEST, FARTHEST).astype(np.float32)
 
 
 def sums(keys: NDArray[np.int32], n: int, values: NDArray[np.float64]) -> NDArray[np.float64]:

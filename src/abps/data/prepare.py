@@ -1,16 +1,17 @@
 """From a federation to numbers: split, impute, standardise, encode; each center by itself.
 
-What a center fits (imputation values, means, standard deviations) it fits on its own training rows.
-What all must agree on for their models to have the same shape, the list of columns, is the union of
-what the centers see in their training rows: the names of category levels and of columns with gaps.
-A level that only occurs outside the training rows is encoded as "none of the known".
+What a center fits (imputation values, means, standard deviations) it fits on its own training rows, or the
+federation agrees on them once (``standardise="common"``, see :mod:`abps.data.statistics`). What all must
+agree on for their models to have the same shape, the list of columns, is the union of what the centers see in
+their training rows: the names of category levels and of columns with gaps. A level that only occurs outside
+the training rows is encoded as "none of the known".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,10 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, candidates, encode_column, sums
 from abps.data.federation import Federation
+from abps.data.statistics import Summary, agree, oddities, summaries
+
+#: By whose numbers a column is standardised: each center's own, or those that the federation agreed on.
+STANDARDISE = ("own", "common")
 
 #: Shares of training, validation and test rows.
 SHARES = (0.70, 0.15, 0.15)
@@ -71,6 +76,10 @@ class Prepared:
 
     metadata: (centers, k) positive rate, log training size, mean year / 2030 where time is known,
     then the prevalence of each descriptor; from training rows only.
+    book: by what the rows were encoded, with the common statistics where there are any.
+    plain: features as the paper's rows have them, before a model's design adds to them; 0: all of them.
+    agreed: bytes that the centers sent and received for common statistics.
+    warnings: what looks wrong in the columns, one sentence each.
     """
 
     name: str
@@ -84,6 +93,10 @@ class Prepared:
     base_metadata: int
     groups: tuple[str, ...] | None
     seed: int
+    book: Codebook | None = None
+    plain: int = 0
+    agreed: int = 0
+    warnings: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -107,18 +120,14 @@ class Prepared:
 
     def only(self, i: int) -> Prepared:
         """What center i alone holds of this federation; its columns and streams stay the same."""
-        return Prepared(
-            name=self.name,
+        return replace(
+            self,
             centers=(self.centers[i],),
-            columns=self.columns,
             train=self.train.only(i),
             validation=self.validation.only(i),
             test=self.test.only(i),
             metadata=self.metadata[i : i + 1],
-            metadata_names=self.metadata_names,
-            base_metadata=self.base_metadata,
             groups=None if self.groups is None else (self.groups[i],),
-            seed=self.seed,
         )
 
 
@@ -169,17 +178,30 @@ def assign_splits(federation: Federation, seed: int) -> NDArray[np.int8]:
     return split
 
 
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """x: (rows, columns) all rows of a federation.  book: by what.  warnings: what looked wrong."""
+
+    x: NDArray[np.float32]
+    book: Codebook
+    warnings: tuple[str, ...] = ()
+
+
 def encode(
-    federation: Federation, split: NDArray[np.int8], book: Codebook | None = None
-) -> tuple[NDArray[np.float32], tuple[Column, ...]]:
-    """(rows, columns) the features, encoded as agreed or as the federation has them, and the columns."""
-    n, train = federation.size, split == 0
+    federation: Federation,
+    split: NDArray[np.int8],
+    book: Codebook | None = None,
+    standardise: str = "own",
+) -> Encoded:
+    """The features, encoded as agreed or as the federation has them."""
+    if standardise not in STANDARDISE:
+        raise RequestError(f"standardise={standardise!r}: choose {' or '.join(STANDARDISE)}")
+    n, train, center = federation.size, split == 0, federation.center
     blocks: list[NDArray[np.float32]] = []
     columns: list[Column] = []
-    given = None if book is None else book.columns
-    for column in _wanted(federation, train) if given is None else given:
-        block = encode_column(column, federation.features[column.source], federation.center, train, n)
-        if given is None and column.kind == "number" and not np.any(block[train]):
+    for column in _wanted(federation, train) if book is None else book.columns:
+        block = encode_column(column, federation.features[column.source], center, train, n)
+        if book is None and column.kind == "number" and not np.any(block[train]):
             continue  # constant in every center: nothing to learn from
         blocks.append(block)
         columns.append(column)
@@ -188,7 +210,28 @@ def encode(
             f"{federation.name}: no feature is left after encoding (all are constant or empty); "
             "check --drop and the columns of the table"
         )
-    return np.stack(blocks, axis=1), tuple(columns)
+    if book is None:
+        book = Codebook(tuple(columns), federation.descriptors, federation.time is not None)
+    told = told_of(federation, split, book.numbers)
+    statistics = agree(told, book.statistics)
+    book = replace(book, statistics=statistics if standardise == "common" else None)
+    if standardise == "common":
+        for k, column in enumerate(columns):
+            if column.kind == "number":
+                scale, values = statistics.scales[column.source], federation.features[column.source]
+                blocks[k] = encode_column(column, values, center, train, n, scale)
+    return Encoded(np.stack(blocks, axis=1), book, oddities(told, statistics))
+
+
+def told_of(federation: Federation, split: NDArray[np.int8], names: tuple[str, ...]) -> dict[str, Summary]:
+    """What every center of a federation tells of its numeric columns, from its training rows."""
+    rows = np.flatnonzero(split == 0)
+    rows = rows[np.argsort(federation.center[rows], kind="stable")]
+    start = np.searchsorted(federation.center[rows], np.arange(federation.size + 1)).astype(np.int64)
+    values = np.empty((len(names), len(rows)))
+    for k, name in enumerate(names):
+        values[k] = federation.features[name].cast(pl.Float64).to_numpy()[rows]
+    return dict(zip(federation.centers, summaries(names, values, start)))
 
 
 def _wanted(federation: Federation, train: NDArray[np.bool_]) -> Iterator[Column]:
@@ -196,10 +239,15 @@ def _wanted(federation: Federation, train: NDArray[np.bool_]) -> Iterator[Column
         yield from candidates(column, train)
 
 
-def codebook(federation: Federation, seed: int, split: NDArray[np.int8] | None = None) -> Codebook:
+def codebook(
+    federation: Federation,
+    seed: int,
+    split: NDArray[np.int8] | None = None,
+    standardise: str = "own",
+) -> Codebook:
     """What the centers of a federation would have to agree on to encode their tables each by itself."""
-    _, columns = encode(federation, assign_splits(federation, seed) if split is None else split)
-    return Codebook(columns, federation.descriptors, federation.time is not None)
+    split = assign_splits(federation, seed) if split is None else split
+    return encode(federation, split, standardise=standardise).book
 
 
 def metadata(
@@ -228,10 +276,12 @@ def prepare(
     seed: int,
     book: Codebook | None = None,
     split: NDArray[np.int8] | None = None,
+    standardise: str = "own",
 ) -> Prepared:
     """Split and encode a federation for one seed, by an agreed codebook or by its own."""
     split = assign_splits(federation, seed) if split is None else split
-    x, columns = encode(federation, split, book)
+    encoded = encode(federation, split, book, standardise)
+    x, made = encoded.x, encoded.book
     vectors, names, base = metadata(federation, split)
 
     def rows(part: int) -> Rows:
@@ -247,7 +297,7 @@ def prepare(
     return Prepared(
         name=federation.name,
         centers=federation.centers,
-        columns=tuple(column.name for column in columns),
+        columns=tuple(column.name for column in made.columns),
         train=rows(0),
         validation=rows(1),
         test=rows(2),
@@ -256,4 +306,8 @@ def prepare(
         base_metadata=base,
         groups=federation.groups,
         seed=seed,
+        book=made,
+        plain=len(made.columns),
+        agreed=made.statistics.spent if standardise == "common" and made.statistics is not None else 0,
+        warnings=encoded.warnings,
     )

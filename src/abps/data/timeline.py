@@ -2,7 +2,7 @@
 
 A federation with windows of time is seen through one of them (or the last few) at a time. Every window
 has the same columns, agreed on in the first; each center standardises on the training rows of the
-window in force.
+window in force, or by the common statistics of the first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Timeline:
     starts: tuple[int, ...]
     _federation: Federation | None
     _seed: int
+    _standardise: str = "own"
     _split: NDArray[np.int8] | None = None
     _book: Codebook | None = None
     _now: tuple[int, Prepared] | None = field(default=None)
@@ -40,19 +41,25 @@ class Timeline:
         federation = self._federation
         assert federation is not None
         if federation.era is None:
-            return prepare(federation, self._seed)
+            return prepare(federation, self._seed, standardise=self._standardise)
         if self._split is None:
             self._split = assign_splits(federation, self._seed)
         if self._book is None:
             first = federation.era == 0
-            self._book = codebook(federation.only(first), self._seed, self._split[first])
+            self._book = codebook(federation.only(first), self._seed, self._split[first], self._standardise)
         rows = federation.era == era
-        return prepare(federation.only(rows), self._seed, self._book, self._split[rows])
+        return prepare(federation.only(rows), self._seed, self._book, self._split[rows], self._standardise)
 
 
-def timeline(federation: Federation | Prepared, seed: int, rounds: int) -> Timeline:
+def timeline(federation: Federation | Prepared, seed: int, rounds: int, standardise: str = "own") -> Timeline:
     """The windows of a run of so many rounds."""
     if isinstance(federation, Prepared):
+        book = federation.book  # rows of one's own making have none, and are taken as they are
+        if book is not None and (book.statistics is None) != (standardise == "own"):
+            raise RequestError(
+                f"{federation.name} was not prepared with standardise={standardise!r}; "
+                "prepare it so, or give the federation itself"
+            )
         return Timeline((1,), None, seed, _now=(0, federation))
     eras = federation.eras
     if federation.every is not None:
@@ -61,4 +68,4 @@ def timeline(federation: Federation | Prepared, seed: int, rounds: int) -> Timel
         raise RequestError(f"{eras} windows of time in {rounds} round(s): choose at least {eras} rounds")
     else:
         starts = tuple(1 + rounds * era // eras for era in range(eras))
-    return Timeline(starts, federation, seed)
+    return Timeline(starts, federation, seed, standardise)

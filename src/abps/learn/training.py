@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.data.prepare import Prepared, Rows
+from abps.data.prepare import STANDARDISE, Prepared, Rows
 from abps.learn.contrast import Contrast
 from abps.learn.gaussian import Gaussian
 from abps.learn.kernels import Kernel, kernel_for
@@ -27,7 +27,10 @@ from abps.learn.models import MLP, Layout, ModelFactory, initial_weights
 
 @dataclass(frozen=True)
 class Training:
-    """How a center trains between two exchanges (the paper's settings)."""
+    """How a center trains between two exchanges, and on what (the paper's settings).
+
+    standardise: numeric columns by each center's own mean and deviation, or by common ones.
+    """
 
     epochs: int = 2
     batch: int = 128
@@ -36,6 +39,7 @@ class Training:
     optimizer: str = "adam"
     hidden: tuple[int, ...] = (128, 64)
     dropout: float = 0.2
+    standardise: str = "own"
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
@@ -48,6 +52,8 @@ class Training:
             )
         if self.optimizer not in ("adam", "sgd"):
             raise RequestError(f"optimizer={self.optimizer!r}: choose adam or sgd")
+        if self.standardise not in STANDARDISE:
+            raise RequestError(f"standardise={self.standardise!r}: choose {' or '.join(STANDARDISE)}")
 
     def model(self, width: int) -> nn.Module:
         """The default network for a number of features."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger
+from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared
@@ -84,7 +84,7 @@ def simulate(
         raise RequestError(f"device={device!r}: engine='debug' runs on the CPU; leave one of the two out")
     config = configure(method, settings, rounds)
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
-    source = timeline(federation, seed, config.stop.rounds)
+    source = timeline(federation, seed, config.stop.rounds, config.training.standardise)
     data = source.at(1)
     fingerprint = federation.fingerprint() if isinstance(federation, Federation) else ""
     training, factory = config.training, model or config.training.model
@@ -96,7 +96,7 @@ def simulate(
     world = World(learner, data, streams.center_ids(data.centers), seed, config.stop.rounds)
 
     state = config.init(world)
-    ledger = Ledger(config.budget)
+    ledger = Ledger(config.budget, Traffic(control=data.agreed))
     track = Track(data.centers)
     best_state = state
     # A core each: on products this small threads would wait for each other, and round otherwise.
