@@ -46,7 +46,7 @@ def test_mimiciv_writes_everything_beside_the_table(
     table = pl.read_parquet(out)
     inside = provenance.read_provenance(out)
     beside = json.loads(out.with_suffix(".provenance.json").read_text())
-    assert inside == beside and beside["recipe"] == "mimiciv/1" and len(beside["files"]) == 5
+    assert inside == beside and beside["recipe"] == "mimiciv/2" and len(beside["files"]) == 5
     assert [c["name"] for c in beside["columns"]] == table.columns
     listed = pl.read_csv(out.with_suffix(".dictionary.csv"))
     assert listed["column"].to_list() == table.columns

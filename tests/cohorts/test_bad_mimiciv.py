@@ -99,7 +99,7 @@ def test_renamed_column(mimic_copy: Path) -> None:
 def test_words_where_numbers_belong(mimic_copy: Path) -> None:
     path = mimic_copy / "icu" / "chartevents.csv.gz"
     change_each(path, valuenum=lambda r: "high" if r["itemid"] == "220277" else r["valuenum"])
-    with pytest.raises(RequestError, match=r"chartevents.csv.gz cannot be read: .*high"):
+    with pytest.raises(RequestError, match=r"cannot be read: line \d+, column 'valuenum': .* DOUBLE"):
         mimiciv.build(mimic_copy)
 
 

@@ -33,6 +33,12 @@ def cohort(root: Path) -> eicu.Cohort:
     return eicu.build(root, eicu.EicuOptions(charlson="17"))
 
 
+def unit_discharges(root: Path) -> dict[int, int]:
+    """Stay -> the minute of unit discharge."""
+    rows = oracles.rows(root / "patient.csv.gz")
+    return {int(r["patientunitstayid"]): int(r["unitdischargeoffset"]) for r in rows}
+
+
 def test_counts_of_the_demo(cohort: eicu.Cohort) -> None:
     first, known = cohort.steps[0], cohort.steps[1]
     assert first.stays == 2_520 and cohort.facts["hospitals"] == 186
@@ -57,11 +63,12 @@ def test_ages(root: Path, cohort: eicu.Cohort) -> None:
 
 
 def test_pressures_of_every_stay(root: Path, cohort: eicu.Cohort) -> None:
+    ends = unit_discharges(root)
     kinds = {"noninvasivesystolic": "sbp", "noninvasivediastolic": "dbp", "noninvasivemean": "mbp"}
     events = [
         (int(r["patientunitstayid"]), int(r["observationoffset"]), kind, float(r[column]))
         for r in oracles.rows(root / "vitalAperiodic.csv.gz")
-        if 0 <= int(r["observationoffset"]) <= 1440
+        if 0 <= int(r["observationoffset"]) <= min(1440, ends[int(r["patientunitstayid"])])
         for column, kind in kinds.items()
         if r[column]
     ]
@@ -75,9 +82,11 @@ def test_pressures_of_every_stay(root: Path, cohort: eicu.Cohort) -> None:
 
 def test_comorbidities_by_brute_force(root: Path, data: Data, cohort: eicu.Cohort) -> None:
     prefixes = json.loads(data("charlson_prefixes.json").read_text())["categories"]
+    prefixes["malignant_cancer"]["9"] += ["179", "181", "185", "193"]
+    ends = unit_discharges(root)
     codes = defaultdict(set)
     for r in oracles.rows(root / "diagnosis.csv.gz"):
-        if int(r["diagnosisoffset"]) <= 1440:
+        if int(r["diagnosisoffset"]) <= min(1440, ends[int(r["patientunitstayid"])]):
             for code in filter(None, (c.strip() for c in r["icd9code"].split(","))):
                 nine = (
                     code[0].isdigit() or code[0] == "V" or (code[0] == "E" and len(code.split(".")[0]) == 4)
@@ -85,7 +94,7 @@ def test_comorbidities_by_brute_force(root: Path, data: Data, cohort: eicu.Cohor
                 codes[int(r["patientunitstayid"])].add((code.replace(".", ""), "9" if nine else "10"))
     history = defaultdict(str)
     for r in oracles.rows(root / "pastHistory.csv.gz"):
-        if int(r["pasthistoryenteredoffset"]) <= 1440:
+        if int(r["pasthistoryenteredoffset"]) <= min(1440, ends[int(r["patientunitstayid"])]):
             history[int(r["patientunitstayid"])] += r["pasthistorypath"] + "\n"
     pred = {int(r["patientunitstayid"]): r for r in oracles.rows(root / "apachePredVar.csv.gz")}
     from_codes = 0
@@ -152,7 +161,8 @@ def copy(root: Path, tmp_path: Path) -> Path:
 
 
 def test_with_vital_periodic(root: Path, copy: Path) -> None:
-    stays = [int(r["patientunitstayid"]) for r in oracles.rows(root / "patient.csv.gz")][:200]
+    ends = unit_discharges(root)
+    stays = list(ends)[:200]
     lines = [
         "vitalperiodicid,patientunitstayid,observationoffset,temperature,sao2,heartrate,respiration,cvp,"
         "systemicsystolic,systemicdiastolic,systemicmean"
@@ -167,14 +177,15 @@ def test_with_vital_periodic(root: Path, copy: Path) -> None:
                 rng.integers(60, 200),
             )
             lines.append(f"1,{stay},{minute},{fever},,{rate},,,{cuff},,")
-            if 0 <= minute <= 1440:
+            if 0 <= minute <= min(1440, ends[stay]):
                 events += [(stay, minute, "heart_rate", float(rate)), (stay, minute, "celsius", fever)]
                 events += [(stay, minute, "sbp", float(cuff))]
     (copy / "vitalPeriodic.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     made = eicu.build(copy)
     assert not any("vitalPeriodic" in w for w in made.warnings)
     for r in oracles.rows(root / "vitalAperiodic.csv.gz"):
-        if 0 <= int(r["observationoffset"]) <= 1440 and r["noninvasivesystolic"]:
+        minute = int(r["observationoffset"])
+        if 0 <= minute <= min(1440, ends[int(r["patientunitstayid"])]) and r["noninvasivesystolic"]:
             events.append(
                 (
                     int(r["patientunitstayid"]),
@@ -198,6 +209,7 @@ def test_patient_and_hospital_are_enough(copy: Path) -> None:
     made = eicu.build(copy)
     assert made.table.height == 2_492 and len(made.files) == 2
     assert sum("is absent" in w for w in made.warnings) == 5
+    assert made.table["cci_renal"].null_count() == 2_492
 
 
 def test_bad_input(copy: Path) -> None:

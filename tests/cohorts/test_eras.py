@@ -81,6 +81,12 @@ def test_outcome_between_and_within_units(table: pl.DataFrame) -> None:
     assert found.between > 3 * found.within
 
 
+def test_the_era_of_the_stay_comes_before_the_era_of_the_anchor(table: pl.DataFrame) -> None:
+    both = table.with_columns(era=pl.col("anchor_year_group").replace("2008 - 2010", "2005 - 2007"))
+    found = analyse(both, QUESTION)
+    assert found.era_source == "era" and found.between == ("2005 - 2007", "2020 - 2022")
+
+
 def test_windows_against_eras(table: pl.DataFrame) -> None:
     found = analyse(table, QUESTION).association
     assert found is not None

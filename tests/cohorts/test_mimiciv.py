@@ -72,11 +72,20 @@ def test_window_before_admission_adds_measurements(root: Path, cohort: mimiciv.C
     assert more > 0
 
 
+#: Whole codes that the ranges of the index hold and the list of four-digit prefixes lost.
+LOST = {"9": ("179", "181", "185", "193"), "10": ("C4A", "C7A")}
+
+
 def brute_force(prefixes: dict[str, dict[str, list[str]]], codes: list[tuple[str, str]]) -> dict[str, int]:
-    return {
+    found = {
         name: int(any(code[: len(p)] == p for code, version in codes for p in by_version[version]))
         for name, by_version in prefixes.items()
     }
+    if any(code in LOST["9"] if version == "9" else code[:3] in LOST["10"] for code, version in codes):
+        found["malignant_cancer"] = 1
+    if any(code[:3] == "C7B" and version == "10" for code, version in codes):
+        found["metastatic_solid_tumor"] = 1
+    return found
 
 
 NAMES = {
@@ -176,6 +185,13 @@ def test_demographics_by_hand(root: Path, cohort: mimiciv.Cohort) -> None:
         into = datetime.fromisoformat(stay["intime"])
         assert row["age"] == int(patient["anchor_age"]) + into.year - int(patient["anchor_year"])
         assert row["anchor_year_group"] == patient["anchor_year_group"]
+        years = [
+            int(patient["anchor_year_group"][:4]) + k + into.year - int(patient["anchor_year"])
+            for k in range(3)
+        ]
+        assert sum(int(row["era"][:4]) <= y <= int(row["era"][-4:]) for y in years) == (
+            3 if row["era_certain"] else 2
+        )
         assert row["died"] == int(admission["hospital_expire_flag"])
         assert row["sex"] == patient["gender"] and row["insurance"] == (admission["insurance"] or None)
         year = (into - datetime(into.year, 1, 1)) / (
@@ -189,6 +205,11 @@ def test_demographics_by_hand(root: Path, cohort: mimiciv.Cohort) -> None:
             assert row["race"] is None
         if race in ("PORTUGUESE", "OTHER"):
             assert row["race"] == "OTHER"
+
+
+def test_the_era_of_a_stay_is_often_another_than_the_anchors(cohort: mimiciv.Cohort) -> None:
+    other = cohort.table.filter(pl.col("era") != pl.col("anchor_year_group"))
+    assert other.filter(pl.col("era_certain") == 1).height > 5 and other.height > 20
 
 
 def test_every_column_is_explained_and_files_are_fingerprinted(root: Path, cohort: mimiciv.Cohort) -> None:

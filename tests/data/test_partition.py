@@ -266,3 +266,26 @@ def test_descriptions_of_centers_and_features() -> None:
     assert lines["way"].summary == "in 67%, out 33%"
     mix = describe.case_mix(source, "h", ["age", "sick", "way"])
     assert mix.columns == ["center", "age", "sick"] and mix["sick"].to_list() == [0.5, 0.0, 0.0]
+
+
+def test_a_dirichlet_center_without_a_stay_is_named() -> None:
+    source = table(300).drop("patient")
+    for small in ("drop", "keep"):
+        made = divide(source, Recipe(dirichlet=0.05, centers=20), CellRule(1, 0, 0, small))
+        empty = [cell.center for cell in made.dropped if cell.reason == "no stay was drawn for it"]
+        every = {f"center-{i + 1:02d}" for i in range(20)}
+        assert empty and set(empty) == every - set(made.table["center"].unique())
+        assert all(cell.rows == 0 for cell in made.dropped if cell.center in empty)
+
+
+def test_rows_without_a_patient_are_drawn_one_by_one() -> None:
+    source = table(2_000).with_columns(
+        patient=pl.when(pl.int_range(pl.len()) % 2 == 0).then(None).otherwise(pl.col("patient"))
+    )
+    made = divide(source, Recipe(iid=True, centers=4), KEEP, patient="patient")
+    unknown = made.table.filter(pl.col("patient").is_null())["center"].value_counts()
+    assert unknown.height == 4 and unknown["count"].max() < 300  # not one unit in one center
+    assert made.shared_patients == 0
+    by_column = divide(source, Recipe(by=("careunit",)), KEEP, patient="patient")
+    known = source.drop_nulls("patient").group_by("patient").agg(pl.col("careunit").n_unique())
+    assert by_column.shared_patients == known.filter(pl.col("careunit") > 1).height

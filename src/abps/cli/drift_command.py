@@ -33,7 +33,8 @@ def drift(
     group: options.Group = None,
     time: options.Time = None,
     era: Annotated[
-        str | None, typer.Option(help="The column with eras; unset, anchor_year_group or windows of --time.")
+        str | None,
+        typer.Option(help="The column with eras; unset, era, anchor_year_group or windows of --time."),
     ] = None,
     between: Annotated[str, typer.Option(help="Two eras, with a comma between; unset, first and last.")] = "",
     columns: Annotated[

@@ -2,8 +2,9 @@
 
 Hospital mortality from the first 24 hours in the unit. Vitals come from vitalPeriodic and
 vitalAperiodic where they are present, the acute physiology of the first day from apacheApsVar, and
-comorbidities from what was written down by 24 hours (pastHistory, diagnosis, apachePredVar), so that
-nothing leaks from the end of the stay.
+comorbidities from what was written down by 24 hours (pastHistory, diagnosis, apachePredVar). Of a stay
+that was over earlier, what was entered by unit discharge counts: some entries come later, even after
+death, and would leak from the end of the stay.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from abps.cohorts.tidy import (
 from abps.core.errors import RequestError
 from abps.data.synthetic.builtin import Roles
 
-RECIPE = "eicu/1"
+RECIPE = "eicu/2"
 
 DAY = 24 * 60  # minutes: times in eICU are minutes from unit admission
 
@@ -159,13 +160,17 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
         )
         if table is None
     ]
+    if tables.diagnosis is None and tables.history is None and tables.pred is None:
+        warnings.append("diagnosis, pastHistory and apachePredVar are all absent: comorbidities are missing")
     with session(progress) as duck:
         flow = keep_ages(_stays(duck, tables), options.min_age, options.max_age)
         if options.min_hours:
             flow = flow.keep(
                 pl.col("hours") >= options.min_hours, f"unit stay shorter than {options.min_hours:g} h"
             )
-        duck.table("stays", flow.table.select("stay"))
+        # the last minute that counts: 24 hours, or unit discharge if that was earlier
+        ends = pl.min_horizontal(pl.lit(DAY, pl.Float64), pl.col("hours") * 60)
+        duck.table("stays", flow.table.select("stay", ends=ends))
         first_day = _vitals(duck, tables)
         physiology = _physiology(duck, tables)
         comorbid = _comorbidities(duck, tables, flow.table, options)
@@ -315,7 +320,10 @@ def _vitals(duck: Session, tables: _Tables) -> vitals.FirstDay:
     if not parts:
         empty = pl.DataFrame(schema={"stay": pl.Int64} | dict.fromkeys(vitals.columns(), pl.Float64))
         return vitals.FirstDay(empty, dict.fromkeys(vitals.VITALS, 0), dict.fromkeys(vitals.VITALS, 0), 0)
-    events = f"SELECT e.* FROM ({' UNION ALL '.join(parts)}) e JOIN stays ON e.stay = stays.stay"
+    events = (
+        f"SELECT e.* FROM ({' UNION ALL '.join(parts)}) e JOIN stays ON e.stay = stays.stay "
+        "WHERE e.moment <= stays.ends"
+    )
     return vitals.summarise(duck, events, "reading vitals", tuple(files))
 
 
@@ -341,8 +349,8 @@ def _comorbidities(duck: Session, tables: _Tables, stays: pl.DataFrame, options:
             {"patientunitstayid": "BIGINT", "diagnosisoffset": "BIGINT", "icd9code": "VARCHAR"}
         )
         coded = duck.frame(
-            f"SELECT DISTINCT patientunitstayid AS stay, trim(unnest(string_split(icd9code, ','))) AS code "
-            f"FROM {scan} WHERE diagnosisoffset <= {DAY} AND icd9code IS NOT NULL",
+            f"SELECT DISTINCT stay, trim(unnest(string_split(icd9code, ','))) AS code FROM {scan} "
+            "JOIN stays ON patientunitstayid = stay WHERE diagnosisoffset <= ends AND icd9code IS NOT NULL",
             "reading diagnoses",
             (tables.diagnosis.path,),
         ).filter(pl.col("code") != "")
@@ -362,8 +370,9 @@ def _comorbidities(duck: Session, tables: _Tables, stays: pl.DataFrame, options:
             }
         )
         written = duck.frame(
-            f"SELECT DISTINCT patientunitstayid AS stay, pasthistorypath AS path FROM {scan} "
-            f"WHERE pasthistoryenteredoffset <= {DAY} AND pasthistorypath IS NOT NULL",
+            f"SELECT DISTINCT stay, pasthistorypath AS path FROM {scan} "
+            "JOIN stays ON patientunitstayid = stay "
+            "WHERE pasthistoryenteredoffset <= ends AND pasthistorypath IS NOT NULL",
             "reading past history",
             (tables.history.path,),
         )
@@ -379,11 +388,12 @@ def _comorbidities(duck: Session, tables: _Tables, stays: pl.DataFrame, options:
             (tables.pred.path,),
         )
         found.append(noted.filter(pl.col("flag") == 1).select("stay", "category"))
-    every = (
-        pl.concat(found).unique() if found else pl.DataFrame(schema={"stay": pl.Int64, "category": pl.String})
-    )
     result = stays.select("stay")
-    for name, parts in charlson.table().columns(options.charlson).items():
+    columns = charlson.table().columns(options.charlson)
+    if not found:  # nobody looked: unknown, which is not the same as healthy
+        return result.with_columns(pl.lit(None, pl.Int8).alias(name) for name in columns)
+    every = pl.concat(found).unique()
+    for name, parts in columns.items():
         having = every.filter(pl.col("category").is_in(list(parts)))["stay"].unique()
         result = result.with_columns(pl.col("stay").is_in(having.implode()).cast(pl.Int8).alias(name))
     return result
@@ -444,7 +454,9 @@ def _dictionary(options: EicuOptions) -> list[Column]:
         Column("admission_location", "feature", "", "where the patient came from to the unit"),
         Column("height", "feature", "cm", "admission height, if between 100 and 230"),
         Column("weight", "feature", "kg", "admission weight, if between 20 and 400"),
-        *comorbidity_columns(options.charlson, "past history, diagnoses and APACHE entries by 24 h"),
+        *comorbidity_columns(
+            options.charlson, "past history, diagnoses and APACHE entries by 24 h or unit discharge"
+        ),
         *vital_columns("24h"),
         *(
             Column(name, "feature", unit, f"APACHE {source}: worst value of the first 24 h")

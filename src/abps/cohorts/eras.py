@@ -20,8 +20,8 @@ from abps.core.errors import RequestError, nearest
 from abps.data import describe
 from abps.stats import divergence
 
-#: Column that holds the true era, where a source publishes one.
-ERA_COLUMN = "anchor_year_group"
+#: Columns that hold the true era, where a source publishes one; the first that a table has is used.
+ERA_COLUMNS = ("era", "anchor_year_group")
 
 #: So many columns are tested if none are named.
 MOST_COLUMNS = 12
@@ -169,7 +169,7 @@ def analyse(table: pl.DataFrame, question: Question) -> Drift:
 
 def _eras(table: pl.DataFrame, question: Question) -> tuple[pl.Series, str]:
     """(rows,) the era of every row, and where it comes from (a column's name, or "window")."""
-    column = question.era or (ERA_COLUMN if ERA_COLUMN in table.columns else None)
+    column = question.era or next((c for c in ERA_COLUMNS if c in table.columns), None)
     if column is not None:
         if table[column].n_unique() > 200:
             raise RequestError(
@@ -179,7 +179,7 @@ def _eras(table: pl.DataFrame, question: Question) -> tuple[pl.Series, str]:
         return table[column].cast(pl.String), column
     if question.time is None:
         raise RequestError(
-            "there is nothing to tell early from late by; name a column with --era (like anchor_year_group) "
+            "there is nothing to tell early from late by; name a column with --era (like era in MIMIC-IV) "
             "or --time (a year)"
         )
     return _windows(table, question), "window"

@@ -51,8 +51,8 @@ def build(root: Path, progress: Progress = silent) -> Cohort:
                 schema=dict.fromkeys((c.name for c in _COLUMNS), pl.String),
                 null_values=["?", "NaN", ""],
             ).with_columns(pl.all().str.strip_chars().cast(pl.Float64))
-        except pl.exceptions.PolarsError as error:
-            raise RequestError(f"{path} is not a table of 14 numbers per line: {str(error)[:150]}") from None
+        except pl.exceptions.PolarsError:
+            raise RequestError(f"{path} is not a table of 14 numbers per line; download it again") from None
         parts.append(part.with_columns(hospital=pl.lit(name)))
     table = pl.concat(parts).with_row_index("row")
     # oldpeak is the one column that can be below zero; elsewhere negative numbers stand for missing

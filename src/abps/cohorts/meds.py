@@ -2,7 +2,9 @@
 
 The map says which codes carry what; one for MIMIC-IV is shipped, another is a JSON file of a page.
 MEDS has no stay identifiers, so an event belongs to the stay during which it happened; between two
-stays of one subject it belongs to the nearer one.
+stays of one subject it belongs to the nearer one. A discharge ends the last admission before it; an
+admission that is followed by another one before any discharge has none, and its outcome is unknown.
+Sex, race and insurance are what was on record at ICU admission.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from abps.cohorts.tidy import (
 from abps.core.errors import RequestError, nearest
 from abps.data.synthetic.builtin import Roles
 
-RECIPE = "meds/1"
+RECIPE = "meds/2"
 
 #: Diagnoses of the admission, of earlier ones only, or none: see :mod:`abps.cohorts.mimiciv`.
 DIAGNOSES = ("this", "earlier", "none")
@@ -138,6 +140,7 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
         warnings.append(
             f"{without} stays have no vital sign in the window; they stay in, with missing values"
         )
+    warnings += _empty_context(table, codes)
     dictionary = _dictionary(options)
     root = source if Path(source).is_dir() else Path(source).parent
     return Cohort(
@@ -202,23 +205,14 @@ def _stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) 
             f"{files[0]}; give the code map of this source with --map"
         )
     stays = (
-        enter.rename({"time": "intime"})
-        .sort("patient", "intime")
-        .join_asof(
-            leave.select("patient", pl.col("time").alias("outtime")).sort("patient", "outtime"),
-            left_on="intime",
-            right_on="outtime",
-            by="patient",
-            strategy="forward",
-            check_sortedness=False,
-            coalesce=False,
-        )
+        _ended(enter.rename({"time": "intime"}), leave.rename({"time": "outtime"}))
         .with_row_index("stay", offset=1)
         .with_columns(pl.col("stay").cast(pl.Int64))
     )
     hospital = _hospital_stays(duck, events, codes, files)
     overlap = (
-        pl.min_horizontal(pl.col("outtime").fill_null(pl.col("intime")), "dischtime")
+        # an admission without a discharge reaches to the next one (min_horizontal leaves nulls out)
+        pl.min_horizontal(pl.col("outtime").fill_null(pl.col("intime")), "dischtime", "next_admittime")
         - pl.max_horizontal("intime", "admittime")
     ).dt.total_seconds()
     best = (
@@ -237,8 +231,8 @@ def _stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) 
     )
     table = table.join(birth, on="patient", how="left")
     for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
-        known = _starting(duck, events, prefix, name, files).sort("patient", "time", nulls_last=False)
-        table = table.join(known.group_by("patient").agg(pl.col(name).last()), on="patient", how="left")
+        told = _starting(duck, events, prefix, name, files)
+        table = table.join(_on_record(told, stays, name), on="stay", how="left")
 
     def day(column: str) -> pl.Expr:  # of the year, such that 1 March is the same day in every year
         return pl.col(column).dt.month().cast(pl.Int32) * 100 + pl.col(column).dt.day()
@@ -270,23 +264,73 @@ def _hospital_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Pat
     def known(part: pl.Expr) -> pl.Expr:
         return pl.when(part.is_in(["", "UNK"])).then(None).otherwise(part)
 
-    return (
-        admitted.rename({"time": "admittime"})
-        .sort("patient", "admittime")
+    return _ended(admitted.rename({"time": "admittime"}), left.rename({"time": "dischtime"})).with_columns(
+        admission_type=known(parts.list.get(0, null_on_oob=True)),
+        admission_location=known(parts.list.get(1, null_on_oob=True)),
+    )
+
+
+def _ended(starts: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+    """Every start with the first end after it, unless another start of the patient comes before that end.
+
+    Adds when the next start is (``next_`` and the name of the start's time).
+
+    starts and ends: patient, a time (the second column), and one more. An end at the very moment of a start
+    is the end of the one before (a transfer).
+    """
+    begun, over = starts.columns[1], ends.columns[1]
+    paired = (
+        starts.drop_nulls(begun)
+        .sort("patient", begun, starts.columns[2])
+        .with_columns(pl.col(begun).shift(-1).over("patient").alias(f"next_{begun}"))
         .join_asof(
-            left.rename({"time": "dischtime"}).sort("patient", "dischtime"),
-            left_on="admittime",
-            right_on="dischtime",
+            ends.drop_nulls(over).sort("patient", over, ends.columns[2]),
+            left_on=begun,
+            right_on=over,
             by="patient",
             strategy="forward",
+            allow_exact_matches=False,
             check_sortedness=False,
             coalesce=False,
         )
-        .with_columns(
-            admission_type=known(parts.list.get(0, null_on_oob=True)),
-            admission_location=known(parts.list.get(1, null_on_oob=True)),
-        )
     )
+    following = pl.col(f"next_{begun}")
+    own = following.is_null() | (pl.col(over) <= following)
+    return paired.with_columns(
+        pl.when(own).then(pl.col(name)).alias(name) for name in ends.columns if name != "patient"
+    )
+
+
+def _on_record(told: pl.DataFrame, stays: pl.DataFrame, name: str) -> pl.DataFrame:
+    """stay, name: the last value told by ICU admission (one without a time always was); later ones never."""
+    told = told.with_columns(pl.col("time").fill_null(pl.datetime(1, 1, 1))).sort("patient", "time", name)
+    return (
+        stays.select("stay", "patient", "intime")
+        .sort("patient", "intime")
+        .join_asof(
+            told,
+            left_on="intime",
+            right_on="time",
+            by="patient",
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .select("stay", name)
+    )
+
+
+def _empty_context(table: pl.DataFrame, codes: CodeMap) -> list[str]:
+    """A warning for each of sex, race and insurance that no stay has."""
+    found = []
+    for name, prefix in (("sex", codes.sex), ("race", codes.race), ("insurance", codes.insurance)):
+        if table[name].null_count() == table.height:
+            where = (
+                f"no event by ICU admission has a code that begins with {prefix!r}"
+                if prefix
+                else ("the code map names no code for it")
+            )
+            found.append(f"{name} is empty: {where}")
+    return found
 
 
 def _vitals(
@@ -372,10 +416,10 @@ def _dictionary(options: MedsOptions) -> list[Column]:
         Column("admission_year", "context", "year", "ICU admission"),
         Column("age", "feature", "years", "completed years from the birth event to ICU admission"),
         Column("sex", "feature", "", "sex as in the source"),
-        Column("race", "feature", "", "race in five groups; missing where not recorded"),
+        Column("race", "feature", "", "race in five groups, as on record at ICU admission"),
         Column("admission_type", "feature", "", "type of hospital admission"),
         Column("admission_location", "feature", "", "where the patient came from"),
-        Column("insurance", "feature", "", "insurance"),
+        Column("insurance", "feature", "", "insurance, as on record at ICU admission"),
         *comorbidity_columns("none" if options.diagnoses == "none" else options.charlson, origin),
         *vital_columns(options.window),
     ]

@@ -32,7 +32,7 @@ from abps.core.errors import RequestError
 from abps.data.synthetic.builtin import Roles
 
 #: Rises whenever the same files and options would give another table.
-RECIPE = "mimiciv/1"
+RECIPE = "mimiciv/2"
 
 DIAGNOSES = ("this", "earlier", "none")
 
@@ -98,7 +98,13 @@ def build(root: Path, options: MimicOptions | None = None, progress: Progress = 
         source="mimiciv",
         recipe=RECIPE,
         table=in_order(table, dictionary),
-        roles=Roles("died", "careunit", "patient", "admission_year", drop=("stay", "anchor_year_group")),
+        roles=Roles(
+            "died",
+            "careunit",
+            "patient",
+            "admission_year",
+            drop=("stay", "era", "era_certain", "anchor_year_group"),
+        ),
         steps=flow.steps,
         dictionary=tuple(dictionary),
         files=provenance.describe_files(tables.paths, Path(root), progress),
@@ -201,6 +207,7 @@ def _stays(duck: Session, tables: _Tables, options: MimicOptions) -> Flow:
         # the release's own formula: the shift of dates keeps differences of years
         age=pl.col("anchor_age") + pl.col("intime").dt.year() - pl.col("anchor_year"),
         admission_year=fractional_year("intime"),
+        **era_of_stay(),
         sex=pl.col("gender"),
         race=race_group("race_text"),
         hours=(pl.col("outtime") - pl.col("intime")).dt.total_seconds() / 3600,
@@ -216,6 +223,23 @@ def _stays(duck: Session, tables: _Tables, options: MimicOptions) -> Flow:
         always=False,
     )
     return flow.keep(pl.col("died").is_in([0, 1]), "hospital outcome unknown", always=False)
+
+
+def era_of_stay() -> dict[str, pl.Expr]:
+    """The three-year era of the ICU admission, and whether it is certain.
+
+    The release tells the true years of a patient's anchor year only (``anchor_year_group``, three years).
+    A stay so many years later lies in the three true years so much later; these lie in one era or in two.
+    The era is the one with their middle year, which holds all three or two of them.
+    """
+    first = pl.col("anchor_year_group").str.extract(r"^\s*(\d{4})\s*-\s*\d{4}\s*$").cast(pl.Int32)
+    later = pl.col("intime").dt.year() - pl.col("anchor_year")
+    middle = first + 1 + later
+    start = middle - (middle - first) % 3  # eras follow one another in steps of three years
+    return {
+        "era": pl.format("{} - {}", start, start + 2),
+        "era_certain": (later % 3 == 0).cast(pl.Int8),
+    }
 
 
 def _vitals(duck: Session, tables: _Tables, stays: pl.DataFrame, options: MimicOptions) -> vitals.FirstDay:
@@ -289,7 +313,11 @@ def _dictionary(options: MimicOptions) -> list[Column]:
     return [
         Column("died", "label", "0/1", "died in hospital during this admission (hospital_expire_flag)"),
         Column("careunit", "context", "", "first care unit of the ICU stay, short name"),
-        Column("anchor_year_group", "context", "", "true three-year era of the patient's anchor year"),
+        Column("era", "context", "", "likeliest true three-year era of the ICU admission"),
+        Column(
+            "era_certain", "context", "0/1", "1: no other era is possible; 0: two of three years lie in it"
+        ),
+        Column("anchor_year_group", "context", "", "true era of the patient's anchor year, not of the stay"),
         Column("patient", "identifier", "", "subject_id"),
         Column("stay", "identifier", "", "stay_id"),
         Column("admission_year", "context", "year", "ICU admission, shifted per patient: not calendar time"),

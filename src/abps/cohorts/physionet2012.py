@@ -7,6 +7,7 @@ outcomes are in Outcomes-a.txt and so on. −1 means missing.
 from __future__ import annotations
 
 import io
+import math
 import re
 import tarfile
 import zlib
@@ -22,7 +23,7 @@ from abps.cohorts.tidy import Cohort, Column, Flow, in_order, keep_ages, vital_c
 from abps.core.errors import RequestError, nearest
 from abps.data.synthetic.builtin import Roles
 
-RECIPE = "physionet2012/2"
+RECIPE = "physionet2012/3"
 
 UNITS = {1: "CCU", 2: "CSRU", 3: "MICU", 4: "SICU"}
 
@@ -65,9 +66,11 @@ LABS = {
     "Platelets": ("platelets", "10⁹/L", 1, 3_000),
     "TroponinI": ("troponin_i", "µg/L", 0, 1_000),
     "TroponinT": ("troponin_t", "µg/L", 0, 1_000),
-    "Urine": ("urine", "mL", 0, 11_000),
     "WBC": ("wbc", "10⁹/L", 0, 1_000),
 }
+
+#: The most urine that one line can be, mL; the column is the sum over the window, not a mean.
+MOST_URINE = 11_000
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ def build(root: Path, options: PhysionetOptions | None = None, progress: Progres
     flow = keep_ages(flow, options.min_age, options.max_age)
     inside = events.filter(pl.col("minute") <= options.hours * 60)
     first_day, dropped = _summaries(inside)
-    table = flow.table.join(first_day, on="stay", how="left")
+    table = flow.table.join(first_day, on="stay", how="left").join(_totals(inside), on="stay", how="left")
+    table = table.with_columns(mech_vent=pl.col("mech_vent").fill_null(0))
     dictionary = _dictionary(options)
     without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
     unnamed = int(events["parameter"].is_null().sum())
@@ -106,6 +110,12 @@ def build(root: Path, options: PhysionetOptions | None = None, progress: Progres
     if without:
         warnings.append(
             f"{without} stays have no vital sign in the window; they stay in, with missing values"
+        )
+    absent = outcomes.join(events.select("stay").unique(), on="stay", how="anti").height
+    if absent:
+        warnings.append(
+            f"{absent} of {outcomes.height} outcomes have no record in the sets and are not in the table; "
+            "put every set beside its outcomes"
         )
     if unnamed:
         warnings.append(f"{unnamed} lines have no parameter name and were left out")
@@ -125,6 +135,7 @@ def build(root: Path, options: PhysionetOptions | None = None, progress: Progres
             "stays_without_vitals": without,
             "values_out_of_range": dropped,
             "lines_without_name": unnamed,
+            "outcomes_without_record": absent,
         },
         warnings=tuple(warnings),
     )
@@ -222,10 +233,8 @@ def _events(paths: list[Path], expected: int, progress: Progress) -> pl.DataFram
             schema={"Time": pl.String, "Parameter": pl.String, "Value": pl.Float64},
             null_values=["", "NaN"],
         )
-    except pl.exceptions.PolarsError as error:
-        raise RequestError(
-            f"a record cannot be read as time, parameter, number: {str(error)[:200]}"
-        ) from None
+    except pl.exceptions.PolarsError:
+        raise RequestError(_unreadable(text.getvalue())) from None
     clock = pl.col("Time").str.split_exact(":", 1)
     return raw.select(
         # a record's first line names it; the lines that follow are its
@@ -235,6 +244,22 @@ def _events(paths: list[Path], expected: int, progress: Progress) -> pl.DataFram
         parameter=pl.col("Parameter"),
         value=pl.col("Value"),
     )
+
+
+def _unreadable(text: bytes) -> str:
+    """Which record has a line that is no time, parameter, number; never what the line says."""
+    record = "?"
+    for line in text.decode("utf-8", errors="replace").splitlines()[1:]:
+        cells = line.split(",")
+        if len(cells) == 3 and cells[1] == "RecordID":
+            record = cells[2]
+        try:
+            whole = len(cells) == 3 and (cells[2] in ("", "NaN") or math.isfinite(float(cells[2])))
+        except ValueError:
+            whole = False
+        if not whole:
+            break
+    return f"record {record} has a line that is not time, parameter, number; download its set again"
 
 
 def _stays(events: pl.DataFrame, outcomes: pl.DataFrame) -> pl.DataFrame:
@@ -308,6 +333,18 @@ def _summaries(events: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
     return wide, dict(sorted(out.iter_rows()))
 
 
+def _totals(events: pl.DataFrame) -> pl.DataFrame:
+    """stay, urine_total (mL; null where none was noted) and mech_vent (1: ventilated at some moment)."""
+    urine = events.filter(
+        (pl.col("parameter") == "Urine") & pl.col("value").is_between(0, MOST_URINE)  # −1 is missing
+    )
+    nano = (pl.col("value") * 1e9).round().cast(pl.Int64)
+    totals = urine.group_by("stay").agg(urine_total=nano.sum() / 1e9)
+    breathing = events.filter((pl.col("parameter") == "MechVent") & (pl.col("value") == 1))
+    ventilated = breathing.select("stay", mech_vent=pl.lit(1, pl.Int8)).unique()
+    return totals.join(ventilated, on="stay", how="full", coalesce=True)
+
+
 def _dictionary(options: PhysionetOptions) -> list[Column]:
     when = f"first {options.hours:g} h"
     words = {"mean": "mean", "min": "lowest", "max": "highest"}
@@ -336,4 +373,6 @@ def _dictionary(options: PhysionetOptions) -> list[Column]:
             for name, unit, _, _ in LABS.values()
             for s in vitals.SUMMARIES
         ),
+        Column("urine_total", "feature", "mL", f"all urine that was noted, {when}; missing where none was"),
+        Column("mech_vent", "feature", "0/1", f"mechanical ventilation was noted, {when}"),
     ]

@@ -131,7 +131,10 @@ def divide(
     patient: str | None = None,
     time: str | None = None,
 ) -> Partition:
-    """Divide a table into centers. With ``patient``, random divisions keep a patient's stays together."""
+    """Divide a table into centers. With ``patient``, random divisions keep a patient's stays together.
+
+    A row whose patient is not known is drawn on its own.
+    """
     rule = rule or CellRule()
     for name in ("center", "group"):
         if name in table.columns and name in recipe.by:
@@ -151,15 +154,18 @@ def divide(
         raise RequestError("--small redraw goes with --dirichlet or --iid; cells of --by are what they are")
     cells = _cells(table, recipe.by, time)
     draws, names = 1, cells
+    empty: tuple[LeftOut, ...] = ()
     if random:
-        draws, names = _draw(table, cells, recipe, rule, label, patient)
+        draws, names, empty = _draw(table, cells, recipe, rule, label, patient)
     divided = table.with_columns(center=names)
     if recipe.by and (random or len(recipe.by) > 1):
         group = cells if random else _cells(table, recipe.by[:1], time)
         divided = divided.with_columns(group=group)
     elif "group" in divided.columns:
         divided = divided.drop("group")  # of an earlier partition: it would be wrong now
-    dropped = () if rule.small == "keep" else _too_small(names, table[label], rule)
+    # a center that drew no row cannot be kept either: it is named whatever the rule
+    dropped = empty if rule.small == "keep" else (*empty, *_too_small(names, table[label], rule))
+    dropped = tuple(sorted(dropped, key=lambda cell: cell.center))
     kept = divided.filter(~pl.col("center").is_in([cell.center for cell in dropped]))
     if kept.height == 0:
         raise RequestError(
@@ -247,8 +253,11 @@ def _window(table: pl.DataFrame, years: int, time: str | None) -> pl.Series:
 
 def _draw(
     table: pl.DataFrame, cells: pl.Series, recipe: Recipe, rule: CellRule, label: str, patient: str | None
-) -> tuple[int, pl.Series]:
-    """How often the unluckiest cell was drawn, and (rows,) center names. Cells are drawn independently."""
+) -> tuple[int, pl.Series, tuple[LeftOut, ...]]:
+    """How often the unluckiest cell was drawn, (rows,) center names, and the centers that drew no row.
+
+    Cells are drawn independently.
+    """
     assert recipe.centers is not None
     order = cells.value_counts().sort(["count", "center"], descending=[True, False])
     names: list[str] = order["center"].to_list()
@@ -258,8 +267,8 @@ def _draw(
     result = np.empty(table.height, dtype=object)
     cell_of = cells.to_numpy()
     positive = table[label].cast(pl.Int8).to_numpy() > 0
-    units = None if patient is None else table[patient].rank("dense").to_numpy()
-    most = 1
+    units = None if patient is None else _units(table[patient])
+    most, empty = 1, []
     for i, cell in enumerate(names):
         rows = np.flatnonzero(cell_of == cell)
         parts = share + (i < extra)  # the larger cells get the remainder
@@ -284,7 +293,16 @@ def _draw(
         prefix = f"{cell}/" if cell else "center-"
         labels = np.array([f"{prefix}{j + 1:0{width}d}" for j in range(parts)], dtype=object)
         result[rows] = labels[part]
-    return most, pl.Series("center", result.tolist(), dtype=pl.String)
+        empty += [LeftOut(str(labels[j]), 0, "no stay was drawn for it") for j in np.flatnonzero(sizes == 0)]
+    return most, pl.Series("center", result.tolist(), dtype=pl.String), tuple(empty)
+
+
+def _units(patient: pl.Series) -> NDArray[np.int64]:
+    """(rows,) a number for every patient; a row without a patient is a unit of its own."""
+    number = patient.rank("dense").cast(pl.Int64).fill_null(0).to_numpy().copy()
+    unknown = np.flatnonzero(number == 0)
+    number[unknown] = number.max(initial=0) + 1 + np.arange(len(unknown))
+    return number
 
 
 def random_parts(
@@ -326,4 +344,5 @@ def _shared(table: pl.DataFrame, patient: str | None) -> int:
     """How many patients have stays in more than one center."""
     if patient is None:
         return 0
-    return int((table.group_by(patient).agg(n=pl.col("center").n_unique())["n"] > 1).sum())
+    known = table.filter(pl.col(patient).is_not_null())  # rows without a patient are not one patient
+    return int((known.group_by(patient).agg(n=pl.col("center").n_unique())["n"] > 1).sum())
