@@ -25,7 +25,7 @@ from abps.methods.settings import configure
 from abps.simulator.simulate import simulate
 from abps.sites.agreement import Agreement
 from abps.stats import change as drift
-from abps.stats.student import two_sided_p
+from abps.stats.change import two_sided_p
 
 ALARM = Memory(forget="alarm", kept=0.25)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -51,7 +52,8 @@ def check(html: str) -> str:
     assert parser.open == []
     assert not re.search(r'(?:src|href)="(?!#|data:)', html.replace('xlink:href="#', 'href="#'))
     assert not re.search(r"@import|url\((?!#|[\"']?#|data:)", html)
-    assert "<script" not in html
+    assert "<script" not in html and not re.search(r"\bstyle=", html)  # the policy would not let them work
+    assert page.policy(html) in unescape(html) and "unsafe" not in html
     identifiers = re.findall(r'\bid="([^"]+)"', html)
     assert len(identifiers) == len(set(identifiers))
     return " ".join(" ".join(parser.text).split())
@@ -92,7 +94,7 @@ def cohort() -> Cohort:
 def test_cohort_page(cohort: Cohort) -> None:
     html = cohort_page.report(cohort, "A cohort")
     text = check(html)
-    assert f"{cohort.table.height:,}" in text and f"{int(cohort.table['died'].sum())} deaths" in text
+    assert f"{cohort.table.height:,} stays" in text and f"{int(cohort.table['died'].sum())} deaths" in text
     assert "something <odd> happened" in text and "<b>evil" not in html
     assert f"Left out: {cohort.steps[1].left_out:,}" in text and "too young" in text
     assert "The 60 largest of 71 centers are shown." in text
@@ -129,7 +131,7 @@ def test_drift_page(cohort: Cohort, grouped: bool) -> None:
         table,
         Question("died", "hospital", "region" if grouped else None, "year", "era", columns=("age",)),
     )
-    text = check(drift_page.report(found, "Drift & more"))
+    text = check(drift_page.report(found, drift_page.draw_all(found), "Drift & more"))
     assert f"{found.shifts[0].test.count[0]:,} | {found.shifts[0].test.count[1]:,}" in text
     assert page.p_value(found.shifts[0].test.p) in text and "early <1>" in text
     assert ("within one group" in text) == grouped
@@ -139,10 +141,13 @@ def test_drift_page(cohort: Cohort, grouped: bool) -> None:
 def test_figures_are_the_same_bytes_each_time(cohort: Cohort, tmp_path: Path) -> None:
     table = cohort.table.with_columns(year=pl.Series(np.linspace(2110, 2119.9, cohort.table.height)))
     found = analyse(table, Question("died", time="year", columns=("age",)))
-    for kind in ("svg", "pdf"):
-        for name in ("a", "b"):
-            page.save(drift_page.histograms(found), tmp_path / f"{name}.{kind}")
-        assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
+    for name in ("a", "b"):
+        for drawing in drift_page.draw_all(found).values():
+            drawing.save(tmp_path / name, "drift-")
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {f"drift-{name}.{kind}" for name in ("histograms", "rates") for kind in ("svg", "pdf")}
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
 @pytest.mark.parametrize(

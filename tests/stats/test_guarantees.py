@@ -256,13 +256,6 @@ def test_rest_with_estimated_shapley_values_needs_the_slack() -> None:
     assert not theory.rest_dominates([])
 
 
-def test_bytes_saved_are_counted_twice_when_summed_over_centers() -> None:
-    edges = [(0, 1), (1, 2), (3, 4)]
-    partners = np.bincount(np.array(edges).ravel(), minlength=6)
-    assert theory.bytes_saved(partners, 100).tolist() == [200, 400, 200, 200, 200, 0]
-    assert theory.bytes_saved(partners, 100).sum() == 2 * theory.network_bytes_saved(len(edges), 100)
-
-
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1.0])
 def test_wrong_requests(delta: float) -> None:
     with pytest.raises(RequestError, match="delta"):

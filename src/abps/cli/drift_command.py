@@ -16,8 +16,8 @@ from abps.cohorts.provenance import recorded_roles
 from abps.core.errors import RequestError
 from abps.data.synthetic.builtin import builtin_table, is_builtin
 from abps.data.table import read_frame
-from abps.report.pages import document as page
 from abps.report.pages import drift_page as report
+from abps.report.pages.document import p_value
 
 
 def register(app: typer.Typer) -> None:
@@ -73,14 +73,11 @@ def drift(
     )
     found = analysis.analyse(table, question)
     content = found.to_json()
-    html = report.report(found, f"Drift in {Path(data).stem if not is_builtin(data) else data}")
-    figures = {"histograms": report.histograms(found), "rates": report.rates(found)}
-    if found.centers:
-        figures["centers"] = report.centers(found)
+    drawings = report.draw_all(found)
+    html = report.report(found, drawings, f"Drift in {Path(data).stem if not is_builtin(data) else data}")
     files.folder(out)
-    for name, figure in figures.items():
-        page.save(figure, out / f"drift-{name}.svg")
-        page.save(figure, out / f"drift-{name}.pdf")
+    for drawing in drawings.values():
+        drawing.save(out, "drift-")
     files.write_json(out / "drift.json", content)
     files.write_text(out / "drift.html", html)
     if as_json:
@@ -115,8 +112,8 @@ def _say(found: analysis.Drift) -> None:
             f"{test.mean[0]:.4g} | {test.mean[1]:.4g}",
             f"{test.sd[0]:.3g} | {test.sd[1]:.3g}",
             f"{test.t:.2f}",
-            page.p_value(test.p),
-            page.p_value(shift.p_holm),
+            p_value(test.p),
+            p_value(shift.p_holm),
         )
     console = Console()
     console.print(table)

@@ -21,7 +21,7 @@ from abps.learn.metrics import Segments, labels_of, row_losses
 from abps.methods.base import World
 from abps.stats import change as drift
 from abps.stats import detectors
-from abps.stats.student import two_sided_p
+from abps.stats.change import two_sided_p
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

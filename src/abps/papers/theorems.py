@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binom
 
 from abps.core import streams
 from abps.papers.bandits import Bandit, Outcome, play
@@ -33,19 +34,9 @@ def _generator(seed: int, study: str) -> np.random.Generator:
     return stream
 
 
-def _binomial_log_weights(n: int) -> Floats:
-    """(n + 1,) ln of the binomial coefficients."""
-    factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1.0, n + 1)))])
-    return np.asarray(factorial[n] - factorial - factorial[::-1])
-
-
 def binomial(n: int, p: Floats) -> Floats:
     """(len(p), n + 1) the probabilities of 0 ... n successes."""
-    s = np.arange(n + 1.0)
-    p = np.asarray(p, np.float64)[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        zero, one = np.where(s == 0, 0.0, s * np.log(p)), np.where(s == n, 0.0, (n - s) * np.log1p(-p))
-    return np.asarray(np.exp(_binomial_log_weights(n) + zero + one))
+    return np.asarray(binom.pmf(np.arange(n + 1), n, np.asarray(p, np.float64)[:, None]))
 
 
 # --------------------------------------------------------------------------- Theorem 1

@@ -1,14 +1,11 @@
-"""Figures of a study, as SVG and PDF. The same runs give the same bytes."""
+"""Figures of a study."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import matplotlib as mpl
@@ -17,13 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from abps import files
 from abps.methods.catalog import CATALOG
+from abps.report.drawing import INK, Drawing, blank, draw
 from abps.report.statistics import HARM, Part, Results, center_differences, harmed, spent
 from abps.report.tables import percent
-
-#: Text and axes are drawn in this colour and become ``currentColor``, so a page can be light or dark.
-INK = "#010203"
 
 #: Colour and name of every family; ABPS-X and ABPS+ stand out of theirs.
 FAMILIES = {
@@ -45,47 +39,6 @@ GAIN, EVEN, LOSS = "#2a9d74", "#8a8f98", "#d6455d"
 
 #: The paper's ablation path through the accuracy-bytes plane.
 PATH = ("abps", "abps-p", "abps-q", "abps-pq-k1", "abps-x")
-
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-}
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure: its file name, what it shows, and its two forms."""
-
-    name: str
-    title: str
-    caption: str
-    svg: str
-    pdf: bytes
-
-    def save(self, folder: Path) -> None:
-        """Write both files."""
-        files.write_text(folder / f"{self.name}.svg", self.svg)
-        files.write_with(folder / f"{self.name}.pdf", lambda part: part.write_bytes(self.pdf))
 
 
 def family(result: Results) -> str:
@@ -145,41 +98,11 @@ def draw_all(part: Part) -> list[Drawing]:
             gains,
         ),
     ]  # fmt: skip
-    drawings = []
-    for possible, name, title, caption, draw in wanted:
-        if possible:
-            with mpl.rc_context(_STYLE | {"svg.hashsalt": f"abps-{name}"}):
-                figure = draw(part)
-                figure.draw_without_rendering()
-                figure.set_layout_engine("none")  # the layout is settled: once, not for every form
-                drawings.append(Drawing(name, title, caption, as_svg(figure, name), as_pdf(figure)))
-    return drawings
-
-
-def as_svg(figure: Figure, name: str) -> str:
-    """The figure as SVG that takes its ink from the page and shares no identifier with another."""
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
-    text = text.replace(INK, "currentColor")
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r'href="#', f'href="#{name}-', text)
-    text = re.sub(r"url\(#", f"url(#{name}-", text)
-    return re.sub(r"[ \t]+$", "", text, flags=re.M)
-
-
-def as_pdf(figure: Figure) -> bytes:
-    """The figure as PDF, black on white, without a date."""
-    out = io.BytesIO()
-    figure.savefig(
-        out,
-        format="pdf",
-        facecolor="white",
-        metadata={"CreationDate": None, "Producer": None, "Creator": None},
-    )
-    return out.getvalue()
+    return [
+        draw(name, title, caption, partial(make, part))
+        for possible, name, title, caption, make in wanted
+        if possible
+    ]
 
 
 def _grid(axes: Axes, axis: str = "both") -> None:
@@ -204,7 +127,7 @@ def _family_legend(axes: Axes, shown: Sequence[Results], **place: Any) -> None:
 def ranking(part: Part) -> Figure:
     """Methods by mean AUROC."""
     ordered = sorted(_results(part), key=lambda r: (r.mean, r.label))
-    figure = Figure(figsize=(7.2, 0.9 + 0.27 * len(ordered)), layout="constrained")
+    figure = blank(7.2, 0.9 + 0.27 * len(ordered))
     axes = figure.add_subplot()
     top = part.find("centralized")
     if top is not None:
@@ -245,7 +168,7 @@ def ranking(part: Part) -> Figure:
 
 def pareto(part: Part) -> Figure:
     """Accuracy against bytes, with the frontier and the ablation path."""
-    figure = Figure(figsize=(7.2, 5.0), layout="constrained")
+    figure = blank(7.2, 5.0)
     axes = figure.add_subplot()
     sending = [r for r in _results(part) if r.vs_fedavg > 0]
     left = min(r.vs_fedavg for r in sending) / 1.5
@@ -445,7 +368,7 @@ def _curves(
 ) -> tuple[Figure, list[Axes]]:
     """A panel per family, one below the other, with the names beside it in the order of their end."""
     panels = _panels(part, sending_only)
-    figure = Figure(figsize=(7.2, 0.5 + 2.1 * len(panels)), layout="constrained")
+    figure = blank(7.2, 0.5 + 2.1 * len(panels))
     compared = [r for r in _results(part) if r.method != "centralized"] or _results(part)
     values = np.concatenate([mean_curve(r) for r in compared])
     values = values[np.isfinite(values)]
@@ -510,7 +433,7 @@ def rest_by_cause(part: Part) -> Figure:
     resting = [r for r in _results(part) if r.average("rest", "share") > 0]
     columns = min(3, len(resting))
     rows = -(-len(resting) // columns)
-    figure = Figure(figsize=(7.2, 0.6 + 1.9 * rows), layout="constrained")
+    figure = blank(7.2, 0.6 + 1.9 * rows)
     highest = 100 * max(max(run["history"]["rest"]) for r in resting for run in r.runs)
     present = [c for c in CAUSES if any(r.average("rest", c) > 0 for r in resting)]
     for k, r in enumerate(resting):
@@ -548,7 +471,7 @@ def gains(part: Part) -> Figure:
     sides = [(name, part.find(name)) for name in ("local", "fedavg")]
     sides = [(name, other) for name, other in sides if other is not None]
     shown = [r for r in _results(part) if r.label != "local"]
-    figure = Figure(figsize=(7.2, 1.0 + 0.3 * len(shown)), layout="constrained")
+    figure = blank(7.2, 1.0 + 0.3 * len(shown))
     shared: Axes | None = None
     for k, (name, other) in enumerate(sides):
         axes = figure.add_subplot(1, len(sides), k + 1, sharey=shared)

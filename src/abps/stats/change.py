@@ -3,8 +3,8 @@
 A center watches a stream of one number per round (an outcome rate, a feature mean, the utility its
 peers bring). :func:`grow` is the window rule by Welch's test: the window expands while the newest
 observations agree with it, and starts anew with them when they do not. It runs for all centers at
-once. :class:`Detector` is the interface for one stream; Page and Hinkley's test is the alternative
-that needs no library. What an alarm does to beliefs is :meth:`abps.core.beliefs.Beliefs.discount`.
+once. :class:`Detector` is the interface for one stream. What an alarm does to beliefs is
+:meth:`abps.core.beliefs.Beliefs.discount`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtr
 
 from abps.core.errors import RequestError
-from abps.stats.student import two_sided_p
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -86,6 +86,11 @@ def welch(a: Summary, b: Summary) -> tuple[Floats, Floats]:
     below = wa**2 / np.maximum(a.size - 1, 1) + wb**2 / np.maximum(b.size - 1, 1)
     freedom = np.divide(1.0, below, out=np.ones_like(below), where=below > 0)
     return t, freedom
+
+
+def two_sided_p(statistic: ArrayLike, freedom: ArrayLike) -> Floats:
+    """P(|T| >= |statistic|) for Student's T with ``freedom`` degrees of freedom; the arrays broadcast."""
+    return np.asarray(2.0 * stdtr(np.asarray(freedom, np.float64), -np.abs(statistic)))
 
 
 @dataclass(frozen=True)
@@ -183,13 +188,6 @@ def alarms(rule: WelchRule, batches: Summary) -> Bools:
     return raised
 
 
-def segment(rule: WelchRule, batches: Summary) -> NDArray[np.int64]:
-    """(rounds, centers) -> the round in which the window in force began, in every round, per center."""
-    raised = alarms(rule, batches)
-    rounds = np.arange(len(raised))[:, None]
-    return np.asarray(np.maximum.accumulate(np.where(raised, rounds, 0), axis=0))
-
-
 def blocks(values: Floats, size: int) -> Summary:
     """(length, streams) single numbers -> (length // size, streams) batches of ``size`` numbers in a row."""
     whole = values[: len(values) // size * size].reshape(-1, size, values.shape[1])
@@ -227,44 +225,3 @@ class WelchDetector:
         batch = summary(values.mean(keepdims=True), values.var(ddof=1, keepdims=True), values.size)
         self.state, alarm = grow(self.rule, self.state, batch)
         return bool(alarm[0])
-
-
-@dataclass(frozen=True)
-class PageHinkleyRule:
-    """Page's cumulative sum test on deviations from the running mean (Page 1954; Hinkley 1971).
-
-    An alarm is a cumulative deviation beyond ``threshold`` in either direction, where changes of less
-    than ``tolerance`` per number do not count, after ``grace`` numbers. Both are in units of the stream.
-    """
-
-    threshold: float = 20.0
-    tolerance: float = 0.1
-    grace: int = 30
-
-    def __post_init__(self) -> None:
-        if self.threshold <= 0.0 or self.tolerance < 0.0 or self.grace < 1:
-            raise RequestError("Page-Hinkley needs threshold > 0, tolerance >= 0 and grace >= 1")
-
-
-class PageHinkleyDetector:
-    """Page and Hinkley's test on one stream."""
-
-    def __init__(self, rule: PageHinkleyRule | None = None) -> None:
-        self.rule = rule or PageHinkleyRule()
-        self._start()
-
-    def _start(self) -> None:
-        self._count, self._mean, self._up, self._down = 0, 0.0, 0.0, 0.0
-
-    def update(self, value: float) -> bool:
-        self._count += 1
-        self._mean += (value - self._mean) / self._count
-        deviation = value - self._mean
-        # distance of the cumulative sum from its own minimum, and from its maximum
-        self._up = max(self._up + deviation - self.rule.tolerance, 0.0)
-        self._down = max(self._down - deviation - self.rule.tolerance, 0.0)
-        far = max(self._up, self._down) > self.rule.threshold
-        if not far or self._count < self.rule.grace:
-            return False
-        self._start()
-        return True

@@ -1,4 +1,4 @@
-"""Detectors of change by name: the window rule, Page-Hinkley, and River's.
+"""Detectors of change by name: the window rule, and River's.
 
 River is an extra (``pip install 'abps[drift]'``); it is imported only when one of its detectors is
 asked for. A detector takes one number at a time and says whether it raises an alarm.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from abps.core.errors import RequestError, nearest
-from abps.stats.change import Detector, PageHinkleyDetector, PageHinkleyRule, WelchDetector, WelchRule
+from abps.stats.change import Detector, WelchDetector, WelchRule
 
 
 class RiverDetector:
@@ -68,17 +68,13 @@ DETECTORS: dict[str, Entry] = {
         "the same with a common variance (Student), for rare outcomes",
     ),
     "page-hinkley": Entry(
-        lambda seed: PageHinkleyDetector(PageHinkleyRule(threshold=20.0, tolerance=0.1)),
-        "cumulative deviations from the running mean, tolerance 0.1, threshold 20",
+        lambda seed: RiverDetector(_river("PageHinkley")(delta=0.1, threshold=20.0, alpha=1.0)),
+        "River: cumulative deviations from the running mean, tolerance 0.1, threshold 20",
+        extra=True,
     ),
     "adwin": Entry(
         lambda seed: RiverDetector(_river("ADWIN")(delta=0.002)),
         "River: adaptive windows, delta 0.002",
-        extra=True,
-    ),
-    "river-page-hinkley": Entry(
-        lambda seed: RiverDetector(_river("PageHinkley")(delta=0.1, threshold=20.0)),
-        "River: Page-Hinkley with fading 0.9999, tolerance 0.1, threshold 20",
         extra=True,
     ),
     "kswin": Entry(

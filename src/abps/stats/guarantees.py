@@ -22,6 +22,7 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import digamma, zeta
 
 from abps.core.errors import RequestError
 from abps.core.scores import radius
@@ -254,7 +255,7 @@ def tail_constant(gamma: float = GAMMA, constant: Constant = "gamma") -> float:
     if constant == "printed" or gamma >= 1.0:
         return TAIL
     power = 4.0 * gamma**2 - 2.0
-    return 1.0 + 2.0 * _zeta(power) if power > 1.0 else math.inf
+    return 1.0 + 2.0 * float(zeta(power)) if power > 1.0 else math.inf
 
 
 def slot_gaps(means: ArrayLike, slots: int, gaps: Gaps = "best") -> tuple[float, float]:
@@ -386,34 +387,12 @@ def rest_dominates(expected: ArrayLike, slack: float = 0.0) -> bool:
     return bool((phi < -slack).all())
 
 
-def bytes_saved(partners: ArrayLike, payload: int) -> NDArray[np.int64]:
-    """What each center's own link is spared in a round by resting: one model up, one down, per partner."""
-    return np.asarray(2 * np.asarray(partners, np.int64) * payload)
-
-
-def network_bytes_saved(edges: int, payload: int) -> int:
-    """What the network is spared when ``edges`` pairs do not form: two one-way transfers each.
-
-    Half of the sum of :func:`bytes_saved` over the centers, which sees every transfer at both ends.
-    """
-    return 2 * edges * payload
-
-
 # --------------------------------------------------------------------------- helpers
 
 
-def _zeta(s: float) -> float:
-    """Riemann zeta for s > 1: first terms, then the Euler-Maclaurin tail."""
-    n = 20
-    head = float((np.arange(1.0, n) ** -s).sum())
-    return head + math.pow(n, 1.0 - s) * (1.0 / (s - 1.0) + 0.5 / n + s / (12.0 * n**2))
-
-
 def _harmonic(n: int) -> float:
-    """1 + 1/2 + ... + 1/n: added up, or by its asymptotic series."""
-    if n < 1000:
-        return float((1.0 / np.arange(1.0, n + 1.0)).sum())
-    return math.log(n) + 0.5772156649015329 + 1.0 / (2.0 * n) - 1.0 / (12.0 * n**2)
+    """1 + 1/2 + ... + 1/n."""
+    return float(digamma(n + 1.0) + np.euler_gamma)
 
 
 def _checked_prior(prior: Prior) -> Prior:

@@ -4,56 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from abps import files
 from abps.papers.adaptation import AFTER, Course, Scenario, differences, scenario_changed, watched
-from abps.report.pages import document as page
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from abps.report.drawing import EARLY, LATE, QUIET, Drawing, blank, draw
+from abps.report.pages.document import render
 
 Floats = NDArray[np.float64]
 
 #: A colour and a dash per way to forget.
 LOOKS = {
-    "never": (page.QUIET, "--"),
-    "alarm": (page.LATE, "-"),
-    "window": (page.EARLY, "-."),
-    "discount": (page.EARLY, ":"),
+    "never": (QUIET, "--"),
+    "alarm": (LATE, "-"),
+    "window": (EARLY, "-."),
+    "discount": (EARLY, ":"),
 }
 
 
 def write(out: Path, scenario: Scenario, courses: Sequence[Course], method: str) -> Path:
     """Write the figures, the tables, adapt.json and adapt.html into ``out``; gives back the page."""
-    figures = {
-        "accuracy": curves(scenario, courses),
-        "partners": partners(scenario, courses),
-        "who-with-whom": meetings(scenario, courses),
-    }
-    drawn = {}
-    for name, figure in figures.items():
-        for kind in ("svg", "pdf"):
-            page.save(figure, out / "figures" / f"{name}.{kind}")
-        drawn[name] = page.svg(figure, name)
+    figures = {drawing.name: drawing for drawing in _draw_all(scenario, courses)}
+    for drawing in figures.values():
+        drawing.save(out / "figures")
     content = summary(scenario, courses, method)
     files.write_with(out / "tables" / "courses.csv", table(courses).write_csv)
     files.write_json(out / "adapt.json", content)
-    html = page.render(
+    html = render(
         "adapt.html",
         title=f"Drift and recovery: {method}",
-        figures=drawn,
+        figures=figures,
         scenario=scenario,
         content=content,
         after=AFTER,
     )
     files.write_text(out / "adapt.html", html)
     return out / "adapt.html"
+
+
+def _draw_all(scenario: Scenario, courses: Sequence[Course]) -> list[Drawing]:
+    return [
+        draw(
+            "accuracy",
+            "Accuracy",
+            "Mean AUROC over centers, on the test rows of the window in force. Thin: one seed.",
+            partial(curves, scenario, courses),
+        ),
+        draw(
+            "partners",
+            "Partners and alarms",
+            "Left: share of partners that follow the same risk function. Right: centers that raised "
+            "an alarm.",
+            partial(partners, scenario, courses),
+        ),
+        draw(
+            "who-with-whom",
+            "Who with whom",
+            "How often two centers worked together (first seed); centers ordered by the risk function "
+            "that they follow at the time, lines between these groups.",
+            partial(meetings, scenario, courses),
+        ),
+    ]
 
 
 def summary(scenario: Scenario, courses: Sequence[Course], method: str) -> dict[str, Any]:
@@ -102,7 +120,7 @@ def _ways(courses: Sequence[Course]) -> list[str]:
 
 
 def _look(way: str) -> tuple[str, str]:
-    return LOOKS.get(way, (page.EARLY, ":"))
+    return LOOKS.get(way, (EARLY, ":"))
 
 
 def _mean(rows: list[Floats]) -> Floats:
@@ -114,7 +132,7 @@ def _mean(rows: list[Floats]) -> Floats:
 
 def curves(scenario: Scenario, courses: Sequence[Course]) -> Figure:
     """Accuracy by round, where the federation changes and where it does not."""
-    figure = page.figure(8.0, 3.2)
+    figure = blank(8.0, 3.2)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, changing in zip(panels, (True, False), strict=True):
         for way in _ways(courses):
@@ -128,7 +146,7 @@ def curves(scenario: Scenario, courses: Sequence[Course]) -> Figure:
                 )
         axes.set(xlabel="round", title="with the change" if changing else "without")
         if changing:
-            axes.axvline(scenario.begins, color=page.QUIET, linewidth=0.8)
+            axes.axvline(scenario.begins, color=QUIET, linewidth=0.8)
     # From where the first rounds have led: their climb would leave nothing of the scale for the rest.
     known = np.concatenate([c.auroc[min(10, len(c.auroc) // 2) :] for c in courses])
     panels[0].set_ylim(bottom=float(np.nanmin(known)) - 0.02)
@@ -139,7 +157,7 @@ def curves(scenario: Scenario, courses: Sequence[Course]) -> Figure:
 
 def partners(scenario: Scenario, courses: Sequence[Course]) -> Figure:
     """Share of partners with the same risk function, and alarms."""
-    figure = page.figure(8.0, 3.2)
+    figure = blank(8.0, 3.2)
     left, right = figure.subplots(1, 2)
     changed = scenario_changed(scenario.knobs)
     for way in _ways(courses):
@@ -147,12 +165,12 @@ def partners(scenario: Scenario, courses: Sequence[Course]) -> Figure:
         colour, dash = _look(way)
         if rows:
             left.plot(np.arange(1, len(rows[0]) + 1), _mean(rows), dash, color=colour, label=f"forget {way}")
-    left.axvline(scenario.begins, color=page.QUIET, linewidth=0.8)
+    left.axvline(scenario.begins, color=QUIET, linewidth=0.8)
     left.set(xlabel="round", ylabel="partners with the same risk function", ylim=(0, 1.02))
     left.legend(frameon=False, loc="lower right")
     raised = [c for c in courses if c.changing and c.forget == "alarm"]
     rounds = scenario.knobs.rounds
-    for members, colour, name in ((True, page.LATE, "changed"), (False, page.EARLY, "not changed")):
+    for members, colour, name in ((True, LATE, "changed"), (False, EARLY, "not changed")):
         count = np.zeros(rounds)
         for c in raised:
             for t, who in {(t, who) for t, who, _ in c.alarms}:
@@ -169,7 +187,7 @@ def meetings(scenario: Scenario, courses: Sequence[Course]) -> Figure:
     """Who worked with whom before and after the change, first seed; centers by the unit that they follow."""
     knobs, begins = scenario.knobs, scenario.begins
     ways = _ways(courses)
-    figure = page.figure(8.0, 2.7 * len(ways))
+    figure = blank(8.0, 2.7 * len(ways))
     spans = (
         (f"rounds {max(1, begins - AFTER)}–{begins - 1}", max(0, begins - 1 - AFTER), begins - 1),
         (f"rounds {begins}–{begins + AFTER - 1}", begins - 1, begins - 1 + AFTER),
@@ -190,8 +208,8 @@ def meetings(scenario: Scenario, courses: Sequence[Course]) -> Figure:
             axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
             units = [follows[c.centers[k]] for k in order]
             for edge in [k for k in range(1, len(units)) if units[k] != units[k - 1]]:
-                axes.axhline(edge - 0.5, color=page.LATE, linewidth=0.8)
-                axes.axvline(edge - 0.5, color=page.LATE, linewidth=0.8)
+                axes.axhline(edge - 0.5, color=LATE, linewidth=0.8)
+                axes.axvline(edge - 0.5, color=LATE, linewidth=0.8)
             if way == ways[0]:
                 axes.set_title(title)
         row[0].set_ylabel(f"forget {way}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from html import escape
 from typing import Any
 
 import numpy as np
 import polars as pl
+from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from abps.cohorts import provenance
 from abps.cohorts.tidy import Cohort, Step
 from abps.data import describe
-from abps.report.pages import document as page
+from abps.report.drawing import EARLY, LATE, QUIET, blank, draw
+from abps.report.pages.document import render
 
 #: Figures show at most so many centers (the largest); tables show all.
 MOST_CENTERS = 60
@@ -32,7 +36,7 @@ def report(cohort: Cohort, title: str) -> str:
         f"The {len(shown)} largest of {len(centers)} centers are shown." if len(shown) < len(centers) else ""
     )
     patient = cohort.roles.patient
-    return page.render(
+    return render(
         "cohort.html",
         title=title,
         recipe=cohort.recipe,
@@ -48,14 +52,25 @@ def report(cohort: Cohort, title: str) -> str:
         centers=centers,
         features=lines,
         warnings=cohort.warnings,
-        flow_svg=flow_svg(cohort.steps, label),
-        rates_svg=page.svg(_rates(shown, positives / table.height), "Outcome rate per center"),
-        rates_note=some,
-        missing_svg=page.svg(
-            _missing(table, center, features, names), "Missing values by feature and center"
+        flow=Markup(flow_svg(cohort.steps, label)),
+        rates=draw(
+            "rates",
+            "Outcome per center",
+            f"Rate with its 95 % Wilson interval; the line is the rate over all. {some}",
+            partial(_rates, shown, positives / table.height),
         ),
-        missing_note=some,
-        mix_svg=page.svg(_mix(table, center, lines, names), "Case mix by feature and center"),
+        missing=draw(
+            "missing",
+            "Missing values",
+            f"Share of missing values, features by centers. {some}",
+            partial(_missing, table, center, features, names),
+        ),
+        mix=draw(
+            "mix",
+            "Case mix",
+            "Mean of each feature in a center, in standard deviations from the mean over all stays. " + some,
+            partial(_mix, table, center, lines, names),
+        ),
         dictionary=cohort.dictionary,
         files=cohort.files,
         options=_flat(cohort.options),
@@ -77,11 +92,11 @@ def flow_svg(steps: tuple[Step, ...], label: str) -> str:
         f'height="{total}" role="img" aria-label="Flow of exclusions" '
         'font-family="system-ui, sans-serif" font-size="13">',
         '<defs><marker id="flow-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-        'orient="auto"><path d="M0 0 8 4 0 8z" fill="#1d2329"/></marker></defs>',
+        'orient="auto"><path d="M0 0 8 4 0 8z" fill="currentColor"/></marker></defs>',
     ]
 
     def text(x: float, y: float, content: str, weight: str = "normal") -> str:
-        return f'<text x="{x}" y="{y}" font-weight="{weight}" fill="#1d2329">{escape(content)}</text>'
+        return f'<text x="{x}" y="{y}" font-weight="{weight}" fill="currentColor">{escape(content)}</text>'
 
     for i, step in enumerate(steps):
         y = 2 + i * (height + gap)
@@ -90,7 +105,7 @@ def flow_svg(steps: tuple[Step, ...], label: str) -> str:
         people = "" if step.patients is None else f"{step.patients:,} patients, "
         parts += [
             f'<rect x="2" y="{y}" width="{box}" height="{height}" rx="3" '
-            f'fill="{"#eef4f9" if last else "#fff"}" stroke="#1d2329"/>',
+            f'fill="{"#2f7fb8" if last else "none"}" fill-opacity="0.15" stroke="currentColor"/>',
             text(14, y + 19, head, "bold"),
             text(14, y + 37, f"{step.stays:,} stays" if people else f"{step.stays:,} rows"),
             text(14, y + 54, f"{people}{step.positives:,} {word}"),
@@ -98,11 +113,11 @@ def flow_svg(steps: tuple[Step, ...], label: str) -> str:
         if i:
             top, middle = y - gap, y - gap / 2
             parts += [
-                f'<path d="M{box / 2} {top}V{y - 2}" stroke="#1d2329" marker-end="url(#flow-arrow)"/>',
-                f'<path d="M{box / 2} {middle}H{width - side - 4}" stroke="#1d2329" '
+                f'<path d="M{box / 2} {top}V{y - 2}" stroke="currentColor" marker-end="url(#flow-arrow)"/>',
+                f'<path d="M{box / 2} {middle}H{width - side - 4}" stroke="currentColor" '
                 'marker-end="url(#flow-arrow)"/>',
                 f'<rect x="{width - side - 2}" y="{middle - 24}" width="{side}" height="48" rx="3" '
-                'fill="#fff" stroke="#8a8f98"/>',
+                'fill="none" stroke="#8a8f98"/>',
                 text(width - side + 8, middle - 6, f"Left out: {step.left_out:,}", "bold"),
                 text(width - side + 8, middle + 13, _short(step.label, 46)),
             ]
@@ -113,18 +128,18 @@ def _short(content: str, most: int) -> str:
     return content if len(content) <= most else content[: most - 1] + "…"
 
 
-def _rates(lines: list[describe.CenterLine], overall: float) -> Any:
+def _rates(lines: list[describe.CenterLine], overall: float) -> Figure:
     """Rate and interval per center, as horizontal bars of uncertainty."""
-    drawn = page.figure(7.6, max(1.6, 0.6 + 0.17 * len(lines)))
+    drawn = blank(7.6, max(1.6, 0.6 + 0.17 * len(lines)))
     axes = drawn.subplots()
     y = np.arange(len(lines))[::-1]
     rate = np.array([100 * c.rate for c in lines])
     low = np.array([100 * c.low for c in lines])
     high = np.array([100 * c.high for c in lines])
-    axes.hlines(y, low, high, color=page.QUIET, linewidth=1.5)
+    axes.hlines(y, low, high, color=QUIET, linewidth=1.5)
     size = 8 + 30 * np.sqrt(np.array([c.stays for c in lines]) / max(c.stays for c in lines))
-    axes.scatter(rate, y, s=size, color=page.EARLY, zorder=3)
-    axes.axvline(100 * overall, color=page.LATE, linewidth=1)
+    axes.scatter(rate, y, s=size, color=EARLY, zorder=3)
+    axes.axvline(100 * overall, color=LATE, linewidth=1)
     axes.set_yticks(y, [f"{c.center} ({c.stays:,})" for c in lines], fontsize=8)
     axes.set_xlabel("outcome rate, %")
     axes.set_ylim(-0.8, len(lines) - 0.2)
@@ -134,9 +149,9 @@ def _rates(lines: list[describe.CenterLine], overall: float) -> Any:
 
 def _grid(
     values: np.ndarray[Any, Any], rows: list[str], columns: list[str], cmap: str, low: float, high: float
-) -> Any:
+) -> Figure:
     """A heat map, features down, centers across."""
-    drawn = page.figure(max(4.5, min(9.5, 2.6 + 0.22 * len(columns))), max(1.8, 1.0 + 0.15 * len(rows)))
+    drawn = blank(max(4.5, min(9.5, 2.6 + 0.22 * len(columns))), max(1.8, 1.0 + 0.15 * len(rows)))
     axes = drawn.subplots()
     # one embedded image: as paths, thousands of cells would make the page several megabytes
     shown = np.ma.masked_invalid(values)
@@ -148,7 +163,7 @@ def _grid(
     return drawn
 
 
-def _missing(table: pl.DataFrame, center: str, features: list[str], names: list[str]) -> Any:
+def _missing(table: pl.DataFrame, center: str, features: list[str], names: list[str]) -> Figure:
     shares = (
         table.group_by(pl.col(center).cast(pl.String).fill_null("unknown").alias("center"))
         .agg(pl.col(features).is_null().mean())
@@ -159,7 +174,7 @@ def _missing(table: pl.DataFrame, center: str, features: list[str], names: list[
     return _grid(values, features, shares["center"].to_list(), "magma_r", 0, 100)
 
 
-def _mix(table: pl.DataFrame, center: str, lines: list[describe.FeatureLine], names: list[str]) -> Any:
+def _mix(table: pl.DataFrame, center: str, lines: list[describe.FeatureLine], names: list[str]) -> Figure:
     used = [line for line in lines if line.mean is not None]
     mix = describe.case_mix(table, center, [line.name for line in used]).filter(pl.col("center").is_in(names))
     spread = [

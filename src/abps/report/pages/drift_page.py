@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from abps.cohorts.eras import Drift
-from abps.report.pages import document as page
+from abps.report.drawing import EARLY, LATE, QUIET, Drawing, blank, draw
+from abps.report.pages.document import p_value, render
 
 
-def report(drift: Drift, title: str) -> str:
+def draw_all(drift: Drift) -> dict[str, Drawing]:
+    """Every figure, by its name."""
+    by = f"{drift.question.window_years}-year window" if drift.windows else "era"
+    drawn = [
+        draw(
+            "histograms",
+            "The two eras",
+            "Distribution in the two eras; dashed lines are the means.",
+            partial(histograms, drift),
+        ),
+        draw(
+            "rates",
+            "Does the outcome change?",
+            f"Share of {drift.question.label} with its 95 % Wilson interval, per {by}.",
+            partial(rates, drift),
+        ),
+    ]
+    if drift.centers:
+        caption = "Outcome rate of every center, by group."
+        drawn.append(draw("centers", "Centers", caption, partial(centers, drift)))
+    return {drawing.name: drawing for drawing in drawn}
+
+
+def report(drift: Drift, drawings: Mapping[str, Drawing], title: str) -> str:
     """The whole page as HTML."""
-    lines = drift.windows or drift.eras
-    return page.render(
+    return render(
         "drift.html",
         title=title,
         rows=sum(line.stays for line in drift.eras),
@@ -26,54 +51,48 @@ def report(drift: Drift, title: str) -> str:
         label=drift.question.label,
         deviations=f"{drift.question.deviations:g}",
         shifts=drift.shifts,
-        histograms=page.svg(histograms(drift), "Histograms of the two eras"),
-        rates=page.svg(rates(drift), "Outcome rate over time"),
-        rates_by=f"{drift.question.window_years}-year window" if drift.windows else "era",
+        drawings=drawings,
         outcome=drift.outcome,
-        centers=page.svg(centers(drift), "Outcome rate of centers by group") if drift.centers else "",
         association=drift.association,
         window_years=drift.question.window_years,
         time=drift.question.time,
         era=drift.era_source,
-        lines=lines,
     )
 
 
-def histograms(drift: Drift) -> Any:
+def histograms(drift: Drift) -> Figure:
     """One panel per column: the two eras as densities, means dashed."""
     columns = min(2, len(drift.shifts))
     rows = math.ceil(len(drift.shifts) / columns)
-    drawn = page.figure(4.2 * columns, 2.3 * rows)
+    drawn = blank(4.2 * columns, 2.3 * rows)
     panels = drawn.subplots(rows, columns, squeeze=False).ravel()
     for panel in panels[len(drift.shifts) :]:
         panel.set_axis_off()
     for panel, shift in zip(panels, drift.shifts):
         width = np.diff(shift.edges)
-        for counts, mean, colour, name in zip(
-            shift.counts, shift.test.mean, (page.EARLY, page.LATE), drift.between
-        ):
+        for counts, mean, colour, name in zip(shift.counts, shift.test.mean, (EARLY, LATE), drift.between):
             density = counts / max(1, counts.sum()) / width
             panel.stairs(density, shift.edges, fill=True, alpha=0.35, color=colour, label=name)
             panel.stairs(density, shift.edges, color=colour, linewidth=0.8)
             if mean == mean:
                 panel.axvline(mean, color=colour, linestyle="--", linewidth=1)
-        panel.set_title(f"{shift.column}: t = {shift.test.t:.2f}, p = {page.p_value(shift.test.p)}")
+        panel.set_title(f"{shift.column}: t = {shift.test.t:.2f}, p = {p_value(shift.test.p)}")
         panel.set_yticks([])
     if len(drift.shifts):
         panels[0].legend(fontsize=8, frameon=False)
     return drawn
 
 
-def rates(drift: Drift) -> Any:
+def rates(drift: Drift) -> Figure:
     """Outcome rate per window (or era) with its interval."""
     lines = drift.windows or drift.eras
-    drawn = page.figure(8.4, 2.6)
+    drawn = blank(8.4, 2.6)
     axes = drawn.subplots()
     x = np.arange(len(lines))
     rate = np.array([100 * line.rate for line in lines])
     low, high = (np.array([100 * getattr(line, side) for line in lines]) for side in ("low", "high"))
-    axes.vlines(x, low, high, color=page.QUIET, linewidth=1.5)
-    axes.scatter(x, rate, s=16, color=page.EARLY, zorder=3)
+    axes.vlines(x, low, high, color=QUIET, linewidth=1.5)
+    axes.scatter(x, rate, s=16, color=EARLY, zorder=3)
     step = max(1, math.ceil(len(lines) / 14))
     axes.set_xticks(x[::step], [line.name for line in lines][::step], fontsize=8)
     axes.set_ylabel("outcome rate, %")
@@ -81,20 +100,18 @@ def rates(drift: Drift) -> Any:
     return drawn
 
 
-def centers(drift: Drift) -> Any:
+def centers(drift: Drift) -> Figure:
     """Every center's rate, one row per group."""
     grouped = len({group for _, group, _ in drift.centers}) < len(drift.centers)
     names = sorted({group for _, group, _ in drift.centers}) if grouped else ["all centers"]
-    drawn = page.figure(8.4, max(1.4, 0.7 + 0.3 * len(names)))
+    drawn = blank(8.4, max(1.4, 0.7 + 0.3 * len(names)))
     axes = drawn.subplots()
     for y, name in enumerate(names):
         members = [line for _, group, line in drift.centers if not grouped or group == name]
         spread = np.linspace(-0.25, 0.25, len(members)) if len(members) > 1 else np.zeros(1)
-        axes.scatter(
-            [100 * m.rate for m in members], y + spread, s=9, color=page.EARLY, alpha=0.6, linewidths=0
-        )
+        axes.scatter([100 * m.rate for m in members], y + spread, s=9, color=EARLY, alpha=0.6, linewidths=0)
         pooled = sum(m.positives for m in members) / sum(m.stays for m in members)
-        axes.vlines(100 * pooled, y - 0.38, y + 0.38, color=page.LATE, linewidth=1.6)
+        axes.vlines(100 * pooled, y - 0.38, y + 0.38, color=LATE, linewidth=1.6)
     axes.set_yticks(np.arange(len(names)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("outcome rate, % (line: over the group)")

@@ -1,15 +1,13 @@
-"""The report as one page: no script, no network, light and dark, screen, phone and paper."""
+"""The report of a study as one page: no network, light and dark, screen, phone and paper."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-from markupsafe import Markup
-
 from abps.report import tables
 from abps.report.figures import FAMILIES, family
+from abps.report.pages.document import render
 from abps.report.statistics import Part
 
 if TYPE_CHECKING:
@@ -18,23 +16,11 @@ if TYPE_CHECKING:
 
 def page(document: Mapping[str, Any], sections: Sequence[Section], absent: Sequence[str]) -> str:
     """The page of a study."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("abps.report", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {
-        "number": tables.number,
-        "signed": tables.signed,
-        "times": tables.times,
-        "svg": Markup,
-        "thousands": lambda value: f"{value:,}".replace(",", "\u202f"),
-    }
-    template = environment.get_template("report.html")
     versions = sections[0].part.lines[0].result.runs[0]["versions"]
-    return template.render(
+    names = ", ".join(section.part.data["name"] for section in sections)
+    return render(
+        "report.html",
+        title=f"{names} – federated comparison",
         request=document["request"],
         sections=sections,
         scale=[_scale(section.part) for section in sections],

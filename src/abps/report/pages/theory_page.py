@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from dataclasses import asdict
-from importlib import resources
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import jinja2
-import matplotlib as mpl
 import numpy as np
 import polars as pl
 from matplotlib.figure import Figure
@@ -19,37 +15,21 @@ from abps import files
 from abps.papers.claims import Checked
 from abps.papers.detection import CHANGE, LENGTH, RAMP, Detection
 from abps.papers.theorems import COUNTS, DELTAS, Coverage, Regret
+from abps.report.drawing import Drawing, blank, draw
+from abps.report.pages.document import render
 from abps.stats.detectors import DETECTORS
 from abps.stats.guarantees import GAMMA
 
 #: Okabe and Ito's colours: told apart with any colour vision; every line has a style of its own as well.
 BLUE, ORANGE, GREEN, RED, GREY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#CC79A7"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "svg.hashsalt": "abps",  # the same figure gives the same file
-    "svg.fonttype": "path",
-}
 
 
 def write(out: Path, checked: Checked, detections: list[Detection]) -> Path:
     """Write figures, tables, theory.json and report.html into ``out``; gives back the page."""
     files.folder(out)
-    figures = {
-        "coverage": coverage_figure(checked.coverage),
-        "regret": regret_figure([r for r in checked.regret if r.study == "schedules"]),
-        "constants": constants_figure(checked.regret),
-        "transition": transition_figure(checked),
-    }
-    drawn = {}
-    for name, figure in figures.items():
-        svg, pdf = render(figure, "svg"), render(figure, "pdf")
-        drawn[name] = _inline(svg.decode())
-        for kind, data in (("svg", svg), ("pdf", pdf)):
-            with files.replacing(out / "figures" / f"{name}.{kind}") as part:
-                part.write_bytes(data)
+    figures = {drawing.name: drawing for drawing in _draw_all(checked)}
+    for drawing in figures.values():
+        drawing.save(out / "figures")
     tables = {
         "claims": pl.DataFrame([asdict(c) for c in checked.claims]),
         "coverage": coverage_table(checked.coverage),
@@ -62,11 +42,11 @@ def write(out: Path, checked: Checked, detections: list[Detection]) -> Path:
     for name, table in tables.items():
         files.write_with(out / "tables" / f"{name}.csv", table.write_csv)
     files.write_json(out / "theory.json", summary(checked, detections))
-    template = resources.files("abps.report").joinpath("templates/theory.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    page = environment.from_string(template).render(
+    page = render(
+        "theory.html",
+        title="abps: guarantees, checked",
         checked=checked,
-        figures=drawn,
+        figures=figures,
         coverage=worst_by_count(checked.coverage),
         deltas=DELTAS,
         regret=checked.regret,
@@ -147,35 +127,55 @@ def gamma_name(gamma: float) -> str:
 # --------------------------------------------------------------------------- figures
 
 
-def render(figure: Figure, kind: str) -> bytes:
-    """A figure as bytes that depend on nothing but the figure."""
-    buffer = io.BytesIO()
-    date = {"Date": None} if kind == "svg" else {"CreationDate": None}
-    with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format=kind, metadata=date)
-    return buffer.getvalue()
-
-
-def _inline(svg: str) -> str:
-    """An SVG element that can stand in a page: no declaration, no document type, its own width."""
-    return svg[svg.index("<svg") :]
+def _draw_all(checked: Checked) -> list[Drawing]:
+    schedules = [r for r in checked.regret if r.study == "schedules"]
+    return [
+        draw(
+            "coverage",
+            "How often the bound is violated",
+            "Largest share of runs in which the posterior mean lies outside the bound, over drifts, priors, "
+            "utilities and shapes of drift. Dashed: the probability δ that the theorem allows.",
+            partial(coverage_figure, checked.coverage),
+        ),
+        draw(
+            "regret",
+            "Regret of three schedules",
+            "Regret against the best κ of six peers (0.9, 0.7, 0.6, 0.2, 0.15, 0.1), with two "
+            "standard errors, both axes logarithmic. A straight line is a power of T and its slope "
+            "the exponent; a logarithm flattens. Points under 5 / √T are runs of their own, because "
+            "that schedule depends on the number of rounds.",
+            partial(regret_figure, schedules),
+        ),
+        draw(
+            "constants",
+            "Constants of the bound",
+            "Left: above 1 the bound is crossed; the printed constant does not know γ. Right: with "
+            "two slots, gaps to the best peer do not see how hard the second place is to fill.",
+            partial(constants_figure, checked.regret),
+        ),
+        draw(
+            "transition",
+            "Where resting begins",
+            "Above: probability that the score of a peer met in every round lies below 0.5. Below: "
+            "rounds that a center rested that follows the score. Grey line: c_neg = 0.5, where the "
+            "lemma's oracle changes.",
+            partial(transition_figure, checked),
+        ),
+    ]
 
 
 def coverage_figure(rows: list[Coverage]) -> Figure:
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(5.2, 3.4), layout="constrained")
-        axes = figure.subplots()
-        worst = worst_by_count(rows)
-        counts = np.array([k for k, _ in worst])
-        for i, (delta, colour) in enumerate(zip(DELTAS, (BLUE, ORANGE, GREEN, RED, PURPLE), strict=True)):
-            rate = np.array([rates[i] for _, rates in worst])
-            seen = rate > 0
-            axes.plot(counts[seen], rate[seen], "o-", color=colour, markersize=3, label=f"δ = {delta:g}")
-            axes.axhline(delta, color=colour, linestyle="--", linewidth=0.8)
-        axes.set(
-            xscale="log", yscale="log", xlabel="observations K", ylabel="share of runs outside the bound"
-        )
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure = blank(5.2, 3.4)
+    axes = figure.subplots()
+    worst = worst_by_count(rows)
+    counts = np.array([k for k, _ in worst])
+    for i, (delta, colour) in enumerate(zip(DELTAS, (BLUE, ORANGE, GREEN, RED, PURPLE), strict=True)):
+        rate = np.array([rates[i] for _, rates in worst])
+        seen = rate > 0
+        axes.plot(counts[seen], rate[seen], "o-", color=colour, markersize=3, label=f"δ = {delta:g}")
+        axes.axhline(delta, color=colour, linestyle="--", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="observations K", ylabel="share of runs outside the bound")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
@@ -186,84 +186,79 @@ def regret_figure(rows: list[Regret]) -> Figure:
         "inv_sqrt_horizon": ("5 / √T", ORANGE, "--"),
         "c_over_t": ("5 / t", BLUE, "-."),
     }
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.2, 5.8), layout="constrained")
-        panels = sorted({(r.slots, r.gamma) for r in rows})
-        grid = figure.subplots(2, 2, sharex=True, sharey=True).ravel()
-        for axes, (slots, gamma) in zip(grid, panels, strict=True):
-            for r in rows:
-                if (r.slots, r.gamma) != (slots, gamma):
-                    continue
-                name, colour, dash = kinds[r.epsilon.schedule]
-                marker = "o" if r.epsilon.schedule == "inv_sqrt_horizon" else ""
-                label = f"ε = {name}: slope {r.slope:.2f}"
-                axes.plot(r.at, r.mean, dash, color=colour, marker=marker, markersize=3, label=label)
-                axes.fill_between(r.at, r.mean - 2 * r.error, r.mean + 2 * r.error, color=colour, alpha=0.2)
-                axes.plot(r.at, r.bounds["slots"], ":", color=colour, linewidth=1.0)
-            axes.plot([], [], ":", color=GREY, label="dotted: its bound (8 γ², gaps to the slots)")
-            axes.set(xscale="log", yscale="log", title=f"κ = {slots}, γ = {gamma_name(gamma)}")
-            axes.legend(fontsize=7)
-        for axes in grid[2:]:
-            axes.set_xlabel("rounds T")
-        for axes in grid[::2]:
-            axes.set_ylabel("regret")
+    figure = blank(8.2, 5.8)
+    panels = sorted({(r.slots, r.gamma) for r in rows})
+    grid = figure.subplots(2, 2, sharex=True, sharey=True).ravel()
+    for axes, (slots, gamma) in zip(grid, panels, strict=True):
+        for r in rows:
+            if (r.slots, r.gamma) != (slots, gamma):
+                continue
+            name, colour, dash = kinds[r.epsilon.schedule]
+            marker = "o" if r.epsilon.schedule == "inv_sqrt_horizon" else ""
+            label = f"ε = {name}: slope {r.slope:.2f}"
+            axes.plot(r.at, r.mean, dash, color=colour, marker=marker, markersize=3, label=label)
+            axes.fill_between(r.at, r.mean - 2 * r.error, r.mean + 2 * r.error, color=colour, alpha=0.2)
+            axes.plot(r.at, r.bounds["slots"], ":", color=colour, linewidth=1.0)
+        axes.plot([], [], ":", color=GREY, label="dotted: its bound (8 γ², gaps to the slots)")
+        axes.set(xscale="log", yscale="log", title=f"κ = {slots}, γ = {gamma_name(gamma)}")
+        axes.legend(fontsize=7)
+    for axes in grid[2:]:
+        axes.set_xlabel("rounds T")
+    for axes in grid[::2]:
+        axes.set_ylabel("regret")
     return figure
 
 
 def constants_figure(rows: list[Regret]) -> Figure:
     """Left: regret over bound as gamma grows. Right: two slots, where gaps to the best peer fail."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.2, 3.4), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        sweep = [r for r in rows if r.study == "gamma"]
-        gammas = [r.gamma for r in sweep]
-        left.plot(gammas, [r.worst["printed"] for r in sweep], "o-", color=RED, label="printed: 8")
-        proven = [r for r in sweep if np.isfinite(r.bounds["constant"]).all()]
-        left.plot(
-            [r.gamma for r in proven],
-            [r.worst["constant"] for r in proven],
-            "s--",
-            color=BLUE,
-            label="corrected: 8 γ²",
-        )
-        left.axhline(1.0, color=GREY, linewidth=0.8)
-        left.axvline(GAMMA, color=GREY, linewidth=0.8, linestyle=":")
-        left.set(
-            xlabel="γ (dotted: √2)", ylabel="largest regret / bound", title="κ = 1, utilities 0.9 and 0.1"
-        )
-        left.legend()
-        shown = [r for r in rows if r.study == "slots"]
-        for r, colour in zip(shown, (BLUE, RED), strict=True):
-            name = gamma_name(r.gamma)
-            right.plot(r.at, r.mean, color=colour, label=f"regret, γ = {name}")
-            style = {"color": colour, "linewidth": 0.9}
-            right.plot(r.at, r.bounds["constant"], "--", label=f"8 γ², gaps to the best, γ = {name}", **style)
-            right.plot(r.at, r.bounds["slots"], ":", label=f"8 γ², gaps to the slots, γ = {name}", **style)
-        right.set(xscale="log", yscale="log", xlabel="rounds T", ylabel="regret")
-        right.set_title("κ = 2, utilities " + ", ".join(f"{m:g}" for m in shown[0].means))
-        right.set_xlim(left=1000)
-        right.set_ylim(bottom=10)
-        right.legend(fontsize=6.5)
+    figure = blank(8.2, 3.4)
+    left, right = figure.subplots(1, 2)
+    sweep = [r for r in rows if r.study == "gamma"]
+    gammas = [r.gamma for r in sweep]
+    left.plot(gammas, [r.worst["printed"] for r in sweep], "o-", color=RED, label="printed: 8")
+    proven = [r for r in sweep if np.isfinite(r.bounds["constant"]).all()]
+    left.plot(
+        [r.gamma for r in proven],
+        [r.worst["constant"] for r in proven],
+        "s--",
+        color=BLUE,
+        label="corrected: 8 γ²",
+    )
+    left.axhline(1.0, color=GREY, linewidth=0.8)
+    left.axvline(GAMMA, color=GREY, linewidth=0.8, linestyle=":")
+    left.set(xlabel="γ (dotted: √2)", ylabel="largest regret / bound", title="κ = 1, utilities 0.9 and 0.1")
+    left.legend()
+    shown = [r for r in rows if r.study == "slots"]
+    for r, colour in zip(shown, (BLUE, RED), strict=True):
+        name = gamma_name(r.gamma)
+        right.plot(r.at, r.mean, color=colour, label=f"regret, γ = {name}")
+        style = {"color": colour, "linewidth": 0.9}
+        right.plot(r.at, r.bounds["constant"], "--", label=f"8 γ², gaps to the best, γ = {name}", **style)
+        right.plot(r.at, r.bounds["slots"], ":", label=f"8 γ², gaps to the slots, γ = {name}", **style)
+    right.set(xscale="log", yscale="log", xlabel="rounds T", ylabel="regret")
+    right.set_title("κ = 2, utilities " + ", ".join(f"{m:g}" for m in shown[0].means))
+    right.set_xlim(left=1000)
+    right.set_ylim(bottom=10)
+    right.legend(fontsize=6.5)
     return figure
 
 
 def transition_figure(checked: Checked) -> Figure:
     """P(rest) over the peer's utility: a panel per gamma, a line per number of meetings."""
-    with mpl.rc_context(STYLE):
-        gammas = list(dict.fromkeys(m.gamma for m in checked.transition))
-        figure = Figure(figsize=(8.2, 4.6), layout="constrained")
-        grid = figure.subplots(2, len(gammas), sharex=True, sharey=True)
-        looks = ((PURPLE, ":"), (ORANGE, "-."), (GREEN, "--"), (BLUE, "-"))
-        for column, gamma in enumerate(gammas):
-            at = [m for m in checked.transition if m.gamma == gamma]
-            for m, (colour, dash) in zip(at, looks, strict=True):
-                grid[0, column].plot(m.utility, m.would_rest, dash, color=colour, label=f"t = {m.rounds}")
-                grid[1, column].plot(m.utility, m.rested, dash, color=colour, label=f"t = {m.rounds}")
-            for axes in grid[:, column]:
-                axes.axvline(0.5, color=GREY, linewidth=0.8)
-            grid[0, column].set_title(f"γ = {gamma_name(gamma)}")
-            grid[1, column].set_xlabel("utility μ*")
-        grid[0, 0].set_ylabel("P(score < 0.5)\nmet in every round")
-        grid[1, 0].set_ylabel("share of rounds rested\nby the rule itself")
-        grid[0, -1].legend(fontsize=7)
+    gammas = list(dict.fromkeys(m.gamma for m in checked.transition))
+    figure = blank(8.2, 4.6)
+    grid = figure.subplots(2, len(gammas), sharex=True, sharey=True)
+    looks = ((PURPLE, ":"), (ORANGE, "-."), (GREEN, "--"), (BLUE, "-"))
+    for column, gamma in enumerate(gammas):
+        at = [m for m in checked.transition if m.gamma == gamma]
+        for m, (colour, dash) in zip(at, looks, strict=True):
+            grid[0, column].plot(m.utility, m.would_rest, dash, color=colour, label=f"t = {m.rounds}")
+            grid[1, column].plot(m.utility, m.rested, dash, color=colour, label=f"t = {m.rounds}")
+        for axes in grid[:, column]:
+            axes.axvline(0.5, color=GREY, linewidth=0.8)
+        grid[0, column].set_title(f"γ = {gamma_name(gamma)}")
+        grid[1, column].set_xlabel("utility μ*")
+    grid[0, 0].set_ylabel("P(score < 0.5)\nmet in every round")
+    grid[1, 0].set_ylabel("share of rounds rested\nby the rule itself")
+    grid[0, -1].legend(fontsize=7)
     return figure
