@@ -16,7 +16,7 @@ import pytest
 from abps.cohorts import eicu
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
-from abps.data.prepare import assign_splits
+from abps.data.split import assign_splits
 
 from . import oracles
 

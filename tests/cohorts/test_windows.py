@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.prepare import assign_splits, prepare
+from abps.data.prepare import prepare
+from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import Roles, parse_builtin
 from abps.data.synthetic.icu import IcuSynthetic, population_of
 from abps.data.synthetic.icu_stream import IcuStream

@@ -7,7 +7,8 @@ import polars as pl
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.prepare import assign_splits, prepare, quotas
+from abps.data.prepare import prepare
+from abps.data.split import assign_splits, quotas
 from abps.data.synthetic.builtin import Roles
 from abps.data.table import binary_label, federate, load, read_table
 
@@ -83,8 +84,9 @@ def test_the_order_of_centers_in_the_file_does_not_matter_to_a_center():
 
 
 def test_nothing_is_fitted_outside_a_centers_training_rows():
-    frame = messy().with_columns(pl.col("age").fill_nan(None))
-    roles = Roles("died", "hospital")
+    # Patients are named: rows that are known by their content alone would be split anew when it is spoiled.
+    frame = messy().with_columns(pl.col("age").fill_nan(None)).with_row_index("key")
+    roles = Roles("died", "hospital", patient="key")
     fed = federate(frame, roles, "messy")
     split = assign_splits(fed, 5)
     before = prepare(fed, 5)

@@ -23,7 +23,7 @@ Data = Annotated[
 ]
 Label = Annotated[str | None, typer.Option(help="The column to predict (two values).")]
 Center = Annotated[str | None, typer.Option(help="The column that says which center a row belongs to.")]
-Patient = Annotated[str | None, typer.Option(help="A patient's stays never fall into two splits.")]
+Patient = Annotated[str | None, typer.Option(help="A patient is in one split, in all centers.")]
 Time = Annotated[str | None, typer.Option(help="A date or year column; never a feature.")]
 Group = Annotated[str | None, typer.Option(help="A column that groups centers, for group-oracle-k1.")]
 Eras = Annotated[

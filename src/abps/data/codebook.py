@@ -56,12 +56,15 @@ class Codebook:
 
     time: whether every center's table has a time column (its mean year is then published).
     statistics: the scales of numeric columns that were agreed on, or None.
+    shared_patients: whether a patient may be known to several centers (by one key). Then every center places
+    a patient by the key alone, so that nobody is learned from in one center and scored in another.
     """
 
     columns: tuple[Column, ...]
     descriptors: tuple[str, ...] = ()
     time: bool = False
     statistics: Statistics | None = None
+    shared_patients: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -78,6 +81,7 @@ class Codebook:
         plain: dict[str, Any] = {
             "schema": SCHEMAS[-1],
             "time": self.time,
+            **({"shared_patients": True} if self.shared_patients else {}),
             "descriptors": list(self.descriptors),
             "columns": [{k: v for k, v in asdict(c).items() if v} for c in self.columns],
         }
@@ -97,7 +101,8 @@ class Codebook:
                 raise ValueError(f"a column that is none: {bad[0] if bad else columns}")
             given = data.get("statistics")
             statistics = None if given is None else Statistics.from_json(given)
-            return Codebook(columns, tuple(data["descriptors"]), bool(data["time"]), statistics)
+            shared = bool(data.get("shared_patients", False))
+            return Codebook(columns, tuple(data["descriptors"]), bool(data["time"]), statistics, shared)
         except (KeyError, TypeError, ValueError) as error:
             raise RequestError(
                 f"this is not a codebook ({error!r}); make one with `abps site init` and exchange that file"
@@ -136,7 +141,8 @@ def merged(books: Sequence[Codebook]) -> Codebook:
     described = [frozenset(book.descriptors) for book in books]
     shared = described[0].intersection(*described[1:])
     described_by_all = tuple(d for d in books[0].descriptors if d in shared)
-    return Codebook(tuple(columns), described_by_all, books[0].time, _one_scale_each(books))
+    shared_patients = any(book.shared_patients for book in books)
+    return Codebook(tuple(columns), described_by_all, books[0].time, _one_scale_each(books), shared_patients)
 
 
 def _one_scale_each(books: Sequence[Codebook]) -> Statistics | None:

@@ -30,11 +30,13 @@ class Federation:
 
     features: one column per feature, numeric, boolean or text; null where missing.
     label: (rows,) 0 or 1.  center: (rows,) index into ``centers``.
-    patient: (rows,) patient codes, or None.  time: (rows,) years, or None.
+    patient: (rows,) the number of every row's patient, the same in every table that has the key, or None.
+    time: (rows,) years, or None.
     groups: one declared group per center (for the oracle control), or None.
     descriptors: binary features whose prevalence a center publishes in its metadata vector.
     era: (rows,) the window of time a stay belongs to, 0, 1, …, or None if all are there from the start.
     every: rounds from one window to the next; None: the rounds of a run divide evenly over the windows.
+    in_order: the order of rows is part of the data (a generator made it); that of a file never is.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Federation:
     left_out: tuple[LeftOut, ...] = ()
     era: NDArray[np.int16] | None = None
     every: int | None = None
+    in_order: bool = False
 
     @property
     def size(self) -> int:
@@ -67,13 +70,17 @@ class Federation:
 
     def only(self, rows: NDArray[np.bool_]) -> Federation:
         """The same federation with some of its rows: (rows,) true where a row stays."""
+        return self.take(np.flatnonzero(rows))
+
+    def take(self, rows: NDArray[np.int64]) -> Federation:
+        """The same federation with these rows, in this order."""
 
         def part(values: NDArray[Any] | None) -> NDArray[Any] | None:
             return None if values is None else values[rows]
 
         return replace(
             self,
-            features=self.features.filter(pl.Series(rows)),
+            features=self.features[rows],
             label=self.label[rows],
             center=self.center[rows],
             patient=part(self.patient),
@@ -91,4 +98,6 @@ class Federation:
         digest.update(repr((self.centers, self.groups, self.descriptors)).encode())
         if self.era is not None:
             digest.update(np.ascontiguousarray(self.era).tobytes() + repr(self.every).encode())
+        if self.in_order:
+            digest.update(b"in order")
         return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""From a federation to numbers: split, impute, standardise, encode; each center by itself.
+"""From a federation to numbers: impute, standardise, encode; each center by itself.
 
 What a center fits (imputation values, means, standard deviations) it fits on its own training rows, or the
 federation agrees on them once (``standardise="common"``, see :mod:`abps.data.statistics`). What all must
@@ -9,7 +9,6 @@ the training rows is encoded as "none of the known".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,17 +17,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, candidates, encode_column, sums
 from abps.data.federation import Federation
+from abps.data.split import assign_splits, canonical_order, patients_cross
 from abps.data.statistics import Summary, agree, oddities, summaries
 
 #: By whose numbers a column is standardised: each center's own, or those that the federation agreed on.
 STANDARDISE = ("own", "common")
-
-#: Shares of training, validation and test rows.
-SHARES = (0.70, 0.15, 0.15)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,53 +127,6 @@ class Prepared:
         )
 
 
-def quotas(count: int, shares: tuple[float, ...] = SHARES) -> tuple[int, ...]:
-    """How many of ``count`` units go to each split: the shares rounded, and one to each if it can be.
-
-    >>> quotas(20), quotas(3), quotas(2)
-    ((14, 3, 3), (1, 1, 1), (1, 0, 1))
-    """
-    if count == 2:
-        return (1, 0, 1)  # better a scored center without validation than the reverse
-    if count < 2:
-        return (count, 0, 0)
-    small = [max(1, math.floor(count * share + 0.5)) for share in shares[1:]]
-    return (count - sum(small), *small)
-
-
-def assign_splits(federation: Federation, seed: int) -> NDArray[np.int8]:
-    """(rows,) 0 training, 1 validation, 2 test: stratified by label in each center.
-
-    With patients known, all stays of a patient go to one split; the strata are then patients with and
-    without a positive stay. With windows of time, every window is split by itself, a patient in that of
-    the first stay: a row that is held out in one window is held out in all.
-    """
-    split = np.zeros(federation.rows, dtype=np.int8)
-    order = np.argsort(federation.center, kind="stable")
-    bounds = np.searchsorted(federation.center[order], np.arange(federation.size + 1))
-    for i, name in enumerate(federation.centers):
-        rows = order[bounds[i] : bounds[i + 1]]
-        rng = streams.generator(seed, "split", 0, streams.center_id(name))
-        labels = federation.label[rows]
-        if federation.patient is None:
-            unit = np.arange(len(rows))
-            positive = labels > 0
-        else:
-            _, unit = np.unique(federation.patient[rows], return_inverse=True)
-            positive = np.bincount(unit, weights=labels) > 0
-        first = np.zeros(len(positive), dtype=np.int64)
-        if federation.era is not None:
-            first[:] = federation.eras
-            np.minimum.at(first, unit, federation.era[rows])
-        part = np.zeros(len(positive), dtype=np.int8)
-        for era in np.unique(first):
-            for stratum in (True, False):
-                members = rng.permutation(np.flatnonzero((positive == stratum) & (first == era)))
-                part[members] = np.repeat(np.arange(3, dtype=np.int8), quotas(len(members)))
-        split[rows] = part[unit]
-    return split
-
-
 @dataclass(frozen=True, eq=False)
 class Encoded:
     """x: (rows, columns) all rows of a federation.  book: by what.  warnings: what looked wrong."""
@@ -247,7 +196,9 @@ def codebook(
 ) -> Codebook:
     """What the centers of a federation would have to agree on to encode their tables each by itself."""
     split = assign_splits(federation, seed) if split is None else split
-    return encode(federation, split, standardise=standardise).book
+    book = encode(federation, split, standardise=standardise).book
+    # A center by itself cannot know who else has seen its patients.
+    return replace(book, shared_patients=federation.size == 1 or patients_cross(federation))
 
 
 def metadata(
@@ -278,8 +229,15 @@ def prepare(
     split: NDArray[np.int8] | None = None,
     standardise: str = "own",
 ) -> Prepared:
-    """Split and encode a federation for one seed, by an agreed codebook or by its own."""
-    split = assign_splits(federation, seed) if split is None else split
+    """Split and encode a federation for one seed, by an agreed codebook or by its own.
+
+    The order of rows in a file changes nothing.
+    """
+    if split is None:
+        split = assign_splits(federation, seed, book is not None and book.shared_patients)
+    if not federation.in_order:
+        order = canonical_order(federation)
+        federation, split = federation.take(order), split[order]
     encoded = encode(federation, split, book, standardise)
     x, made = encoded.x, encoded.book
     vectors, names, base = metadata(federation, split)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError, nearest
 from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation, LeftOut
+from abps.data.split import content_of, patient_numbers
 from abps.data.synthetic.builtin import Roles, builtin_table, is_builtin
 
 #: The smallest center that takes part, unless the user says otherwise.
@@ -59,7 +60,8 @@ def load(data: str, roles: Roles | None = None, min_stays: int | None = None) ->
         frame, own = builtin_table(data)
         given = {} if roles is None else {k: v for k, v in vars(roles).items() if v}
         # The built-in federations are made: their small centers are meant to be there.
-        return federate(frame, replace(own, **given), data, MIN_CLASS if min_stays is None else min_stays)
+        least = MIN_CLASS if min_stays is None else min_stays
+        return replace(federate(frame, replace(own, **given), data, least), in_order=True)
     path = Path(data)
     if not path.exists() and path.suffix not in (".csv", ".parquet", ".gz", ".tsv"):
         from abps.data.synthetic.builtin import BUILTIN
@@ -164,14 +166,15 @@ def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_
     features = feature_columns(frame.drop([*dict.fromkeys(used + list(roles.drop))]))
     if features.width == 0:
         raise RequestError(f"{name}: no column is left to learn from; check --drop and the table")
+    years = None if roles.time is None else _years(frame[roles.time], roles.time)
     return Federation(
         name=name,
         features=features,
         label=label,
         center=np.searchsorted(np.array(centers), centers_of).astype(np.int32),
         centers=centers,
-        patient=None if roles.patient is None else _codes(frame[roles.patient]),
-        time=None if roles.time is None else _years(frame[roles.time], roles.time),
+        patient=None if roles.patient is None else _patients(frame[roles.patient], features, label, years),
+        time=years,
         groups=groups,
         descriptors=_descriptors(features),
         left_out=tuple(left_out),
@@ -214,14 +217,15 @@ def own_table(
         features = typed({name: column for name, column in known.items() if column is not None}, book, site)
     if features.width == 0:
         raise RequestError(f"{path}: no column is left to learn from; check --drop and the table")
+    years = None if time is None or (book is not None and not book.time) else _years(frame[time], time)
     return Federation(
         name=site,
         features=features,
         label=values,
         center=np.zeros(len(values), dtype=np.int32),
         centers=(site,),
-        patient=None if patient is None else _codes(frame[patient]),
-        time=None if time is None or (book is not None and not book.time) else _years(frame[time], time),
+        patient=None if patient is None else _patients(frame[patient], features, values, years),
+        time=years,
         descriptors=_descriptors(features) if book is None else book.descriptors,
     )
 
@@ -348,14 +352,11 @@ def _is_identifier(column: pl.Series) -> bool:
     return known.n_unique() > 50 and known.n_unique() > 0.5 * len(known)
 
 
-def _codes(column: pl.Series) -> NDArray[np.int64]:
-    """Text or numbers as codes; a stay without a patient is a patient of its own."""
-    text = column.cast(pl.String).to_numpy()
-    _, code = np.unique(np.array(["" if v is None else str(v) for v in text]), return_inverse=True)
-    missing = column.is_null().to_numpy()
-    code = code.astype(np.int64)
-    code[missing] = -1 - np.arange(missing.sum())
-    return code
+def _patients(
+    keys: pl.Series, features: pl.DataFrame, label: NDArray[np.int8], years: NDArray[np.float64] | None
+) -> NDArray[np.int64]:
+    """(rows,) the numbers of the patients."""
+    return patient_numbers(keys, content_of(features, label, years))
 
 
 def _years(column: pl.Series, name: str) -> NDArray[np.float64]:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.prepare import Prepared, assign_splits, codebook, prepare
+from abps.data.prepare import Prepared, codebook, prepare
+from abps.data.split import assign_splits
 
 
 @dataclass(eq=False)

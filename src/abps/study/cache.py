@@ -48,6 +48,7 @@ def write_federation(place: Path, federation: Federation) -> None:
             "descriptors": list(federation.descriptors),
             "left_out": [[o.center, o.rows, o.reason] for o in federation.left_out],
             "every": federation.every,
+            "in_order": federation.in_order,
         },
     )
 
@@ -71,6 +72,7 @@ def read_federation(place: Path, fingerprint: str) -> Federation:
             left_out=tuple(LeftOut(*o) for o in about["left_out"]),
             era=arrays.get("era"),
             every=about["every"],
+            in_order=about["in_order"],
         )
     except Exception as error:  # any library may stumble over a damaged file, each in its own way
         raise Unusable(f"the data in {folder} cannot be read ({type(error).__name__})") from error

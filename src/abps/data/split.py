@@ -1,0 +1,194 @@
+"""Which rows are learned from, which choose, which score: 70 % training, 15 % validation, 15 % test.
+
+Three rules, all of them functions of the seed and of what a row is, never of where it stands in a file:
+
+* All stays of a patient are in one split, in every center that knows the patient. A patient of several
+  centers is placed by the key alone (its number among the seed's random numbers), so that centers agree
+  without asking each other.
+* The other patients of a center fill its quotas, stratified by outcome: each stratum is shuffled by the
+  center's own stream, from the order of the patients' numbers.
+* Without a patient column every row is a patient of its own, known by its content.
+
+A hospital among others cannot know who else has seen its patients. Unless all have agreed that nobody has
+(:attr:`abps.data.codebook.Codebook.shared_patients`), it places every patient by the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.core import streams
+from abps.data.federation import Federation
+
+#: Shares of training, validation and test rows.
+SHARES = (0.70, 0.15, 0.15)
+
+#: Numbers of patients stay below: the highest two bits tell digits, other keys and nobody apart.
+_WORD = 1 << 62
+
+
+def quotas(count: int, shares: tuple[float, ...] = SHARES) -> tuple[int, ...]:
+    """How many of ``count`` units go to each split: the shares rounded, and one to each if it can be.
+
+    >>> quotas(20), quotas(3), quotas(2)
+    ((14, 3, 3), (1, 1, 1), (1, 0, 1))
+    """
+    if count == 2:
+        return (1, 0, 1)  # better a scored center without validation than the reverse
+    if count < 2:
+        return (count, 0, 0)
+    small = [max(1, math.floor(count * share + 0.5)) for share in shares[1:]]
+    return (count - sum(small), *small)
+
+
+def patient_numbers(keys: pl.Series, content: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """(rows,) a number for every row's patient: one key has one number, in every table and at every site.
+
+    Keys of digits are their own number, others are hashed. A stay without a key is a patient of its own and
+    gets a negative number from its content (rows,).
+    """
+    if keys.dtype.is_float() and (keys.drop_nulls() % 1 == 0).all():
+        keys = keys.cast(pl.Int64)  # a column of whole numbers with gaps is often written as 17.0
+    text = keys.cast(pl.String).str.strip_chars()
+    known = text.unique().drop_nulls().to_list()
+    number = {key: _number(key) for key in known if key}
+    found = text.replace_strict(number, default=None, return_dtype=pl.Int64)
+    nobody = found.is_null().to_numpy()
+    numbers = found.fill_null(0).to_numpy().copy()
+    own = streams.bits(0, "split", 0, content[nobody], _occurrence(content[nobody]))
+    numbers[nobody] = -1 - (own % np.uint64(_WORD)).astype(np.int64)
+    return numbers
+
+
+def _number(key: str) -> int:
+    """A key's number."""
+    digits = key.isascii() and key.isdigit() and len(key) <= 18
+    if digits:
+        return int(key)
+    return _WORD + int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") % _WORD
+
+
+def _occurrence(values: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """(rows,) how many times a row's value occurred before it."""
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    start = np.searchsorted(ranked, ranked, side="left")
+    counts = np.empty(len(values), dtype=np.int64)
+    counts[order] = np.arange(len(values)) - start
+    return counts
+
+
+def content_of(
+    features: pl.DataFrame, label: NDArray[np.int8], time: NDArray[np.float64] | None = None
+) -> NDArray[np.uint64]:
+    """(rows,) a digest of every row: features by name, label and time; gaps count as a value of their own."""
+    total = np.zeros(len(label), dtype=np.uint64)
+    parts = {column.name: column for column in features.get_columns()}
+    for name, column in sorted(parts.items()):
+        if column.dtype == pl.String or column.dtype == pl.Categorical:
+            text = column.cast(pl.String)
+            levels = {level: _number(f"text {level}") for level in text.unique().drop_nulls().to_list()}
+            values = text.replace_strict(levels, default=None, return_dtype=pl.Int64).fill_null(-1).to_numpy()
+        else:
+            # A negative zero is a zero, and all that is not finite is a gap.
+            numbers = column.cast(pl.Float64).fill_null(np.nan).to_numpy() + 0.0
+            values = np.where(np.isfinite(numbers), numbers, np.nan).view(np.int64)
+        total += streams.bits(0, "split", 0, streams.center_id(name), values.astype(np.int64).view(np.uint64))
+    total += streams.bits(0, "split", 1, 0, label.astype(np.uint64))
+    if time is not None:
+        total += streams.bits(0, "split", 2, 0, (time + 0.0).view(np.uint64))
+    return np.asarray(total)
+
+
+def canonical_order(federation: Federation) -> NDArray[np.int64]:
+    """(rows,) the rows of a federation in an order that does not depend on the file.
+
+    By center, then patient, window, time and content; rows alike in all of these are interchangeable.
+    """
+    content = content_of(federation.features, federation.label, federation.time)
+    known: tuple[NDArray[Any] | None, ...] = (federation.time, federation.era, federation.patient)
+    return np.lexsort((content, *(key for key in known if key is not None), federation.center))
+
+
+def _units(federation: Federation) -> NDArray[np.int64]:
+    """(rows,) the number of every row's patient."""
+    if federation.patient is not None:
+        return federation.patient
+    content = content_of(federation.features, federation.label, federation.time)
+    # The same row in two centers is two people, and so is the same row twice in one.
+    center = streams.center_ids(federation.centers)[federation.center]
+    mixed = streams.bits(0, "split", 0, center, content)
+    mixed = streams.bits(0, "split", 0, mixed, _occurrence(mixed))
+    return np.asarray((mixed % np.uint64(_WORD)).astype(np.int64))
+
+
+def by_key(units: NDArray[np.int64], seed: int) -> NDArray[np.int8]:
+    """(units,) the split of patients that is the same wherever they are seen."""
+    cuts = np.cumsum(SHARES[:-1])
+    place = streams.uniforms(seed, "split", 1, units.view(np.uint64))
+    return np.searchsorted(cuts, place, side="right").astype(np.int8)
+
+
+def assign_splits(federation: Federation, seed: int, shared_patients: bool = False) -> NDArray[np.int8]:
+    """(rows,) 0 training, 1 validation, 2 test: stratified by label in each center, one split a patient.
+
+    The strata are patients with and without a positive stay in the center. With windows of time, every
+    window is split by itself, a patient in that of the first stay: a row that is held out in one window is
+    held out in all.
+    shared_patients: whether other centers, unseen here, may know the same patients.
+    """
+    split = np.zeros(federation.rows, dtype=np.int8)
+    units = _units(federation)
+    placed = _placed(federation, units, shared_patients)
+    order = np.argsort(federation.center, kind="stable")
+    bounds = np.searchsorted(federation.center[order], np.arange(federation.size + 1))
+    for i, name in enumerate(federation.centers):
+        rows = order[bounds[i] : bounds[i + 1]]
+        rng = streams.generator(seed, "split", 0, streams.center_id(name))
+        patients, unit = np.unique(units[rows], return_inverse=True)
+        positive = np.bincount(unit, weights=federation.label[rows]) > 0
+        fixed = np.isin(patients, placed, assume_unique=True)
+        first = np.zeros(len(positive), dtype=np.int64)
+        if federation.era is not None:
+            first[:] = federation.eras
+            np.minimum.at(first, unit, federation.era[rows])
+        part = by_key(patients, seed)
+        for era in np.unique(first):
+            for stratum in (True, False):
+                members = (positive == stratum) & (first == era)
+                free = rng.permutation(np.flatnonzero(members & ~fixed))
+                part[free] = np.repeat(np.arange(3, dtype=np.int8), _left(members, fixed, part))
+        split[rows] = part[unit]
+    return split
+
+
+def _placed(federation: Federation, units: NDArray[np.int64], shared_patients: bool) -> NDArray[np.int64]:
+    """Patients whose split follows from their key: those in several centers, or all who might be."""
+    if federation.patient is None:
+        return np.empty(0, dtype=np.int64)
+    if shared_patients:
+        return np.unique(units)
+    pairs = np.unique(np.stack([units, federation.center.astype(np.int64)]), axis=1)
+    patients, centers = np.unique(pairs[0], return_counts=True)
+    return patients[centers > 1]
+
+
+def _left(members: NDArray[np.bool_], fixed: NDArray[np.bool_], part: NDArray[np.int8]) -> list[int]:
+    """What those who are placed leave of a stratum's quotas to the others: training gives way first."""
+    free = int((members & ~fixed).sum())
+    taken = np.bincount(part[members & fixed], minlength=3)
+    _, validation, test = quotas(int(members.sum()))
+    test = min(max(test - int(taken[2]), 0), free)
+    validation = min(max(validation - int(taken[1]), 0), free - test)
+    return [free - test - validation, validation, test]
+
+
+def patients_cross(federation: Federation) -> bool:
+    """Whether a patient is known to more than one center."""
+    return federation.patient is not None and bool(len(_placed(federation, federation.patient, False)))
