@@ -16,7 +16,8 @@ from sklearn.preprocessing import StandardScaler
 import abps
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, merged
-from abps.data.prepare import assign_splits, codebook, prepare, told_of
+from abps.data.prepare import codebook, prepare, told_of
+from abps.data.split import assign_splits
 from abps.data.statistics import (
     FEWEST,
     GROUP,
