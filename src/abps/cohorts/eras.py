@@ -1,14 +1,15 @@
 """Does the table change over time, and do its centers differ? The paper's Appendix A for any table.
 
-Vitals between two eras (Welch's t-test after an outlier rule), the outcome between and within groups
-of centers (Jensen-Shannon divergence, with what sampling alone would give), and whether the windows
-that define centers follow the eras at all (Cramér's V, purity).
+Vitals between two eras, mean and spread (Welch's t-test after an outlier rule as in the paper, and with
+errors clustered by center, which is what counts), the outcome between and within groups of centers
+(Jensen-Shannon divergence, with what sampling alone would give), and whether the windows that define
+centers follow the eras at all (Cramér's V, purity).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from abps.cohorts import vitals
 from abps.core.errors import RequestError, nearest
 from abps.data import describe
-from abps.stats import divergence
+from abps.stats import clusters, divergence
 
 #: Columns that hold the true era, where a source publishes one; the first that a table has is used.
 ERA_COLUMNS = ("era", "anchor_year_group")
@@ -54,15 +55,39 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """One column between two eras. removed: values beyond the outlier rule, per era."""
+    """One column between two eras. removed: values beyond the outlier rule, per era.
+
+    test, spread_test: Welch's t-test of the values, and of their distances from their era's median. mean,
+    spread: the same with errors clustered by center; None where the table names no center. Holm's adjustment
+    is over all columns, of the clustered tests where there are any.
+    """
 
     column: str
     test: divergence.Welch
+    spread_test: divergence.Welch
+    mean: clusters.ClusteredDifference | None
+    spread: clusters.ClusteredDifference | None
     p_holm: float
+    spread_p_holm: float
     removed: tuple[int, int]
     edges: NDArray[np.float64]
     counts: tuple[NDArray[np.int64], NDArray[np.int64]]
     histogram_js: float
+
+    @property
+    def p(self) -> float:
+        """The p-value of the means that counts: clustered where it can be."""
+        return self.test.p if self.mean is None else self.mean.p
+
+    @property
+    def spread_p(self) -> float:
+        """The same for the spread."""
+        return self.spread_test.p if self.spread is None else self.spread.p
+
+    @property
+    def sd_ratio(self) -> float:
+        """Standard deviation of the first era over that of the second."""
+        return self.test.sd[0] / self.test.sd[1] if self.test.sd[1] > 0 else math.nan
 
 
 @dataclass(frozen=True)
@@ -79,7 +104,7 @@ class EraLine:
 
 @dataclass(frozen=True, eq=False)
 class Drift:
-    """Everything that was asked, and what was found."""
+    """Everything that was asked, and what was found. skipped: column -> why it could not be compared."""
 
     question: Question
     era_source: str
@@ -90,11 +115,12 @@ class Drift:
     outcome: divergence.OutcomeDivergence | None
     centers: tuple[tuple[str, str, describe.CenterLine], ...]
     association: divergence.Association | None
+    skipped: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For files and scripts; NaN becomes null."""
         content = {
-            "schema": "abps.drift/1",
+            "schema": "abps.drift/2",
             "question": asdict(self.question),
             "era": self.era_source,
             "between": list(self.between),
@@ -105,12 +131,18 @@ class Drift:
                     "column": s.column,
                     **asdict(s.test),
                     "effect": s.test.effect,
+                    "clustered": None if s.mean is None else asdict(s.mean),
                     "p_holm": s.p_holm,
+                    "sd_ratio": s.sd_ratio,
+                    "spread": asdict(s.spread_test),
+                    "spread_clustered": None if s.spread is None else asdict(s.spread),
+                    "spread_p_holm": s.spread_p_holm,
                     "removed": list(s.removed),
                     "histogram_js_nats": s.histogram_js,
                 }
                 for s in self.shifts
             ],
+            "skipped": [{"column": column, "reason": reason} for column, reason in self.skipped],
             "outcome_js_nats": None if self.outcome is None else asdict(self.outcome),
             "window_era": None if self.association is None else asdict(self.association),
         }
@@ -142,11 +174,23 @@ def analyse(table: pl.DataFrame, question: Question) -> Drift:
     names = era.drop_nulls().unique().sort().to_list()
     between = _pair(names, question.between, source)
     columns = question.columns or _default_columns(table, question)
-    shifts = [_shift(table[c], era, between, question.deviations) for c in columns]
-    adjusted = divergence.holm([s.test.p for s in shifts])
+    cluster = None if question.center is None else table[question.center].cast(pl.String).fill_null("unknown")
+    compared, skipped = [], []
+    for column in columns:
+        reason = _incomparable(table[column], era, between)
+        if reason:
+            skipped.append((column, reason))
+        else:
+            compared.append(_shift(table[column], era, between, question.deviations, cluster))
+    if not compared:
+        raise RequestError(
+            f"nothing to compare between {between[0]} and {between[1]}: "
+            + "; ".join(f"{column}: {reason}" for column, reason in skipped[:3])
+        )
+    adjusted = divergence.holm([s.p for s in compared])
+    spread = divergence.holm([s.spread_p for s in compared])
     shifts = [
-        Shift(s.column, s.test, float(p), s.removed, s.edges, s.counts, s.histogram_js)
-        for s, p in zip(shifts, adjusted)
+        replace(s, p_holm=float(p), spread_p_holm=float(q)) for s, p, q in zip(compared, adjusted, spread)
     ]
     window = None if question.time is None else _windows(table, question)
     association = None
@@ -164,6 +208,7 @@ def analyse(table: pl.DataFrame, question: Question) -> Drift:
         outcome=outcome,
         centers=centers,
         association=association,
+        skipped=tuple(skipped),
     )
 
 
@@ -230,18 +275,47 @@ def _default_columns(table: pl.DataFrame, question: Question) -> tuple[str, ...]
     return tuple(numbers[:MOST_COLUMNS])
 
 
-def _shift(column: pl.Series, era: pl.Series, between: tuple[str, str], deviations: float) -> Shift:
+def _incomparable(column: pl.Series, era: pl.Series, between: tuple[str, str]) -> str | None:
+    """Why a column cannot be compared between two eras; None if it can."""
     if not column.dtype.is_numeric():
         raise RequestError(
             f"the column {column.name!r} holds {column.dtype}, not numbers; leave it out of --columns"
         )
-    kept, removed = [], []
+    numbers = [_known(column, era, name)[0] for name in between]
+    for name, values in zip(between, numbers):
+        if len(values) < 2:
+            return f"{len(values)} values in {name}, at least 2 are needed"
+    if all(np.ptp(values) == 0 for values in numbers):
+        return "one and the same value throughout each era"
+    return None
+
+
+def _known(column: pl.Series, era: pl.Series, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The (n,) values of one era that are numbers, and the (rows,) mask of where they are."""
+    number = column.cast(pl.Float64)
+    mask = ((era == name) & number.is_finite()).fill_null(False).to_numpy()
+    return number.to_numpy()[mask], mask
+
+
+def _shift(
+    column: pl.Series, era: pl.Series, between: tuple[str, str], deviations: float, cluster: pl.Series | None
+) -> Shift:
+    kept, removed, labels = [], [], []
     for name in between:
-        values = column.filter(era == name).cast(pl.Float64).drop_nulls().drop_nans().to_numpy()
+        values, mask = _known(column, era, name)
         inside = divergence.within_deviations(values, deviations)
         kept.append(values[inside])
         removed.append(int((~inside).sum()))
-    test = divergence.welch(kept[0], kept[1])
+        if cluster is not None:
+            labels.append(cluster.to_numpy()[mask][inside])
+    away = [clusters.deviations(values) for values in kept]
+    mean = spread = None
+    if labels:
+        mean = clusters.difference(kept[0], kept[1], labels[0], labels[1])
+        spread = clusters.difference(away[0], away[1], labels[0], labels[1])
+        if mean.clusters < 2:  # one center: there is nothing to cluster by
+            mean = spread = None
+    test, spread_test = divergence.welch(kept[0], kept[1]), divergence.welch(away[0], away[1])
     everything = np.concatenate(kept)
     edges = np.linspace(everything.min(), everything.max(), 41) if len(everything) else np.linspace(0, 1, 41)
     if edges[0] == edges[-1]:
@@ -250,7 +324,19 @@ def _shift(column: pl.Series, era: pl.Series, between: tuple[str, str], deviatio
     js = math.nan
     if first.sum() and second.sum():
         js = float(divergence.jensen_shannon(first / first.sum(), second / second.sum()))
-    return Shift(column.name, test, math.nan, (removed[0], removed[1]), edges, (first, second), js)
+    return Shift(
+        column=column.name,
+        test=test,
+        spread_test=spread_test,
+        mean=mean,
+        spread=spread,
+        p_holm=math.nan,
+        spread_p_holm=math.nan,
+        removed=(removed[0], removed[1]),
+        edges=edges,
+        counts=(first, second),
+        histogram_js=js,
+    )
 
 
 def _outcome(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import rel_entr
 
+from abps.core import streams
 from abps.stats.change import two_sided_p
 
 Floats = NDArray[np.float64]
@@ -156,7 +157,8 @@ class Association:
     """How far one labelling tells another.
 
     v: Cramér's V. v_corrected: with the chance part taken out (Bergsma). purity: the share of the most
-    frequent second label, mean over the first labels; chance_purity: the same share in all rows.
+    frequent second label, mean over the first labels; chance_purity: what it would be on average if the
+    labels were dealt out at random. Small windows are pure by chance, so it is above the share in all rows.
     """
 
     v: float
@@ -168,6 +170,25 @@ class Association:
     rows: int
 
 
+#: Random deals behind the chance level of purity; its standard error is then below 0.005 for one row of one.
+DEALS = 4_000
+
+
+def chance_purity(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> float:
+    """The mean purity of rows of these sizes whose labels are dealt at random from (c,) ``columns``.
+
+    Each row is a draw without replacement; the expected share of its most frequent label depends on its size
+    alone, so it is drawn once per size. Always the same draws: a function of the counts.
+    """
+    rng = streams.generator(0, "bootstrap", 0, streams.center_id("chance purity"))
+    sizes, often = np.unique(rows[rows > 0], return_counts=True)
+    expected = [
+        float(rng.multivariate_hypergeometric(columns, int(n), size=DEALS).max(axis=1).mean()) / n
+        for n in sizes
+    ]
+    return float(np.average(expected, weights=often))
+
+
 def association(table: ArrayLike) -> Association:
     """Cramér's V and purity of a (rows, columns) contingency table of counts."""
     counts = np.asarray(table, dtype=np.float64)
@@ -177,7 +198,7 @@ def association(table: ArrayLike) -> Association:
     if total == 0:
         return Association(math.nan, math.nan, math.nan, math.nan, math.nan, 0, 0)
     purity = float((counts.max(axis=1) / counts.sum(axis=1)).mean())
-    chance = float(counts.sum(axis=0).max() / total)
+    chance = chance_purity(counts.sum(axis=1).astype(np.int64), counts.sum(axis=0).astype(np.int64))
     if min(r, c) < 2:  # one label only: nothing to be associated with
         return Association(math.nan, math.nan, purity, chance, 0.0, 0, int(total))
     expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0, keepdims=True) / total
