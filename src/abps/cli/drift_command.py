@@ -102,7 +102,7 @@ def _say(found: analysis.Drift) -> None:
     from rich.table import Table
 
     table = Table(title=f"{found.between[0]} compared with {found.between[1]}")
-    for name in ("column", "stays", "mean", "SD", "t", "p", "p (Holm)"):
+    for name in ("column", "stays", "mean", "p", "p (Holm)", "SD", "p", "p (Holm)"):
         table.add_column(name, justify="left" if name == "column" else "right", overflow="fold")
     for shift in found.shifts:
         test = shift.test
@@ -110,13 +110,19 @@ def _say(found: analysis.Drift) -> None:
             shift.column,
             f"{test.count[0]:,} | {test.count[1]:,}",
             f"{test.mean[0]:.4g} | {test.mean[1]:.4g}",
-            f"{test.sd[0]:.3g} | {test.sd[1]:.3g}",
-            f"{test.t:.2f}",
-            p_value(test.p),
+            p_value(shift.p),
             p_value(shift.p_holm),
+            f"{test.sd[0]:.3g} | {test.sd[1]:.3g}",
+            p_value(shift.spread_p),
+            p_value(shift.spread_p_holm),
         )
     console = Console()
     console.print(table)
+    many = max((s.mean.clusters for s in found.shifts if s.mean is not None), default=0)
+    if many:
+        console.print(f"errors clustered by {many} centers", highlight=False)
+    for column, reason in found.skipped:
+        console.print(f"not compared: {column} ({reason})", highlight=False)
     if found.outcome is not None:
         o = found.outcome
         if o.within_pairs:

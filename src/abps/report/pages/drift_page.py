@@ -51,6 +51,8 @@ def report(drift: Drift, drawings: Mapping[str, Drawing], title: str) -> str:
         label=drift.question.label,
         deviations=f"{drift.question.deviations:g}",
         shifts=drift.shifts,
+        skipped=drift.skipped,
+        clusters=max((s.mean.clusters for s in drift.shifts if s.mean is not None), default=0),
         drawings=drawings,
         outcome=drift.outcome,
         association=drift.association,
@@ -76,7 +78,7 @@ def histograms(drift: Drift) -> Figure:
             panel.stairs(density, shift.edges, color=colour, linewidth=0.8)
             if mean == mean:
                 panel.axvline(mean, color=colour, linestyle="--", linewidth=1)
-        panel.set_title(f"{shift.column}: t = {shift.test.t:.2f}, p = {p_value(shift.test.p)}")
+        panel.set_title(f"{shift.column}: p = {p_value(shift.p)} (mean), {p_value(shift.spread_p)} (spread)")
         panel.set_yticks([])
     if len(drift.shifts):
         panels[0].legend(fontsize=8, frameon=False)
