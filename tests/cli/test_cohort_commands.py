@@ -75,7 +75,7 @@ def test_from_raw_tables_to_a_federation(tmp_path: Path, capsys: pytest.CaptureF
     assert not {"center", "group", "region", "hospital", "age"} & set(by_unit.features.columns)
     assert by_unit.groups is None
     from abps.cli.compare_command import source
-    from abps.data.synthetic.builtin import Roles
+    from abps.data.roles import Roles
 
     assert source(str(fed), Roles("", ""), None).roles.center == "center"
     assert run("drift", "--data", fed, "--era", "admission_year", "--out", tmp_path / "drift") == 0

@@ -11,8 +11,9 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.data.prepare import prepare
+from abps.data.roles import Roles
 from abps.data.split import assign_splits
-from abps.data.synthetic.builtin import Roles, parse_builtin
+from abps.data.synthetic.builtin import parse_builtin
 from abps.data.synthetic.icu import IcuSynthetic, population_of
 from abps.data.synthetic.icu_stream import IcuStream
 from abps.data.table import federate, load, read_table
@@ -236,11 +237,11 @@ def test_a_center_must_be_there_in_every_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("roles", "word"),
     [
-        (Roles("died", "hospital", eras="4"), "--time"),
+        (Roles("died", "hospital", eras="4"), "time column"),
         (Roles("died", "hospital", time="year", eras="1"), "at least 2"),
         (Roles("died", "hospital", eras="sett"), "did you mean 'set'"),
         (Roles("died", "hospital", eras="set", every=0), "at least 1 round"),
-        (Roles("died", "hospital", every=5), "--eras"),
+        (Roles("died", "hospital", every=5), "with eras"),
     ],
 )
 def test_wrong_windows(roles: Roles, word: str, tmp_path: Path) -> None:

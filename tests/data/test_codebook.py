@@ -112,7 +112,7 @@ def test_a_table_that_does_not_fit_the_codebook(tmp_path):
         own_table(path, "ada", "died", book=book)
     with pytest.raises(RequestError, match="'ward' holds text"):
         own_table(path, "ada", "died", book=Codebook((Column("ward", "number"),)))
-    with pytest.raises(RequestError, match="--time"):
+    with pytest.raises(RequestError, match="asks for a time column"):
         own_table(path, "ada", "died", book=Codebook((Column("age", "number"),), time=True))
 
 

@@ -14,7 +14,8 @@ from abps.core.usefulness import Usefulness
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.prepare import codebook, prepare
-from abps.data.synthetic.builtin import Roles, builtin_table
+from abps.data.roles import Roles
+from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
 from abps.sites.agreement import Agreement
 from abps.sites.loopback import Memory

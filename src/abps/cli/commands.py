@@ -14,6 +14,12 @@ def _demo(app: typer.Typer) -> None:
     demo.register(app)
 
 
+def _check(app: typer.Typer) -> None:
+    from abps.cli import check_command as check
+
+    check.register(app)
+
+
 def _run(app: typer.Typer) -> None:
     from abps.cli import run_command as run
 
@@ -83,6 +89,7 @@ def _site(app: typer.Typer) -> None:
 #: Every command by its name, in the order of ``abps --help``.
 COMMANDS: Final[dict[str, Callable[[typer.Typer], None]]] = {
     "demo": _demo,
+    "check": _check,
     "run": _run,
     "compare": _compare,
     "report": _report,

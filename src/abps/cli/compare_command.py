@@ -13,8 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from abps.cli import options
+from abps.cli.check_command import announce
+from abps.cli.options import split
 from abps.core.errors import RequestError
-from abps.data.synthetic.builtin import Roles, is_builtin
+from abps.data.roles import Roles
+from abps.data.synthetic.builtin import is_builtin
 from abps.report.build import Report, build
 from abps.report.tables import NOTHING, brief, percent, times, with_deviation
 from abps.study.execute import Outcome, conduct
@@ -69,6 +72,9 @@ def compare(
     time: options.Time = None,
     group: options.Group = None,
     drop: options.Drop = "",
+    keep: options.Keep = "",
+    positive: options.Positive = None,
+    strict: options.Strict = False,
     eras: options.Eras = None,
     every: options.Every = None,
     min_stays: options.MinStays = None,
@@ -81,7 +87,9 @@ def compare(
 
     Example: abps compare --methods local,fedavg,random-k1,abps-pq-k1 --seeds 11,22,33 --out my-study
     """
-    roles = Roles(label or "", center or "", patient, time, group, split(drop), eras, every)
+    roles = Roles(
+        label or "", center or "", patient, time, group, split(drop), eras, every, split(keep), positive
+    )
     sources = tuple(source(d, roles, min_stays) for d in data or ["icu-synthetic"])
     words = split(methods)
     request = Request(
@@ -90,8 +98,12 @@ def compare(
     )  # fmt: skip
     if executor not in ("local", "slurm"):
         raise RequestError(f"--executor {executor}: choose local or slurm")
+    if jobs is not None and jobs < 1:
+        raise RequestError(f"--jobs {jobs}: choose at least 1")
     slurm = Slurm(slurm_account, slurm_partition, slurm_minutes, slurm_memory, slurm_cores, slurm_deadline)
     plan = make_plan(request, words)
+    for federation in plan.federations.values():
+        announce(federation.notes, strict, f"{out}/study.json")
     if sbatch is not None:
         prepare_script(plan, out, slurm, sbatch, as_json)
     elif executor == "slurm":
@@ -118,11 +130,6 @@ def source(data: str, roles: Roles, min_stays: int | None) -> Source:
     if not is_builtin(data) and Path(data).exists() and not (roles.label and roles.center):
         raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
     return Source(data, roles, min_stays)
-
-
-def split(text: str) -> tuple[str, ...]:
-    """Parts between commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def read_seeds(text: str) -> tuple[int, ...]:

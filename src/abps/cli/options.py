@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from abps.cohorts.provenance import recorded_roles
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
-from abps.data.synthetic.builtin import Roles, is_builtin
+from abps.data.roles import Roles, completed
+from abps.data.synthetic.builtin import is_builtin
 from abps.data.table import load
 
 Data = Annotated[
@@ -37,6 +36,15 @@ Every = Annotated[
     int | None, typer.Option(help="Rounds from one window to the next (default: divided evenly).")
 ]
 Drop = Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")]
+Keep = Annotated[
+    str,
+    typer.Option(
+        help="Columns to learn from although they look like an identifier or a copy of the label, separated "
+        "by commas."
+    ),
+]
+Positive = Annotated[str | None, typer.Option(help="The label's value that counts as the event.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Warnings about the table are errors.")]
 MinStays = Annotated[int | None, typer.Option(help="The smallest center that takes part (own tables: 50).")]
 Out = Annotated[Path, typer.Option(help="The folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON line.")]
@@ -53,37 +61,27 @@ def federation(
     min_stays: int | None,
     eras: str | None = None,
     every: int | None = None,
+    keep: str = "",
+    positive: str | None = None,
 ) -> Federation:
     """The federation that the options describe."""
-    dropped = tuple(part.strip() for part in drop.split(",") if part.strip())
-    roles = complete(data, Roles(label or "", center or "", patient, time, group, dropped, eras, every))
+    given = Roles(
+        label or "", center or "", patient, time, group, split(drop), eras, every, split(keep), positive
+    )
+    roles = complete(data, given)
     if not is_builtin(data) and not (roles.label and roles.center) and Path(data).exists():
         raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
     return load(data, roles, min_stays)
 
 
 def complete(data: str, given: Roles) -> Roles:
-    """The roles that the user named, completed by those that a table of ours carries.
+    """The roles that the user named, completed by those that a table of ours carries."""
+    return given if is_builtin(data) else completed(Path(data), given)
 
-    What the table sets aside is never a feature, also where the user chose another column in its place.
-    """
-    own = {} if is_builtin(data) else recorded_roles(Path(data))
-    if not own:
-        return given
-    center = given.center or own["center"]
-    group = given.group or (own.get("group") if center == own["center"] else None)
-    made = Roles(
-        label=given.label or own["label"],
-        center=center,
-        patient=given.patient or own.get("patient"),
-        time=given.time or own.get("time"),
-        group=group,
-        eras=given.eras,
-        every=given.every,
-    )
-    used = {made.label, made.center, made.patient, made.time, made.group, made.eras}
-    set_aside = [v for k, v in own.items() if k != "drop"] + list(own.get("drop", ()))
-    return replace(made, drop=tuple(dict.fromkeys([*given.drop, *(c for c in set_aside if c not in used)])))
+
+def split(text: str) -> tuple[str, ...]:
+    """Parts between commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def settings(pairs: list[str]) -> dict[str, str]:

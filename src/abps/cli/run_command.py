@@ -11,15 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from abps.cli import options
+from abps.cli.check_command import announce
 from abps.core.errors import RequestError
 from abps.learn.devices import device_name, find_device
 from abps.methods.settings import configure, describe
 from abps.simulator.output import check_free, save
 from abps.simulator.result import Run
 from abps.simulator.simulate import simulate
-
-#: Centers left out that are named on the terminal.
-SHOWN = 20
 
 
 def register(app: typer.Typer) -> None:
@@ -50,6 +48,9 @@ def run(
     time: options.Time = None,
     group: options.Group = None,
     drop: options.Drop = "",
+    keep: options.Keep = "",
+    positive: options.Positive = None,
+    strict: options.Strict = False,
     eras: options.Eras = None,
     every: options.Every = None,
     min_stays: options.MinStays = None,
@@ -66,17 +67,11 @@ def run(
     console = Console(stderr=True)
     with console.status("reading the federation") if console.is_terminal else Console(quiet=True).status(""):
         federation = options.federation(
-            data, label, center, patient, time, group, drop, min_stays, eras, every
+            data, label, center, patient, time, group, drop, min_stays, eras, every, keep, positive
         )
         identity = {"method": method, "seed": seed, "config": describe(config), "device": place}
         check_free(out, identity, federation.fingerprint())
-    for left in federation.left_out[:SHOWN]:
-        console.print(f"left out: {left.center} ({left.reason})", highlight=False, markup=False)
-    if len(federation.left_out) > SHOWN:
-        more = len(federation.left_out) - SHOWN
-        console.print(
-            f"left out: {more:,} more, all named in {out}/result.json", highlight=False, markup=False
-        )
+    announce(federation.notes, strict, f"{out}/result.json")
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

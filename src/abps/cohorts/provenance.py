@@ -18,9 +18,9 @@ from abps import files
 from abps.cohorts.duck import Progress, silent
 from abps.cohorts.tidy import Cohort, Column, Step
 from abps.core.errors import RequestError
-
-#: The key under which a table's provenance is stored in the Parquet file itself.
-KEY = "abps.provenance"
+from abps.data.roles import PROVENANCE_KEY
+from abps.data.roles import read_provenance as read_provenance
+from abps.data.roles import recorded_roles as recorded_roles
 
 
 @dataclass(frozen=True)
@@ -81,28 +81,8 @@ def of_cohort(cohort: Cohort) -> dict[str, Any]:
 def write_table(table: pl.DataFrame, provenance: dict[str, Any], out: Path) -> None:
     """Write a Parquet file whole, with its provenance inside and, for people, beside it."""
     text = json.dumps(provenance, ensure_ascii=False)
-    files.write_with(out, lambda part: table.write_parquet(part, metadata={KEY: text}))
+    files.write_with(out, lambda part: table.write_parquet(part, metadata={PROVENANCE_KEY: text}))
     files.write_json(out.with_suffix(".provenance.json"), provenance)
-
-
-def read_provenance(path: Path) -> dict[str, Any] | None:
-    """The provenance inside a Parquet file; None if it has none."""
-    try:
-        found = pl.read_parquet_metadata(path).get(KEY)
-    except (OSError, pl.exceptions.PolarsError):
-        return None
-    return json.loads(found) if found else None
-
-
-def recorded_roles(path: Path) -> dict[str, Any]:
-    """The roles of columns that a table from ``abps cohort`` or ``abps partition`` carries; else empty.
-
-    Keys label, center, patient, time, group (names) and drop (a list), those that are known.
-    """
-    if path.suffix != ".parquet" or not path.is_file():
-        return {}
-    roles: dict[str, Any] = (read_provenance(path) or {}).get("roles", {})
-    return roles
 
 
 def check_out(out: Path) -> Path:

@@ -23,7 +23,8 @@ from abps.data.statistics import FARTHEST, Scale, Statistics
 #: The schemas that are read; the last one is written.
 SCHEMAS = ("abps.codebook/1", "abps.codebook/2")
 
-#: A category level rarer than this many training rows in the whole federation joins "none of the known".
+#: A category level rarer than this many training rows in the whole federation joins "none of the known",
+#: and gaps that are rarer are filled without a column that tells of them.
 RARE_LEVEL = 10
 
 #: At most this many levels of one category are encoded, the most frequent ones.
@@ -159,10 +160,11 @@ def candidates(column: pl.Series, train: NDArray[np.bool_]) -> list[Column]:
     """How one column of a table may be encoded, judged on the training rows."""
     name = column.name
     found: list[Column] = []
+    rare = min(RARE_LEVEL, max(1, int(train.sum()) // 100))
     if column.dtype == pl.String or column.dtype == pl.Categorical:
         text = column.cast(pl.String)
         seen = text.filter(pl.Series(train)).drop_nulls().value_counts(sort=True)
-        frequent = seen.filter(seen["count"] >= min(RARE_LEVEL, max(1, train.sum() // 100)))
+        frequent = seen.filter(seen["count"] >= rare)
         levels = sorted(frequent[name].to_list()[:MOST_LEVELS])
         if len(levels) == 2 and text.null_count() == 0:
             levels = levels[:1]  # the second is the absence of the first
@@ -175,7 +177,7 @@ def candidates(column: pl.Series, train: NDArray[np.bool_]) -> list[Column]:
             found.append(Column(name, "number"))
         elif np.unique(values[train & ~gaps]).size > 1:
             found.append(Column(name, "flag"))
-    if gaps[train].any() and not gaps[train].all():
+    if rare <= gaps[train].sum() < train.sum():
         found.append(Column(name, "missing"))
     return found
 

@@ -14,14 +14,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A center that takes no part, and why."""
-
-    center: str
-    rows: int
-    reason: str
+from abps.data.check import LeftOut as LeftOut
+from abps.data.check import TableCheck
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +31,7 @@ class Federation:
     era: (rows,) the window of time a stay belongs to, 0, 1, …, or None if all are there from the start.
     every: rounds from one window to the next; None: the rounds of a run divide evenly over the windows.
     in_order: the order of rows is part of the data (a generator made it); that of a file never is.
+    notes: what was noticed and mended when the table was read; not part of the content.
     """
 
     name: str
@@ -52,6 +47,7 @@ class Federation:
     era: NDArray[np.int16] | None = None
     every: int | None = None
     in_order: bool = False
+    notes: TableCheck | None = None
 
     @property
     def size(self) -> int:

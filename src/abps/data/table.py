@@ -1,18 +1,20 @@
 """Bring your own table: a CSV or Parquet file with a label and a center column becomes a federation.
 
-Every rule is stated and every center left out is listed with its reason:
+Every rule is stated, and what it did stands in the federation's ``notes``:
 
 * the label must have two values (0/1, true/false, yes/no, or any two: the larger, or the later in the
-  alphabet, is the positive one); a row without a label is an error, not a silent loss;
+  alphabet, is the positive one unless told); a row without a label is an error, not a silent loss;
 * a column of numbers is a number, of true/false or 0/1 a binary, of dates a number of days, of text a
-  category; text in which every value is a number is a number;
-* a column without any value, with one value only, or a text column in which nearly every row is
-  different (a name, an identifier) carries nothing to learn and is set aside;
+  category; cells that were meant as numbers are mended first (:mod:`abps.data.repairs`);
+* a column without any value or with one value only carries nothing to learn and is set aside; so is one
+  that names rows, copies the label or is known only afterwards (:mod:`abps.data.suspects`);
+* a row that repeats another in all columns is taken once;
 * a center takes part if it has at least ``min_stays`` rows and three of each class (one for each split).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +23,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
+from abps.data.check import ColumnNote, TableCheck
 from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation, LeftOut
+from abps.data.label import binary_label
+from abps.data.reading import GAPS, RawTable, read_raw
+from abps.data.repairs import Mended, Repair, mend, merged_names, to_levels
+from abps.data.roles import Roles, completed
 from abps.data.split import content_of, patient_numbers
-from abps.data.synthetic.builtin import Roles, builtin_table, is_builtin
+from abps.data.suspects import Suspicion, copies, is_identifier, suspicions
+from abps.data.synthetic.builtin import BUILTIN, builtin_table, is_builtin
 
 #: The smallest center that takes part, unless the user says otherwise.
 MIN_STAYS = 50
@@ -32,15 +40,14 @@ MIN_STAYS = 50
 #: Positives and negatives that a center needs, so that each split can have one.
 MIN_CLASS = 3
 
-_TRUE = {"1", "1.0", "true", "t", "yes", "y", "positive", "pos", "dead", "died"}
-_FALSE = {"0", "0.0", "false", "f", "no", "n", "negative", "neg", "alive", "survived"}
-_GAPS = ["", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?"]
+#: The share of rows in centers that are left out from which on people are warned.
+MANY_LEFT_OUT = 0.1
 
 
 def read_table(
     path: str | Path,
-    label: str,
-    center: str,
+    label: str = "",
+    center: str = "",
     patient: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -48,14 +55,19 @@ def read_table(
     min_stays: int = MIN_STAYS,
     eras: str | None = None,
     every: int | None = None,
+    keep: tuple[str, ...] = (),
+    positive: str | None = None,
 ) -> Federation:
-    """A federation from a CSV or Parquet file."""
-    roles = Roles(label, center, patient, time, group, tuple(drop), eras, every)
-    return federate(read_frame(Path(path)), roles, Path(path).stem, min_stays)
+    """A federation from a CSV or Parquet file.
+
+    Roles that are not given are those that a file of ``abps cohort`` or ``abps partition`` carries.
+    """
+    given = Roles(label, center, patient, time, group, tuple(drop), eras, every, tuple(keep), positive)
+    return load_file(Path(path), given, min_stays)
 
 
 def load(data: str, roles: Roles | None = None, min_stays: int | None = None) -> Federation:
-    """The federation that a ``--data`` argument means: a built-in one, or a file with its roles."""
+    """The federation that a name means: a built-in one, or a file with its roles."""
     if is_builtin(data):
         frame, own = builtin_table(data)
         given = {} if roles is None else {k: v for k, v in vars(roles).items() if v}
@@ -63,124 +75,234 @@ def load(data: str, roles: Roles | None = None, min_stays: int | None = None) ->
         least = MIN_CLASS if min_stays is None else min_stays
         return replace(federate(frame, replace(own, **given), data, least), in_order=True)
     path = Path(data)
-    if not path.exists() and path.suffix not in (".csv", ".parquet", ".gz", ".tsv"):
-        from abps.data.synthetic.builtin import BUILTIN
-
+    if not path.exists() and path.suffix not in (".csv", ".parquet", ".gz", ".tsv", ".txt"):
         raise RequestError(
-            f"--data {data}: no such file, and no built-in federation of that name{nearest(data, BUILTIN)}; "
+            f"{data}: no such file, and no built-in federation of that name{nearest(data, BUILTIN)}; "
             f"built in are {', '.join(BUILTIN)}"
         )
-    if roles is None or not roles.label or not roles.center:
-        raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
-    return federate(read_frame(path), roles, path.stem, MIN_STAYS if min_stays is None else min_stays)
+    return load_file(path, roles or Roles("", ""), MIN_STAYS if min_stays is None else min_stays)
+
+
+def load_file(path: Path, roles: Roles, min_stays: int = MIN_STAYS) -> Federation:
+    """The federation in a file: read, mended, looked through, and put together."""
+    raw = read_raw(path)
+    roles = completed(path, roles)
+    if not roles.label or not roles.center:
+        raise RequestError(f"{path}: name its columns: label and center")
+    return checked(raw, roles, path.stem, min_stays)
+
+
+def checked(raw: RawTable, roles: Roles, name: str, min_stays: int = MIN_STAYS) -> Federation:
+    """A table as it came from somebody: mended, looked through for what must not be learned, put together."""
+    _check_roles(raw.frame, roles)
+    frame, repairs, doubts = mended(raw.frame, roles)
+    label = binary_label(frame[roles.label], roles.label, roles.positive)
+    found = suspicions(frame.drop(roles_of(raw.frame, roles), strict=False), label.values)
+    named = [s.column for s in found if s.kind == "identifier"]
+    repeated = copies(frame.drop(named))
+    kept = frame.filter(pl.Series(~repeated))
+    aside = {s.column: s.sentence for s in found if s.aside and s.column not in roles.keep}
+    federation = federate(kept, roles, name, min_stays, aside)
+    assert federation.notes is not None
+    warnings = [
+        *([label.doubt] if label.doubt else []),
+        *doubts,
+        *(f"{s.column!r}: {s.sentence}{_done(s, roles)}" for s in found if s.kind != "identifier"),
+    ]
+    if repeated.any():
+        warnings.append(
+            f"{int(repeated.sum())} of {frame.height} rows repeat another row in every column; "
+            "each is taken once"
+        )
+    lost = sum(o.rows for o in federation.left_out)
+    if lost > MANY_LEFT_OUT * kept.height:
+        many = len(federation.left_out)
+        warnings.append(
+            f"{many} of {many + federation.size} centers ({lost:,} of {kept.height:,} rows) take no part"
+        )
+    notes = replace(
+        federation.notes,
+        form=raw.form,
+        rows=frame.height,
+        copies=int(repeated.sum()),
+        repairs=tuple(repairs),
+        suspicions=tuple(found),
+        warnings=tuple(warnings),
+    )
+    return replace(federation, notes=notes)
+
+
+def _done(suspicion: Suspicion, roles: Roles) -> str:
+    if suspicion.column in roles.keep:
+        return "; it is used, as asked for"
+    return "; it is not used" if suspicion.aside else ""
+
+
+def mended(frame: pl.DataFrame, roles: Roles) -> tuple[pl.DataFrame, list[Repair], list[str]]:
+    """A table after the repairs: features by all rules, names of centers and groups by their spelling."""
+    columns: list[pl.Series] = []
+    repairs: list[Repair] = []
+    doubts: list[str] = []
+    other = set(roles_of(frame, roles))
+    for column in frame.get_columns():
+        if column.name in (roles.center, roles.group):
+            result = merged_names(column)
+        elif column.name in other and column.name != roles.time:
+            result = Mended(column)
+        else:
+            result = mend(column)
+        columns.append(result.values)
+        repairs += result.repairs
+        doubts += result.doubts
+    return pl.DataFrame(columns), repairs, doubts
+
+
+def roles_of(frame: pl.DataFrame, roles: Roles) -> list[str]:
+    """The columns of a table that have a role or are dropped, and so are no features."""
+    given = (roles.label, roles.center, roles.patient, roles.time, roles.group, roles.eras, *roles.drop)
+    return [name for name in dict.fromkeys(given) if name is not None and name in frame.columns]
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """A CSV, TSV or Parquet file as a frame."""
-    if not path.exists():
-        raise RequestError(f"{path}: no such file; check --data")
-    if path.is_dir():
-        raise RequestError(f"{path} is a folder; give a CSV or Parquet file")
-    if path.stat().st_size == 0:
-        raise RequestError(f"{path} is empty; give a table with a header and rows")
-    try:
-        if path.suffix == ".parquet":
-            frame = pl.read_parquet(path)
-        else:
-            separator = "\t" if ".tsv" in path.suffixes else ","
-            header = pl.read_csv(path, separator=separator, has_header=False, n_rows=1, infer_schema=False)
-            _no_twins([str(v) for v in header.row(0)], path)
-            frame = pl.read_csv(
-                path,
-                separator=separator,
-                infer_schema_length=None,
-                null_values=_GAPS,
-                try_parse_dates=True,
-                encoding="utf8",
-            )
-    except RequestError:
-        raise
-    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RequestError(
-            f"{path} cannot be read as a table ({first}); give a UTF-8 CSV or a Parquet file"
-        ) from error
-    if frame.height == 0:
-        raise RequestError(f"{path} has a header and no rows; give a table with rows")
-    return frame
-
-
-def _no_twins(names: list[str], path: Path) -> None:
-    twins = sorted({name for name in names if names.count(name) > 1})
-    if twins:
-        raise RequestError(
-            f"{path}: the column name {twins[0]!r} occurs {names.count(twins[0])} times; rename one"
-        )
+    """A CSV, TSV or Parquet file as a frame, its cells as they are."""
+    return read_raw(path).frame
 
 
 def _column(frame: pl.DataFrame, name: str, role: str) -> pl.Series:
     if name not in frame.columns:
         raise RequestError(
-            f"there is no column {name!r} for --{role}{nearest(name, frame.columns)}; "
+            f"there is no column {name!r} for {role}{nearest(name, frame.columns)}; "
             f"the table has {', '.join(frame.columns[:12])}{', …' if frame.width > 12 else ''}"
         )
     return frame[name]
 
 
-def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_STAYS) -> Federation:
-    """A frame with its roles as a federation."""
-    label = binary_label(_column(frame, roles.label, "label"), roles.label)
-    centers_of = center_names(_column(frame, roles.center, "center"), roles.center)
-    used = [roles.label, roles.center]
-    if roles.every is not None and (roles.every < 1 or roles.eras is None):
-        why = "a window lasts at least 1 round" if roles.every < 1 else "name the windows with --eras"
-        raise RequestError(f"--every {roles.every}: {why}")
-    era = None if roles.eras is None else _eras(frame, roles)
+def _check_roles(frame: pl.DataFrame, roles: Roles) -> None:
+    """Every column that has a role is there."""
     in_column = roles.eras if roles.eras in frame.columns else None
-    for column, role in (
-        (roles.patient, "patient"),
-        (roles.time, "time"),
-        (roles.group, "group"),
-        (in_column, "eras"),
-    ):
+    given = {
+        "label": roles.label,
+        "center": roles.center,
+        "patient": roles.patient,
+        "time": roles.time,
+        "group": roles.group,
+        "eras": in_column,
+    }
+    for role, column in given.items():
         if column is not None:
             _column(frame, column, role)
-            used.append(column)
-    for column in roles.drop:
-        _column(frame, column, "drop")
+    for role, columns in (("drop", roles.drop), ("keep", roles.keep)):
+        for column in columns:
+            _column(frame, column, role)
+
+
+def federate(
+    frame: pl.DataFrame,
+    roles: Roles,
+    name: str,
+    min_stays: int = MIN_STAYS,
+    aside: Mapping[str, str] | None = None,
+) -> Federation:
+    """A frame with its roles as a federation; its cells are taken as they are.
+
+    aside: columns that are no features although they have no role, and why.
+    """
+    aside = aside or {}
+    _check_roles(frame, roles)
+    label = binary_label(frame[roles.label], roles.label, roles.positive)
+    values = label.values
+    centers_of = center_names(frame[roles.center], roles.center)
+    if roles.every is not None and (roles.every < 1 or roles.eras is None):
+        why = "a window lasts at least 1 round" if roles.every < 1 else "name the windows with eras"
+        raise RequestError(f"every={roles.every}: {why}")
+    era = None if roles.eras is None else _eras(frame, roles)
     if min_stays < 1:
-        raise RequestError(f"--min-stays {min_stays}: choose at least 1")
-    kept, left_out = _who_takes_part(centers_of, label, min_stays, era)
+        raise RequestError(f"min_stays={min_stays}: choose at least 1")
+    kept, left_out = _who_takes_part(centers_of, values, min_stays, era)
     centers = tuple(sorted(kept))
     if len(centers) < 2:
         worst = "; ".join(f"{o.center!r}: {o.reason}" for o in left_out[:3])
         raise RequestError(
             f"{name}: {len(centers)} center(s) can take part and a federation needs 2 ({worst}); "
-            "choose another --center column or a smaller --min-stays"
+            "choose another center column or a smaller min_stays"
         )
+    whole = frame
     chosen = np.isin(centers_of, centers)
     frame = frame.filter(pl.Series(chosen))
-    centers_of, label = centers_of[chosen], label[chosen]
+    centers_of, values = centers_of[chosen], values[chosen]
     era = None if era is None else era[chosen]
     groups = None if roles.group is None else _group_of(frame[roles.group], centers_of, centers, roles.group)
-    features = feature_columns(frame.drop([*dict.fromkeys(used + list(roles.drop))]))
+    features, reasons = judged(frame.drop([*roles_of(frame, roles), *aside], strict=False))
     if features.width == 0:
-        raise RequestError(f"{name}: no column is left to learn from; check --drop and the table")
+        why = "; ".join(f"{c!r}: {r}" for c, r in list((reasons | dict(aside)).items())[:3])
+        raise RequestError(
+            f"{name}: no column is left to learn from{f' ({why})' if why else ''}; check drop and the table"
+        )
     years = None if roles.time is None else _years(frame[roles.time], roles.time)
     return Federation(
         name=name,
         features=features,
-        label=label,
+        label=values,
         center=np.searchsorted(np.array(centers), centers_of).astype(np.int32),
         centers=centers,
-        patient=None if roles.patient is None else _patients(frame[roles.patient], features, label, years),
+        patient=None if roles.patient is None else _patients(frame[roles.patient], features, values, years),
         time=years,
         groups=groups,
         descriptors=_descriptors(features),
         left_out=tuple(left_out),
         era=era,
         every=roles.every,
+        notes=TableCheck(
+            name=name,
+            form="a table in memory",
+            rows=whole.height,
+            copies=0,
+            label=roles.label,
+            positive=label.positive,
+            negative=label.negative,
+            events=int(label.values.sum()),
+            columns=_column_notes(whole, roles, features, reasons | dict(aside)),
+            centers=centers,
+            left_out=tuple(left_out),
+        ),
     )
+
+
+def _column_notes(
+    frame: pl.DataFrame, roles: Roles, features: pl.DataFrame, reasons: Mapping[str, str]
+) -> tuple[ColumnNote, ...]:
+    """A line on every column of the table."""
+    role_of = dict.fromkeys(roles.drop, "dropped")
+    for role in ("eras", "group", "time", "patient", "center", "label"):
+        role_of[getattr(roles, role) or ""] = "windows" if role == "eras" else role
+    notes = []
+    for column in frame.get_columns():
+        role = role_of.get(column.name, "feature")
+        used = column.name in features.columns
+        why = reasons.get(column.name, "")
+        if role == "feature" and used and column.name in roles.keep:
+            why = "asked for by name"
+        shown = features[column.name] if used else column
+        missing = column.null_count() / max(1, len(column))
+        notes.append(ColumnNote(column.name, type_name(shown, column), role, used, why, round(missing, 6)))
+    return tuple(notes)
+
+
+def type_name(feature: pl.Series, column: pl.Series) -> str:
+    """What a column holds, in one word."""
+    if column.dtype.is_temporal():
+        return "date"
+    if feature.dtype == pl.Boolean:
+        return "yes/no"
+    if feature.dtype.is_numeric():
+        known = feature.drop_nulls()
+        if len(known) == 0:
+            return "empty"
+        binary = known.n_unique() <= 2 and set(known.unique().to_list()) <= {0, 1}
+        return "yes/no" if binary else "number"
+    if feature.dtype in (pl.String, pl.Categorical, pl.Enum):
+        return "category"
+    return "empty" if feature.dtype == pl.Null else "other"
 
 
 def own_table(
@@ -196,27 +318,33 @@ def own_table(
 
     With a codebook the features are those that it asks for; without, all that can be learned from.
     """
-    frame = read_frame(Path(path))
-    values = binary_label(_column(frame, label, "label"), label)
-    used = [label, *(column for column in (patient, time) if column is not None)]
-    for column, role in ((patient, "patient"), (time, "time"), *((d, "drop") for d in drop)):
+    raw = read_frame(Path(path))
+    roles = Roles(label, "", patient, time, None, tuple(drop))
+    for column, role in (
+        (label, "label"),
+        (patient, "patient"),
+        (time, "time"),
+        *((d, "drop") for d in drop),
+    ):
         if column is not None:
-            _column(frame, column, role)
+            _column(raw, column, role)
+    frame, _, _ = mended(raw, roles)
+    values = binary_label(frame[label], label).values
     if min(values.sum(), len(values) - values.sum()) < MIN_CLASS:
         raise RequestError(
             f"{path}: {int(values.sum())} positive of {len(values)} rows; "
             f"a center needs {MIN_CLASS} of each class"
         )
     if book is not None and book.time and time is None:
-        raise RequestError(f"{site}: the codebook asks for a time column; name it with --time COL")
-    rest = frame.drop([*dict.fromkeys([*used, *drop])])
+        raise RequestError(f"{site}: the codebook asks for a time column; name it with time")
+    rest = frame.drop(roles_of(frame, roles))
     if book is None:
-        features = feature_columns(rest)
+        aside = [s.column for s in suspicions(rest, values) if s.aside]
+        features, _ = judged(rest.drop(aside))
     else:
-        known = {column.name: as_feature(column) for column in rest.get_columns()}
-        features = typed({name: column for name, column in known.items() if column is not None}, book, site)
+        features = as_agreed(rest, raw, book, site)
     if features.width == 0:
-        raise RequestError(f"{path}: no column is left to learn from; check --drop and the table")
+        raise RequestError(f"{path}: no column is left to learn from; check drop and the table")
     years = None if time is None or (book is not None and not book.time) else _years(frame[time], time)
     return Federation(
         name=site,
@@ -230,34 +358,15 @@ def own_table(
     )
 
 
-def binary_label(column: pl.Series, name: str) -> NDArray[np.int8]:
-    """(rows,) 0 or 1 from a column with two values."""
-    missing = column.is_null()
-    if column.dtype.is_float():
-        missing = missing | column.is_nan()
-    if missing.any():
-        first = int(missing.arg_max() or 0)
-        raise RequestError(
-            f"the label {name!r} is missing in {int(missing.sum())} row(s), first in line {first + 2}; "
-            "remove these rows or fill them in"
-        )
-    text = [str(v).strip().lower() for v in column.unique().to_list()]
-    values = sorted(dict.fromkeys(text))
-    if len(values) != 2:
-        shown = ", ".join(repr(v) for v in values[:5])
-        raise RequestError(
-            f"the label {name!r} has {len(values)} value(s) ({shown}{', …' if len(values) > 5 else ''}); "
-            "a label must have exactly two"
-        )
-    if set(values) <= _TRUE | _FALSE and len(set(values) & _TRUE) == 1:
-        positive = next(v for v in values if v in _TRUE)
-    else:
-        try:
-            positive = max(values, key=float)
-        except ValueError:
-            positive = values[1]
-    lowered = column.cast(pl.String).str.strip_chars().str.to_lowercase()
-    return (lowered == positive).to_numpy().astype(np.int8)
+def as_agreed(mended: pl.DataFrame, raw: pl.DataFrame, book: Codebook, owner: str) -> pl.DataFrame:
+    """The columns that a codebook asks for, as it asks for them: levels by its own spelling."""
+    levels: dict[str, list[str]] = {}
+    for column in book.columns:
+        if column.kind == "level":
+            levels.setdefault(column.source, []).append(column.level)
+    known = {column.name: as_feature(column) for column in mended.get_columns()}
+    known |= {name: to_levels(raw[name], wanted) for name, wanted in levels.items() if name in raw.columns}
+    return typed({name: column for name, column in known.items() if column is not None}, book, owner)
 
 
 def center_names(column: pl.Series, name: str) -> NDArray[np.str_]:
@@ -316,17 +425,23 @@ def _who_takes_part(
     return kept, left_out
 
 
-def feature_columns(frame: pl.DataFrame) -> pl.DataFrame:
-    """The columns that can be learned from, as numbers, booleans or text."""
-    columns = []
+def judged(frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
+    """The columns that can be learned from, as numbers, booleans or text; and why the others cannot."""
+    columns: list[pl.Series] = []
+    reasons: dict[str, str] = {}
     for column in frame.get_columns():
         feature = as_feature(column)
-        if feature is None or feature.drop_nulls().n_unique() < 2:
-            continue
-        if feature.dtype == pl.String and _is_identifier(feature):
-            continue
-        columns.append(feature)
-    return pl.DataFrame(columns)
+        if feature is None:
+            reasons[column.name] = "neither numbers nor dates nor text"
+        elif feature.null_count() == len(feature):
+            reasons[column.name] = "no value"
+        elif feature.drop_nulls().n_unique() < 2:
+            reasons[column.name] = "one value only"
+        elif feature.dtype == pl.String and is_identifier(feature):
+            reasons[column.name] = "nearly every row has a value of its own"
+        else:
+            columns.append(feature)
+    return pl.DataFrame(columns), reasons
 
 
 def as_feature(column: pl.Series) -> pl.Series | None:
@@ -336,7 +451,7 @@ def as_feature(column: pl.Series) -> pl.Series | None:
         return column.to_physical().cast(pl.Float64)
     if column.dtype in (pl.String, pl.Categorical, pl.Enum):
         column = column.cast(pl.String).str.strip_chars()
-        column = column.set(column.is_in(_GAPS), None)
+        column = column.set(column.is_in(list(GAPS)), None)
         numbers = column.cast(pl.Float64, strict=False)
         return numbers if numbers.null_count() == column.null_count() else column
     if column.dtype == pl.Boolean:
@@ -345,11 +460,6 @@ def as_feature(column: pl.Series) -> pl.Series | None:
         column = column.cast(pl.Float64).fill_nan(None)
         return column.set(column.is_infinite().fill_null(False), None)
     return None  # lists, structs, binary: nothing that a table of stays should hold
-
-
-def _is_identifier(column: pl.Series) -> bool:
-    known = column.drop_nulls()
-    return known.n_unique() > 50 and known.n_unique() > 0.5 * len(known)
 
 
 def _patients(
@@ -371,10 +481,10 @@ def _years(column: pl.Series, name: str) -> NDArray[np.float64]:
         if years.null_count() > column.null_count():
             raise RequestError(
                 f"the time column {name!r} holds text that is neither a date nor a number; "
-                "fix it or leave --time out"
+                "fix it or leave time out"
             )
     if years.null_count() == len(years):
-        raise RequestError(f"the time column {name!r} has no values; leave --time out")
+        raise RequestError(f"the time column {name!r} has no values; leave time out")
     return years.fill_null(years.mean()).to_numpy()
 
 
@@ -384,9 +494,9 @@ def _eras(frame: pl.DataFrame, roles: Roles) -> NDArray[np.int16]:
     if roles.eras not in frame.columns and roles.eras.isdigit():
         count = int(roles.eras)
         if roles.time is None:
-            raise RequestError(f"--eras {count} cuts the time column into windows; name it with --time COL")
+            raise RequestError(f"eras={count} cuts the time column into windows; name the time column")
         if count < 2:
-            raise RequestError(f"--eras {count}: a change needs at least 2 windows")
+            raise RequestError(f"eras={count}: a change needs at least 2 windows")
         years = _years(_column(frame, roles.time, "time"), roles.time)
         # Windows of equal numbers of rows; rows of one moment stay together.
         cuts = np.quantile(years, np.arange(1, count) / count)
@@ -394,12 +504,12 @@ def _eras(frame: pl.DataFrame, roles: Roles) -> NDArray[np.int16]:
     else:
         column = _column(frame, roles.eras, "eras")
         if column.null_count():
-            raise RequestError(f"--eras {roles.eras}: no value in {column.null_count()} row(s); fill them in")
+            raise RequestError(f"eras={roles.eras}: no value in {column.null_count()} row(s); fill them in")
         code = np.unique(column.to_numpy(), return_inverse=True)[1]
     if len(np.unique(code)) != code.max() + 1 or code.max() == 0:
-        raise RequestError(f"--eras {roles.eras}: the rows fall into {len(np.unique(code))} window(s)")
+        raise RequestError(f"eras={roles.eras}: the rows fall into {len(np.unique(code))} window(s)")
     if code.max() > 1000:
-        raise RequestError(f"--eras {roles.eras}: {code.max() + 1} windows; a window needs many rows")
+        raise RequestError(f"eras={roles.eras}: {code.max() + 1} windows; a window needs many rows")
     return code.astype(np.int16)
 
 
@@ -416,7 +526,7 @@ def _group_of(
     for center, group in pairs.iter_rows():
         if center in groups:
             raise RequestError(
-                f"--group {name}: center {center!r} is in the groups {groups[center]!r} and {group!r}; "
+                f"group={name}: center {center!r} is in the groups {groups[center]!r} and {group!r}; "
                 "a center must lie in one group"
             )
         groups[center] = group

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation
-from abps.data.synthetic.builtin import Roles
+from abps.data.roles import Roles
 from abps.data.table import load
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, find

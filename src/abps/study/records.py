@@ -193,6 +193,7 @@ class Study:
                     "left_out": [
                         {"center": o.center, "rows": o.rows, "reason": o.reason} for o in federation.left_out
                     ],
+                    "check": None if federation.notes is None else federation.notes.to_json(),
                 }
                 for fingerprint, federation in plan.federations.items()
             ],

@@ -8,34 +8,16 @@ from __future__ import annotations
 
 import types
 import typing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import polars as pl
 
 from abps.core.errors import RequestError, nearest
+from abps.data.roles import Roles
 from abps.data.synthetic.fedprox import FedproxSynthetic
 from abps.data.synthetic.icu import IcuSynthetic
 from abps.data.synthetic.icu_stream import IcuStream
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Which columns of a table are not features, and what they are instead.
-
-    eras: a column that orders stays into windows of time, or into how many the time column is cut.
-    every: rounds from one window to the next.
-    """
-
-    label: str
-    center: str
-    patient: str | None = None
-    time: str | None = None
-    group: str | None = None
-    drop: tuple[str, ...] = ()
-    eras: str | None = None
-    every: int | None = None
-
 
 #: name -> the dataclass whose fields are its knobs, and the roles of its columns.
 _ICU = Roles(label="died", center="center", patient="patient", time="admission_year", group="careunit")

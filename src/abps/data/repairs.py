@@ -1,0 +1,422 @@
+"""Cells that were meant as numbers or as one and the same level, mended by stated rules.
+
+Each rule looks at one whole column, because a cell alone cannot tell whether its comma separates decimals
+or thousands. What a rule changes is counted and shown with examples; what it cannot settle is a warning,
+and what cannot be settled at all (two units in one column) stops with a sentence.
+
+A column is one of numbers if at least nine in ten of its known cells are, once read by these rules, and
+its other cells are then missing. Where only a few different numbers occur among other words, it is a
+category with numbers for names and stays one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError
+from abps.data.reading import GAPS
+
+#: What is done to cells, by the name of the rule.
+RULES: Mapping[str, str] = {
+    "limit": "a limit of measurement (<0.5, >89) is taken as the limit itself",
+    "missing word": "in a column of numbers, a word for missing (unk, not done, -) is a gap",
+    "not a number": "in a column of numbers, any other word is a gap",
+    "decimal comma": "a decimal comma is a decimal point",
+    "thousands": "a separator of thousands is left out",
+    "unit": "the one unit of a column is left out",
+    "flag": "a mark after a number (H, L, *) is left out",
+    "sentinel": "a number that stands for missing (-999, 9999) is a gap",
+    "spelling": "spellings of one level (case, spaces) are one; the most frequent stands for all",
+    "synonym": "words for one and the same (male and M, yes and Y) are one; the most frequent stands for all",
+    "date": "text that holds dates of one form is a date",
+}
+
+#: Words for missing; only where the other cells are numbers, since "none" may be an answer elsewhere.
+MISSING_WORDS = frozenset(
+    {
+        "unk", "unkn", "unknown", "missing", "none", "nil", "null", "nan", "na", "n/a", "n.a.", "n.a", "nd",
+        "n/d", "n.d.", "not available", "not done", "not known", "not measured", "not recorded", "not tested",
+        "not taken", "not applicable", "no result", "no value", "pending", "error", "#n/a", "#na", "#value!",
+        "#null!", "#ref!", "#div/0!", "-", "--", "---", ".", "..", "…", "*", "?", "??", "x", "xx", "xxx",
+        "inf", "-inf", "+inf",
+    }
+)  # fmt: skip
+
+#: Different numbers that a column needs before other words in it are gaps and not names of levels.
+MANY_NUMBERS = 10
+
+#: The share of known cells that must be numbers.
+MOSTLY = 0.9
+
+_SYNONYMS = (
+    (
+        frozenset({"m", "male", "man", "males", "masculine", "boy"}),
+        frozenset({"f", "w", "female", "woman", "females", "feminine", "girl"}),
+    ),
+    (
+        frozenset({"y", "yes", "t", "true", "1", "positive", "pos", "+", "present"}),
+        frozenset({"n", "no", "f", "false", "0", "negative", "neg", "-", "absent"}),
+    ),
+)
+#: Words that may stand beside a pair of synonyms without belonging to it.
+_NEITHER = frozenset({"unknown", "unk", "u", "other", "o", "x", "missing", "not known", "indeterminate"})
+
+_UNITS = frozenset(
+    {
+        "%", "°c", "°f", "c", "f", "mmhg", "cmh2o", "kpa", "bpm", "/min", "1/min", "kg", "g", "mg", "µg",
+        "ug", "ng", "pg", "lb", "lbs", "cm", "m", "mm", "in", "ft", "l", "dl", "ml", "µl", "fl", "mmol/l",
+        "µmol/l", "umol/l", "nmol/l", "pmol/l", "mol/l", "meq/l", "g/l", "g/dl", "mg/l", "mg/dl", "µg/l",
+        "ug/l", "µg/dl", "ug/dl", "ng/ml", "ng/dl", "pg/ml", "u/l", "iu/l", "iu/ml", "u/ml", "mu/l", "miu/l",
+        "k/ul", "k/µl", "m/ul", "m/µl", "10^9/l", "10*9/l", "x10^9/l", "10^12/l", "10e9/l", "10e3/ul", "/ul",
+        "/µl", "/mm3", "mosm/kg", "ml/min", "ml/h", "ml/kg", "mg/kg", "mcg/kg/min", "µg/kg/min", "kg/m2",
+        "kg/m^2", "m2", "s", "sec", "min", "h", "hr", "hrs", "hours", "days", "years", "year", "yrs", "y",
+        "d", "mg/g",
+    }
+)  # fmt: skip
+_FLAGS = frozenset({"h", "l", "hh", "ll", "(h)", "(l)", "*", "**", "!", "↑", "↓", "high", "low"})
+
+_CELL = re.compile(
+    r"(?P<limit>[<>≤≥]=?|=[<>])?\s*"
+    r"(?P<number>[-+]?(?:\d+(?:[.,'’ \u00a0\u202f]\d+)*[.,]?|[.,]\d+)(?:[eE][-+]?\d+)?)"
+    r"\s*(?P<unit>(?:[^\W\d_]|[%°*!(\[↑↓]|/[^\W\d_]|(?:10|x ?10)[\^*e]).*)?",
+)
+_PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_COMMA = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")
+_THREE = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
+_ENGLISH = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_CONTINENTAL = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+,\d+|[-+]?\d{1,3}(?:\.\d{3}){2,}")
+_SPACED = re.compile(r"[-+]?\d{1,3}(?:['’ \u00a0\u202f]\d{3})+(?:[.,]\d+)?")
+
+_DATES = ("%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y", "%d-%b-%Y", "%Y%m%d")
+_MOMENTS = (
+    "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M", "%d.%m.%Y %H:%M:%S",
+    "%d.%m.%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What one rule did to one column.  examples: a cell before and after."""
+
+    column: str
+    rule: str
+    cells: int
+    examples: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Mended:
+    """A column after all rules, what they did, and what remains doubtful (sentences)."""
+
+    values: pl.Series
+    repairs: tuple[Repair, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass
+class _Changes:
+    """Cells changed by each rule of one column."""
+
+    column: str
+    cells: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+
+    def add(self, rule: str, before: str, after: str, cells: int) -> None:
+        self.cells[rule] += cells
+        shown = self.examples.setdefault(rule, [])
+        if len(shown) < 3:
+            shown.append((before, after))
+
+    def repairs(self) -> tuple[Repair, ...]:
+        return tuple(
+            Repair(self.column, rule, self.cells[rule], tuple(self.examples[rule]))
+            for rule in RULES
+            if self.cells[rule]
+        )
+
+
+def mend(column: pl.Series) -> Mended:
+    """A column that may become a feature, mended."""
+    if column.dtype in (pl.String, pl.Categorical, pl.Enum):
+        text = column.cast(pl.String).str.strip_chars()
+        text = text.set(text.is_in(list(GAPS)).fill_null(False), None)
+        found = _numbers(text) or _dates(text)
+        if found is None:
+            return _levels(text)
+        if found.values.dtype.is_numeric():
+            more = _sentinels(found.values)
+            return Mended(more.values, found.repairs + more.repairs, found.doubts + more.doubts)
+        return found
+    if column.dtype.is_numeric():
+        return _sentinels(column)
+    return Mended(column)
+
+
+def merged_names(column: pl.Series) -> Mended:
+    """A column of names (of centers): spellings that differ in case or spaces only are one."""
+    if column.dtype not in (pl.String, pl.Categorical, pl.Enum):
+        return Mended(column)
+    return _merge(column.cast(pl.String).str.strip_chars(), [("spelling", {})])
+
+
+def _counts(text: pl.Series) -> dict[str, int]:
+    """Every known cell and how often it occurs, the most frequent first, ties by the alphabet."""
+    known = text.drop_nulls()
+    pairs = known.value_counts().sort(["count", known.name], descending=[True, False])
+    return {str(value): int(n) for value, n in pairs.iter_rows()}
+
+
+@dataclass(frozen=True)
+class _Cell:
+    number: str
+    limit: bool
+    unit: str
+
+
+def _parse(text: str) -> _Cell | None:
+    """A cell's parts if it is one number, with or without a limit and a unit."""
+    match = _CELL.fullmatch(text.replace("−", "-"))
+    if match is None:
+        return None
+    unit = re.sub(r"\s+", "", match["unit"] or "").casefold().replace("μ", "µ").strip("[]")
+    return _Cell(match["number"].strip(), bool(match["limit"]), unit)
+
+
+def _numbers(text: pl.Series) -> Mended | None:
+    """A column of text as numbers; None if it is not one of numbers."""
+    counts = _counts(text)
+    if not counts:
+        return None
+    cells = {value: _parse(value) for value in counts}
+    parsed = {value: cell for value, cell in cells.items() if cell is not None}
+    if not parsed:
+        return None
+    decode, doubts = _notation(text.name, {cell.number: counts[v] for v, cell in parsed.items()})
+    numbers = {value: decode(cell.number) for value, cell in parsed.items()}
+    words = [v for v in counts if numbers.get(v) is None and not _is_missing_word(v)]
+    gaps = [v for v in counts if _is_missing_word(v)]
+    units = Counter[str]()
+    for value, cell in parsed.items():
+        if numbers[value] is not None:
+            units[cell.unit] += counts[value]
+    known = sum(counts.values()) - sum(counts[v] for v in gaps)
+    good = sum(counts[v] for v, number in numbers.items() if number is not None)
+    if good == 0 or good < MOSTLY * known:
+        if good > 0.5 * known:
+            doubts = (
+                f"the column {text.name!r} holds numbers in {good} and words such as {words[0]!r} in "
+                f"{known - good} of {known} cells; it is used as a category",
+            )
+            return _levels(text, doubts)
+        return None
+    different = {number for number in numbers.values() if number is not None}
+    named = sorted(unit for unit in units if unit)
+    if len(different) <= MANY_NUMBERS and (words or len(named) > 1 or not set(named) <= _UNITS):
+        return None  # 1A and 2B, or 1, 2 and other: names of levels
+    flags = bool(named) and set(named) <= _FLAGS
+    if len(named) > 1 and not flags:
+        if not set(named) <= _UNITS:
+            return None
+        shown = " and ".join(f"{unit!r} ({units[unit]} cells)" for unit in named[:3])
+        raise RequestError(
+            f"the column {text.name!r} holds numbers in more than one unit: {shown}; bring them to one unit, "
+            "or leave the column out with drop"
+        )
+    changes = _Changes(text.name)
+    result: dict[str, float | None] = {}
+    for value, n in counts.items():
+        number = numbers.get(value)
+        result[value] = number
+        if number is None:
+            changes.add("missing word" if value in gaps else "not a number", value, "missing", n)
+            continue
+        shown, cell = f"{number:g}", parsed[value]
+        if cell.limit:
+            changes.add("limit", value, shown, n)
+        if cell.unit:
+            changes.add("flag" if flags else "unit", value, shown, n)
+        if not _PLAIN.fullmatch(cell.number):
+            comma = bool(_COMMA.fullmatch(cell.number)) and abs(number) == abs(_with_point(cell.number))
+            changes.add("decimal comma" if comma else "thousands", value, shown, n)
+    if words:
+        doubts = (
+            *doubts,
+            f"the column {text.name!r} holds numbers, but {sum(counts[v] for v in words)} cell(s) are none "
+            f"({', '.join(repr(v) for v in words[:3])}); they are taken as missing",
+        )
+    if 0 < units[""] < sum(units.values()) and named and not flags:
+        doubts = (
+            *doubts,
+            f"the column {text.name!r} gives the unit {named[0]!r} in {units[named[0]]} cell(s) and none in "
+            f"{units['']}; all are taken to be in {named[0]}",
+        )
+    values = text.replace_strict(
+        list(result), list(result.values()), default=None, return_dtype=pl.Float64
+    ).alias(text.name)
+    return Mended(values, changes.repairs(), tuple(doubts))
+
+
+def _is_missing_word(value: str) -> bool:
+    return _folded(value) in MISSING_WORDS
+
+
+def _with_point(number: str) -> float:
+    return float(number.replace(",", "."))
+
+
+def _notation(name: str, numbers: Mapping[str, int]) -> tuple[Callable[[str], float | None], tuple[str, ...]]:
+    """How the numbers of one column are to be read, and what is doubtful about it."""
+    single = [t for t in numbers if _COMMA.fullmatch(t)]
+    unclear = [t for t in single if _THREE.fullmatch(t)]
+    clear_decimal = len(unclear) < len(single)
+    clear_thousands = any(_ENGLISH.fullmatch(t) and not _THREE.fullmatch(t) for t in numbers)
+    points = any("." in t and _PLAIN.fullmatch(t) for t in numbers)
+    doubts: tuple[str, ...] = ()
+    if clear_decimal:
+        thousands = False
+    elif clear_thousands or points:
+        thousands = True
+    else:
+        # Thousands are rarely in every cell; three decimals are in every cell or in none.
+        thousands = len(unclear) < len(numbers)
+    if unclear and not clear_decimal and not clear_thousands:
+        meant = f"{1000 * _with_point(unclear[0]):g}" if thousands else f"{_with_point(unclear[0]):g}"
+        doubts = (
+            f"the column {name!r} writes {unclear[0]!r}, which may be thousands or decimals; it is taken as "
+            f"{meant}",
+        )
+
+    def decode(text: str) -> float | None:
+        if _PLAIN.fullmatch(text):
+            return float(text)
+        if _COMMA.fullmatch(text) and not (thousands and _THREE.fullmatch(text)):
+            return _with_point(text)
+        if _ENGLISH.fullmatch(text):
+            return float(text.replace(",", ""))
+        if _CONTINENTAL.fullmatch(text):
+            return float(text.replace(".", "").replace(",", "."))
+        if _SPACED.fullmatch(text):
+            return float(re.sub(r"['’ \u00a0\u202f]", "", text).replace(",", "."))
+        return None
+
+    return decode, doubts
+
+
+def _dates(text: pl.Series) -> Mended | None:
+    """A column of text as dates, if all known cells have one and the same form; None if not."""
+    known = text.drop_nulls()
+    first = known[0] if len(known) else ""
+    if not any(c.isdigit() for c in first) or len(first) < 8:
+        return None
+    for forms, kind in ((_MOMENTS, pl.Datetime("us")), (_DATES, pl.Date())):
+        fitting = [form for form in forms if known.str.strptime(kind, form, strict=False).null_count() == 0]
+        if not fitting:
+            continue
+        values = text.str.strptime(kind, fitting[0], strict=False)
+        doubts: tuple[str, ...] = ()
+        if any(not text.str.strptime(kind, other, strict=False).equals(values) for other in fitting[1:]):
+            doubts = (
+                f"the dates in {text.name!r} may be day/month or month/day ({first!r}); they are read as "
+                f"{fitting[0].replace('%', '')}",
+            )
+        return Mended(
+            values, (Repair(text.name, "date", len(known), ((first, str(values.drop_nulls()[0])),)),), doubts
+        )
+    return None
+
+
+def _folded(level: str) -> str:
+    return re.sub(r"[\s_]+", " ", level).strip().casefold()
+
+
+def _levels(text: pl.Series, doubts: tuple[str, ...] = ()) -> Mended:
+    """A category: one level for all its spellings, and for its synonyms where the column has no others."""
+    seen = {_folded(level) for level in _counts(text)}
+    rules: list[tuple[str, Mapping[str, str]]] = [("spelling", {})]
+    for one, other in _SYNONYMS:
+        if seen & one and seen & other and seen <= one | other | _NEITHER:
+            rules.append(("synonym", dict.fromkeys(one, "one") | dict.fromkeys(other, "other")))
+            break
+    mended = _merge(text, rules)
+    return Mended(mended.values, mended.repairs, doubts)
+
+
+def to_levels(column: pl.Series, levels: Iterable[str]) -> pl.Series:
+    """A column as text, its cells spelled as the agreed levels are where they mean one of them."""
+    text = column.cast(pl.String).str.strip_chars()
+    text = text.set(text.is_in(list(GAPS)).fill_null(False), None)
+    wanted = {_folded(level): level for level in levels}
+    for pair in _SYNONYMS:
+        for words in pair:
+            agreed = [level for folded, level in wanted.items() if folded in words]
+            # One of the pair may not be a level of its own: it is the absence of the other.
+            if len(agreed) == 1 and set(wanted) <= pair[0] | pair[1] | _NEITHER:
+                wanted = dict.fromkeys(words, agreed[0]) | wanted
+    meant = {cell: wanted.get(_folded(cell), cell) for cell in _counts(text)}
+    return text.replace(meant) if meant else text
+
+
+def _merge(text: pl.Series, rules: Iterable[tuple[str, Mapping[str, str]]]) -> Mended:
+    """Levels of one key become their most frequent spelling.
+
+    rules: by its name, what other key than itself a level (without case and spaces) has.
+    """
+    counts = _counts(text)
+    changes = _Changes(text.name)
+    now = {level: level for level in counts}
+    for rule, other in rules:
+        key = {level: other.get(_folded(level), _folded(level)) for level in now.values()}
+        together: dict[str, Counter[str]] = {}
+        for level, n in counts.items():
+            together.setdefault(key[now[level]], Counter())[now[level]] += n
+        chosen = {k: min((-n, level) for level, n in c.items())[1] for k, c in together.items()}
+        for level, n in counts.items():
+            after = chosen[key[now[level]]]
+            if after != now[level]:
+                changes.add(rule, now[level], after, n)
+                now[level] = after
+    if all(level == after for level, after in now.items()):
+        return Mended(text)
+    return Mended(text.replace(now), changes.repairs())
+
+
+def _sentinels(column: pl.Series) -> Mended:
+    """Numbers that stand for missing: 9, 8 or 7 repeated, or -1, apart from everything else in the column."""
+    values = column.cast(pl.Float64).to_numpy()
+    different, counts = np.unique(values[np.isfinite(values)], return_counts=True)
+    like = np.array([_looks_made_up(value) for value in different.tolist()], dtype=bool)
+    rest = different[~like]
+    if len(rest) < 2 or not like.any():
+        return Mended(column)
+    changes = _Changes(column.name)
+    gone: list[float] = []
+    for value, n in zip(different[like].tolist(), counts[like].tolist()):
+        if _stands_for_missing(value, rest):
+            changes.add("sentinel", f"{value:g}", "missing", n)
+            gone.append(value)
+    if not gone:
+        return Mended(column)
+    return Mended(column.set(column.cast(pl.Float64).is_in(gone).fill_null(False), None), changes.repairs())
+
+
+def _looks_made_up(value: float) -> bool:
+    return value == -1 or (value == int(value) and set(str(abs(int(value)))) in ({"9"}, {"8"}, {"7"}))
+
+
+def _stands_for_missing(value: float, rest: NDArray[np.float64]) -> bool:
+    """Whether a number that looks made up stands for missing, judged by the column's other values."""
+    if set(rest.tolist()) in ({0.0, 1.0}, {1.0, 2.0}):
+        return True  # yes, no, and not known
+    if value < 0 <= rest[0]:
+        return value != -1 or len(rest) > MANY_NUMBERS
+    if rest[0] <= value <= rest[-1] or abs(value) < 10:
+        return False
+    gap = rest[0] - value if value < rest[0] else value - rest[-1]
+    return bool(gap > 3 * (rest[-1] - rest[0]))

@@ -1,0 +1,77 @@
+"""What the columns of a table are for: which one is the label, the center, the patient, the time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+#: The key under which a table's provenance is stored in the Parquet file itself.
+PROVENANCE_KEY = "abps.provenance"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which columns of a table are not features, and what they are instead.
+
+    eras: a column that orders stays into windows of time, or into how many the time column is cut.
+    every: rounds from one window to the next.
+    keep: columns to learn from although they look like an identifier or a copy of the label.
+    positive: the label's value that counts as the event; None: settled by stated rules.
+    """
+
+    label: str
+    center: str
+    patient: str | None = None
+    time: str | None = None
+    group: str | None = None
+    drop: tuple[str, ...] = ()
+    eras: str | None = None
+    every: int | None = None
+    keep: tuple[str, ...] = ()
+    positive: str | None = None
+
+
+def read_provenance(path: Path) -> dict[str, Any] | None:
+    """The provenance inside a Parquet file; None if it has none."""
+    try:
+        found = pl.read_parquet_metadata(path).get(PROVENANCE_KEY)
+    except (OSError, pl.exceptions.PolarsError):
+        return None
+    return json.loads(found) if found else None
+
+
+def recorded_roles(path: Path) -> dict[str, Any]:
+    """The roles of columns that a table from ``abps cohort`` or ``abps partition`` carries; else empty.
+
+    Keys label, center, patient, time, group (names) and drop (a list), those that are known.
+    """
+    if path.suffix != ".parquet" or not path.is_file():
+        return {}
+    roles: dict[str, Any] = (read_provenance(path) or {}).get("roles", {})
+    return roles
+
+
+def completed(path: Path, given: Roles) -> Roles:
+    """The roles that were given, completed by those that a table of ours carries.
+
+    What the table sets aside is never a feature, also where another column was chosen in its place.
+    """
+    own = recorded_roles(path)
+    if not own:
+        return given
+    center = given.center or own["center"]
+    made = replace(
+        given,
+        label=given.label or own["label"],
+        center=center,
+        patient=given.patient or own.get("patient"),
+        time=given.time or own.get("time"),
+        group=given.group or (own.get("group") if center == own["center"] else None),
+    )
+    used = {made.label, made.center, made.patient, made.time, made.group, made.eras}
+    set_aside = [v for k, v in own.items() if k != "drop"] + list(own.get("drop", ()))
+    return replace(made, drop=tuple(dict.fromkeys([*given.drop, *(c for c in set_aside if c not in used)])))

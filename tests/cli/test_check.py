@@ -1,0 +1,95 @@
+"""``abps check`` and the same check at the head of a run."""
+
+import json
+
+import pytest
+
+from abps.cli.main import main
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    out = capsys.readouterr()
+    return stop.value.code or 0, out.out, out.err
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Two hospitals and a tiny one; limits of measurement, a copy of the label, a name with brackets."""
+    lines = ["died;hospital;x [mg];outcome;ward"]
+    for k in range(240):
+        died = int(k % 7 < 2)
+        x = "<0,5" if k % 80 == 3 else f"{0.5 + died + (k * 37 % 101) / 50:.1f}".replace(".", ",")
+        hospital = "tiny" if k < 4 else "AB"[k % 2]
+        lines.append(f"{died};{hospital};{x};{'gone' if died else 'home'};{'NS'[k % 3 > 0]}")
+    path = tmp_path / "stays.csv"
+    path.write_text("\n".join(lines), encoding="utf-16")
+    return path
+
+
+ROLES = ["--label", "died", "--center", "hospital"]
+
+
+def test_the_terminal_tells_everything(capsys, table):
+    code, out, _ = call(capsys, "check", table, *ROLES)
+    assert code == 0
+    words = " ".join(out.split())
+    assert "separated by semicolon, UTF-16" in words and "x [mg]" in words
+    assert "'1' is the event (70 rows" in words
+    assert "a limit of measurement" in words and "'<0,5' → 0.5 (limit)" in words
+    assert "tiny: 4 row(s), fewer than 50" in words
+    assert "'outcome': it alone tells the label (AUROC 1.000): a copy of it; it is not used" in words
+
+
+def test_machines_get_the_same(capsys, table):
+    code, out, _ = call(capsys, "check", table, *ROLES, "--json")
+    notes = json.loads(out)
+    assert code == 0 and notes["form"] == "text, separated by semicolon, UTF-16"
+    assert [o["center"] for o in notes["left_out"]] == ["tiny"]
+    assert {c["name"]: c["used"] for c in notes["columns"]} == {
+        "died": False, "hospital": False, "x [mg]": True, "outcome": False, "ward": True,
+    }  # fmt: skip
+
+
+def test_strict_makes_warnings_errors_and_nothing_is_written(capsys, table, tmp_path):
+    code, _, err = call(capsys, "check", table, *ROLES, "--strict")
+    assert code == 2 and err.count("\n") == 1 and "--strict" in err
+    for command in (["run", "--method", "fedavg"], ["compare", "--methods", "fedavg"]):
+        out = tmp_path / command[0]
+        code, _, err = call(capsys, *command, "--data", table, *ROLES, "--strict", "--out", out)
+        assert code == 2 and "1 warning(s)" in err and not (out / "study.json").exists()
+    code, _, _ = call(capsys, "check", table, *ROLES, "--strict", "--drop", "outcome")
+    assert code == 0
+
+
+def test_a_run_says_what_it_mended_and_left_out(capsys, table, tmp_path):
+    arguments = ["--data", table, *ROLES, "--rounds", 1, "--out"]
+    code, _, err = call(capsys, "run", "--method", "fedavg", *arguments, tmp_path / "run")
+    assert code == 0, err
+    assert "mended: x [mg]: 3 cell(s)" in err and "left out: tiny" in err and "not used: outcome" in err
+    code, _, err = call(
+        capsys, "compare", "--methods", "local,fedavg", "--seeds", 1, *arguments, tmp_path / "s"
+    )
+    assert code == 0 and "warning: 'outcome'" in err and "left out: tiny" in err
+    study = json.loads((tmp_path / "s" / "study.json").read_text())
+    assert study["data"][0]["check"]["repairs"][0]["column"] == "x [mg]"
+
+
+def test_a_built_in_federation_can_be_checked(capsys):
+    code, out, _ = call(capsys, "check", "icu-synthetic:centers=12,stays=1500")
+    assert code == 0 and "no warnings" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "name its columns"),
+        (["--label", "died", "--center", "ward_"], "did you mean 'ward'"),
+        ([*ROLES, "--keep", "outcom"], "no column 'outcom' for keep"),
+        ([*ROLES, "--positive", "2"], "has no value '2'"),
+    ],
+)
+def test_wrong_requests(capsys, table, arguments, says):
+    code, _, err = call(capsys, "check", table, *arguments)
+    assert code == 2 and says in err and err.count("\n") == 1
