@@ -104,7 +104,8 @@ EICU_DEFAULTS: dict[str, dict[str, object]] = {
         "patientweight": "",
     },
     "respiratoryCare": {
-        "patientunitstayid": 100, "respcarestatusoffset": 60, "ventstartoffset": 60, "ventendoffset": 300,
+        "patientunitstayid": 100, "respcarestatusoffset": 60, "airwaytype": "Oral ETT",
+        "ventstartoffset": 60, "ventendoffset": 300,
     },
 }  # fmt: skip
 

@@ -218,7 +218,7 @@ def test_nobody_is_left(mimic_copy: Path) -> None:
 
 
 def test_wrong_options() -> None:
-    for wrong in ({"window": "48h"}, {"charlson": "19"}, {"diagnoses": "later"}):
+    for wrong in ({"window": "36h"}, {"charlson": "19"}, {"diagnoses": "later"}):
         with pytest.raises(RequestError, match=next(iter(wrong))):
             mimiciv.MimicOptions(**wrong)  # type: ignore[arg-type]
 

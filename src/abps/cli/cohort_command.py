@@ -30,8 +30,23 @@ Charlson = Annotated[
 Window = Annotated[
     str,
     typer.Option(
-        help="Hours of vitals: 24h (first 24 h in the ICU), mimic-code (6 h before to 24 h after admission), "
-        "stay (all; to describe drift, not to predict)."
+        help="Hours that count: 6h, 12h, 24h, 48h (the first ones in the ICU), mimic-code (6 h before to "
+        "24 h after admission), stay (all; to describe drift, not to predict)."
+    ),
+]
+Features = Annotated[
+    str,
+    typer.Option(
+        help="Columns beyond the vitals, with commas: labs, gcs, urine, vasopressors, ventilation, sofa, "
+        "saps2; or all. From the tables that are there; absent ones are named."
+    ),
+]
+FirstStay = Annotated[bool, typer.Option("--first-stay", help="Only the first ICU stay of every patient.")]
+Clock = Annotated[
+    str,
+    typer.Option(
+        help="A value counts from charttime (when it was measured) or from storetime (when it was stored, "
+        "as a model at the bedside would see it)."
     ),
 ]
 Diagnoses = Annotated[
@@ -72,13 +87,26 @@ def mimiciv_command(
     min_age: MinAge = 18,
     max_age: MaxAge = 95,
     min_hours: MinHours = 0,
+    features: Features = "",
+    first_stay: FirstStay = False,
+    clock: Clock = "charttime",
     as_json: Json = False,
 ) -> None:
     """MIMIC-IV v2.2 to v3.1 as distributed (.csv.gz or .csv): in-hospital death of adult ICU stays.
 
     Example: abps cohort mimiciv mimic-iv-3.1 --diagnoses earlier --out cohort.parquet
     """
-    options = mimiciv.MimicOptions(window, diagnoses, charlson, min_age, max_age, min_hours)
+    options = mimiciv.MimicOptions(
+        window=window,
+        diagnoses=diagnoses,
+        charlson=charlson,
+        min_age=min_age,
+        max_age=max_age,
+        min_hours=min_hours,
+        features=_names(features),
+        clock=clock,
+        first_stay=first_stay,
+    )
     _make(lambda tell: mimiciv.build(source, options, tell), "MIMIC-IV cohort", out, as_json)
 
 
@@ -89,13 +117,24 @@ def eicu_command(
     min_age: MinAge = None,
     max_age: MaxAge = None,
     min_hours: MinHours = 0,
+    features: Features = "",
+    first_stay: FirstStay = False,
+    clock: Clock = "charttime",
     as_json: Json = False,
 ) -> None:
     """eICU v2.0 and its demo: hospital death of unit stays; every hospital is a center.
 
     Example: abps cohort eicu eicu-crd-2.0 --min-age 18 --out cohort.parquet
     """
-    options = eicu.EicuOptions(charlson, min_age, max_age, min_hours)
+    options = eicu.EicuOptions(
+        charlson=charlson,
+        min_age=min_age,
+        max_age=max_age,
+        min_hours=min_hours,
+        features=_names(features),
+        clock=clock,
+        first_stay=first_stay,
+    )
     _make(lambda tell: eicu.build(source, options, tell), "eICU cohort", out, as_json)
 
 
@@ -149,6 +188,10 @@ def heart_command(
     Example: abps cohort heart heart-disease --out heart.parquet
     """
     _make(lambda tell: heart.build(source, tell), "UCI Heart Disease", out, as_json)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @contextmanager

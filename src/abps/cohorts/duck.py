@@ -63,6 +63,11 @@ class CsvTable:
     path: Path
     columns: tuple[str, ...]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns' names in lower case."""
+        return tuple(column.strip().lower() for column in self.columns)
+
     def scan(self, types: Mapping[str, str]) -> str:
         """SQL that reads the columns in ``types`` (name in lower case -> SQL type); others stay unread.
 
@@ -230,6 +235,12 @@ class Session:
         frame = pl.read_parquet(path)
         path.unlink()
         return frame
+
+    def spool(self, sql: str, name: str, what: str, files: tuple[Path, ...] = ()) -> str:
+        """The result of a query kept in a temporary file, in bounded memory: SQL that reads it."""
+        path = self._folder / f"spool-{name}.parquet"
+        self.execute(f"COPY ({sql}) TO {quoted(str(path))} (FORMAT parquet, COMPRESSION zstd)", what, files)
+        return f"read_parquet({quoted(str(path))})"
 
     def table(self, name: str, frame: pl.DataFrame) -> None:
         """Make a frame a table of the connection."""

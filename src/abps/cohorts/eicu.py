@@ -16,7 +16,7 @@ from pathlib import Path
 
 import polars as pl
 
-from abps.cohorts import charlson, provenance, vitals
+from abps.cohorts import charlson, eicu_events, physiology, provenance, vitals
 from abps.cohorts.duck import (
     CsvTable,
     Progress,
@@ -35,6 +35,7 @@ from abps.cohorts.tidy import (
     comorbidity_columns,
     in_order,
     keep_ages,
+    keep_first,
     race_group,
     vital_columns,
 )
@@ -112,14 +113,23 @@ _PATIENT = (
 
 @dataclass(frozen=True)
 class EicuOptions:
-    """charlson: 12, 17 or none. Ages: unset by default, eICU's own inclusion."""
+    """charlson: 12, 17 or none. Ages: unset by default, eICU's own inclusion.
+
+    features, clock, first_stay: as in :class:`abps.cohorts.mimiciv.MimicOptions`. The first stay is that of
+    the earliest year of hospital discharge, the first unit visit, then the lowest number: the release tells
+    no more.
+    """
 
     charlson: str = "12"
     min_age: float | None = None
     max_age: float | None = None
     min_hours: float = 0
+    features: tuple[str, ...] = ()
+    clock: str = "charttime"
+    first_stay: bool = False
 
     def __post_init__(self) -> None:
+        physiology.parse_groups(self.features)
         charlson.table().columns(self.charlson)
 
 
@@ -144,7 +154,10 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
     """Make the cohort from the folder with eICU's tables."""
     options = options or EicuOptions()
     root = Path(root)
+    groups = physiology.parse_groups(options.features)
+    inputs = physiology.inputs_of(groups)
     tables = _open(root)
+    events, absent = eicu_events.open_events(root, inputs, options.clock)
     warnings = [
         f"{name}.csv.gz is absent: {effect}"
         for name, table, effect in (
@@ -162,8 +175,13 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
     ]
     if tables.diagnosis is None and tables.history is None and tables.pred is None:
         warnings.append("diagnosis, pastHistory and apachePredVar are all absent: comorbidities are missing")
+    warnings += absent
     with session(progress) as duck:
-        flow = keep_ages(_stays(duck, tables), options.min_age, options.max_age)
+        flow = _stays(duck, tables)
+        if options.first_stay:
+            visit = "visit" if "visit" in flow.table.columns else "stay"
+            flow = keep_first(flow, ("admission_year", visit, "stay"))
+        flow = keep_ages(flow, options.min_age, options.max_age)
         if options.min_hours:
             flow = flow.keep(
                 pl.col("hours") >= options.min_hours, f"unit stay shorter than {options.min_hours:g} h"
@@ -172,12 +190,19 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
         ends = pl.min_horizontal(pl.lit(DAY, pl.Float64), pl.col("hours") * 60)
         duck.table("stays", flow.table.select("stay", ends=ends))
         first_day = _vitals(duck, tables)
-        physiology = _physiology(duck, tables)
+        acute = _physiology(duck, tables)
         comorbid = _comorbidities(duck, tables, flow.table, options)
         disagreeing = _label_check(duck, tables, flow.table)
-    table = flow.table
-    for part in (first_day.table, physiology, comorbid):
-        table = table.join(part, on="stay", how="left")
+        table = flow.table
+        for part in (first_day.table, acute, comorbid):
+            table = table.join(part, on="stay", how="left")
+        more = None
+        if groups:
+            duck.table("weights", flow.table.select("stay", "weight"))
+            present = eicu_events.fill(duck, events, inputs)
+            known = table.select("stay", "age", *vitals.columns())
+            more = physiology.build(duck, known, groups, present, "first 24 h", "eicu")
+            table = table.join(more.table, on="stay", how="left")
     without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
     if without:
         warnings.append(
@@ -188,7 +213,8 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
             f"{disagreeing} stays have another outcome in apachePatientResult than in patient; "
             "patient was used"
         )
-    dictionary = _dictionary(options)
+    dictionary = [*_dictionary(options), *(more.dictionary if more else ())]
+    paths = [*(t.path for t in tables.present), *(t.path for t in events.tables.values())]
     return Cohort(
         source="eicu",
         recipe=RECIPE,
@@ -202,7 +228,7 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
         ),
         steps=flow.steps,
         dictionary=tuple(dictionary),
-        files=provenance.describe_files([t.path for t in tables.present], root, progress),
+        files=provenance.describe_files(paths, root, progress),
         options=asdict(options),
         facts={
             "hospitals": flow.table["hospital"].n_unique(),
@@ -210,6 +236,7 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
             "vital_values_used": first_day.counted,
             "vital_values_out_of_range": first_day.dropped,
             "outcome_disagrees_with_apache": disagreeing,
+            **({"lab_values_out_of_range": more.dropped} if more else {}),
         },
         warnings=(*warnings, *first_day.warnings()),
     )
@@ -251,6 +278,10 @@ def _stays(duck: Session, tables: _Tables) -> Flow:
             "region": "VARCHAR",
         }
     )
+    visit = ""
+    if "unitvisitnumber" in tables.patient.names:
+        types["unitvisitnumber"] = "BIGINT"
+        visit = "p.unitvisitnumber AS visit,"
     raw = duck.frame(
         f"""
         SELECT p.patientunitstayid AS stay, p.uniquepid AS patient, CAST(p.hospitalid AS VARCHAR) AS hospital,
@@ -258,7 +289,7 @@ def _stays(duck: Session, tables: _Tables) -> Flow:
                p.unitadmitsource AS admission_location, p.admissionheight AS height,
                p.admissionweight AS weight,
                p.hospitaldischargeyear AS admission_year, p.hospitaldischargestatus AS status,
-               p.unitdischargeoffset / 60 AS hours,
+               p.unitdischargeoffset / 60 AS hours, {visit}
                h.region, h.numbedscategory AS beds, h.teachingstatus AS teaching
         FROM {tables.patient.scan(types)} p LEFT JOIN {hospital} h ON p.hospitalid = h.hospitalid
         """,

@@ -5,17 +5,19 @@ One row per ICU stay of an adult. Demographics and admission context from ``hosp
 
 The diagnoses of an admission are coded after discharge: used for a prediction at 24 hours they leak
 from the future. ``diagnoses`` says which to use: ``this`` admission's (as the paper does), those of
-``earlier`` admissions only (known in time), or ``none``.
+``earlier`` admissions only (known in time), or ``none``. With the clock ``storetime`` a value counts only
+if it was also stored by the end of the window, as a model at the bedside would see it.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 
 import polars as pl
 
-from abps.cohorts import charlson, provenance, vitals
+from abps.cohorts import charlson, mimic_events, physiology, provenance, vitals
 from abps.cohorts.duck import CsvTable, Progress, Session, folder_of, open_table, session, silent
 from abps.cohorts.tidy import (
     Cohort,
@@ -25,6 +27,7 @@ from abps.cohorts.tidy import (
     fractional_year,
     in_order,
     keep_ages,
+    keep_first,
     race_group,
     vital_columns,
 )
@@ -39,7 +42,11 @@ DIAGNOSES = ("this", "earlier", "none")
 
 @dataclass(frozen=True)
 class MimicOptions:
-    """window: one of :data:`abps.cohorts.vitals.WINDOWS`. charlson: 12 or 17 (or none) of the categories."""
+    """window: one of :data:`abps.cohorts.vitals.WINDOWS`. charlson: 12 or 17 (or none) of the categories.
+
+    features: groups of :data:`abps.cohorts.physiology.GROUPS` beyond the vitals. clock: one of
+    :data:`abps.cohorts.mimic_events.CLOCKS`. first_stay: leave out all but a patient's first ICU stay.
+    """
 
     window: str = "24h"
     diagnoses: str = "this"
@@ -47,8 +54,12 @@ class MimicOptions:
     min_age: float | None = 18
     max_age: float | None = 95
     min_hours: float = 0
+    features: tuple[str, ...] = ()
+    clock: str = "charttime"
+    first_stay: bool = False
 
     def __post_init__(self) -> None:
+        physiology.parse_groups(self.features)
         vitals.window_of(self.window)
         charlson.table().columns(self.charlson)
         if self.diagnoses not in DIAGNOSES:
@@ -77,23 +88,40 @@ class _Tables:
 def build(root: Path, options: MimicOptions | None = None, progress: Progress = silent) -> Cohort:
     """Make the cohort from the folder that holds ``hosp`` and ``icu``."""
     options = options or MimicOptions()
+    groups = physiology.parse_groups(options.features)
     tables = _open(Path(root), options)
+    inputs = physiology.inputs_of(groups)
+    events, absent = mimic_events.open_events(Path(root), tables.chartevents, inputs, options.clock)
     with session(progress) as duck:
         flow = _stays(duck, tables, options)
+        if options.first_stay:
+            flow = keep_first(flow, ("intime", "stay"))
         flow = keep_ages(flow, options.min_age, options.max_age)
         if options.min_hours:
             flow = flow.keep(
                 pl.col("hours") >= options.min_hours, f"ICU stay shorter than {options.min_hours:g} h"
             )
-        first_day = _vitals(duck, tables, flow.table, options)
+        duck.table("stays", _windows(flow.table, options))
+        rows = mimic_events.charted(duck, events, inputs)
+        signals = f"(SELECT stay, moment, signal, value FROM {rows})"
+        first_day = vitals.summarise(duck, signals, "summarising vitals", (tables.chartevents.path,))
         coded, warnings = _comorbidities(duck, tables, flow.table, options)
-    table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
+        table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
+        more = None
+        if groups:
+            present = mimic_events.fill(duck, events, rows, inputs)
+            known = table.select("stay", "age", *vitals.columns())
+            when = vitals.window_words(options.window)
+            more = physiology.build(duck, known, groups, present, when, "mimiciv")
+            table = table.join(more.table, on="stay", how="left")
+    warnings = [*absent, *warnings]
     without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
     if without:
         warnings.append(
             f"{without} stays have no vital sign in the window; they stay in, with missing values"
         )
-    dictionary = _dictionary(options)
+    dictionary = [*_dictionary(options), *(more.dictionary if more else ())]
+    paths = [*tables.paths, *(t.path for t in events.tables.values())]
     return Cohort(
         source="mimiciv",
         recipe=RECIPE,
@@ -107,12 +135,13 @@ def build(root: Path, options: MimicOptions | None = None, progress: Progress = 
         ),
         steps=flow.steps,
         dictionary=tuple(dictionary),
-        files=provenance.describe_files(tables.paths, Path(root), progress),
+        files=provenance.describe_files(paths, Path(root), progress),
         options=asdict(options),
         facts={
             "stays_without_vitals": without,
             "vital_values_used": first_day.counted,
             "vital_values_out_of_range": first_day.dropped,
+            **({"lab_values_out_of_range": more.dropped} if more else {}),
         },
         warnings=(*warnings, *first_day.warnings()),
     )
@@ -242,30 +271,19 @@ def era_of_stay() -> dict[str, pl.Expr]:
     }
 
 
-def _vitals(duck: Session, tables: _Tables, stays: pl.DataFrame, options: MimicOptions) -> vitals.FirstDay:
-    """The streaming pass over chartevents."""
+def _windows(stays: pl.DataFrame, options: MimicOptions) -> pl.DataFrame:
+    """stay, patient, intime and the first and last moment that count (for laboratory values: lab_ …)."""
     window = vitals.window_of(options.window)
-    duck.table("stays", stays.select("stay", "intime"))
-    items = [
-        {"itemid": item, "signal": signal.signal}
-        for signal in vitals.signals().values()
-        for item in signal.items
-    ]
-    duck.table("items", pl.DataFrame(items, schema={"itemid": pl.Int32, "signal": pl.String}))
-    scan = tables.chartevents.scan(
-        {"stay_id": "BIGINT", "charttime": "TIMESTAMP", "itemid": "INTEGER", "valuenum": "DOUBLE"}
+    if window is None:  # whatever is charted with the stay's number; laboratory values have none
+        opens, closes = pl.lit(datetime(1, 1, 1)), pl.lit(datetime(9999, 1, 1))
+        labs = pl.col("intime"), pl.col("outtime")
+    else:
+        opens = pl.col("intime") + pl.duration(hours=window[0])
+        closes = pl.col("intime") + pl.duration(hours=window[1])
+        labs = opens, closes
+    return stays.select(
+        "stay", "patient", "intime", opens=opens, closes=closes, lab_opens=labs[0], lab_closes=labs[1]
     )
-    inside = "true"
-    if window is not None:
-        inside = (
-            f"c.charttime >= s.intime + to_hours({window[0]:.0f}) "
-            f"AND c.charttime <= s.intime + to_hours({window[1]:.0f})"
-        )
-    events = f"""
-        SELECT s.stay, c.charttime AS moment, i.signal, c.valuenum AS value
-        FROM {scan} c JOIN items i ON c.itemid = i.itemid JOIN stays s ON c.stay_id = s.stay WHERE {inside}
-    """
-    return vitals.summarise(duck, events, "reading chartevents", (tables.chartevents.path,))
 
 
 def _comorbidities(

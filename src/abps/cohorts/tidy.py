@@ -85,6 +85,14 @@ def keep_ages(flow: Flow, low: float | None, high: float | None) -> Flow:
     return flow.keep(condition, f"age outside {text} years")
 
 
+def keep_first(flow: Flow, by: Sequence[str]) -> Flow:
+    """Only the first stay of every patient, in the order of some columns; one without a patient is kept."""
+    assert flow.patient is not None
+    first = flow.table.sort(by).unique(flow.patient, keep="first", maintain_order=True)["stay"]
+    unknown = pl.col(flow.patient).is_null()
+    return flow.keep(pl.col("stay").is_in(first.implode()) | unknown, "not the patient's first ICU stay")
+
+
 @dataclass(frozen=True, eq=False)
 class Cohort:
     """A finished cohort.
@@ -159,11 +167,7 @@ def comorbidity_columns(choice: str, origin: str) -> list[Column]:
 
 def vital_columns(window: str) -> list[Column]:
     """Dictionary lines of the 21 vitals."""
-    when = {
-        "24h": "first 24 h",
-        "mimic-code": "6 h before to 24 h after ICU admission",
-        "stay": "whole stay",
-    }[window]
+    when = vitals.window_words(window)
     words = {"mean": "mean", "min": "lowest", "max": "highest"}
     return [
         Column(f"{v}_{s}", "feature", vitals.UNITS[v], f"{words[s]} {vitals.LABELS[v]}, {when}")

@@ -42,6 +42,9 @@ LABELS = dict(
 #: Hours from ICU admission: [from, to], both included. ``stay`` is the whole stay (for description only).
 WINDOWS: dict[str, tuple[float, float] | None] = {
     "24h": (0.0, 24.0),
+    "6h": (0.0, 6.0),
+    "12h": (0.0, 12.0),
+    "48h": (0.0, 48.0),
     "mimic-code": (-6.0, 24.0),
     "stay": None,
 }
@@ -78,6 +81,12 @@ def window_of(name: str) -> tuple[float, float] | None:
     if name not in WINDOWS:
         raise RequestError(f"--window is {', '.join(WINDOWS)}, not {name!r}")
     return WINDOWS[name]
+
+
+def window_words(name: str) -> str:
+    """A window in the words of a dictionary."""
+    known = {"mimic-code": "6 h before to 24 h after ICU admission", "stay": "whole stay"}
+    return known.get(name, f"first {name.removesuffix('h')} h")
 
 
 def columns() -> list[str]:
