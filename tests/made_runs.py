@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from abps.simulator.result import Run
+
 CENTERS = [f"unit {i:02d}" for i in range(30)]
 UNIT = 1000.0  # bytes of FedAvg's 50 rounds
 
@@ -23,27 +25,34 @@ def made_run(
     edge = [round(UNIT * vs_fedavg * (t + 1) / rounds) for t in range(rounds)]
     config = {"stop": {"rounds": rounds}} | ({} if kappa is None else {"selection": {"kappa": kappa}})
     causes = {"no_candidates": rest / 4, "all_full": rest * 3 / 4, "declined": 0.0, "budget": 0.0}
-    return {
-        "schema": "abps.run/1",
-        "method": method,
-        "seed": seed,
-        "rounds": rounds,
-        "data": {"name": "made", "centers": len(CENTERS), "rows": 900, "features": 5, "fingerprint": "f"},
-        "config": config,
-        "auroc": {"mean": mean, "scored_centers": 27, "at_best_validation": mean, "per_center": per_center},
-        "auprc": {"mean": 0.3},
-        "brier": {"mean": 0.1},
-        "bytes": {"edge": edge[-1], "directed": 2 * edge[-1], "control": 7, "vs_fedavg": edge[-1] / UNIT},
-        "cost_usd": 0.01,
-        "partners_mean": 1.0 - rest,
-        "rest": {"share": rest, **causes},
-        "history": {
-            "auroc": curve,
-            "validation_auroc": curve,
-            "edge_bytes": edge,
-            "rest": [rest] * rounds,
-            "rest_causes": {cause: [share] * rounds for cause, share in causes.items()},
-        },
-        "seconds": 1.5,
-        "versions": {"abps": "0", "python": "3"},
-    }
+    return Run.from_json(
+        {
+            "schema": "abps.run/1",
+            "method": method,
+            "seed": seed,
+            "rounds": rounds,
+            "data": {"name": "made", "centers": len(CENTERS), "rows": 900, "features": 5, "fingerprint": "f"},
+            "config": config,
+            "auroc": {
+                "mean": mean,
+                "scored_centers": 27,
+                "at_best_validation": mean,
+                "per_center": per_center,
+            },
+            "auprc": {"mean": 0.3},
+            "brier": {"mean": 0.1},
+            "bytes": {"edge": edge[-1], "directed": 2 * edge[-1], "control": 7, "vs_fedavg": edge[-1] / UNIT},
+            "cost_usd": 0.01,
+            "partners_mean": 1.0 - rest,
+            "rest": {"share": rest, **causes},
+            "history": {
+                "auroc": curve,
+                "validation_auroc": curve,
+                "edge_bytes": edge,
+                "rest": [rest] * rounds,
+                "rest_causes": {cause: [share] * rounds for cause, share in causes.items()},
+            },
+            "seconds": 1.5,
+            "versions": {"abps": "0", "python": "3"},
+        }
+    )

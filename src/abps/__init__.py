@@ -4,13 +4,18 @@ import abps
 fed = abps.read_table("stays.parquet", label="died", center="hospital")
 run = abps.simulate(fed, "abps-pq-k1", seed=11)
 run.auroc.mean, run.bytes.vs_fedavg, run.rest.share
+study = abps.compare(fed, ["local", "fedavg", "abps-pq-k1"], seeds=[11, 22, 33])
+study.frame(), study.table(), study.report("my-report")
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from abps.release import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from abps.core.errors import RequestError as RequestError
@@ -20,48 +25,41 @@ if TYPE_CHECKING:
     from abps.methods.base import Method as Method
     from abps.methods.catalog import CATALOG as CATALOG
     from abps.methods.catalog import find as find
+    from abps.report.comparison import Study as Study
+    from abps.report.comparison import compare as compare
+    from abps.report.comparison import load_study as load_study
+    from abps.simulator.output import load_run as load_run
     from abps.simulator.result import Run as Run
     from abps.simulator.simulate import simulate as simulate
 
-__all__ = [
-    "CATALOG",
-    "Federation",
-    "Method",
-    "RequestError",
-    "Run",
-    "find",
-    "load",
-    "read_table",
-    "simulate",
-]
+#: What the package offers, and where it lies.
+_OFFERED = {
+    "CATALOG": "abps.methods.catalog",
+    "Federation": "abps.data.federation",
+    "Method": "abps.methods.base",
+    "RequestError": "abps.core.errors",
+    "Run": "abps.simulator.result",
+    "Study": "abps.report.comparison",
+    "compare": "abps.report.comparison",
+    "find": "abps.methods.catalog",
+    "load": "abps.data.table",
+    "load_run": "abps.simulator.output",
+    "load_study": "abps.report.comparison",
+    "read_table": "abps.data.table",
+    "simulate": "abps.simulator.simulate",
+}
+
+__all__ = list(_OFFERED)
 
 
 def __getattr__(name: str) -> Any:
-    """What the package offers, imported when first asked for: a command line should not wait for it."""
-    if name not in __all__:
+    """Imported when first asked for: a command line should not wait for what it does not need."""
+    if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from abps.core.errors import RequestError
-    from abps.data.federation import Federation
-    from abps.data.table import load, read_table
-    from abps.methods.base import Method
-    from abps.methods.catalog import CATALOG, find
-    from abps.simulator.result import Run
-    from abps.simulator.simulate import simulate
-
-    offered = {
-        "CATALOG": CATALOG,
-        "Federation": Federation,
-        "Method": Method,
-        "RequestError": RequestError,
-        "Run": Run,
-        "find": find,
-        "load": load,
-        "read_table": read_table,
-        "simulate": simulate,
-    }
-    globals().update(offered)
-    return offered[name]
+    offered = getattr(import_module(_OFFERED[name]), name)
+    globals()[name] = offered
+    return offered
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *_OFFERED])

@@ -54,7 +54,7 @@ def test_a_study_grows_by_methods_and_varied_settings(capsys, tmp_path):
     code, out, _ = call(capsys, *first, "--methods", "local,fedavg")
     assert code == 0 and json.loads(out)["runs"]["reused"] == 1
     code, _, err = call(capsys, *first, "--methods", "local", "--set", "lr=0.5")
-    assert code == 2 and "holds a study with another --set" in err
+    assert code == 2 and "holds a study with other settings" in err
 
 
 def test_several_federations_stand_in_one_report(capsys, tmp_path):
@@ -86,13 +86,13 @@ def test_one_failing_run_is_reported_and_the_report_is_written(capsys, tmp_path)
     ("arguments", "told"),
     [
         (["--methods", "fedavgg"], "did you mean 'fedavg'"),
-        (["--methods", ","], "--methods names no method"),
+        (["--methods", ","], "no method is named"),
         (["--methods", "local", "--seeds", "a"], "--seeds a"),
-        (["--methods", "local", "--seeds", "1,1"], "names 1 twice"),
+        (["--methods", "local", "--seeds", "1,1"], "1 is named twice"),
         (["--methods", "local", "--vary", "lr"], "write key=value,value"),
         (["--methods", "local", "--set", "nothing=1"], "none of the methods has a setting 'nothing'"),
         (["--methods", "local", "--executor", "cloud"], "choose local or slurm"),
-        (["--methods", "local", "--jobs", "0"], "--jobs 0"),
+        (["--methods", "local", "--jobs", "0"], "jobs=0"),
         (["--methods", "local", "--data", "nowhere.csv"], "nowhere.csv"),
         (["--methods", "local", "--slurm-cores", "0"], "--slurm-cores 0"),
     ],

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abps.core.errors import RequestError
-from abps.report import build as building
+from abps.data.federation import About
 from abps.report import figures, tables
-from abps.report.build import build, read_study
+from abps.report.comparison import load_study
 from abps.report.statistics import analyse, gather
 from abps.report.words import summary
 from abps.study.plan import Request, Source, key_of, make_plan
-from abps.study.records import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, Study, digest
+from abps.study.records import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, StudyFolder, digest
 from made_runs import CENTERS, made_run
 
 #: method -> (AUROC, bytes, rest, κ)
@@ -44,28 +45,20 @@ def part_of(methods=METHODS, seeds=SEEDS):
     for name, (level, cost, rest, kappa) in methods.items():
         runs = [made_run(name, seed, level, cost, rest, kappa=kappa) for seed in seeds]
         found.append(gather(name, name, runs, CENTERS))
-    data = {
-        "name": "made",
-        "centers": 30,
-        "rows": 900,
-        "positive_share": 0.1,
-        "left_out": [],
-        "fingerprint": "f",
-    }
-    return analyse(data, found, CENTERS)
+    return analyse(About("made", 30, 900, 5, "f", positive_share=0.1), found, CENTERS)
 
 
 def stored_study(root, methods=METHODS, seeds=SEEDS):
     """A study's folder with made-up results."""
     plan = make_plan(Request((Source("icu-synthetic:centers=8,stays=800"),), tuple(methods), seeds, 6))
-    study = Study(root)
+    study = StudyFolder(root)
     study.open(plan)
     for run in plan.runs:
         level, cost, rest, kappa = methods[run.method]
         folder = study.folder(run)
         folder.mkdir(parents=True)
         (folder / RESULT).write_text(
-            json.dumps(made_run(run.method, run.seed, level, cost, rest, kappa=kappa))
+            json.dumps(made_run(run.method, run.seed, level, cost, rest, kappa=kappa).to_json())
         )
         (folder / DECISIONS).write_bytes(b"trail")
         from abps.study.plan import identity
@@ -81,7 +74,7 @@ def stored_study(root, methods=METHODS, seeds=SEEDS):
 def study(tmp_path_factory):
     root = tmp_path_factory.mktemp("report") / "study"
     found, _ = stored_study(root)
-    build(root)
+    load_study(root).report()
     return found
 
 
@@ -204,7 +197,7 @@ def test_labels_cover_neither_points_nor_each_other_where_there_is_room(places):
 
 
 def test_the_same_runs_give_the_same_bytes(study, tmp_path):
-    build(study.root, tmp_path)
+    load_study(study.root).report(tmp_path)
     for part in ("tables", "figures"):
         for path in (study.root / part).iterdir():
             assert path.read_bytes() == (tmp_path / part / path.name).read_bytes(), path.name
@@ -221,7 +214,7 @@ def test_what_is_not_there_is_named(tmp_path):
     study.note_failure(plan.runs[3], "it broke")
     (study.folder(plan.runs[3]) / RECEIPT).unlink()
     (study.folder(plan.runs[3]) / RESULT).unlink()
-    report = build(study.root)
+    report = load_study(study.root).report()
     assert len(report.absent) == 3
     told = "\n".join(report.absent)
     assert str(path) in told and "not computed yet" in told and "it broke" in told
@@ -231,19 +224,19 @@ def test_what_is_not_there_is_named(tmp_path):
 
 def test_a_study_without_a_finished_run_is_refused(tmp_path):
     plan = make_plan(Request((Source("icu-synthetic:centers=8,stays=800"),), ("local",), (1,), 1))
-    Study(tmp_path / "s").open(plan)
+    StudyFolder(tmp_path / "s").open(plan)
     with pytest.raises(RequestError, match="has no finished run"):
-        build(tmp_path / "s")
+        load_study(tmp_path / "s").report()
     with pytest.raises(RequestError, match="holds no study"):
-        build(tmp_path)
+        load_study(tmp_path).report()
 
 
 def test_names_from_the_data_cannot_become_markup(tmp_path):
     study, _ = stored_study(tmp_path / "s", {"local": METHODS["local"]}, (1,))
-    document, finished, absent = read_study(study)
-    document["data"][0]["name"] = "<script>alert(1)</script>"
-    sections = building.sections_of(document, finished, (0.7,))
-    page = building.page(document, sections, [*absent, "<img src=x>"])
+    found = load_study(study.root)
+    data = (replace(found.record.data[0], name="<script>alert(1)</script>"),)
+    found = replace(found, record=replace(found.record, data=data), absent=("<img src=x>",))
+    page = found.report(tmp_path / "page").page.read_text()
     assert "<script" not in page and "<img" not in page and "&lt;script&gt;" in page
 
 

@@ -23,8 +23,8 @@ def test_results_keep_seeds_sorted_and_centers_in_order():
     r = s.gather("m", "m", [made_run("m", seed, 0.7, 1.0) for seed in (3, 1, 2)], CENTERS)
     assert r.seeds == (1, 2, 3) and r.auroc.shape == (3, len(CENTERS))
     for row, run in zip(r.auroc, r.runs):
-        known = [run["auroc"]["per_center"][c] for c in CENTERS]
-        assert [None if math.isnan(v) else v for v in row] == known
+        known = [run.auroc.per_center[c] for c in CENTERS]
+        np.testing.assert_array_equal(row, known)
     assert r.mean == pytest.approx(np.nanmean(r.auroc, axis=1).mean())
     assert r.deviation == pytest.approx(np.std(np.nanmean(r.auroc, axis=1), ddof=1))
 
@@ -83,10 +83,10 @@ def test_a_difference_is_paired_by_seed_and_center():
     d = s.compare(a, b)
     loop = []
     for run in a.runs:
-        other = next((o for o in b.runs if o["seed"] == run["seed"]), None)
+        other = next((o for o in b.runs if o.seed == run.seed), None)
         if other is not None:
-            pairs = [(run["auroc"]["per_center"][c], other["auroc"]["per_center"][c]) for c in CENTERS]
-            loop.append(np.mean([x - y for x, y in pairs if x is not None and y is not None]))
+            pairs = [(run.auroc.per_center[c], other.auroc.per_center[c]) for c in CENTERS]
+            loop.append(np.mean([x - y for x, y in pairs if math.isfinite(x - y)]))
     assert d.seeds == len(loop) == 2
     assert d.estimate == pytest.approx(np.mean(loop)) and d.low < d.estimate < d.high
     assert d.verdict == s.BETTER and s.compare(b, a).verdict == s.WORSE
@@ -116,14 +116,14 @@ def test_bytes_at_a_budget_and_to_a_target_are_read_off_the_curve():
     r = results("m", 0.7, vs_fedavg=1.2, rounds=6)
     assert s.fedavg_bytes([results("local", vs_fedavg=0.0), r]) == pytest.approx(UNIT)
     # Rounds cost 0.2: a budget of 0.5 pays for two of them.
-    assert s.at_budget(r, 0.5, UNIT) == pytest.approx(np.mean([run["history"]["auroc"][1] for run in r.runs]))
+    assert s.at_budget(r, 0.5, UNIT) == pytest.approx(np.mean([run.history.auroc[1] for run in r.runs]))
     assert s.at_budget(r, 0.4, UNIT) == s.at_budget(r, 0.5, UNIT)  # exactly two rounds fit
     assert s.at_budget(r, 9.0, UNIT) == pytest.approx(r.mean)
     assert math.isnan(s.at_budget(r, 0.1, UNIT))
-    target = min(run["history"]["auroc"][3] for run in r.runs)
+    target = min(run.history.auroc[3] for run in r.runs)
     needed = []
     for run in r.runs:
-        for value, edge in zip(run["history"]["auroc"], run["history"]["edge_bytes"]):
+        for value, edge in zip(run.history.auroc, run.history.edge_bytes):
             if value >= target:
                 needed.append(edge / UNIT)
                 break

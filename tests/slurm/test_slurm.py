@@ -13,7 +13,7 @@ from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.study.plan import Request, Source, make_plan
 from abps.study.progress import Board
-from abps.study.records import Study
+from abps.study.records import StudyFolder
 from abps.study.workers import slurm as slurm_module
 from abps.study.workers.slurm import Slurm, ranges, script
 from slurm.cluster import cluster, missing
@@ -92,7 +92,7 @@ def test_a_waiting_job_is_left_in_the_queue_collected_later_and_noticed_when_can
     code, _, err = call(capsys, *asked, "--slurm-deadline", 0.05)  # the same command does not submit it again
     assert code == 1 and jobs() == waiting
 
-    study = Study(tmp_path / "s")
+    study = StudyFolder(tmp_path / "s")
     known = json.loads((study.root / "slurm" / "jobs.json").read_text())
     asked_queue, rounds = slurm_module.queue, []
 
@@ -114,7 +114,7 @@ def test_a_waiting_job_is_left_in_the_queue_collected_later_and_noticed_when_can
 
 def test_a_job_that_dies_without_a_result_is_noticed(on_slurm, tmp_path, monkeypatch):
     plan = make_plan(Request((Source(DATA),), ("local",), (1,), 2))
-    study = Study(tmp_path / "s")
+    study = StudyFolder(tmp_path / "s")
     study.open(plan)
     board = Board(plan.runs, Console(stderr=True))
     submitted = subprocess.run(
@@ -185,7 +185,7 @@ def test_a_silent_slurm_is_not_waited_for_forever(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(slurm_module, "ANSWER_WITHIN", 0.2)
     monkeypatch.setattr(slurm_module, "SILENT_FOR", 0.1)
     plan = make_plan(Request((Source(DATA),), ("local",), (1,), 2))
-    study = Study(tmp_path / "s")
+    study = StudyFolder(tmp_path / "s")
     study.open(plan)
     slurm_module.collect(
         study, plan.runs, {plan.runs[0].key: "1"}, Board(plan.runs, Console(stderr=True)), None, 0.05
@@ -195,7 +195,7 @@ def test_a_silent_slurm_is_not_waited_for_forever(tmp_path, monkeypatch, capsys)
 
 def test_the_script_asks_for_what_was_said_and_only_for_what_is_missing(tmp_path):
     plan = make_plan(Request((Source(DATA),), ("local", "fedavg"), (1, 2), 2))
-    study = Study(tmp_path / "my study")
+    study = StudyFolder(tmp_path / "my study")
     study.open(plan)
     text = script(study, [plan.runs[0], plan.runs[2], plan.runs[3]], Slurm("acc", "part", 90, 2.5, 2))
     for line in (

@@ -7,8 +7,8 @@ import pytest
 from abps.core.errors import RequestError
 from abps.methods.catalog import CATALOG, find
 from abps.methods.settings import configure
+from abps.study import calculation
 from abps.study import plan as planning
-from abps.study import version
 from abps.study.plan import PAPER, PAPER_ROWS, Request, Source, expand_methods, identity, key_of, make_plan
 
 SMALL = Source("icu-synthetic:centers=8,stays=800")
@@ -82,11 +82,11 @@ def test_a_wrong_request_is_refused_before_anything_runs(changes, told):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"methods": ()}, "--methods names no method"),
-        ({"seeds": ()}, "--seeds names no seed"),
+        ({"methods": ()}, "no method is named"),
+        ({"seeds": ()}, "no seed is named"),
         ({"seeds": (1, -1)}, "whole numbers from 0"),
-        ({"seeds": (1, 1)}, "names 1 twice"),
-        ({"methods": ("local", "local")}, "names local twice"),
+        ({"seeds": (1, 1)}, "1 is named twice"),
+        ({"methods": ("local", "local")}, "local is named twice"),
     ],
 )
 def test_an_empty_or_doubled_list_is_refused(changes, told):
@@ -118,13 +118,13 @@ def test_what_needs_groups_is_left_out_of_sets_only():
     no_groups = Source("fedprox-synthetic:centers=6")
     asked = Request((no_groups,), ("local", "group-oracle-k1"), (1,), 2)
     plan = make_plan(asked, ["all"])
-    assert [run.method for run in plan.runs] == ["local"] and "needs --group" in plan.left_out[0]
+    assert [run.method for run in plan.runs] == ["local"] and "needs a column" in plan.left_out[0]
     assert len(make_plan(asked, ["local", "group-oracle-k1"]).runs) == 2
 
 
 def test_the_calculation_is_its_code_not_its_comments():
     def digest(text):
-        return ast.dump(version.without_docstrings(ast.parse(text)))
+        return ast.dump(calculation.without_docstrings(ast.parse(text)))
 
     plain = "def f(x):\n    return x + 1\n"
     assert digest(plain) == digest('"""Doc."""\ndef f(x):\n    """Doc."""\n    # why\n    return x  +  1\n')
@@ -132,7 +132,7 @@ def test_the_calculation_is_its_code_not_its_comments():
 
 
 def test_the_calculation_follows_imports_into_every_layer_below():
-    seen = version.followed(frozenset({version.ENTRY, *version.modules_of(find("abps"))}))
+    seen = calculation.followed(frozenset({calculation.ENTRY, *calculation.modules_of(find("abps"))}))
     for needed in (
         "learn.kernels",
         "core.selection",

@@ -16,7 +16,7 @@ from abps.core.errors import RequestError
 from abps.study.execute import conduct
 from abps.study.plan import Request, Source, make_plan
 from abps.study.progress import Board
-from abps.study.records import Study
+from abps.study.records import StudyFolder
 from abps.study.workers.processes import Local, run_local, share_cores
 from abps.study.workers.worker import own_cores
 
@@ -32,7 +32,7 @@ def test_no_core_is_used_twice_and_none_is_left_over(cores, jobs, runs):
 
 
 def test_no_job_at_all_is_refused():
-    with pytest.raises(RequestError, match="--jobs 0"):
+    with pytest.raises(RequestError, match="jobs=0"):
         share_cores([0, 1], 0, 3)
 
 
@@ -46,11 +46,8 @@ def test_a_slurm_task_keeps_to_what_it_asked_for():
 
 
 def results(root, plan):
-    study = Study(root)
-    found = {(run.label, run.seed): study.look(run).result for run in plan.runs}
-    for result in found.values():
-        result.pop("seconds")
-    return found
+    study = StudyFolder(root)
+    return {(run.label, run.seed): study.look(run).result.to_json() | {"seconds": 0} for run in plan.runs}
 
 
 def test_results_do_not_depend_on_the_number_of_jobs(tmp_path):
@@ -70,7 +67,7 @@ def test_a_failing_run_is_reported_and_the_others_go_on(tmp_path, capsys):
     outcome = conduct(plan, tmp_path, functools.partial(run_local, jobs=1))
     assert outcome.computed == 1 and [run.method for run, _ in outcome.failed] == ["group-oracle-k1"]
     assert "failed: group-oracle-k1, seed 1" in capsys.readouterr().err
-    note = json.loads((Study(tmp_path).folder(plan.runs[0]) / "failed.json").read_text())
+    note = json.loads((StudyFolder(tmp_path).folder(plan.runs[0]) / "failed.json").read_text())
     assert "group" in note["error"] and "Traceback" in note["details"]
     again = conduct(plan, tmp_path, functools.partial(run_local, jobs=1))
     assert again.reused == 1 and len(again.failed) == 1
@@ -110,7 +107,7 @@ class Assassin(Board):
 
 def test_a_worker_that_dies_is_reported_and_replaced(tmp_path):
     plan = make_plan(Request((SMALL,), ("local", "fedavg"), (1,), 30))
-    study = Study(tmp_path / "s")
+    study = StudyFolder(tmp_path / "s")
     study.open(plan)
     from abps.study.cache import ensure
 
@@ -128,7 +125,7 @@ def test_a_damaged_run_is_named_and_computed_again(tmp_path, capsys):
     run = functools.partial(run_local, jobs=1)
     conduct(plan, tmp_path, run)
     before = results(tmp_path, plan)
-    path = Study(tmp_path).folder(plan.runs[0]) / "result.json"
+    path = StudyFolder(tmp_path).folder(plan.runs[0]) / "result.json"
     path.write_text(path.read_text()[:200])
     outcome = conduct(plan, tmp_path, run)
     told = capsys.readouterr().err.replace("\n", "")

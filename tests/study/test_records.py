@@ -11,7 +11,7 @@ from abps.core.errors import RequestError
 from abps.simulator.simulate import simulate
 from abps.study import cache as data_cache
 from abps.study.plan import Request, Source, identity, key_of, make_plan
-from abps.study.records import DECISIONS, RECEIPT, RESULT, Study, look, write_run
+from abps.study.records import DECISIONS, RECEIPT, RESULT, StudyFolder, look, write_run
 
 SMALL = Source("icu-synthetic:centers=8,stays=800")
 
@@ -40,7 +40,8 @@ def folder(stored, tmp_path):
 
 def test_a_finished_run_is_found_by_its_key(folder, stored):
     found = look(folder, stored[1]["abps-pq-k1"])
-    assert found.result == json.loads((folder / RESULT).read_text()) and not found.problem
+    assert found.result is not None and not found.problem
+    assert found.result.to_json() == json.loads((folder / RESULT).read_text())
     receipt = json.loads((folder / RECEIPT).read_text())
     assert receipt["key"] == key_of(receipt["identity"]) == stored[1]["abps-pq-k1"]
 
@@ -124,7 +125,7 @@ def test_an_interrupted_write_leaves_nothing_that_counts(plan, stored, tmp_path,
 
 
 def test_a_study_folder_is_opened_again_by_the_same_request_and_may_grow(plan, tmp_path):
-    study = Study(tmp_path / "s")
+    study = StudyFolder(tmp_path / "s")
     assert study.open(plan) == [] == study.open(plan)
     assert [run.key for run in study.runs()] == [run.key for run in plan.runs]
     more = make_plan(Request((SMALL,), ("local", "fedavg"), (1, 2), 1))
@@ -136,24 +137,24 @@ def test_a_study_folder_is_opened_again_by_the_same_request_and_may_grow(plan, t
     [{"rounds": 2}, {"sources": (Source("icu-synthetic:centers=9,stays=800"),)}, {"settings": {"lr": "0.1"}}],
 )
 def test_another_study_in_the_folder_is_refused(plan, tmp_path, changes):
-    study = Study(tmp_path / "s")
+    study = StudyFolder(tmp_path / "s")
     study.open(plan)
     given = {"sources": (SMALL,), "methods": ("local",), "seeds": (1,), "rounds": 1} | changes
-    with pytest.raises(RequestError, match="holds a study with another --"):
+    with pytest.raises(RequestError, match="holds a study with other "):
         study.open(make_plan(Request(**given)))
 
 
 def test_a_folder_with_other_things_is_refused(plan, tmp_path):
     (tmp_path / "thesis.tex").write_text("…")
     with pytest.raises(RequestError, match=r"holds other files \(thesis.tex\)"):
-        Study(tmp_path).open(plan)
+        StudyFolder(tmp_path).open(plan)
     with pytest.raises(RequestError, match="is a file"):
-        Study(tmp_path / "thesis.tex").open(plan)
+        StudyFolder(tmp_path / "thesis.tex").open(plan)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "something/else"}', "null"])
 def test_a_damaged_plan_is_refused_by_the_report_and_written_anew_by_the_study(plan, tmp_path, text):
-    study = Study(tmp_path / "s")
+    study = StudyFolder(tmp_path / "s")
     study.open(plan)
     study.path.write_text(text)
     with pytest.raises(RequestError, match="is damaged or not a study"):
@@ -163,7 +164,7 @@ def test_a_damaged_plan_is_refused_by_the_report_and_written_anew_by_the_study(p
 
 
 def test_a_plan_edited_by_hand_is_noticed(plan, tmp_path):
-    study = Study(tmp_path / "s")
+    study = StudyFolder(tmp_path / "s")
     study.open(plan)
     study.path.write_text(study.path.read_text().replace('"seed": 1', '"seed": 7'))
     with pytest.raises(RequestError, match="is damaged"):
@@ -171,7 +172,7 @@ def test_a_plan_edited_by_hand_is_noticed(plan, tmp_path):
 
 
 def test_left_overs_of_a_killed_process_are_removed_and_strangers_named(plan, tmp_path):
-    study = Study(tmp_path / "s")
+    study = StudyFolder(tmp_path / "s")
     study.open(plan)
     half = study.folder(plan.runs[0]) / ".result.json.abc.part"
     half.parent.mkdir(parents=True)
@@ -183,11 +184,11 @@ def test_left_overs_of_a_killed_process_are_removed_and_strangers_named(plan, tm
 
 
 def test_two_processes_do_not_share_a_study(plan, tmp_path):
-    study = Study(tmp_path / "s")
+    study = StudyFolder(tmp_path / "s")
     with (
         study.alone(),
         pytest.raises(RequestError, match="another process is working"),
-        Study(tmp_path / "s").alone(),
+        StudyFolder(tmp_path / "s").alone(),
     ):
         pass
     with study.alone():

@@ -18,7 +18,8 @@ from abps.cli.options import split
 from abps.core.errors import RequestError
 from abps.data.roles import Roles
 from abps.data.synthetic.builtin import is_builtin
-from abps.report.build import Report, build
+from abps.report.build import Report
+from abps.report.comparison import load_study
 from abps.report.tables import NOTHING, brief, percent, times, with_deviation
 from abps.study.execute import Outcome, conduct
 from abps.study.plan import Plan, Request, Source, expand_methods, make_plan
@@ -168,7 +169,7 @@ def finish(plan: Plan, out: Path, executor: Any, as_json: bool, words: tuple[str
     if outcome.missing and len(outcome.missing) + len(outcome.failed) == outcome.planned:
         print("no run is finished yet; the same command goes on from here", file=sys.stderr)
         raise typer.Exit(1)
-    report = build(out)
+    report = load_study(out).report()
     if as_json:
         print(json.dumps(summary(report, outcome)))
     else:
@@ -179,7 +180,7 @@ def finish(plan: Plan, out: Path, executor: Any, as_json: bool, words: tuple[str
 
 def summary(report: Report, outcome: Outcome | None = None) -> dict[str, Any]:
     """What came out, for machines."""
-    content: dict[str, Any] = {"report": str(report.page), "absent": report.absent, "data": []}
+    content: dict[str, Any] = {"report": str(report.page), "absent": list(report.absent), "data": []}
     if outcome is not None:
         content["runs"] = {
             "planned": outcome.planned,
@@ -199,7 +200,7 @@ def summary(report: Report, outcome: Outcome | None = None) -> dict[str, Any]:
                 "auroc": r.mean,
                 "sd": r.deviation if len(r.seeds) > 1 else None,
                 "vs_fedavg": r.vs_fedavg,
-                "rest": r.average("rest", "share"),
+                "rest": r.rest,
                 "seeds": len(r.seeds),
             }
             for name, d in (("fedavg", line.to_fedavg), ("random", line.to_random), ("local", line.to_local)):
@@ -214,7 +215,7 @@ def summary(report: Report, outcome: Outcome | None = None) -> dict[str, Any]:
                 entry["harmed_centers"], entry["compared_centers"] = line.harmed
             lines.append(entry)
         content["data"].append(
-            {"name": section.part.data["name"], "methods": lines, "summary": section.sentences}
+            {"name": section.part.data.name, "methods": lines, "summary": section.sentences}
         )
     return content
 
@@ -225,7 +226,7 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
     for section in report.sections:
         part = section.part
         table = Table(
-            title=f"{part.data['name']}: {part.data['centers']} centers, {part.seeds()} seed(s)",
+            title=f"{part.data.name}: {part.data.centers} centers, {part.seeds()} seed(s)",
             box=None,
             padding=(0, 1, 0, 0),
         )
@@ -240,7 +241,7 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
                 brief(line.to_fedavg),
                 brief(line.to_random),
                 NOTHING if line.harmed is None else percent(*line.harmed),
-                percent(r.average("rest", "share"), 1) if r.average("rest", "share") else NOTHING,
+                percent(r.rest, 1) if r.rest else NOTHING,
             )
         console.print(table)
         for sentence in words or section.sentences:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
-from abps import __version__
 from abps.cli.commands import COMMANDS
 from abps.core.errors import RequestError
+from abps.release import VERSION
 
 HELP = """Peer-to-peer federated learning for hospitals: who to work with, when, and at what cost.
 
@@ -32,7 +32,7 @@ def app(asked: str = "") -> typer.Typer:
 
     def say_version(asked: bool) -> None:
         if asked:
-            typer.echo(f"abps {__version__}")
+            typer.echo(f"abps {VERSION}")
             raise typer.Exit()
 
     @cli.callback()

@@ -11,7 +11,7 @@ import typer
 from abps.cli import options
 from abps.cli.compare_command import show, split, summary
 from abps.core.errors import RequestError
-from abps.report.build import build
+from abps.report.comparison import load_study
 from abps.report.statistics import TARGETS
 
 #: The paper's targets as they are written on the command line.
@@ -35,9 +35,7 @@ def report(
 
     Works on an unfinished study too, and says what is not in it. Example: abps report my-study
     """
-    if not study.is_dir():
-        raise RequestError(f"{study}: no such folder; give the --out of an `abps compare`")
-    written = build(study, out, read_targets(targets))
+    written = load_study(study).report(out, read_targets(targets))
     if as_json:
         print(json.dumps(summary(written)))
     else:

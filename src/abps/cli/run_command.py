@@ -107,7 +107,7 @@ def summary(result: Run) -> dict[str, object]:
         "method": result.method,
         "seed": result.seed,
         "rounds": result.rounds,
-        "centers": result.data["centers"],
+        "centers": result.data.centers,
         "auroc": content["auroc"]["mean"],
         "scored_centers": result.auroc.scored_centers,
         "at_best_validation": content["auroc"]["at_best_validation"],
@@ -123,17 +123,17 @@ def summary(result: Run) -> dict[str, object]:
 
 def summary_table(result: Run) -> Table:
     """A run as a table for the terminal."""
-    table = Table(title=f"{result.method} on {result.data['name']}, seed {result.seed}", show_header=False)
+    table = Table(title=f"{result.method} on {result.data.name}, seed {result.seed}", show_header=False)
     rows = [
         (
             "centers",
-            f"{result.data['centers']} ({result.auroc.scored_centers} scored), {result.data['rows']:,} stays",
+            f"{result.data.centers} ({result.auroc.scored_centers} scored), {result.data.rows:,} stays",
         ),
         ("rounds", str(result.rounds)),
         ("AUROC, mean over centers", f"{result.auroc.mean:.3f}"),
         ("… at the best validation round", f"{result.auroc.at_best_validation:.3f}"),
         ("AUPRC, Brier", f"{result.auprc.mean:.3f}, {result.brier.mean:.3f}"),
-        ("bytes (once per edge)", f"{result.bytes.edge:,} = {result.bytes.vs_fedavg:.3f} × FedAvg"),
+        ("bytes (once per edge)", f"{result.bytes.edge:,} = {result.bytes.vs_fedavg:.3g} × FedAvg"),
         ("egress cost", f"${result.cost_usd:.4f}"),
         ("partners per center and round", f"{result.partners_mean:.2f}"),
     ]

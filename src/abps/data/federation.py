@@ -18,7 +18,26 @@ from abps.data.check import LeftOut as LeftOut
 from abps.data.check import TableCheck
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
+class About:
+    """What a result says of the federation it was computed on.
+
+    features: columns; in a run, after encoding.  groups: how many declared groups there are.
+    check: what was noticed and mended when the table was read.
+    """
+
+    name: str
+    centers: int
+    rows: int
+    features: int = 0
+    fingerprint: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+    positive_share: float | None = None
+    groups: int | None = None
+    check: TableCheck | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Stays of n centers. Rows keep the order of their source; centers are sorted by name.
 
@@ -63,6 +82,26 @@ class Federation:
     def eras(self) -> int:
         """The number of windows."""
         return 1 if self.era is None else int(self.era.max()) + 1
+
+    def about(self) -> About:
+        """The federation in a few numbers."""
+        return About(
+            self.name,
+            self.size,
+            self.rows,
+            self.features.width,
+            self.fingerprint(),
+            self.left_out,
+            float(self.label.mean()),
+            None if self.groups is None else len(set(self.groups)),
+            self.notes,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Federation {self.name}: {self.size} centers, {self.rows:,} stays, "
+            f"{self.features.width} features, {100 * float(self.label.mean()):.1f} % positive>"
+        )
 
     def only(self, rows: NDArray[np.bool_]) -> Federation:
         """The same federation with some of its rows: (rows,) true where a row stays."""

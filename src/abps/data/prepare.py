@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, candidates, encode_column, sums
-from abps.data.federation import Federation
+from abps.data.federation import About, Federation
 from abps.data.split import assign_splits, canonical_order, patients_cross
 from abps.data.statistics import Summary, agree, oddities, summaries
 
@@ -66,7 +66,7 @@ def side_by_side(first: Rows, second: Rows) -> Rows:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prepared:
     """What the learners see: three splits, column names and what each center publishes about itself.
 
@@ -113,6 +113,18 @@ class Prepared:
     def width(self) -> int:
         """The number of encoded features."""
         return len(self.columns)
+
+    def about(self) -> About:
+        """The federation in a few numbers; nobody knows what table it came from."""
+        rows = sum(len(part.y) for part in (self.train, self.validation, self.test))
+        return About(self.name, self.size, rows, self.width)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(part.y):,}" for part in (self.train, self.validation, self.test))
+        return (
+            f"<Prepared {self.name}, seed {self.seed}: {self.size} centers, {self.width} features, "
+            f"{sizes} rows to train, validate and test>"
+        )
 
     def only(self, i: int) -> Prepared:
         """What center i alone holds of this federation; its columns and streams stay the same."""

@@ -5,8 +5,6 @@ A graph is its edges (e, 2), every undirected edge once. A transfer is (receiver
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,8 +16,7 @@ from abps.methods.base import World
 
 Ints = NDArray[np.int64]
 
-Graph = Literal["ring", "changing-ring", "random", "complete"]
-GRAPHS: tuple[str, ...] = get_args(Graph)
+GRAPHS = ("ring", "changing-ring", "random", "complete")
 
 
 def ring(order: Ints) -> Ints:
@@ -77,10 +74,10 @@ def both_ways(edges: Ints) -> tuple[Ints, Ints]:
 def combine(
     own: Tensor, arrived: Tensor, receiver: Ints, sender: Ints, weight: NDArray[np.float64]
 ) -> Tensor:
-    """(r, P) every center's own model and, with the given weights, those it received; weights sum to 1.
+    """(n, P) every center's own model and, with the given weights, those it received; weights sum to 1.
 
-    own: (r, P).  arrived: (n, shared) what each member's receivers see of it; the private columns of
-    ``own`` stay.  receiver: (transfers,) rows.  sender: (transfers,) places.  weight: (transfers,).
+    own: (n, P).  arrived: (n, shared) what each center's receivers see of it; the private columns of
+    ``own`` stay.  receiver, sender, weight: (transfers,).
     """
     n, shared = len(own), arrived.shape[1]
     rest = 1.0 - np.bincount(receiver, weights=weight, minlength=n)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,8 +19,9 @@ from abps.core.errors import RequestError
 from abps.data.synthetic.builtin import is_builtin, parse_builtin
 from abps.data.synthetic.icu_stream import IcuStream
 from abps.methods.settings import configure, names
+from abps.simulator.result import Run
 from abps.study.plan import Plan, PlannedRun, Request, Source, make_plan
-from abps.study.records import DECISIONS, Study
+from abps.study.records import StudyFolder
 
 Floats = NDArray[np.float64]
 
@@ -136,25 +136,22 @@ class Course:
 
 def read(scenario: Scenario, made: Plan, out: Path) -> list[Course]:
     """The courses of all finished runs."""
-    study = Study(out)
+    study = StudyFolder(out)
     key_of = {federation.name: key for key, federation in made.federations.items()}
     courses = []
     for run in made.runs:
         found = study.look(run).result
         if found is not None:
-            trail = pl.read_parquet(study.folder(run) / DECISIONS)
-            changing = run.data == key_of[scenario.changing]
-            courses.append(_course(scenario, run, found, trail, changing))
+            courses.append(_course(scenario, run, found, run.data == key_of[scenario.changing]))
     return courses
 
 
-def _course(
-    scenario: Scenario, run: PlannedRun, result: Mapping[str, Any], trail: pl.DataFrame, changing: bool
-) -> Course:
+def _course(scenario: Scenario, run: PlannedRun, result: Run, changing: bool) -> Course:
+    trail = result.decisions
     knobs = scenario.knobs if changing else replace(scenario.knobs, change="none")
-    centers = tuple(sorted(result["auroc"]["per_center"]))
+    centers = tuple(sorted(result.auroc.per_center))
     index = {name: k for k, name in enumerate(centers)}
-    rounds = int(result["rounds"])
+    rounds = result.rounds
     met = np.zeros((rounds, len(centers), len(centers)), dtype=bool)
     pairs = trail.filter(pl.col("decision") == "accepted")
     for t, i, j in zip(pairs["round"], pairs["center"], pairs["peer"]):
@@ -166,13 +163,13 @@ def _course(
         if met[t].any():
             alike[t] = float((unit[:, None] == unit[None, :])[met[t]].mean())
     raised = trail.filter(pl.col("decision") == "alarm")
-    memory = result["config"]["memory"]
+    memory = result.config["memory"]
     return Course(
         forget=way_of(run),
         seed=run.seed,
         changing=changing,
         centers=centers,
-        auroc=np.array([np.nan if v is None else v for v in result["history"]["auroc"]]),
+        auroc=np.array(result.history.auroc),
         alike=alike,
         alarms=tuple(zip(raised["round"], raised["center"], raised["reason"])),
         meetings=met,

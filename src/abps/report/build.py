@@ -1,11 +1,11 @@
-"""From a study's folder to its report: tables, figures and one page."""
+"""From a study to its report: tables, figures and one page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from abps import files
 from abps.core.errors import RequestError
@@ -14,8 +14,11 @@ from abps.report.figures import Drawing, draw_all
 from abps.report.pages.study_page import page
 from abps.report.statistics import TARGETS, Part, analyse, gather
 from abps.report.words import summary
-from abps.study.plan import PlannedRun, slug
-from abps.study.records import Study
+from abps.simulator.result import Run
+from abps.study.plan import slug
+
+if TYPE_CHECKING:
+    from abps.report.comparison import Study
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,84 +37,57 @@ class Report:
 
     page: Path
     sections: list[Section]
-    absent: list[str]
+    absent: tuple[str, ...]
 
 
-def read_study(
-    study: Study,
-) -> tuple[dict[str, Any], dict[str, list[tuple[PlannedRun, dict[str, Any]]]], list[str]]:
-    """The plan, the finished runs of every federation, and one line for every run that is not there."""
-    document = study.read()
-    finished: dict[str, list[tuple[PlannedRun, dict[str, Any]]]] = {
-        d["fingerprint"]: [] for d in document["data"]
-    }
-    absent = list(document["left_out"])
-    for value in document["runs"]:
-        run = PlannedRun.from_json(value)
-        found = study.look(run)
-        if found.result is not None:
-            finished[run.data].append((run, found.result))
-        else:
-            why = found.problem or study.failure(run) or "not computed yet"
-            absent.append(f"{run.label}, seed {run.seed}: {why}")
-    return document, finished, absent
-
-
-def sections_of(
-    document: Mapping[str, Any],
-    finished: Mapping[str, Sequence[tuple[PlannedRun, dict[str, Any]]]],
-    targets: Sequence[float],
-) -> list[Section]:
+def parts_of(study: Study) -> list[Part]:
     """The analysis of every federation that has finished runs."""
-    sections = []
-    for data in document["data"]:
-        runs = finished[data["fingerprint"]]
+    parts = []
+    for data in study.record.data:
+        runs = [(planned, run) for planned, run in study.runs if planned.data == data.fingerprint]
         if not runs:
             continue
-        by_label: dict[str, list[tuple[PlannedRun, dict[str, Any]]]] = {}
-        for run, result in runs:
-            by_label.setdefault(run.label, []).append((run, result))
-        planned = dict.fromkeys(r["label"] for r in document["runs"] if r["data"] == data["fingerprint"])
-        centers = sorted({c for _, result in runs for c in result["auroc"]["per_center"]})
+        by_label: dict[str, list[Run]] = {}
+        method = {planned.label: planned.method for planned in study.record.runs}
+        for planned, run in runs:
+            by_label.setdefault(planned.label, []).append(run)
+        order = dict.fromkeys(r.label for r in study.record.runs if r.data == data.fingerprint)
+        centers = sorted({center for _, run in runs for center in run.auroc.per_center})
         results = [
-            gather(label, by_label[label][0][0].method, [result for _, result in by_label[label]], centers)
-            for label in planned
-            if label in by_label
+            gather(label, method[label], by_label[label], centers) for label in order if label in by_label
         ]
-        part = analyse(data, results, centers)
-        sections.append(
-            Section(
-                part,
-                summary(part),
-                [
-                    tables.headline(part),
-                    tables.direct(part),
-                    tables.equal_bytes(part),
-                    tables.targets(part, targets),
-                ],
-                draw_all(part),
-            )
+        parts.append(analyse(data, results, centers))
+    if not parts:
+        where, why = (
+            f" in {study.root}" if study.root else "",
+            f" ({study.absent[0]})" if study.absent else "",
         )
-    return sections
+        raise RequestError(f"the study{where} has no finished run{why}; ask for the same comparison again")
+    return parts
 
 
-def build(root: Path, out: Path | None = None, targets: Sequence[float] = TARGETS) -> Report:
-    """Write the report of a study into its folder, or into another one."""
-    study = Study(root)
-    place = Path(out) if out is not None else study.root
-    document, finished, absent = read_study(study)
-    sections = sections_of(document, finished, targets)
-    if not sections:
-        why = f" ({absent[0]})" if absent else ""
-        raise RequestError(f"the study in {root} has no finished run{why}; run the same `abps compare` again")
+def section_of(part: Part, targets: Sequence[float]) -> Section:
+    """Words, tables and figures of one federation."""
+    shown = [
+        tables.headline(part),
+        tables.direct(part),
+        tables.equal_bytes(part),
+        tables.targets(part, targets),
+    ]
+    return Section(part, summary(part), shown, draw_all(part))
+
+
+def build(study: Study, out: Path, targets: Sequence[float] = TARGETS) -> Report:
+    """Write the report of a study into a folder."""
+    sections = [section_of(part, targets) for part in parts_of(study)]
     for number, section in enumerate(sections, 1):
-        inside = "" if len(document["data"]) == 1 else f"{number}-{slug(section.part.data['name'])}"
-        _write_tables(place / "tables" / inside, section)
+        inside = "" if len(study.record.data) == 1 else f"{number}-{slug(section.part.data.name)}"
+        _write_tables(out / "tables" / inside, section)
         for drawing in section.drawings:
-            drawing.save(place / "figures" / inside)
-    files.write_text(place / "timing.csv", tables.as_csv(_timing(finished)))
-    files.write_text(place / "report.html", page(document, sections, absent))
-    return Report(place / "report.html", sections, absent)
+            drawing.save(out / "figures" / inside)
+    files.write_text(out / "timing.csv", tables.as_csv(_timing(study)))
+    files.write_text(out / "report.html", page(study.record.request, sections, study.absent))
+    return Report(out / "report.html", sections, study.absent)
 
 
 def _write_tables(folder: Path, section: Section) -> None:
@@ -124,11 +100,10 @@ def _write_tables(folder: Path, section: Section) -> None:
         files.write_text(folder / f"{table.name}.csv", tables.as_csv(table))
 
 
-def _timing(finished: Mapping[str, Sequence[tuple[PlannedRun, dict[str, Any]]]]) -> tables.Table:
+def _timing(study: Study) -> tables.Table:
     """How long each run took: apart from the tables, because it changes from time to time."""
     rows = tuple(
-        (run.label, str(run.seed), result["data"]["name"], str(result["rounds"]), f"{result['seconds']:.3f}")
-        for runs in finished.values()
-        for run, result in runs
+        (planned.label, str(run.seed), run.data.name, str(run.rounds), f"{run.seconds:.3f}")
+        for planned, run in study.runs
     )
     return tables.Table("timing", "Seconds per run.", ("method", "seed", "data", "rounds", "seconds"), rows)

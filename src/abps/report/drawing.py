@@ -56,6 +56,9 @@ class Drawing:
     svg: Markup
     pdf: bytes
 
+    def _repr_svg_(self) -> str:
+        return self.svg
+
     def save(self, folder: Path, prefix: str = "") -> None:
         """Write both files."""
         files.write_text(folder / f"{prefix}{self.name}.svg", self.svg)

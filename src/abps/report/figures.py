@@ -59,10 +59,10 @@ def colour(result: Results) -> str:
     return FAMILIES[family(result)][0]
 
 
-def draw_all(part: Part) -> list[Drawing]:
-    """Every figure that the runs allow."""
+def draw_all(part: Part, only: str = "") -> list[Drawing]:
+    """Every figure that the runs allow, or one of them."""
     sending = any(line.result.vs_fedavg > 0 for line in part.lines)
-    resting = any(sum(r["rest"]["share"] for r in line.result.runs) > 0 for line in part.lines)
+    resting = any(line.result.rest > 0 for line in part.lines)
     wanted: list[tuple[bool, str, str, str, Callable[[Part], Figure]]] = [
         (
             True, "ranking", "Accuracy ranking",
@@ -101,7 +101,7 @@ def draw_all(part: Part) -> list[Drawing]:
     return [
         draw(name, title, caption, partial(make, part))
         for possible, name, title, caption, make in wanted
-        if possible
+        if possible and only in ("", name)
     ]
 
 
@@ -327,17 +327,17 @@ def inside(a: Box, edges: Box) -> bool:
 
 def mean_curve(r: Results) -> NDArray[np.float64]:
     """(rounds,) mean AUROC over seeds; a run that has stopped keeps its last value."""
-    longest = max(len(run["history"]["auroc"]) for run in r.runs)
+    longest = max(run.rounds for run in r.runs)
     rows = []
     for run in r.runs:
-        values = [math.nan if v is None else v for v in run["history"]["auroc"]]
+        values = list(run.history.auroc)
         rows.append(values + [values[-1]] * (longest - len(values)))
     return np.asarray(np.mean(rows, axis=0))
 
 
 def mean_bytes(r: Results, unit: float) -> NDArray[np.float64]:
     """(rounds,) mean bytes so far over seeds; a run that has stopped sends no more."""
-    longest = max(len(run["history"]["auroc"]) for run in r.runs)
+    longest = max(run.rounds for run in r.runs)
     rows = []
     for run in r.runs:
         values = spent(run, unit).tolist()
@@ -430,17 +430,17 @@ def over_bytes(part: Part) -> Figure:
 
 def rest_by_cause(part: Part) -> Figure:
     """Stacked shares of resting centers by cause."""
-    resting = [r for r in _results(part) if r.average("rest", "share") > 0]
+    resting = [r for r in _results(part) if r.rest > 0]
     columns = min(3, len(resting))
     rows = -(-len(resting) // columns)
     figure = blank(7.2, 0.6 + 1.9 * rows)
-    highest = 100 * max(max(run["history"]["rest"]) for r in resting for run in r.runs)
-    present = [c for c in CAUSES if any(r.average("rest", c) > 0 for r in resting)]
+    highest = 100 * max(max(run.history.rest) for r in resting for run in r.runs)
+    present = [c for c in CAUSES if any(getattr(run.rest, c) > 0 for r in resting for run in r.runs)]
     for k, r in enumerate(resting):
         axes = figure.add_subplot(rows, columns, k + 1)
-        rounds = min(len(run["history"]["rest"]) for run in r.runs)
+        rounds = min(run.rounds for run in r.runs)
         layers = [
-            np.mean([run["history"]["rest_causes"][cause][:rounds] for run in r.runs], axis=0) * 100
+            np.mean([run.history.rest_causes[cause][:rounds] for run in r.runs], axis=0) * 100
             for cause in present
         ]
         axes.stackplot(
@@ -450,7 +450,7 @@ def rest_by_cause(part: Part) -> Figure:
             alpha=0.85,
             linewidth=0,
         )
-        axes.set_title(f"{r.label}  {percent(r.average('rest', 'share'), 1)}", fontsize=8.5)
+        axes.set_title(f"{r.label}  {percent(r.rest, 1)}", fontsize=8.5)
         axes.set_xlim(1, max(2, rounds))
         axes.set_ylim(0, min(100.0, highest * 1.08))
         if k % columns == 0:

@@ -10,14 +10,15 @@ The intervals are not corrected for the number of comparisons.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
+from abps.data.federation import About
+from abps.simulator.result import Run
 
 #: Bootstrap draws, and the share of them inside the interval.
 DRAWS = 4000
@@ -42,14 +43,14 @@ class Results:
 
     label: str
     method: str
-    runs: tuple[Mapping[str, Any], ...]
+    runs: tuple[Run, ...]
     seeds: tuple[int, ...]
     auroc: NDArray[np.float64]
 
     @property
     def means(self) -> NDArray[np.float64]:
         """(seeds,) mean AUROC over centers, as each run reports it."""
-        return np.array([_nan(run["auroc"]["mean"]) for run in self.runs])
+        return np.array([run.auroc.mean for run in self.runs])
 
     @property
     def mean(self) -> float:
@@ -61,27 +62,28 @@ class Results:
         """Standard deviation over seeds (n - 1); NaN with one seed."""
         return float(self.means.std(ddof=1)) if len(self.seeds) > 1 else math.nan
 
-    def average(self, part: str, name: str) -> float:
-        """Mean over seeds of a number of the result, such as ("bytes", "vs_fedavg")."""
-        return float(np.mean([_nan(run[part][name]) for run in self.runs]))
+    def average(self, number: Callable[[Run], float]) -> float:
+        """Mean over seeds of a number of each run."""
+        return float(np.mean([number(run) for run in self.runs]))
+
+    @property
+    def rest(self) -> float:
+        """Mean share of center-rounds without a partner."""
+        return self.average(lambda run: run.rest.share)
 
     @property
     def vs_fedavg(self) -> float:
         """Mean bytes in multiples of FedAvg's 50 rounds."""
-        return self.average("bytes", "vs_fedavg")
+        return self.average(lambda run: run.bytes.vs_fedavg)
 
 
-def _nan(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def gather(label: str, method: str, runs: Sequence[Mapping[str, Any]], centers: Sequence[str]) -> Results:
+def gather(label: str, method: str, runs: Sequence[Run], centers: Sequence[str]) -> Results:
     """The runs of one method in order of their seeds, with their centers in one order."""
-    ordered = sorted(runs, key=lambda run: int(run["seed"]))
+    ordered = sorted(runs, key=lambda run: run.seed)
     auroc = np.array(
-        [[_nan(run["auroc"]["per_center"].get(center)) for center in centers] for run in ordered]
+        [[run.auroc.per_center.get(center, math.nan) for center in centers] for run in ordered]
     ).reshape(len(ordered), len(centers))
-    return Results(label, method, tuple(ordered), tuple(int(run["seed"]) for run in ordered), auroc)
+    return Results(label, method, tuple(ordered), tuple(run.seed for run in ordered), auroc)
 
 
 @dataclass(frozen=True)
@@ -171,14 +173,14 @@ def fedavg_bytes(results: Sequence[Results]) -> float:
     """Bytes of FedAvg's 50 rounds on this federation, from any run that sent something; NaN if none did."""
     for result in results:
         for run in result.runs:
-            if run["bytes"]["edge"] > 0 and run["bytes"]["vs_fedavg"] > 0:
-                return float(run["bytes"]["edge"] / run["bytes"]["vs_fedavg"])
+            if run.bytes.edge > 0 and run.bytes.vs_fedavg > 0:
+                return run.bytes.edge / run.bytes.vs_fedavg
     return math.nan
 
 
-def spent(run: Mapping[str, Any], unit: float) -> NDArray[np.float64]:
+def spent(run: Run, unit: float) -> NDArray[np.float64]:
     """(rounds,) cumulative bytes after each round in multiples of ``unit``."""
-    edge = np.array(run["history"]["edge_bytes"], dtype=np.float64)
+    edge = np.array(run.history.edge_bytes, dtype=np.float64)
     return edge / unit if math.isfinite(unit) else np.zeros(len(edge))
 
 
@@ -190,7 +192,7 @@ def at_budget(result: Results, budget: float, unit: float) -> float:
     values = []
     for run in result.runs:
         affordable = np.flatnonzero(spent(run, unit) <= budget * (1 + 1e-9))
-        values.append(_nan(run["history"]["auroc"][affordable[-1]]) if len(affordable) else math.nan)
+        values.append(run.history.auroc[affordable[-1]] if len(affordable) else math.nan)
     return float(np.mean(values))
 
 
@@ -198,7 +200,7 @@ def to_target(result: Results, target: float, unit: float) -> tuple[float, int]:
     """Mean bytes until the mean AUROC first reaches a target, over the runs that do, and how many do."""
     needed = []
     for run in result.runs:
-        curve = np.array([_nan(v) for v in run["history"]["auroc"]])
+        curve = np.array(run.history.auroc)
         reached = np.flatnonzero(curve >= target)
         if len(reached):
             needed.append(float(spent(run, unit)[reached[0]]))
@@ -221,7 +223,7 @@ class Line:
 class Part:
     """Everything about one federation."""
 
-    data: Mapping[str, Any]
+    data: About
     centers: tuple[str, ...]
     lines: tuple[Line, ...]
     unit: float
@@ -237,13 +239,13 @@ class Part:
 
 def control_of(result: Results, present: Mapping[str, Results]) -> str | None:
     """The random control that a method is held against: the one with as many partners, else the other."""
-    kappa = result.runs[0]["config"].get("selection", {}).get("kappa", 1)
+    kappa = result.runs[0].config.get("selection", {}).get("kappa", 1)
     wanted = ["random-k3", "random-k1"] if kappa > 1 else ["random-k1", "random-k3"]
     found = next((name for name in wanted if name in present), None)
     return None if found == result.label else found
 
 
-def analyse(data: Mapping[str, Any], results: Sequence[Results], centers: Sequence[str]) -> Part:
+def analyse(data: About, results: Sequence[Results], centers: Sequence[str]) -> Part:
     """The headline lines of one federation, in the order given."""
     present = {result.label: result for result in results}
     fedavg, local = present.get("fedavg"), present.get("local")

@@ -7,7 +7,10 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
+from operator import attrgetter
 
+from abps.core.matching import CAUSES
 from abps.report.statistics import BUDGETS, TARGETS, UNKNOWN, Difference, Part, answers, at_budget, to_target
 
 #: What stands where there is nothing to say.
@@ -23,6 +26,16 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return as_markdown(self)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows
+        )
+        return f"<table><caption>{escape(self.caption)}</caption><tr>{head}</tr>{body}</table>"
 
 
 # ---------------------------------------------------------------- numbers as text
@@ -46,8 +59,15 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def times(value: float) -> str:
-    """A multiple of FedAvg's bytes."""
-    return f"{value:.2f}×" if math.isfinite(value) else NOTHING
+    """A multiple of FedAvg's bytes, with enough digits to tell small ones from nothing.
+
+    >>> times(1.5), times(0.0312), times(0.00004), times(0.0)
+    ('1.50×', '0.031×', '0.00004×', '0.00×')
+    """
+    if not math.isfinite(value):
+        return NOTHING
+    digits = 2 if value == 0 or abs(value) >= 0.1 else 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{digits}f}×"
 
 
 def percent(part: int | float, whole: int | float) -> str:
@@ -94,13 +114,13 @@ def headline(part: Part) -> Table:
                 spoken(line.to_random),
                 spoken(line.to_local),
                 NOTHING if line.harmed is None else percent(*line.harmed),
-                percent(r.average("rest", "share"), 1) if r.average("rest", "share") else NOTHING,
+                percent(r.rest, 1) if r.rest else NOTHING,
                 str(len(r.seeds)),
             )
         )
     return Table(
         "headline",
-        f"Accuracy and bytes on {part.data['name']} ({part.data['centers']} centers).",
+        f"Accuracy and bytes on {part.data.name} ({part.data.centers} centers).",
         (
             "method",
             "AUROC",
@@ -130,8 +150,9 @@ def numbers(part: Part) -> Table:
     """The headline with every number in a column of its own, for programs."""
     columns = [
         "method", "auroc_mean", "auroc_sd", "auroc_at_best_validation", "auprc_mean", "brier_mean",
-        "bytes_vs_fedavg", "edge_bytes", "directed_bytes", "control_bytes", "cost_usd", "partners_mean",
-        "rest_share", "rest_no_candidates", "rest_all_full", "rest_declined", "rounds_mean",
+        "bytes_vs_fedavg", "bytes_all_vs_fedavg", "edge_bytes", "directed_bytes", "control_bytes",
+        "cost_usd", "partners_mean",
+        "rest_share", *(f"rest_{cause}" for cause in CAUSES), "rounds_mean",
     ]  # fmt: skip
     for other in ("fedavg", "random", "local"):
         columns += [f"to_{other}", f"to_{other}_low", f"to_{other}_high", f"to_{other}_verdict"]
@@ -139,15 +160,14 @@ def numbers(part: Part) -> Table:
     rows = []
     for line in part.lines:
         r = line.result
-        runs = r.runs
         values: list[float | str] = [
-            r.label, r.mean, r.deviation, r.average("auroc", "at_best_validation"),
-            r.average("auprc", "mean"), r.average("brier", "mean"), r.vs_fedavg,
-            r.average("bytes", "edge"), r.average("bytes", "directed"), r.average("bytes", "control"),
-            sum(run["cost_usd"] for run in runs) / len(runs),
-            sum(run["partners_mean"] for run in runs) / len(runs),
-            *(r.average("rest", cause) for cause in ("share", "no_candidates", "all_full", "declined")),
-            sum(run["rounds"] for run in runs) / len(runs),
+            r.label, r.mean, r.deviation, r.average(lambda run: run.auroc.at_best_validation),
+            r.average(lambda run: run.auprc.mean), r.average(lambda run: run.brier.mean), r.vs_fedavg,
+            r.average(lambda run: run.bytes.all_vs_fedavg), r.average(lambda run: run.bytes.edge),
+            r.average(lambda run: run.bytes.directed), r.average(lambda run: run.bytes.control),
+            r.average(lambda run: run.cost_usd), r.average(lambda run: run.partners_mean),
+            r.rest, *(r.average(attrgetter(f"rest.{cause}")) for cause in CAUSES),
+            r.average(lambda run: run.rounds),
         ]  # fmt: skip
         for d in (line.to_fedavg, line.to_random, line.to_local):
             values += ["", "", "", ""] if d is None else [d.estimate, d.low, d.high, d.verdict]
@@ -189,7 +209,7 @@ def targets(part: Part, goals: Sequence[float] = TARGETS) -> Table:
         for goal in goals:
             needed, count = to_target(r, goal, part.unit)
             few = "" if count == len(r.seeds) else f" ({count} of {len(r.seeds)} seeds)"
-            cells.append(NOTHING if not count else f"{_bytes(needed)}{few}")
+            cells.append(NOTHING if not count else f"{times(needed)}{few}")
         rows.append((r.label, *cells))
     return Table(
         "bytes-to-target",
@@ -198,11 +218,6 @@ def targets(part: Part, goals: Sequence[float] = TARGETS) -> Table:
         tuple(rows),
         (f"{NOTHING}: not reached. Mean over the seeds that reach it.",),
     )
-
-
-def _bytes(value: float) -> str:
-    """A multiple with enough digits to tell small ones apart."""
-    return f"{value:.3f}×" if 0 < value < 0.1 else times(value)
 
 
 def direct(part: Part) -> Table:
@@ -236,11 +251,10 @@ def runs(part: Part) -> Table:
     for line in part.lines:
         for run in line.result.runs:
             values = [
-                run["auroc"]["mean"], run["auroc"]["at_best_validation"], run["auprc"]["mean"],
-                run["brier"]["mean"], run["bytes"]["vs_fedavg"], run["rest"]["share"],
+                run.auroc.mean, run.auroc.at_best_validation, run.auprc.mean,
+                run.brier.mean, run.bytes.vs_fedavg, run.rest.share,
             ]  # fmt: skip
-            cells = ["" if v is None else _plain(v) for v in values]
-            rows.append((line.result.label, str(run["seed"]), str(run["rounds"]), *cells))
+            rows.append((line.result.label, str(run.seed), str(run.rounds), *map(_plain, values)))
     return Table("runs", "Every run.", columns, tuple(rows))
 
 

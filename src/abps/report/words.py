@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from abps.report.statistics import BETTER, TIE, WORSE, Answer, Difference, Part, Results, answers
+from abps.report.statistics import BETTER, TIE, WORSE, Answer, Difference, Part, answers
 from abps.report.tables import number, percent, signed, times
 
 
@@ -114,22 +114,17 @@ def _harm(part: Part) -> str:
 
 
 def _rest(part: Part) -> str:
-    def share(result: Results, cause: str) -> float:
-        return result.average("rest", cause)
-
-    resting = [line.result for line in part.lines if share(line.result, "share") >= 0.005]
+    resting = [line.result for line in part.lines if line.result.rest >= 0.005]
     if not resting:
         return ""
-    most = max(resting, key=lambda r: share(r, "share"))
+    most = max(resting, key=lambda r: r.rest)
     causes = {
-        "no candidate left by the filter": share(most, "no_candidates"),
-        "every candidate already taken": share(most, "all_full"),
-        "every candidate declined": share(most, "declined"),
+        "no candidate left by the filter": most.average(lambda run: run.rest.no_candidates),
+        "every candidate already taken": most.average(lambda run: run.rest.all_full),
+        "every candidate declined": most.average(lambda run: run.rest.declined),
     }
     told = ", ".join(f"{percent(value, 1)} {cause}" for cause, value in causes.items())
-    return (
-        f"Rest was highest with {most.label}: {percent(share(most, 'share'), 1)} of center-rounds ({told})."
-    )
+    return f"Rest was highest with {most.label}: {percent(most.rest, 1)} of center-rounds ({told})."
 
 
 def _caution(part: Part) -> str:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from html import escape
+from pathlib import Path
+from typing import Any, Final, get_type_hints
 
+import msgspec
 import numpy as np
 import polars as pl
 import torch
 from numpy.typing import NDArray
 
 from abps.core.beliefs import Beliefs
+from abps.core.errors import RequestError
+from abps.data.federation import About
+from abps.release import VERSION
 from abps.stats.guarantees import Standing
 
 SCHEMA = "abps.run/1"
@@ -22,31 +29,35 @@ SCHEMA = "abps.run/1"
 class Accuracy:
     """A metric of every center's final model on its own test rows (NaN: not defined there)."""
 
-    per_center: dict[str, float]
     mean: float
-    scored_centers: int
+    scored_centers: int = 0
     at_best_validation: float = math.nan
+    per_center: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes of the whole run; ``vs_fedavg`` is edge bytes over those of 50 fp32 rounds of FedAvg."""
+    """Bytes of the whole run; ``vs_fedavg`` is edge bytes over those of 50 fp32 rounds of FedAvg.
+
+    all_vs_fedavg: the same with control bytes.
+    """
 
     edge: int
     directed: int
     control: int
     vs_fedavg: float
+    all_vs_fedavg: float = math.nan
 
 
 @dataclass(frozen=True)
 class RestShares:
-    """Shares of center-rounds spent without a partner, in all and by cause."""
+    """Shares of center-rounds spent without a partner, in all and by cause (``core.matching.CAUSES``)."""
 
     share: float
     no_candidates: float
     all_full: float
     declined: float
-    budget: float
+    budget: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,19 +75,31 @@ class History:
     beliefs: tuple[Standing, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
+def versions() -> dict[str, str]:
+    """What ran: package, Python and the libraries that compute."""
+    return {
+        "abps": VERSION,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "polars": pl.__version__,
+    }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """One method, one seed, one federation.
 
     device: where centers trained and predicted; another one rounds otherwise.
+    trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
+    models, beliefs: of a run that was just computed; they are not written to disk.
     """
 
     method: str
     seed: int
     rounds: int
-    data: dict[str, Any]
+    data: About
     config: dict[str, Any]
-    device: str
     auroc: Accuracy
     auprc: Accuracy
     brier: Accuracy
@@ -86,79 +109,88 @@ class Run:
     rest: RestShares
     history: History
     seconds: float
-    decisions: pl.DataFrame
+    device: str = "cpu"
+    versions: dict[str, str] = field(default_factory=versions)
+    trail: pl.DataFrame | Path | None = None
     models: torch.Tensor | None = None
     beliefs: Beliefs | None = None
 
+    @property
+    def decisions(self) -> pl.DataFrame:
+        """The audit trail: one row per decision."""
+        if self.trail is None:
+            raise RequestError(
+                "this result was read without its folder; load the folder to see its decisions"
+            )
+        return pl.read_parquet(self.trail) if isinstance(self.trail, Path) else self.trail
+
     def to_json(self) -> dict[str, Any]:
         """The content of ``result.json``."""
-        return {
-            "schema": SCHEMA,
-            "method": self.method,
-            "seed": self.seed,
-            "rounds": self.rounds,
-            "data": self.data,
-            "config": self.config,
-            "device": self.device,
-            "auroc": {
-                "mean": _number(self.auroc.mean),
-                "scored_centers": self.auroc.scored_centers,
-                "at_best_validation": _number(self.auroc.at_best_validation),
-                "per_center": {name: _number(v) for name, v in self.auroc.per_center.items()},
-            },
-            "auprc": {"mean": _number(self.auprc.mean)},
-            "brier": {"mean": _number(self.brier.mean)},
-            "bytes": {
-                "edge": self.bytes.edge,
-                "directed": self.bytes.directed,
-                "control": self.bytes.control,
-                "vs_fedavg": self.bytes.vs_fedavg,
-            },
-            "cost_usd": self.cost_usd,
-            "partners_mean": self.partners_mean,
-            "rest": {
-                "share": self.rest.share,
-                "no_candidates": self.rest.no_candidates,
-                "all_full": self.rest.all_full,
-                "declined": self.rest.declined,
-                "budget": self.rest.budget,
-            },
-            "history": {
-                "auroc": [_number(v) for v in self.history.auroc],
-                "validation_auroc": [_number(v) for v in self.history.validation_auroc],
-                "edge_bytes": list(self.history.edge_bytes),
-                "rest": list(self.history.rest),
-                "rest_causes": {cause: list(v) for cause, v in self.history.rest_causes.items()},
-                "beliefs": {
-                    name: [_number(getattr(s, name)) for s in self.history.beliefs]
-                    for name in (("pairs", "radius", "useful", "harmful") if self.history.beliefs else ())
-                },
-            },
-            "seconds": self.seconds,
-            "versions": versions(),
+        content = {name: _plain(msgspec.to_builtins(getattr(self, name))) for name in _WRITTEN}
+        return {"schema": SCHEMA} | content
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any], trail: Path | None = None) -> Run:
+        """A run from the content of its ``result.json``."""
+        if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
+            raise RequestError(f"this is not a result of this version ({SCHEMA})")
+        try:
+            stated = {
+                name: msgspec.convert(content[name] if name in _NULLABLE else _undefined(content[name]), kind)
+                for name, kind in _WRITTEN.items()
+                if name in content
+            }
+            return Run(**stated, trail=trail)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise RequestError(f"this result lacks something or holds something else: {error}") from error
+
+    def __repr__(self) -> str:
+        return (
+            f"<Run {self.method} on {self.data.name}, seed {self.seed}: AUROC {self.auroc.mean:.3f} over "
+            f"{self.auroc.scored_centers} centers, {self.bytes.vs_fedavg:.3g} × FedAvg's bytes, "
+            f"{self.rounds} rounds>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "AUROC": f"{self.auroc.mean:.3f} over {self.auroc.scored_centers} of {self.data.centers} centers",
+            "AUPRC, Brier": f"{self.auprc.mean:.3f}, {self.brier.mean:.3f}",
+            "bytes": f"{self.bytes.edge:,} = {self.bytes.vs_fedavg:.3g} × FedAvg",
+            "partners": f"{self.partners_mean:.2f} per center and round, rest {100 * self.rest.share:.1f} %",
+            "rounds": f"{self.rounds} in {self.seconds:.1f} s",
         }
+        body = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+        title = escape(f"{self.method} on {self.data.name}, seed {self.seed}")
+        return f"<table><caption>{title}</caption>{body}</table>"
 
 
-def _number(value: float) -> float | None:
+#: What is written, in this order, and its type; and where null says something else than "not defined".
+_WRITTEN: Final = {
+    name: kind for name, kind in get_type_hints(Run).items() if name not in ("trail", "models", "beliefs")
+}
+_NULLABLE: Final = ("data", "config")
+
+
+def _plain(value: Any) -> Any:
     """JSON has no NaN: an undefined number is null."""
-    return float(value) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def versions() -> dict[str, str]:
-    """What ran: package, Python and the libraries that compute."""
-    from abps import __version__
-
-    return {
-        "abps": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "polars": pl.__version__,
-    }
+def _undefined(value: Any) -> Any:
+    """Null is an undefined number."""
+    if isinstance(value, dict):
+        return {key: _undefined(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_undefined(inner) for inner in value]
+    return math.nan if value is None else value
 
 
 def accuracy(centers: tuple[str, ...], values: NDArray[np.float64], at_best: float = math.nan) -> Accuracy:
     """Values of all centers as an :class:`Accuracy`."""
     scored = np.isfinite(values)
     mean = float(values[scored].mean()) if scored.any() else math.nan
-    return Accuracy(dict(zip(centers, values.tolist())), mean, int(scored.sum()), at_best)
+    return Accuracy(mean, int(scored.sum()), at_best, dict(zip(centers, values.tolist())))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
+from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import CAUSES, Rest
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared
@@ -32,7 +33,6 @@ from abps.learn.training import Learner
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.result import Bytes, History, RestShares, Run, accuracy
-from abps.simulator.rounds import Course, Outcome
 from abps.stats.guarantees import Standing, standing
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
@@ -79,7 +79,6 @@ def simulate(
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
     source = timeline(federation, seed, config.stop.rounds, config.training.standardise)
     data = source.at(1)
-    fingerprint = federation.fingerprint() if isinstance(federation, Federation) else ""
     training, factory = config.training, model or config.training.model
     learner: Learner = (
         LoopLearner(data, training, factory, seed)
@@ -88,50 +87,52 @@ def simulate(
     )
     world = World(learner, data, streams.center_ids(data.centers), seed, config.stop.rounds)
 
-    course = Course.start(config, world)
+    state = config.init(world)
+    ledger = Ledger(config.budget, Traffic(control=data.agreed))
     track = Track(data.centers)
-    best = course.state
+    best_state = state
     # A core each: on products this small threads would wait for each other, and round otherwise.
     with BLAS.limit(limits=1):
         for t in range(1, config.stop.rounds + 1):
-            if source.at(t) is not data:
+            if source.at(t) is not world.data:
                 data = source.at(t)
-                course = course.on(replace(world, data=data, learner=world.learner.on(data)), t)
-            course, outcome = course.round(t)
-            if track.add(course, outcome):
-                best = course.state
+                new = replace(world, data=data, learner=world.learner.on(data))
+                state = config.moved(world, new, state, t)
+                world = new
+            state, outcome = config.apply(world, state, t, ledger)
+            ledger = ledger.book(outcome.traffic)
+            if outcome.overdrawn:
+                ledger = ledger.close()
+            if track.add(config, world, state, outcome):
+                best_state = state
             if progress is not None:
                 progress(t, config.stop.rounds, track.validation[-1])
             if config.stop.over(t, track.best):
                 break
 
-    final, ledger = best if config.stop.restore_best else course.state, course.ledger
-    logits, labels = config.logits(course.world, final, data.test), labels_of(data.test)
+    final = best_state if config.stop.restore_best else state
+    logits, labels = config.logits(world, final, data.test), labels_of(data.test)
     fedavg = data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), learner.layout.size)
     done = len(track.validation)
-    shares = {cause.key: float(np.mean([np.mean(r == cause) for r in track.rest])) for cause in CAUSES}
+    shares = {
+        cause: float(np.mean([np.mean(r == code) for r in track.rest])) for cause, code in CAUSES.items()
+    }
     return Run(
         method=name,
         seed=seed,
         rounds=done,
-        data={
-            "name": data.name,
-            "centers": data.size,
-            "rows": _rows(federation),
-            "features": data.width,
-            "fingerprint": fingerprint,
-            "left_out": [
-                {"center": o.center, "rows": o.rows, "reason": o.reason}
-                for o in getattr(federation, "left_out", ())
-            ],
-        },
+        data=replace(federation.about(), features=data.width),
         config=describe(config),
         device=device_name(place),
         auroc=accuracy(data.centers, auroc(logits, labels), track.test[track.best - 1]),
         auprc=accuracy(data.centers, auprc(logits, labels)),
         brier=accuracy(data.centers, brier(logits, labels)),
         bytes=Bytes(
-            ledger.spent.edge, ledger.spent.directed, ledger.spent.control, ledger.spent.edge / fedavg
+            ledger.spent.edge,
+            ledger.spent.directed,
+            ledger.spent.control,
+            ledger.spent.edge / fedavg,
+            (ledger.spent.edge + ledger.spent.control) / fedavg,
         ),
         cost_usd=ledger.spent.usd,
         partners_mean=float(np.mean(track.partners)),
@@ -142,22 +143,15 @@ def simulate(
             edge_bytes=tuple(np.cumsum([r.edge for r in ledger.rounds]).tolist()),
             rest=tuple(float(np.mean(r != Rest.NOT)) for r in track.rest),
             rest_causes={
-                cause.key: tuple(float(np.mean(r == cause)) for r in track.rest) for cause in CAUSES
+                cause: tuple(float(np.mean(r == code)) for r in track.rest) for cause, code in CAUSES.items()
             },
             beliefs=tuple(track.standing),
         ),
         seconds=round(time.perf_counter() - began, 3),
-        decisions=track.trail(),
+        trail=track.trail(),
         models=getattr(final, "models", None),
         beliefs=config.beliefs(final),
     )
-
-
-def _rows(federation: Federation | Prepared) -> int:
-    """Stays in all windows."""
-    if isinstance(federation, Federation):
-        return federation.rows
-    return sum(len(part.y) for part in (federation.train, federation.validation, federation.test))
 
 
 class Track:
@@ -173,9 +167,9 @@ class Track:
         self.best = 1
         self._decisions: list[tuple[int, Decisions]] = []
 
-    def add(self, course: Course, outcome: Outcome) -> bool:
+    def add(self, config: Method, world: World, state: Any, outcome: Any) -> bool:
         """Note a round; True if its mean validation AUROC is the best so far."""
-        config, world, state, data = course.method, course.world, course.state, course.world.data
+        data = world.data
         # Both splits in one pass over the models.
         answers = outcome.answers or config.logits(world, state, data.held_out).split(data.validation.sizes)
         for logits, rows, into in zip(

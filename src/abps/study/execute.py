@@ -9,10 +9,10 @@ from pathlib import Path
 from abps.study import cache as data_cache
 from abps.study.plan import Plan, PlannedRun
 from abps.study.progress import Board
-from abps.study.records import Study
+from abps.study.records import StudyFolder
 
 #: Computes runs: given the study, the runs to do and the board to tell.
-Executor = Callable[[Study, Sequence[PlannedRun], Board], None]
+Executor = Callable[[StudyFolder, Sequence[PlannedRun], Board], None]
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,18 @@ class Outcome:
     missing: tuple[PlannedRun, ...]
 
 
-def conduct(plan: Plan, out: Path, executor: Executor) -> Outcome:
-    """Compute what a plan still lacks in the study's folder."""
-    study = Study(out)
+def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -> Outcome:
+    """Compute what a plan still lacks in the study's folder.
+
+    elsewhere: the executor's processes are not this one, and need the data in the folder.
+    """
+    study = StudyFolder(out)
     with study.alone(), Board(plan.runs) as board:
         for line in (*study.open(plan), *(f"left out: {reason}" for reason in plan.left_out)):
             board.say(line)
         todo = survey(study, plan.runs, board)
         if todo:
-            for federation in plan.federations.values():
+            for federation in plan.federations.values() if elsewhere else ():
                 problem = data_cache.ensure(study.cache, federation)
                 if problem:
                     board.say(problem)
@@ -61,13 +64,13 @@ def conduct(plan: Plan, out: Path, executor: Executor) -> Outcome:
         )
 
 
-def survey(study: Study, runs: Sequence[PlannedRun], board: Board) -> list[PlannedRun]:
+def survey(study: StudyFolder, runs: Sequence[PlannedRun], board: Board) -> list[PlannedRun]:
     """The runs that are not there yet; what is damaged or foreign is named."""
     todo = []
     for run in runs:
         found = study.look(run)
         if found.result is not None:
-            board.there(run, found.result["auroc"]["mean"], found.result["bytes"]["vs_fedavg"])
+            board.there(run, found.result.auroc.mean, found.result.bytes.vs_fedavg)
         else:
             todo.append(run)
             if found.problem:

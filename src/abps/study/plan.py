@@ -7,7 +7,8 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from abps.core.errors import RequestError, nearest
@@ -17,7 +18,7 @@ from abps.data.table import load
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, find
 from abps.methods.settings import configure, describe, names
-from abps.study.version import calculation
+from abps.study.calculation import calculation
 
 #: The 19 rows of the paper's table in its order.
 PAPER_ROWS: Final = (
@@ -33,9 +34,13 @@ PAPER: Final = (*PAPER_ROWS, "centralized", "random-k1", "random-k3", "group-ora
 NEEDS_GROUPS: Final = ("group-oracle-k1",)
 
 
+#: No configurations besides those that have a name everywhere.
+NONE: Final[Mapping[str, Method]] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Source:
-    """Where a federation comes from: the ``--data`` argument and the roles of its columns."""
+    """Where a federation comes from: a built-in's name or a file, and the roles of its columns."""
 
     data: str = "icu-synthetic"
     roles: Roles | None = None
@@ -58,32 +63,21 @@ class Request:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     rounds: int | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
-    vary: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.methods:
-            raise RequestError("--methods names no method; give names with commas between, or paper, or all")
+            raise RequestError("no method is named; give one or more, or paper, or all")
         if not self.seeds:
-            raise RequestError("--seeds names no seed; give whole numbers with commas between")
+            raise RequestError("no seed is named; give one whole number or more")
         for seed in self.seeds:
             if seed < 0:
-                raise RequestError(f"--seeds {seed}: choose whole numbers from 0")
-        for what, values in (("--seeds", self.seeds), ("--methods", self.methods)):
+                raise RequestError(f"seed {seed}: choose whole numbers from 0")
+        for what, values in (("seed", self.seeds), ("method", self.methods)):
             twins = [v for v in values if values.count(v) > 1]
             if twins:
-                raise RequestError(f"{what} names {twins[0]} twice; name it once")
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
-            "sources": [asdict(source) for source in self.sources],
-            "methods": list(self.methods),
-            "seeds": list(self.seeds),
-            "rounds": self.rounds,
-            "settings": dict(self.settings),
-            "vary": {name: list(values) for name, values in self.vary.items()},
-        }
+                raise RequestError(f"the {what} {twins[0]} is named twice; name it once")
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ class PlannedRun:
 
     label: str
     method: str
-    settings: Mapping[str, str]
+    settings: Mapping[str, Any]
     rounds: int | None
     seed: int
     data: str
@@ -107,18 +101,9 @@ class PlannedRun:
         """The run's folder inside the study: readable, and different for every key."""
         return f"{slug(self.label)}-s{self.seed}-{self.key[:12]}"
 
-    def config(self) -> Method:
-        """The method's configuration."""
-        return configure(self.method, self.settings, self.rounds)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> PlannedRun:
-        """From plain data."""
-        return PlannedRun(**value)
+    def config(self, own: Mapping[str, Method] = NONE) -> Method:
+        """The method's configuration; ``own``: configurations that only this process knows, by name."""
+        return configure(own.get(self.method, self.method), self.settings, self.rounds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +129,7 @@ def expand_methods(words: Sequence[str]) -> tuple[str, ...]:
             missing = [name for name in PAPER if name not in CATALOG]
             if missing:
                 raise RequestError(
-                    f"--methods paper: the catalog lacks {', '.join(missing)}; name the methods one by one"
+                    f"methods paper: the catalog lacks {', '.join(missing)}; name the methods one by one"
                 )
             chosen += [name for name in PAPER if name not in chosen]
         elif word == "all":
@@ -175,15 +160,23 @@ def key_of(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def make_plan(request: Request, words: Sequence[str] = ()) -> Plan:
+def make_plan(
+    request: Request,
+    words: Sequence[str] = (),
+    own: Mapping[str, Method] = NONE,
+    given: Sequence[Federation] = (),
+) -> Plan:
     """The runs of a request, with every configuration checked before anything is computed.
 
     words: the methods as they were asked for; what stands in a set (``paper``, ``all``) and cannot run on
     this data is left out and named, what was asked for by name is not.
+    own: configurations that only this process knows, by name.
+    given: the federations, where they need not be loaded from the request's sources.
     """
+    plain = {method: configure(own.get(method, method)) for method in request.methods}
     for name in (*request.settings, *request.vary):
-        if not any(name in names(configure(method)) for method in request.methods):
-            known = sorted({n for m in request.methods for n in names(configure(m)) if "." not in n})
+        if not any(name in names(config) for config in plain.values()):
+            known = sorted({n for config in plain.values() for n in names(config) if "." not in n})
             raise RequestError(
                 f"none of the methods has a setting {name!r}{nearest(name, known)}; "
                 f"their settings are {', '.join(known)}"
@@ -191,28 +184,27 @@ def make_plan(request: Request, words: Sequence[str] = ()) -> Plan:
     federations: dict[str, Federation] = {}
     runs: list[PlannedRun] = []
     left_out: list[str] = []
-    for source in request.sources:
-        federation = source.load()
+    for source, federation in zip(request.sources, given or (s.load() for s in request.sources)):
         fingerprint = federation.fingerprint()
         if fingerprint in federations:
-            raise RequestError(f"--data {source.data}: the same federation is given twice; give it once")
+            raise RequestError(f"{source.data}: the same federation is given twice; give it once")
         federations[fingerprint] = federation
         methods = list(request.methods)
         for name in NEEDS_GROUPS:
             if name in methods and name not in words and federation.groups is None:
                 methods.remove(name)
-                left_out.append(f"{name} on {federation.name}: it needs --group COL")
+                left_out.append(f"{name} on {federation.name}: it needs a column that groups centers")
         for seed, method in itertools.product(request.seeds, methods):
-            for label, settings in _variants(method, request):
-                config = configure(method, settings, request.rounds)
+            for label, settings in _variants(method, plain[method], request):
+                config = configure(own.get(method, method), settings, request.rounds)
                 key = key_of(identity(method, config, fingerprint, seed))
                 runs.append(PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key))
     return Plan(request, federations, tuple(runs), tuple(left_out))
 
 
-def _variants(method: str, request: Request) -> list[tuple[str, dict[str, str]]]:
+def _variants(method: str, config: Method, request: Request) -> list[tuple[str, dict[str, Any]]]:
     """A method's labels and settings: one, or one for every combination of varied values."""
-    known = names(configure(method))
+    known = names(config)
     fixed = {name: value for name, value in request.settings.items() if name in known}
     varied = [(name, values) for name, values in request.vary.items() if name in known]
     found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -65,11 +66,11 @@ class Board:
         """How many runs go on at the same time."""
         self._lanes = max(1, count)
 
-    def there(self, run: PlannedRun, auroc: float | None, vs_fedavg: float) -> None:
+    def there(self, run: PlannedRun, auroc: float, vs_fedavg: float) -> None:
         """A run that was finished before."""
         row = self._rows[run.label]
         row.done += 1
-        if auroc is not None:
+        if math.isfinite(auroc):
             row.auroc.append(auroc)
         row.vs_fedavg.append(vs_fedavg)
 
@@ -83,7 +84,7 @@ class Board:
         self._waiting.pop(run.key, None)
         self._now[run.key] = (run, t, rounds, began)
 
-    def done(self, run: PlannedRun, auroc: float | None, vs_fedavg: float, seconds: float) -> None:
+    def done(self, run: PlannedRun, auroc: float, vs_fedavg: float, seconds: float) -> None:
         """A run is finished and stored."""
         self._now.pop(run.key, None)
         self._waiting.pop(run.key, None)

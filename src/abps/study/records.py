@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from abps import files
 from abps.core.errors import RequestError
-from abps.simulator.output import DECISIONS, RESULT, save
-from abps.simulator.result import SCHEMA, Run
-from abps.study.plan import Plan, PlannedRun, key_of
+from abps.data.federation import About
+from abps.simulator.output import DECISIONS, RESULT, load_run, save
+from abps.simulator.result import Run
+from abps.study.plan import Plan, PlannedRun, Request, key_of
 
 STUDY_SCHEMA = "abps.study/1"
 RECEIPT_SCHEMA = "abps.receipt/1"
@@ -32,7 +35,7 @@ FAILED = "failed.json"
 class Found:
     """What a run's folder holds: ``result`` if it is whole, else ``problem`` if there is one to name."""
 
-    result: dict[str, Any] | None = None
+    result: Run | None = None
     problem: str = ""
 
 
@@ -72,8 +75,8 @@ def look(folder: Path, key: str) -> Found:
         return Found(problem=str(error))
 
 
-def read_run(folder: Path, key: str) -> dict[str, Any]:
-    """The result of a finished run, checked against its receipt."""
+def read_run(folder: Path, key: str) -> Run:
+    """A finished run, checked against its receipt."""
     receipt = read_receipt(folder)
     if receipt["key"] != key:
         raise Damaged(f"{folder / RECEIPT} belongs to another run")
@@ -83,10 +86,10 @@ def read_run(folder: Path, key: str) -> dict[str, Any]:
             raise Damaged(f"{path} is missing")
         if digest(path) != wanted:
             raise Damaged(f"{path} was changed or cut off after it was written")
-    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    if result.get("schema") != SCHEMA:
-        raise Damaged(f"{folder / RESULT} has the schema {result.get('schema')!r}, not {SCHEMA}")
-    return dict(result)
+    try:
+        return load_run(folder)
+    except RequestError as error:
+        raise Damaged(str(error)) from error
 
 
 def read_receipt(folder: Path) -> dict[str, Any]:
@@ -115,8 +118,24 @@ def digest(path: Path) -> str:
 # ---------------------------------------------------------------- a study
 
 
-class Study:
-    """A study's folder."""
+@dataclass(frozen=True)
+class StudyRecord:
+    """What a study's folder says: what was asked for, on which data, and the runs that follow."""
+
+    request: Request
+    data: tuple[About, ...]
+    left_out: tuple[str, ...]
+    runs: tuple[PlannedRun, ...]
+
+
+def record_of(plan: Plan) -> StudyRecord:
+    """A plan as its study's folder keeps it."""
+    data = tuple(federation.about() for federation in plan.federations.values())
+    return StudyRecord(plan.request, data, plan.left_out, plan.runs)
+
+
+class StudyFolder:
+    """A study on disk."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
@@ -163,7 +182,7 @@ class Study:
         """Write the plan into the folder, if it may live there; returns what should be said about it."""
         said: list[str] = []
         if self.root.exists() and not self.root.is_dir():
-            raise RequestError(f"--out {self.root} is a file; give a folder")
+            raise RequestError(f"{self.root} is a file; give a folder")
         files.folder(self.root)
         if self.path.exists():
             try:
@@ -171,61 +190,50 @@ class Study:
             except RequestError:
                 said.append(f"{self.path} was damaged and is written anew")
             else:
-                _same_study(self.root, old["request"], plan.request.to_json())
+                _same_study(self.root, old.request, plan.request)
         else:
             others = sorted(p.name for p in self.root.iterdir() if not p.name.startswith("."))
             if others:
                 raise RequestError(
-                    f"--out {self.root} holds other files ({others[0]}) and no study; "
-                    "choose a new or empty folder"
+                    f"{self.root} holds other files ({others[0]}) and no study; choose a new or empty folder"
                 )
-        document = {
-            "schema": STUDY_SCHEMA,
-            "request": plan.request.to_json(),
-            "data": [
-                {
-                    "fingerprint": fingerprint,
-                    "name": federation.name,
-                    "centers": federation.size,
-                    "rows": federation.rows,
-                    "positive_share": float(federation.label.mean()),
-                    "groups": None if federation.groups is None else len(set(federation.groups)),
-                    "left_out": [
-                        {"center": o.center, "rows": o.rows, "reason": o.reason} for o in federation.left_out
-                    ],
-                    "check": None if federation.notes is None else federation.notes.to_json(),
-                }
-                for fingerprint, federation in plan.federations.items()
-            ],
-            "left_out": list(plan.left_out),
-            "runs": [run.to_json() for run in plan.runs],
-        }
+        document = {"schema": STUDY_SCHEMA} | msgspec.to_builtins(record_of(plan))
         files.write_json(self.path, document | {"digest": key_of(document)})
         self._sweep()
         return said
 
-    def read(self) -> dict[str, Any]:
-        """The study's plan as it was written."""
+    def read(self) -> StudyRecord:
+        """The study as it was written."""
         if not self.path.exists():
             raise RequestError(
-                f"{self.root} holds no study ({self.path.name} is missing); `abps compare` makes one"
+                f"{self.root} holds no study ({self.path.name} is missing); a comparison makes one"
             )
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
             noted = document.pop("digest")
-            whole = document["schema"] == STUDY_SCHEMA and noted == key_of(document)
+            if document["schema"] == STUDY_SCHEMA and noted == key_of(document):
+                return msgspec.convert(document, StudyRecord)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            whole = False
-        if not whole:
-            raise RequestError(
-                f"{self.path} is damaged or not a study; run the same `abps compare` again "
-                "(finished runs are kept)"
-            )
-        return dict(document)
+            pass
+        raise RequestError(
+            f"{self.path} is damaged or not a study; run the same comparison again (finished runs are kept)"
+        )
 
-    def runs(self) -> list[PlannedRun]:
+    def runs(self) -> tuple[PlannedRun, ...]:
         """The planned runs as they were written."""
-        return [PlannedRun.from_json(value) for value in self.read()["runs"]]
+        return self.read().runs
+
+    def finished(self, record: StudyRecord) -> tuple[list[tuple[PlannedRun, Run]], list[str]]:
+        """The runs that are there, and one line for every run that is not."""
+        there, absent = [], list(record.left_out)
+        for run in record.runs:
+            found = self.look(run)
+            if found.result is not None:
+                there.append((run, found.result))
+            else:
+                why = found.problem or self.failure(run) or "not computed yet"
+                absent.append(f"{run.label}, seed {run.seed}: {why}")
+        return there, absent
 
     def strangers(self, planned: list[PlannedRun]) -> list[str]:
         """Names in the folder of runs that belong to no planned run: never used."""
@@ -256,27 +264,27 @@ class Study:
             except OSError as error:
                 raise RequestError(
                     f"another process is working on the study in {self.root}; "
-                    "wait for it, or choose another --out"
+                    "wait for it, or choose another folder"
                 ) from error
             handle.write(str(os.getpid()))
             handle.flush()
             yield
 
 
-def _same_study(root: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _same_study(root: Path, old: Request, new: Request) -> None:
     """A study may grow by methods and seeds; other data, rounds or settings make another study."""
-    for part in ("sources", "rounds", "settings", "vary"):
-        if json.loads(json.dumps(new[part])) != old.get(part):
-            option = {"sources": "--data", "rounds": "--rounds", "settings": "--set", "vary": "--vary"}[part]
+    new = msgspec.convert(msgspec.to_builtins(new), Request)
+    for part, kind in (
+        ("sources", "data"),
+        ("rounds", "rounds"),
+        ("settings", "settings"),
+        ("vary", "variation"),
+    ):
+        there = getattr(old, part)
+        if getattr(new, part) != there:
+            if part == "sources":
+                there = ", ".join(source.data for source in old.sources)
             raise RequestError(
-                f"--out {root} holds a study with another {option} ({_short(old.get(part))}); "
-                "choose another --out or repeat its arguments"
+                f"{root} holds a study with other {kind} ({there or 'none given'}); "
+                "choose another folder or repeat its arguments"
             )
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(str(source.get("data")) for source in value)
-    if value is None:
-        return "the methods' own"
-    return json.dumps(value) if value else "none"

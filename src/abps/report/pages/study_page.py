@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from abps.report import tables
 from abps.report.figures import FAMILIES, family
 from abps.report.pages.document import render
 from abps.report.statistics import Part
+from abps.study.plan import Request
 
 if TYPE_CHECKING:
     from abps.report.build import Section
 
 
-def page(document: Mapping[str, Any], sections: Sequence[Section], absent: Sequence[str]) -> str:
+def page(request: Request, sections: Sequence[Section], absent: Sequence[str]) -> str:
     """The page of a study."""
-    versions = sections[0].part.lines[0].result.runs[0]["versions"]
-    names = ", ".join(section.part.data["name"] for section in sections)
+    versions = sections[0].part.lines[0].result.runs[0].versions
+    names = ", ".join(section.part.data.name for section in sections)
     return render(
         "report.html",
         title=f"{names} – federated comparison",
-        request=document["request"],
+        request=request,
         sections=sections,
         scale=[_scale(section.part) for section in sections],
         absent=absent,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import subprocess
@@ -12,6 +13,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from abps.study.workers.worker import import_path
 if TYPE_CHECKING:
     from abps.study.plan import PlannedRun
     from abps.study.progress import Board
-    from abps.study.records import Study
+    from abps.study.records import StudyFolder
 
 #: What workers said: (number of the worker, event), or nothing when it is gone.
 Heard = queue.Queue[tuple[int, dict[str, Any] | None]]
@@ -36,7 +38,7 @@ def share_cores(cores: Sequence[int], jobs: int | None, runs: int) -> list[list[
     ([[0, 2], [1, 3]], [[0], [1]], [[0], [1]])
     """
     if jobs is not None and jobs < 1:
-        raise RequestError(f"--jobs {jobs}: choose at least 1")
+        raise RequestError(f"jobs={jobs}: choose at least 1")
     count = max(1, min(jobs or len(cores), len(cores), runs))
     return [list(cores[i::count]) for i in range(count)]
 
@@ -75,7 +77,7 @@ class _Worker:
     def give(self, run: PlannedRun) -> None:
         """Hand a run to the worker."""
         self.run = run
-        self._tell(run.to_json())
+        self._tell(asdict(run))
 
     def _tell(self, what: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -125,7 +127,7 @@ class Local:
         for number, _ in enumerate(share_cores(available_cores(), self._jobs, runs)):
             self._ready[number] = _Worker(number, self._heard)
 
-    def __call__(self, study: Study, todo: Sequence[PlannedRun], board: Board) -> None:
+    def __call__(self, study: StudyFolder, todo: Sequence[PlannedRun], board: Board) -> None:
         """Compute runs; failures are told to the board and noted in the study."""
         if not todo:
             return
@@ -158,7 +160,7 @@ class Local:
                         why = worker.last_words() or "no message"
                         raise RuntimeError(f"no worker process can start: {why}")
                     continue
-                _note(board, worker.run, event)
+                note(board, worker.run, event)
                 if event["event"] in ("ready", "done", "failed"):
                     if waiting:
                         worker.give(waiting.popleft())
@@ -172,24 +174,27 @@ class Local:
                 worker.end()
 
 
-def run_local(study: Study, todo: Sequence[PlannedRun], board: Board, jobs: int | None = None) -> None:
+def run_local(study: StudyFolder, todo: Sequence[PlannedRun], board: Board, jobs: int | None = None) -> None:
     """Compute runs in worker processes that are started now."""
     with Local(jobs) as local:
         local(study, todo, board)
 
 
-def _note(board: Board, run: PlannedRun | None, event: dict[str, Any]) -> None:
+def note(board: Board, run: PlannedRun | None, event: dict[str, Any]) -> None:
+    """Show an event of a run on the board."""
     if run is None:
         return
     if event["event"] == "round":
         board.round(run, event["round"], event["rounds"])
     elif event["event"] == "done":
-        board.done(run, event["auroc"], event["vs_fedavg"], event["seconds"])
+        board.done(
+            run, math.nan if event["auroc"] is None else event["auroc"], event["vs_fedavg"], event["seconds"]
+        )
     elif event["event"] == "failed":
         board.failed(run, event["error"])
 
 
-def _worker_gone(study: Study, worker: _Worker, board: Board) -> None:
+def _worker_gone(study: StudyFolder, worker: _Worker, board: Board) -> None:
     """A worker died under its run (killed for memory, a crash in a library): note it and go on."""
     if worker.run is None:
         return

@@ -23,7 +23,7 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.study.plan import PlannedRun
 from abps.study.progress import Board, clock
-from abps.study.records import Study
+from abps.study.records import StudyFolder
 from abps.study.workers.worker import compute_task, import_path
 
 #: Seconds that one question to Slurm may take, and that Slurm may stay silent before we stop asking.
@@ -106,7 +106,7 @@ def last_state(job: str) -> str:
 # ---------------------------------------------------------------- job arrays
 
 
-def run_slurm(study: Study, todo: Sequence[PlannedRun], board: Board, slurm: Slurm) -> None:
+def run_slurm(study: StudyFolder, todo: Sequence[PlannedRun], board: Board, slurm: Slurm) -> None:
     """Submit what is not in the queue already, then wait and collect."""
     if not todo:
         return
@@ -127,7 +127,7 @@ def run_slurm(study: Study, todo: Sequence[PlannedRun], board: Board, slurm: Slu
     collect(study, todo, jobs, board, slurm.deadline)
 
 
-def submit(study: Study, runs: Sequence[PlannedRun], slurm: Slurm) -> list[str]:
+def submit(study: StudyFolder, runs: Sequence[PlannedRun], slurm: Slurm) -> list[str]:
     """Submit runs as one job array; the jobs' names in Slurm."""
     try:
         import submitit
@@ -163,15 +163,15 @@ def _python() -> str:
     return f"env PYTHONPATH={shlex.quote(import_path())} {shlex.quote(sys.executable)}"
 
 
-def _jobs_file(study: Study) -> Path:
+def _jobs_file(study: StudyFolder) -> Path:
     return study.root / "slurm" / "jobs.json"
 
 
-def _remember(study: Study, jobs: Mapping[str, str]) -> None:
+def _remember(study: StudyFolder, jobs: Mapping[str, str]) -> None:
     files.write_json(_jobs_file(study), dict(jobs))
 
 
-def _still_queued(study: Study, todo: Sequence[PlannedRun]) -> dict[str, str]:
+def _still_queued(study: StudyFolder, todo: Sequence[PlannedRun]) -> dict[str, str]:
     """Jobs of an earlier call that are still waiting or running: key -> job."""
     try:
         known = json.loads(_jobs_file(study).read_text(encoding="utf-8"))
@@ -184,7 +184,7 @@ def _still_queued(study: Study, todo: Sequence[PlannedRun]) -> dict[str, str]:
 
 
 def collect(
-    study: Study,
+    study: StudyFolder,
     todo: Sequence[PlannedRun],
     jobs: Mapping[str, str],
     board: Board,
@@ -209,7 +209,7 @@ def collect(
         for key, run in list(open_runs.items()):
             result, why = study.look(run).result, study.failure(run)
             if result is not None:
-                board.done(run, result["auroc"]["mean"], result["bytes"]["vs_fedavg"], result["seconds"])
+                board.done(run, result.auroc.mean, result.bytes.vs_fedavg, result.seconds)
             elif why:
                 board.failed(run, why)
             elif waiting is None or jobs[key] in waiting:
@@ -247,7 +247,7 @@ def _standing(
     return f"Slurm: {running} running, {len(ours) - running} waiting{why}"
 
 
-def _log(study: Study, job: str) -> str:
+def _log(study: StudyFolder, job: str) -> str:
     """The end of a job's error log."""
     for path in (study.root / "slurm").glob(f"{job}_*_log.err"):
         return path.read_text(encoding="utf-8", errors="replace")[-4000:]
@@ -272,7 +272,7 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def script(study: Study, todo: Sequence[PlannedRun], slurm: Slurm) -> str:
+def script(study: StudyFolder, todo: Sequence[PlannedRun], slurm: Slurm) -> str:
     """A batch script that computes the runs that are not there yet, one array task each."""
     plan = [run.key for run in study.runs()]
     root = study.root.resolve()
@@ -299,7 +299,9 @@ def script(study: Study, todo: Sequence[PlannedRun], slurm: Slurm) -> str:
     return "\n".join(lines)
 
 
-def write_script(study: Study, todo: Sequence[PlannedRun], board: Board, slurm: Slurm, path: Path) -> None:
+def write_script(
+    study: StudyFolder, todo: Sequence[PlannedRun], board: Board, slurm: Slurm, path: Path
+) -> None:
     """Write the batch script instead of computing anything."""
     files.folder(study.root / "slurm")
     files.write_text(path, script(study, todo, slurm))

@@ -23,10 +23,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import abps
-
 if TYPE_CHECKING:
     from abps.data.federation import Federation
+    from abps.methods.base import Method
     from abps.study.plan import PlannedRun
 
 #: Called with an event: {"event": "round" | "done" | "failed", …}.
@@ -34,21 +33,30 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 class Runner:
-    """Computes runs of one study; keeps the federation that it used last."""
+    """Computes runs of one study; keeps the federation that it used last.
 
-    def __init__(self, root: Path) -> None:
-        from abps.study.records import Study
+    own: configurations that only this process knows.  given: federations that need not be read.
+    """
 
-        self.study = Study(root)
-        self._federation: tuple[str, Federation] | None = None
+    def __init__(
+        self,
+        root: Path,
+        own: Mapping[str, Method] | None = None,
+        given: Mapping[str, Federation] | None = None,
+    ) -> None:
+        from abps.study.records import StudyFolder
+
+        self.study = StudyFolder(root)
+        self._own = own or {}
+        self._held: dict[str, Federation] = dict(given or {})
 
     def federation(self, fingerprint: str) -> Federation:
         """A federation of the study, read once."""
         from abps.study.cache import read_federation
 
-        if self._federation is None or self._federation[0] != fingerprint:
-            self._federation = (fingerprint, read_federation(self.study.cache, fingerprint))
-        return self._federation[1]
+        if fingerprint not in self._held:
+            self._held = {fingerprint: read_federation(self.study.cache, fingerprint)}
+        return self._held[fingerprint]
 
     def compute(self, run: PlannedRun, tell: Tell) -> bool:
         """Compute and store one run; a failure is told and noted, not raised."""
@@ -58,19 +66,18 @@ class Runner:
         from abps.study.records import write_run
 
         try:
-            config = run.config()
+            config = run.config(self._own)
             content = identity(run.method, config, run.data, run.seed)
             if key_of(content) != run.key:
                 raise RuntimeError(
-                    "this run was planned by another version of the program; run `abps compare` again"
+                    "this run was planned by another version of the program; ask for the comparison again"
                 )
 
             def progress(t: int, rounds: int, validation: float) -> None:
                 tell({"event": "round", "round": t, "rounds": rounds})
 
-            result = simulate(
-                self.federation(run.data), run.method, run.seed, run.rounds, run.settings, progress=progress
-            )
+            federation = self.federation(run.data)
+            result = simulate(federation, config, run.seed, progress=progress, name=run.method)
             write_run(self.study.folder(run), result, content)
         except Exception as error:  # whatever a method does wrong must not end the study
             told = str(error).strip().splitlines()
@@ -97,7 +104,7 @@ def import_path() -> str:
     before = [
         str(Path(part).absolute()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part
     ]
-    return os.pathsep.join([str(Path(abps.__file__).parents[1]), *before, str(Path.cwd())])
+    return os.pathsep.join([str(Path(__file__).parents[3]), *before, str(Path.cwd())])
 
 
 def keep_to(cores: list[int]) -> None:
@@ -149,18 +156,18 @@ def serve() -> None:
     runner = Runner(Path(first["study"]))
     tell({"event": "ready"})
     while True:
-        runner.compute(PlannedRun.from_json(json.loads(waiting.get())), tell)
+        runner.compute(PlannedRun(**json.loads(waiting.get())), tell)
 
 
 def compute_task(root: str, key: str) -> bool:
     """Compute the planned run with this key: what a Slurm job calls. False if it failed."""
-    from abps.study.records import Study
+    from abps.study.records import StudyFolder
 
     keep_to(own_cores())
-    study = Study(Path(root))
+    study = StudyFolder(Path(root))
     run = next((r for r in study.runs() if r.key == key), None)
     if run is None:
-        raise SystemExit(f"the study in {root} has no run {key}; run `abps compare` again")
+        raise SystemExit(f"the study in {root} has no run {key}; ask for the comparison again")
     if study.look(run).result is not None:
         return True
     return Runner(Path(root)).compute(
@@ -179,9 +186,9 @@ def main(arguments: list[str] | None = None) -> int:
         serve()
     if given.study is None:
         parser.error("name the study's folder")
-    from abps.study.records import Study
+    from abps.study.records import StudyFolder
 
-    runs = Study(given.study).runs()
+    runs = StudyFolder(given.study).runs()
     if given.task is None or not 0 <= given.task < len(runs):
         parser.error(f"--task must be a number from 0 to {len(runs) - 1}")
     return 0 if compute_task(str(given.study), runs[given.task].key) else 1

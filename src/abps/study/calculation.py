@@ -25,7 +25,7 @@ from typing import Any, Final
 ENTRY: Final = "abps.simulator.simulate"
 
 #: Modules that decide which calculation is done, not how.
-NOT_FOLLOWED: Final = frozenset({"abps", "abps.methods.catalog", "abps.registry"})
+NOT_FOLLOWED: Final = frozenset({"abps", "abps.methods.catalog", "abps.registry", "abps.release"})
 
 #: Doors through which parts of a method come in.
 PARTS: Final = ("abps.codecs", "abps.goals", "abps.models")

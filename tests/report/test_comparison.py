@@ -1,0 +1,152 @@
+"""Comparisons in Python: in memory, in a folder, with one's own methods; and back from the disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pytest
+
+import abps
+from abps.core.errors import RequestError
+from abps.methods.fedavg import FedAvg
+from abps.report import comparison
+
+SEEDS = (11, 22)
+
+
+@dataclass(frozen=True)
+class Half(FedAvg):
+    """A method that only this file knows."""
+
+    smoothing: float = 0.5
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return abps.load("icu-synthetic:centers=8,stays=800")
+
+
+@pytest.fixture(scope="module")
+def study(federation):
+    return abps.compare(federation, ["local", "fedavg", Half(), "abps-pq-k1"], SEEDS, rounds=2)
+
+
+def test_a_frame_has_a_row_for_every_method_seed_and_center(study, federation):
+    frame = study.frame()
+    assert frame.columns == ["data", "method", "seed", "center", "auroc", "auprc", "brier"]
+    assert frame.height == 4 * len(SEEDS) * federation.size
+    for planned, run in study.runs:
+        mine = frame.filter(method=planned.label, seed=run.seed)
+        assert mine["auroc"].drop_nulls().mean() == pytest.approx(run.auroc.mean)
+        assert mine["brier"].drop_nulls().mean() == pytest.approx(run.brier.mean)
+    assert not frame["auroc"].is_nan().any()
+
+
+def test_every_run_is_what_simulate_gives(study, federation):
+    for planned, run in study.runs:
+        alone = abps.simulate(federation, Half() if planned.method == "half" else planned.method, run.seed, 2)
+        assert alone.auroc.per_center == pytest.approx(run.auroc.per_center, nan_ok=True, abs=0)
+        assert alone.bytes == run.bytes and alone.decisions.equals(run.decisions)
+
+
+def test_tables_figures_and_report(study, tmp_path):
+    assert [row[0] for row in study.table().rows] == ["local", "fedavg", "half", "abps-pq-k1"]
+    assert "<table>" in study._repr_html_() and "half" in str(study.table())
+    assert study.plot_ranking().name == "ranking" and "<svg" in study.plot_pareto()._repr_svg_()
+    assert set(study.plots()) >= {"ranking", "pareto", "rounds"}
+    report = study.report(tmp_path / "r")
+    assert report.page.exists() and (tmp_path / "r/tables/headline.csv").exists()
+    with pytest.raises(RequestError, match="has no folder; name one"):
+        study.report()
+
+
+def test_a_folder_keeps_runs_and_finished_ones_are_not_computed_again(federation, tmp_path, monkeypatch):
+    methods = {"mine": Half(), "plain": "fedavg"}
+    first = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s")
+    monkeypatch.setattr("abps.simulator.simulate.simulate", None)  # nothing is left to compute
+    again = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s")
+    assert first.frame().equals(again.frame()) and again.frame().equals(
+        abps.load_study(tmp_path / "s").frame()
+    )
+    assert [run.label for run, _ in again.runs] == ["mine", "plain"] * 2
+    assert not (tmp_path / "s/cache").exists()
+
+
+def test_other_processes_compute_the_same(federation, tmp_path):
+    here = abps.compare(federation, ["local", "abps-pq-k1"], [11], rounds=1)
+    there = abps.compare(federation, ["local", "abps-pq-k1"], [11], rounds=1, out=tmp_path / "s", jobs=2)
+    assert here.frame().equals(there.frame())
+    for name, out in ((Half(), tmp_path / "t"), ("local", None)):
+        with pytest.raises(RequestError, match="jobs=1: other processes need"):
+            abps.compare(federation, [name], [11], rounds=1, out=out, jobs=1)
+
+
+def test_settings_may_vary(federation):
+    study = abps.compare(federation, ["fedavg"], [11], rounds=1, vary={"smoothing": [0.0, 0.5]})
+    assert [run.label for run, _ in study.runs] == ["fedavg smoothing=0.0", "fedavg smoothing=0.5"]
+    assert study.runs[1][1].config["smoothing"] == 0.5
+
+
+def test_two_methods_of_one_name_are_refused(federation):
+    with pytest.raises(RequestError, match="two methods are called 'half'; give a mapping"):
+        abps.compare(federation, [Half(), Half(smoothing=0.1)], [11])
+    with pytest.raises(RequestError, match="no seed is named"):
+        abps.compare(federation, ["local"], [])
+
+
+def test_a_run_comes_back_from_the_disk_as_it_was(federation, tmp_path):
+    run = abps.simulate(federation, "abps-pq-k1", rounds=2)
+    from abps.simulator.output import save
+
+    save(run, tmp_path / "r")
+    back = abps.load_run(tmp_path / "r")
+    assert back.to_json() == run.to_json() == json.loads((tmp_path / "r/result.json").read_text())
+    assert back.decisions.equals(run.decisions)
+    assert (back.bytes, back.rest, back.data, back.config) == (run.bytes, run.rest, run.data, run.config)
+    np.testing.assert_array_equal(list(back.auroc.per_center.values()), list(run.auroc.per_center.values()))
+    assert back.history.beliefs == run.history.beliefs and len(back.history.beliefs) == 2
+    fedavg = run.bytes.edge / run.bytes.vs_fedavg
+    assert run.bytes.all_vs_fedavg == pytest.approx((run.bytes.edge + run.bytes.control) / fedavg)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": "x"}, "not a result"),
+        ({"bytes": {}}, "edge"),
+        ({"seed": "eleven"}, "int"),
+        (None, "damaged"),
+    ],
+)
+def test_what_is_not_a_result_gets_one_sentence(federation, tmp_path, change, said):
+    content = abps.simulate(federation, "local", rounds=1).to_json()
+    text = "{" if change is None else json.dumps(content | change)
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(RequestError, match=said):
+        abps.load_run(tmp_path)
+
+
+def test_undefined_numbers_are_null_on_disk_and_nan_in_memory(federation):
+    run = abps.simulate(federation, "local", rounds=1)
+    content = run.to_json()
+    content["auroc"]["per_center"]["nobody"] = None
+    assert math.isnan(abps.Run.from_json(content).auroc.per_center["nobody"])
+    json.dumps(content, allow_nan=False)
+
+
+def test_short_words_for_long_things(study, federation):
+    for thing in (study, study.runs[0][1], federation):
+        assert len(repr(thing)) < 200 and "\n" not in repr(thing)
+    assert "7 centers" in repr(federation) and "AUROC" in repr(study.runs[0][1])
+    assert "<td>" in study.runs[0][1]._repr_html_()
+
+
+def test_an_empty_study_says_so(study):
+    empty = comparison.Study(study.record, (), ("local, seed 11: not computed yet",))
+    assert empty.frame().equals(pl.DataFrame())
+    with pytest.raises(RequestError, match=r"has no finished run \(local, seed 11"):
+        empty.table()
