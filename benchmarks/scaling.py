@@ -23,13 +23,13 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from abps.core import streams
-from abps.core.ledger import Ledger
 from abps.learn.batched import StackedLearner
 from abps.learn.training import Training
 from abps.methods.abps import ABPS, Selection
 from abps.methods.base import World
 from abps.simulator import speed as bench
 from abps.simulator import speed_scale as bench_scale
+from abps.simulator.rounds import Course
 
 CENTERS = (8, 32, 128, 512, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 #: (goal, κ, name, largest size). A center that rests looks at every free one: diversity makes many rest.
@@ -63,14 +63,14 @@ def round_cost(centers: int, rows: int, kappa: int, hidden: tuple[int, ...], tur
     method = ABPS(training=Training(hidden=hidden), selection=Selection(kappa=kappa))
     learner = StackedLearner(data, method.training, method.training.model, 1)
     world = World(learner, data, streams.center_ids(data.centers), 1, turns + 1)
-    state, _ = method.apply(world, method.init(world), 1, Ledger())  # warm
+    course, _ = Course.start(method, world).round(1)  # warm
     train, whole = [], []
     for t in range(2, turns + 2):
         began = time.perf_counter()
-        learner.train(state.models, t)
+        learner.train(course.state.models, t)
         train.append(time.perf_counter() - began)
         began = time.perf_counter()
-        state, _ = method.apply(world, state, t, Ledger())
+        course, _ = course.round(t)
         whole.append(time.perf_counter() - began)
     return RoundCost(
         centers=centers,

@@ -13,7 +13,6 @@ import torch
 
 import abps.simulator.simulate as engine
 from abps import CATALOG, Run, find, simulate
-from abps.core.ledger import Ledger
 from abps.data.federation import Federation
 from abps.learn import batches
 from abps.learn.batched import StackedLearner
@@ -22,6 +21,7 @@ from abps.learn.training import Training
 from abps.methods.base import World
 from abps.methods.settings import names, with_settings
 from abps.simulator.result import SCHEMA
+from abps.simulator.rounds import Course
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 from pretend_device import THERE, PretendDevice
@@ -103,11 +103,11 @@ def test_answers_that_a_round_hands_on_are_those_of_its_models(ready, case) -> N
     method = with_settings(find(name), SMALL | settings)
     learner = StackedLearner(ready, method.training, method.training.model, 11)
     world = World(learner, ready, learner.ids, 11, ROUNDS)
-    state = method.init(world)
+    course = Course.start(method, world)
     for t in range(1, ROUNDS + 1):
-        state, outcome = method.apply(world, state, t, Ledger(None))
+        course, outcome = course.round(t)
         for rows, answers in zip((ready.validation, ready.test), outcome.answers or ()):
-            again = method.logits(world, state, rows)
+            again = method.logits(course.world, course.state, rows)
             np.testing.assert_array_equal(answers.start, again.start)
             np.testing.assert_allclose(answers.values, again.values, atol=1e-5, rtol=1e-5)
     if name == "abps":

@@ -19,11 +19,11 @@ from abps.wire.codecs import CODECS, Float32
 def module(tmp_path, monkeypatch):
     """A module of somebody's, importable."""
     (tmp_path / "somebodys.py").write_text(
-        "from abps.methods.base import Method\n"
+        "from abps.methods.peers import PeerMethod\n"
         "from abps.methods.fedavg import FedAvg\n"
         "from abps.wire.codecs import Float32\n"
         "MINE = FedAvg(smoothing=0.5)\n"
-        "class Half(Method):\n    pass\n"
+        "class Half(PeerMethod):\n    pass\n"
         "BIG = Float32('big', 200)\n"
         "OURS = Float32('mine', 3)\n"
         "def older(centers, peers):\n    return centers[:, :1] - peers[None, :, 0]\n"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from abps.core import streams
-from abps.core.ledger import Ledger
 from abps.data.prepare import Prepared
 from abps.learn.batched import StackedLearner
 from abps.learn.loop import LoopLearner
 from abps.learn.training import Training
 from abps.methods.base import Method, World
+from abps.simulator.rounds import Course
 
 #: One full-batch step without dropout: local training that can be worked out by hand.
 ONE_STEP = Training(epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
@@ -41,13 +41,11 @@ def play() -> Callable[..., list[Any]]:
     """All states of a run: before the first round and after each."""
 
     def run(method: Method, world: World, rounds: int) -> list[Any]:
-        states, ledger = [method.init(world)], Ledger(method.budget)
+        course = Course.start(method, world)
+        states = [course.state]
         for t in range(1, rounds + 1):
-            state, outcome = method.apply(world, states[-1], t, ledger)
-            ledger = ledger.book(outcome.traffic)
-            if outcome.overdrawn:
-                ledger = ledger.close()
-            states.append(state)
+            course, _ = course.round(t)
+            states.append(course.state)
         return states
 
     return run

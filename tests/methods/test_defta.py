@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,22 @@ import torch
 from abps.learn.metrics import labels_of, log_loss
 from abps.learn.training import Training
 from abps.methods.base import World
-from abps.methods.defta import DeFTA, Heard, crelu, judge, outdegree_weights
+from abps.methods.defta import DeFTA, Hearing, crelu, hearing_weights, judge
+from abps.methods.peers import Opinion
+from abps.simulator.rounds import Course
+
+
+def outdegree_weights(size, receiver, sender):
+    """Weights where everybody's rows are here and all listeners are known."""
+    say = size / (1.0 + np.bincount(sender, minlength=len(size)))
+    return hearing_weights(say, say, receiver, sender)
+
+
+def transfers(method, here, confidence, t):
+    """(receiver, sender, rest, traffic) of a round, from the driver."""
+    rankings = method.rankings(here, confidence, t)
+    meeting = Course.start(method, here)._meet(Opinion(rankings), t)
+    return meeting.to, meeting.by, meeting.rest, meeting.said + method.cost(here, meeting.to, meeting.by)
 
 
 def test_distrust_is_fast_and_trust_is_slow() -> None:
@@ -58,7 +75,7 @@ def test_the_correction_keeps_every_center_in_proportion_to_its_rows() -> None:
 
 
 def test_confidence_falls_when_the_loss_rises() -> None:
-    heard = Heard(np.array([0, 0, 1]), np.array([1, 2, 0]), np.array([0.2, 0.3, 0.5]))
+    heard = Hearing(np.array([0, 0, 1]), np.array([1, 2, 0]), np.array([0.2, 0.3, 0.5]))
     after = judge(np.zeros((3, 3)), heard, np.array([0.1, -0.4, 9.0]))
     np.testing.assert_allclose(after, [[0, -0.02, -0.03], [0.2, 0, 0], [0, 0, 0]])
 
@@ -95,7 +112,7 @@ def test_it_is_the_authors_loop(world, play, links) -> None:
     before = log_loss(here.learner.logits(published, here.data.train), labels_of(here.data.train))
     for t, state in enumerate(play(method, here, 4)[1:], start=1):
         np.testing.assert_allclose(state.confidence, confidence, atol=1e-6)
-        receiver, sender, _, _ = method.draw(here, state.confidence, t)
+        receiver, sender, _, _ = transfers(method, here, state.confidence, t)
         hears = [[i, *(int(j) for k, j in zip(receiver, sender) if k == i)] for i in range(n)]
         listeners = [sum(j in heard for heard in hears) for j in range(n)]
         own = torch.empty_like(published)
@@ -121,10 +138,9 @@ def test_a_ruined_model_returns_to_the_best_and_blames_its_peers(world, play) ->
     good = play(method, here, 3)[-1]
     spoiled = good.models.clone()
     spoiled[2] = torch.nan
-    from dataclasses import replace
-
-    after, _ = method.apply(here, replace(good, models=spoiled), 4, _ledger())
-    clean, _ = method.apply(here, good, 4, _ledger())
+    course = Course.start(method, here)
+    after = replace(course, state=replace(good, models=spoiled)).round(4)[0].state
+    clean = replace(course, state=good).round(4)[0].state
     assert after.models.isfinite().all()
     mine = good.heard.receiver == 2
     dropped = good.confidence[2, good.heard.sender[mine]] - after.confidence[2, good.heard.sender[mine]]
@@ -132,22 +148,16 @@ def test_a_ruined_model_returns_to_the_best_and_blames_its_peers(world, play) ->
     others = np.setdiff1d(np.arange(6), [2])
     np.testing.assert_allclose(after.confidence[others], clean.confidence[others])
     retrained = here.learner.train(good.best, 4)[2]
-    trained, _, change = method.train(here, replace(good, models=spoiled), 4)
+    trained, _, change = method.descend(here, replace(good, models=spoiled), 4)
     assert torch.equal(trained[2], retrained)
     assert change[2] == 10.0
-
-
-def _ledger():
-    from abps.core.ledger import Ledger
-
-    return Ledger()
 
 
 @pytest.mark.parametrize("links", ["mutual", "pull"])
 def test_links(world, links) -> None:
     here: World = world(Training())
     method = DeFTA(links=links)
-    receiver, sender, rest, traffic = method.draw(here, np.zeros((6, 6)), 1)
+    receiver, sender, rest, traffic = transfers(method, here, np.zeros((6, 6)), 1)
     payload = method.wire.payload(here)
     touching = {tuple(sorted(p)) for p in zip(receiver.tolist(), sender.tolist())}
     assert (receiver != sender).all()

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from abps.learn.training import Objective, Training
-from abps.methods.base import center_weights
 from abps.methods.fedavg import FedAvg
 from abps.methods.feddyn import FedDyn
 
@@ -26,7 +25,7 @@ def test_it_is_the_papers_recursion(world, play, weighting) -> None:
     here, alpha = world(Training(optimizer="sgd", lr=0.1)), 0.7
     strength = alpha * torch.ones(here.n)
     if weighting == "size":
-        size = center_weights(here, "size")
+        size = here.sizes()
         strength = alpha / (size / size.mean())
     w, g = here.learner.start.clone(), torch.zeros(here.n, here.learner.layout.size)
     h = torch.zeros_like(w)  # of displacements: the printed h over -alpha

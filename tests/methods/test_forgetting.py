@@ -19,8 +19,8 @@ from abps.data.table import load
 from abps.learn.metrics import Segments
 from abps.learn.training import Training
 from abps.methods.abps import ABPS
-from abps.methods.base import Stopping, World
-from abps.methods.forgetting import Alarm, Memory, Observed, Watch, joined, p_values, relation_p, summary_of
+from abps.methods.base import Alarm, Stopping, World
+from abps.methods.forgetting import Memory, Observed, Watch, joined, p_values, relation_p, summary_of
 from abps.methods.settings import configure
 from abps.simulator.simulate import simulate
 from abps.sites.agreement import Agreement
@@ -69,11 +69,11 @@ def observed(values: list[float], surprise: float = 0.0) -> Observed:
 
 def test_a_window_of_rounds_holds_just_those() -> None:
     memory = Memory(forget="window", recall=3)
-    rounds = [observed([0.1 * t, 0.2, 0.3]) for t in range(8)]
+    rounds = [replace(observed([0.1 * t, 0.2, 0.3]), round=t) for t in range(8)]
     state, beliefs = Watch(), Beliefs(3)
     for each in rounds:
         state = memory.remember(state, each)
-        beliefs = memory.recalled(beliefs.observe(each.center, each.peer, each.value), state)
+        beliefs = memory.recalled(beliefs.observe(each.center, each.peer, each.value), state, np.arange(3))
     want = Beliefs(3)
     for each in rounds[-3:]:
         want = want.observe(each.center, each.peer, each.value)

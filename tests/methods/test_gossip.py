@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abps.core.ledger import CONTROL_MESSAGE
 from abps.learn.training import Training
 from abps.methods.gossip import Gossip, merge
 
@@ -24,7 +25,7 @@ def test_merge_against_one_message_at_a_time(n: int, messages: int, seed: int) -
         mine, theirs = old[a], age[b]
         wanted[a, :3] = (mine * wanted[a, :3] + theirs * models[b, :3]) / (mine + theirs)
         old[a] = max(mine, theirs)
-    merged, ages = merge(models, age, models[:, :3].contiguous(), by, to, place)
+    merged, ages = merge(models, age, models[:, :3].contiguous(), age, by, to, place)
     np.testing.assert_allclose(merged.numpy(), wanted.numpy(), atol=1e-5)
     np.testing.assert_array_equal(ages, old)
 
@@ -52,6 +53,7 @@ def test_messages_go_one_way(world) -> None:
     here = world(Training())
     method = Gossip()
     payload = method.wire.payload(here)
-    spent = method.traffic(here, np.array([0, 1, 2]), np.array([1, 0, 4]))
+    spent = method.cost(here, np.array([1, 0, 4]), np.array([0, 1, 2]))
+    assert spent.control == 3 * CONTROL_MESSAGE  # a model's age travels with it
     assert spent.directed == 3 * payload
     assert spent.edge == 2 * payload  # 0 and 1 sent to each other

@@ -12,13 +12,15 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from abps import simulate
 from abps.core.errors import RequestError
-from abps.core.ledger import directory
-from abps.core.matching import Answer, propose
+from abps.core.ledger import Traffic, directory
+from abps.core.matching import Rest
 from abps.core.usefulness import Experience, believe
 from abps.learn.training import Training
+from abps.methods.base import grounded
 from abps.methods.catalog import find
 from abps.methods.plus import ABPSPlus, Calling, Public, adopt, associations, gains, judge
 from abps.methods.settings import with_settings
+from abps.simulator.rounds import Course
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def test_a_received_model_is_judged_on_all_own_rows_under_the_own_head(here):
     trained = moved(here)
     shared = here.learner.layout.shared(1)
     arrived = trained[:, :shared] + 0.01
-    center, peer, value, _ = judge(here, here.sizes(), trained, arrived, pairs_of(here.n))
+    center, peer, value, _ = judge(here, trained, arrived, pairs_of(here.n))
     for i, j, got in zip(center, peer, value):
         model = trained[i : i + 1].clone()
         model[0, :shared] = arrived[j]
@@ -59,11 +61,11 @@ def test_several_partners_share_what_they_are_worth_together(here):
     trained = moved(here)
     arrived = trained[:, : here.learner.layout.shared(1)]
     three = [np.array([1, 2, 3])] + [np.zeros(0, dtype=np.int64)] * (here.n - 1)
-    _, _, value, _ = judge(here, here.sizes(), trained, arrived, three)
+    _, _, value, _ = judge(here, trained, arrived, three)
     alike = arrived.clone()
     alike[1:] = arrived[1]
-    _, _, same, _ = judge(here, here.sizes(), trained, alike, three)
-    _, _, single, _ = judge(here, here.sizes(), trained, alike, [np.array([1]), *three[1:]])
+    _, _, same, _ = judge(here, trained, alike, three)
+    _, _, single, _ = judge(here, trained, alike, [np.array([1]), *three[1:]])
     assert same == pytest.approx(np.repeat(single, 3), abs=1e-6)  # equals get what each has alone
     whole = np.average(arrived[1:4].numpy(), axis=0, weights=here.sizes()[1:4].numpy())
     model = trained[:1].clone()
@@ -87,7 +89,7 @@ def test_trust_decides_how_much_of_a_peer_is_adopted(here):
     arrived = trained[:, :shared].clone()
     helps = np.ones((here.n, here.n))
     helps[0, 1], helps[1, 0] = 0.2, 0.4
-    mixed, answers = adopt(here, here.sizes(), trained, arrived, pairs_of(here.n), helps)
+    mixed, answers = adopt(here, trained, arrived, pairs_of(here.n), helps)
     again = here.learner.logits(mixed, here.data.validation)
     np.testing.assert_array_equal(answers.values, again.values)
     sizes = here.sizes()
@@ -122,17 +124,25 @@ def test_associations_are_standardised_differences_and_few_positives_are_not_tol
 
 def test_a_center_that_is_sure_that_nobody_helps_does_not_call(here):
     method = ABPSPlus()
-    state = method.init(here)
+    here = grounded(method, here)
     diary = Experience.none()
     for t in range(1, 6):
         i, j = (a.ravel() for a in np.nonzero(~np.eye(here.n, dtype=bool)))
         diary = diary.observe(i, j, t, np.full(len(i), 0.45), np.full(len(i), 0.01))
-    belief = believe(state.likeness.features, state.likeness.slopes, diary, 6, method.expect)
+    belief = believe(here.ground.features, here.ground.slopes, diary, 6, method.expect)
     strong = np.full(here.n, 0.95)  # own models are excellent
+    even = method.break_even(here, belief, strong, np.zeros(here.n))
+    willing = method.willing(here, belief, even, method.scores(here, belief, even, 6))
+    assert not willing.any()
     fresh = np.ones((here.n, here.n))
-    plan, _ = method.call(here, belief, method.break_even(belief, strong, np.zeros(here.n)), fresh, 6)
-    assert len(plan.pairs) == 0 and len(plan.center) == 0
-    assert method.traffic(here, plan, 6).edge == 0
+    assert method.rankings(willing, belief.mean, even, fresh) == [[]] * here.n
+
+
+def test_centers_that_want_nobody_rest_by_their_own_decision(here):
+    """Everybody is sure that nobody helps: no proposal, no byte of weights, and the cause is told."""
+    method = with_settings(find("abps-plus"), {"price": "10"})
+    _, outcome = Course.start(method, here).round(1)
+    assert (outcome.rest == Rest.DECLINED).all() and outcome.traffic.edge == 0
 
 
 def test_the_audit_trail_tells_prior_evidence_and_posterior(tiny):
@@ -180,7 +190,8 @@ def test_a_peer_that_was_just_met_has_little_news_and_is_asked_after_its_equals(
     diary = Experience.none().observe(
         np.array([0, 0]), np.array([1, 2]), 3, np.full(2, 0.7), np.full(2, 0.05)
     )
-    seen = replace(method.init(here).likeness, differ=0.0)
+    here = grounded(method, here)
+    seen = replace(here.ground, differ=0.0)
     news = method.news(diary, seen, 8)
     assert news[0, 1] == news[0, 2] == pytest.approx(0.5) and news[0, 3] == news[1, 0] == 1.0
     assert method.news(diary, seen, 13)[0, 1] == pytest.approx(0.75)
@@ -189,17 +200,19 @@ def test_a_peer_that_was_just_met_has_little_news_and_is_asked_after_its_equals(
     assert (with_settings(method, {"renewal": "0"}).news(diary, seen, 4) == 1.0).all()
     # All peers are believed equally useful: center 0 prefers those that it has not just met.
     belief = believe(np.zeros_like(seen.features), seen.slopes, Experience.none(), 8, method.expect)
-    plan, _ = method.call(here, belief, np.full(here.n, 0.5), news, 8)
-    asked = plan.peer[plan.center == 0].tolist()
-    assert not {1, 2} & set(asked[:1])
+    even = np.full(here.n, 0.5)
+    score = method.scores(here, belief, even, 8)
+    asked = method.rankings(method.willing(here, belief, even, score), score, even, news)[0]
+    assert len(asked) == 5 and not {1, 2} & set(asked[:3])
 
 
 def test_likeness_counts_where_risks_differ_beyond_chance(here, monkeypatch):
     for share, differ in ((0.0, 0.0), (0.2, 0.4), (0.9, 1.0)):
         monkeypatch.setattr("abps.methods.plus.inconsistency", lambda told, variances, share=share: share)
-        found = ABPSPlus(public=Public(association_slope=0.1, metadata_slope=0.2)).init(here).likeness
+        method = ABPSPlus(public=Public(association_slope=0.1, metadata_slope=0.2))
+        found = grounded(method, here).ground
         assert found.differ == differ and found.slopes.tolist() == [0.1 * differ, 0.2 * differ]
-    alone = ABPSPlus(public=Public(association=False, metadata_slope=0.2)).init(here).likeness
+    alone = grounded(ABPSPlus(public=Public(association=False, metadata_slope=0.2)), here).ground
     assert alone.differ == 1.0 and alone.slopes.tolist() == [0.2]
 
 
@@ -222,9 +235,9 @@ def test_what_a_change_of_models_gains_on_validation_rows(here):
 
 def test_a_center_that_loses_by_mixing_asks_more_of_its_peers(here):
     method = ABPSPlus()
-    state = method.init(here)
-    belief = believe(state.likeness.features, state.likeness.slopes, Experience.none(), 1, method.expect)
-    own, returns = np.full(here.n, 0.8), state.returns
+    here = grounded(method, here)
+    belief = believe(here.ground.features, here.ground.slopes, Experience.none(), 1, method.expect)
+    own, returns = np.full(here.n, 0.8), method.init(here).returns
     assert not method.doubt(returns).any()
     hurt = np.arange(here.n) == 2
     for _ in range(10):
@@ -233,21 +246,25 @@ def test_a_center_that_loses_by_mixing_asks_more_of_its_peers(here):
         )
     doubt = method.doubt(returns)
     assert doubt[2] > 0.95 and not doubt[~hurt].any()
-    even = method.break_even(belief, own, doubt)
-    assert even[2] > 0.78 and (even[~hurt] == method.break_even(belief, own, np.zeros(here.n))[~hurt]).all()
+    even = method.break_even(here, belief, own, doubt)
+    sure = method.break_even(here, belief, own, np.zeros(here.n))
+    assert even[2] > 0.78 and (even[~hurt] == sure[~hurt]).all()
     assert not with_settings(method, {"returns": "0"}).doubt(returns).any()
 
 
 def test_new_data_are_published_anew_and_paid_for(here, world):
-    method = ABPSPlus()
-    state = method.init(here)
+    """In the first round after they came; in the others nobody pays for what is known."""
+    method = with_settings(find("abps-plus"), {"price": "10"})  # so dear that nobody calls
+    course = Course.start(method, here)
     other = world(here.learner.training, replace(here.data, metadata=here.data.metadata[::-1]))
-    after = method.moved(here, other, state, 5)
-    assert after.published and not np.allclose(after.likeness.features, state.likeness.features)
-    nobody = propose([], [[] for _ in range(here.n)], lambda j, i: Answer.ACCEPTED, 1)
-    assert method.traffic(here, nobody, 5).control == 0
-    entries = here.data.metadata.shape[1] + here.data.width
-    assert method.traffic(here, nobody, 5, after.published) == directory(here.n, entries)
+    entries, spent = here.data.metadata.shape[1] + here.data.width, []
+    for t in range(1, 5):
+        if t == 3:
+            before, course = course, course.on(other, t)
+            assert not np.allclose(course.world.ground.features, before.world.ground.features)
+        course, outcome = course.round(t)
+        spent.append(outcome.traffic)
+    assert spent == [directory(here.n, entries), Traffic(), directory(here.n, entries), Traffic()]
 
 
 def test_calling_every_second_round_after_a_warm_up():

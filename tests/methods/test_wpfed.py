@@ -6,7 +6,15 @@ import numpy as np
 import torch
 
 from abps.learn.training import Training
-from abps.methods.wpfed import WPFed, codes, hamming, scores, set_aside, teach
+from abps.methods.base import grounded
+from abps.methods.graphs import both_ways
+from abps.methods.peers import Opinion, agree
+from abps.methods.wpfed import WPFed, codes, hamming, ranked, scores, set_aside, teach
+
+
+def choose(method, here, weight, t):
+    """Mutual links, each center asking peers best first."""
+    return agree(method, here, Opinion(method.rankings(here, weight, t)), t)
 
 
 def test_reference_rows_come_from_training_and_are_not_trained_on(ready) -> None:
@@ -25,10 +33,10 @@ def test_codes_are_of_what_was_learnt(world, play) -> None:
     """Under a common start, codes of the weights are nearly alike; codes of theta - theta_0 are not."""
     here = world(Training())
     method = WPFed()
-    state = method.init(here)
-    trained = state.learner.train(state.models, 1)
-    raw = hamming(codes(trained, state.sketch))
-    moved = hamming(codes(trained - here.learner.start, state.sketch))
+    ground = method.ground(here)
+    trained = ground.learner.train(here.common_start(), 1)
+    raw = hamming(codes(trained, ground.sketch))
+    moved = hamming(codes(trained - here.learner.start, ground.sketch))
     other = ~np.eye(6, dtype=bool)
     assert raw[other].max() < 0.1
     assert moved[other].mean() > 3 * raw[other].mean()
@@ -45,7 +53,10 @@ def test_hamming_estimates_the_angle() -> None:
 
 def test_rankings_become_scores() -> None:
     """0 ranks 1 before 2; 3 ranks 2 only; nobody ranks 0 and 3; an undefined loss is no rank."""
-    found = scores(4, np.array([0, 0, 3, 3]), np.array([1, 2, 2, 0]), np.array([0.1, 0.2, 0.7, np.nan]))
+    links = np.array([0, 0, 3, 3]), np.array([1, 2, 2, 0]), np.array([0.1, 0.2, 0.7, np.nan])
+    table = ranked(*links, r=4, most=2)
+    assert table.tolist() == [[1, 2], [-1, -1], [-1, -1], [2, -1]]
+    found = scores(4, table)
     np.testing.assert_allclose(found, [0.5, 1.0, (0.5 + 1.0) / 2, 0.5])
 
 
@@ -54,7 +65,7 @@ def test_nobody_is_overrun(world) -> None:
     here = world(Training())
     weight = np.full((6, 6), 0.2)
     weight[:, 3] = 0.9
-    plan = WPFed().choose(here, weight, 1)
+    plan = choose(WPFed(), here, weight, 1)
     assert plan.degrees().max() == 2
     assert plan.degrees()[3] == 2
     assert len(plan.pairs) in (5, 6)
@@ -64,9 +75,11 @@ def test_parameters_are_averaged_with_the_weights(world, play) -> None:
     here = world(Training())
     method = WPFed(gamma=2.0)
     before, after = play(method, here, 2)[-2:]
-    trained = before.learner.train(before.models, 2)
-    weight = method.weights(codes(trained - here.learner.start, before.sketch), before.score)
-    partners = method.choose(here, weight, 2).partners()
+    ground = method.ground(here)
+    trained = ground.learner.train(before.models, 2)
+    score = scores(6, before.ranking)
+    weight = method.weights(codes(trained - here.learner.start, ground.sketch), score)
+    partners = choose(method, here, weight, 2).partners()
     for i, mine in enumerate(partners):
         say = torch.tensor([1.0, *weight[i, mine]], dtype=torch.float32)
         models = torch.stack([trained[i], *trained[torch.from_numpy(mine)]])
@@ -75,7 +88,7 @@ def test_parameters_are_averaged_with_the_weights(world, play) -> None:
 
 def test_the_teacher_is_the_weighted_mean_prediction(world, play) -> None:
     here = world(Training())
-    state = WPFed().init(here)
+    state = WPFed().ground(here)
     to, by, say = np.array([0, 0, 4]), np.array([1, 2, 3]), np.array([0.5, 1.5, 0.7])
     models = torch.randn(6, here.learner.layout.size, generator=torch.Generator().manual_seed(1)) * 0.1
     answers = here.learner.logits(models[torch.from_numpy(by)], state.reference, to)
@@ -99,16 +112,15 @@ def test_distillation_steps_follow_both_losses(world, play, one_step) -> None:
 
 
 def test_distillation_costs_predictions_and_shows_rows(world, play) -> None:
-    here = world(Training())
     method = WPFed(exchange="kd")
-    state = method.init(here)
-    trained = state.learner.train(state.models, 1)
-    plan = method.choose(here, method.weights(codes(trained, state.sketch), state.score), 1)
-    spent = method.traffic(here, state, plan)
-    rows = state.reference.sizes[plan.pairs.ravel()]
+    here = grounded(method, world(Training()))
+    plan = choose(method, here, np.ones((6, 6)), 1)
+    to, by = both_ways(plan.pairs)
+    spent = method.cost(here, to, by)
+    rows = here.ground.reference.sizes[plan.pairs.ravel()]
     assert spent.directed == int((32 + 4 * rows).sum())
     assert spent.edge == spent.directed // 2
-    full = WPFed().traffic(here, state, plan)
+    full = WPFed().cost(here, to, by)
     assert full.edge == len(plan.pairs) * method.wire.payload(here)
     assert spent.edge < 0.01 * full.edge
     assert spent.control == full.control + 4 * here.data.width * int(rows.sum())

@@ -15,7 +15,7 @@ import abps.simulator.simulate
 from abps.core.errors import RequestError
 from abps.core.selection import Selection
 from abps.methods.abps import ABPS, Filter
-from abps.methods.base import Method, Models, Outcome, Stopping
+from abps.methods.base import Method, Stopping
 from abps.simulator.result import SCHEMA
 from federations import tiny
 
@@ -240,11 +240,8 @@ def test_a_method_of_ones_own():
     class Frozen(Method):
         """Never learns anything."""
 
-        def init(self, world):
-            return Models(world.common_start())
-
-        def apply(self, world, state, t, ledger):
-            return state, Outcome.alone(world.n)
+        def train(self, world, state, t, alone):
+            return state
 
     result = abps.simulate(tiny((40,) * 4), Frozen(), seed=3, rounds=2)
     assert result.method == "frozen" and len(set(result.history.auroc)) == 1

@@ -17,9 +17,10 @@ from abps.data.prepare import codebook, prepare
 from abps.data.roles import Roles
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
+from abps.methods.abps import State
+from abps.methods.memory import thaw
 from abps.sites.agreement import Agreement
 from abps.sites.loopback import Memory
-from abps.sites.mind import watch_from_text
 from abps.sites.site import Site
 from abps.sites.store import Evidence, Store
 from abps.stats import change as drift
@@ -136,6 +137,11 @@ def counted_once(store: Store) -> None:
         np.testing.assert_allclose(e.loss, counts[peer] - gains[peer], rtol=0, atol=1e-9)
 
 
+def remembered(store: Store) -> State:
+    """The state of ABPS that a store holds."""
+    return thaw(State, store.state()[1], models=None)
+
+
 def replayed(store: Store, agreement: Agreement) -> None:
     """Beliefs, watch and alarms are what the written observations and alarms lead to, each taken once.
 
@@ -171,7 +177,7 @@ def replayed(store: Store, agreement: Agreement) -> None:
     for peer, e in evidence.items():
         told = kept[peer]
         np.testing.assert_allclose([told.gain, told.loss, told.count], [e.gain, e.loss, e.count], atol=1e-9)
-    found = watch_from_text(store.watch()).windows
+    found = remembered(store).watch.windows
     for got, expected in zip((*found.window, *found.pending), (*windows.window, *windows.pending)):
         np.testing.assert_allclose(got, expected, atol=1e-6)  # surprises are summed in float32 there
     assert found.comparisons == windows.comparisons and found.rounds == windows.rounds

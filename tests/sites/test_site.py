@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
+from abps.core.matching import Rest
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id
 from abps.core.usefulness import Usefulness
 from abps.methods.forgetting import Memory as Forgetting
 from abps.methods.forgetting import Observed, Watch
+from abps.methods.memory import freeze, thaw
 from abps.simulator.simulate import simulate
-from abps.sites.conductor import QUIET, Conductor, Seconds
+from abps.sites.conductor import Conductor, Seconds
 from abps.sites.loopback import Memory
-from abps.sites.mind import watch_from_text, watch_to_text
 from abps.sites.site import Patience, Unreachable
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
@@ -33,6 +34,7 @@ from .network import (
 )
 
 QUICK = Seconds(poll=0.0)
+QUIET = Rest.QUIET.words
 
 
 def job(given, agreement, folder, rounds=5, network=None, **more):
@@ -212,18 +214,18 @@ def test_what_is_watched_is_the_same_after_a_journey_through_the_store():
     values = np.concatenate([rng.normal(0.0, 0.05, 60), rng.normal(0.3, 0.05, 40)]).reshape(50, 2)
     for detector in ("t-test", "page-hinkley"):
         memory = Forgetting(forget="alarm", watch=("utility",), detector=detector)
-        straight, stored, fired = Watch(), "", []
+        straight, stored, fired = Watch(), freeze(Watch()), []
         for t, pair in enumerate(values):
             nobody = np.zeros(2, dtype=np.int64)
             observed = Observed(nobody, nobody, np.full(2, 0.5), pair)
             keys = np.array([7], dtype=np.uint64)
             straight, raised = memory.surprises(straight, observed, keys)
-            through, again = memory.surprises(watch_from_text(stored), observed, keys)
+            through, again = memory.surprises(thaw(Watch, stored), observed, keys)
             assert raised == again or (len(raised), len(again)) == (1, 1)
             fired += [t] if raised else []
             straight, through = memory.clear(straight, raised), memory.clear(through, again)
-            stored = watch_to_text(through)
-            assert watch_to_text(straight) == stored
+            stored = freeze(through)
+            assert freeze(straight) == stored
         assert fired and fired[0] >= 30
 
 
@@ -468,8 +470,8 @@ def test_weights_are_a_confirmation(pair):
 @pytest.mark.parametrize(
     ("method", "settings", "words"),
     [
-        ("local", {}, "does not run between sites"),
-        ("fedprox", {}, "does not run between sites"),
+        ("centralized", {}, "does not run between sites: it pools all rows"),
+        ("wpfed", {}, "does not run between sites"),
         ("group-oracle-k1", {}, "declared group"),
         ("abps-plus-flat", {}, "number of rows"),
         ("abps-plus", {"noise": 0.5}, "would hide nothing"),

@@ -159,15 +159,15 @@ def test_flipped_bits_are_noticed_or_harmless(path):
     """Whatever byte is damaged: the store is refused, or all it says of rounds is still right."""
 
     def all_of(store):
-        kept = (store.beliefs(), store.observations(), store.rounds(), store.alarms(), store.watch())
+        kept = (store.beliefs(), store.observations(), store.rounds(), store.alarms(), store.state())
         return store.round, store.model().tolist(), kept
 
     store = fresh(path)
     for t in range(1, 6):
         alarm = AlarmRow(t, "ada", "utility")
-        watch = f"what was seen until round {t}"
+        state = f"what was seen until round {t}".encode()
         weights = np.full(300, t, dtype=np.float32)
-        store.finish(finished(t, weights=weights, watch=watch, alarms=(alarm,)))
+        store.finish(finished(t, weights=weights, state=state, members=("ada", "bea"), alarms=(alarm,)))
         store.hear("bea", t)
     told = all_of(store)
     store.close()
@@ -218,11 +218,13 @@ def test_a_store_from_before_there_were_alarms_is_brought_up_to_date(path):
     db.execute("INSERT INTO belief VALUES ('bea', 0.7, 0.3, 1)")
     db.close()
     store = fresh(path)
-    assert store.beliefs() == {"bea": Evidence(0.7, 0.3, 1)} and store.alarms() == [] and store.watch() == ""
-    store.finish(finished(2, watch="calm", alarms=(AlarmRow(2, "ada", "utility", 0.01),)))
+    assert (
+        store.beliefs() == {"bea": Evidence(0.7, 0.3, 1)} and store.alarms() == [] and store.state() is None
+    )
+    store.finish(finished(2, state=b"calm", members=("ada",), alarms=(AlarmRow(2, "ada", "utility", 0.01),)))
     store.close()
     store = fresh(path)
-    assert store.alarms() == [AlarmRow(2, "ada", "utility", 0.01)] and store.watch() == "calm"
+    assert store.alarms() == [AlarmRow(2, "ada", "utility", 0.01)] and store.state() == (("ada",), b"calm")
     store.close()
 
 
@@ -231,14 +233,14 @@ def test_alarms_are_heard_once_and_reckoned_with_in_one_round(path):
     assert store.hear("bea", 3) and store.hear("cyr", 3) and not store.hear("bea", 3)
     bea, cyr = store.alarms()
     assert (bea, cyr) == (AlarmRow(3, "bea"), AlarmRow(3, "cyr"))
-    store.finish(finished(4, watch="a", alarms=(AlarmRow(4, "ada", "utility"),), reckoned=(bea,)))
-    assert not store.finish(finished(4, watch="b", alarms=(AlarmRow(4, "ada", "loss"),), reckoned=(cyr,)))
+    store.finish(finished(4, state=b"a", alarms=(AlarmRow(4, "ada", "utility"),), reckoned=(bea,)))
+    assert not store.finish(finished(4, state=b"b", alarms=(AlarmRow(4, "ada", "loss"),), reckoned=(cyr,)))
     store.tell(4, "bea")
     store.tell(4, "bea")
     store.close()
     store = fresh(path)
     assert [(a.site, a.reckoned) for a in store.alarms()] == [("bea", 4), ("cyr", None), ("ada", None)]
-    assert store.watch() == "a" and store.told() == {(4, "bea")}
+    assert store.state() == ((), b"a") and store.told() == {(4, "bea")}
     store.close()
 
 

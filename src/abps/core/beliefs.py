@@ -86,12 +86,21 @@ class Beliefs:
 
     def table(self) -> Posterior:
         """(n, n) the beliefs of all about all."""
-        alpha, beta, count = (np.full(self.n * self.n, v) for v in (*map(float, self.prior), 0.0))
-        alpha[self.key] += self.gain
-        beta[self.key] += self.loss
-        count[self.key] = self.count
-        shape = (self.n, self.n)
-        return Posterior(alpha.reshape(shape), beta.reshape(shape), count.reshape(shape))
+        return self.rows(np.arange(self.n))
+
+    def rows(self, centers: Ints) -> Posterior:
+        """(r, n) the beliefs of some centers about all."""
+        shape = (len(centers), self.n)
+        alpha, beta, count = (np.full(shape, value) for value in (*map(float, self.prior), 0.0))
+        row = np.full(self.n, -1)
+        row[centers] = np.arange(len(centers))
+        at, peer = row[self.key // self.n], self.key % self.n
+        mine = at >= 0
+        where = at[mine], peer[mine]
+        alpha[where] += self.gain[mine]
+        beta[where] += self.loss[mine]
+        count[where] = self.count[mine]
+        return Posterior(alpha, beta, count)
 
     def peers_of(self, center: int) -> Ints:
         """The peers that a center has observed, ascending."""
@@ -148,3 +157,10 @@ class Beliefs:
             raise ValueError("the share of evidence to keep must lie in [0, 1]")
         factor = share[self.key % self.n if about else self.key // self.n]
         return replace(self, gain=self.gain * factor, loss=self.loss * factor, count=self.count * factor)
+
+    def placed(self, place: Ints, n: int) -> Beliefs:
+        """The same when center k is called ``place[k]`` from now on, among n."""
+        center, peer = np.divmod(self.key, self.n)
+        key = place[center] * n + place[peer]
+        order = np.argsort(key, kind="stable")
+        return Beliefs(n, self.prior, key[order], self.gain[order], self.loss[order], self.count[order])

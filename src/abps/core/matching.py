@@ -14,10 +14,9 @@ does, would erase links already granted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,17 +34,30 @@ class Answer(IntEnum):
 
 
 class Rest(IntEnum):
-    """Why a center has no partner this round."""
+    """Why a center has no partner this round; ``words`` is how that is told, and nowhere else spelled."""
 
     NOT = 0  # it has one
     NO_CANDIDATES = 1  # nobody passes the filter, its own or the other side's
     ALL_FULL = 2  # whoever it asked had no place left
     DECLINED = 3  # somebody with a place left did not want it, or it did not want anybody
     BUDGET = 4  # the byte budget is spent
+    UNREACHABLE = 5  # whoever it asked did not answer (between sites)
+    QUIET = 6  # the method exchanges nothing in this round
+
+    @property
+    def words(self) -> str:
+        """In plain words; nothing for a center that has a partner."""
+        told = {Rest.NOT: "", Rest.QUIET: "no exchange in this round"}
+        return told.get(self, self.key.replace("_", " "))
+
+    @property
+    def key(self) -> str:
+        """As a name in results."""
+        return self.name.lower()
 
 
-#: The causes of rest as results name them.
-CAUSES: Final = {cause.name.lower(): cause for cause in Rest if cause is not Rest.NOT}
+#: The causes that a simulated round can have, as results list them.
+CAUSES = (Rest.NO_CANDIDATES, Rest.ALL_FULL, Rest.DECLINED, Rest.BUDGET)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +150,16 @@ def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], verdict: Ve
         rest=np.array(rest, dtype=np.int8),
         asked=np.bincount(4 * center + heard, minlength=4 * n).reshape(n, 4).astype(np.int64),
     )
+
+
+def unwanted(plan: Plan, rankings: Sequence[Sized], wanted: NDArray[np.bool_]) -> Plan:
+    """The plan, in which a center that had candidates and asked none rests because it declined them all.
+
+    wanted: (n,) whether a center had anybody to want.
+    """
+    idle = wanted & np.array([not len(listed) for listed in rankings], dtype=bool)
+    rest = np.where((plan.rest == Rest.NO_CANDIDATES) & idle, Rest.DECLINED, plan.rest)
+    return replace(plan, rest=rest.astype(np.int8))
 
 
 def nobody(n: int, why: Rest) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +14,8 @@ from abps.core.errors import RequestError, nearest
 Floats = NDArray[np.float64]
 
 #: Exploration schedules: the constant of the experiments, and the two of the regret proof.
-EPSILON_SCHEDULES = ("constant", "inv_sqrt_horizon", "c_over_t")
+EpsilonSchedule = Literal["constant", "inv_sqrt_horizon", "c_over_t"]
+EPSILON_SCHEDULES: tuple[str, ...] = get_args(EpsilonSchedule)
 
 
 def radius(count: ArrayLike, t: int, gamma: float) -> Floats:

@@ -7,7 +7,8 @@ A "row" below is one center's view of its n possible peers; arrays carry rows on
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from abps.core import permutation, scores, streams
 from abps.core.beliefs import Beliefs, Posterior
 from abps.core.errors import RequestError
-from abps.core.matching import Answer, Plan, Rest, propose
+from abps.core.matching import Answer, Plan, propose, unwanted
+from abps.core.settings import validate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -38,14 +40,14 @@ class Selection:
     kappa: int = 3
     gamma: float = math.sqrt(2.0)
     epsilon: float = 0.1
-    eps_schedule: str = "constant"
+    eps_schedule: scores.EpsilonSchedule = "constant"
     tau_acc: float = 0.5
     prior: tuple[float, float] = (1.0, 1.0)
     proposer_check: bool = False
-    tie_break: str = "random"
-    order: str = "random"
-    explore_pool: str = "all"
-    policy: str = "ucb"
+    tie_break: Literal["random", "index", "similarity"] = "random"
+    order: Literal["random", "index"] = "random"
+    explore_pool: Literal["all", "unproven"] = "all"
+    policy: Literal["ucb", "random"] = "ucb"
 
     def __post_init__(self) -> None:
         if self.kappa < 1:
@@ -56,15 +58,7 @@ class Selection:
             raise RequestError(f"gamma={self.gamma}: the exploration weight must not be negative")
         if min(self.prior) <= 0:
             raise RequestError(f"prior={self.prior}: both Beta parameters must be above 0")
-        for name, value, known in (
-            ("tie_break", self.tie_break, ("random", "index", "similarity")),
-            ("order", self.order, ("random", "index")),
-            ("explore_pool", self.explore_pool, ("all", "unproven")),
-            ("policy", self.policy, ("ucb", "random")),
-            ("eps_schedule", self.eps_schedule, scores.EPSILON_SCHEDULES),
-        ):
-            if value not in known:
-                raise RequestError(f"{name}={value!r}: choose {', '.join(known)}")
+        validate(self)
 
 
 def turns(config: Selection, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
@@ -135,18 +129,50 @@ def verdict(config: Selection, admits: bool, score: float) -> Answer:
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
-    """One round's plan and what it was decided on."""
+class Views:
+    """What r centers think of n peers in a round, from tables of all their pairs.
 
-    plan: Plan
+    rankings: whom each would ask, best first.  score, consent: (r, n) what it thinks of a peer, and whether
+    it admits it when asked.  wanted: (r,) whether it had any candidate.
+    """
+
     config: Selection
-    beliefs: Beliefs
-    t: int
+    rankings: list[Ints]
+    score: Floats
+    consent: Mask
+    wanted: Mask
 
-    def opinion(self, center: Ints, peer: Ints) -> tuple[Floats, Posterior]:
-        """Score and posterior of some pairs."""
-        belief = self.beliefs.posterior(center, peer)
-        return peer_scores(self.config, belief, self.t), belief
+    def answer(self, row: int, peer: int) -> Answer:
+        """How a center answers a peer, while it has a place left."""
+        return verdict(self.config, bool(self.consent[row, peer]), float(self.score[row, peer]))
+
+
+def views(
+    config: Selection,
+    belief: Posterior,
+    candidate: Mask,
+    consent: Mask,
+    similarity: Floats | None,
+    ids: NDArray[np.uint64],
+    seed: int,
+    t: int,
+    horizon: int,
+) -> Views:
+    """belief, candidate, consent, similarity: (r, n): of the centers with the stream numbers ids (r,).
+
+    candidate: may it ask the peer?  consent: does it admit the peer when asked?
+    """
+    score = peer_scores(config, belief, t)
+    rankings = rank(config, score, belief.count, candidate, similarity, ids, seed, t, horizon)
+    return Views(config, rankings, score, consent, np.asarray(candidate.any(axis=1)))
+
+
+def agree(views: Views, order: Ints) -> Plan:
+    """One round of proposals among all centers, whose views these are, in the order of their turns."""
+    # Views hand out their numbers one by one: few turns look beyond the first of n.
+    rankings = [ranking.data for ranking in views.rankings]
+    plan = propose(order.tolist(), rankings, views.answer, views.config.kappa)
+    return unwanted(plan, views.rankings, views.wanted)
 
 
 def select(
@@ -160,27 +186,6 @@ def select(
     t: int,
     horizon: int,
 ) -> Plan:
-    """One round of proposals among all centers, from tables of all pairs.
-
-    candidate: (n, n) may i ask j?  consent: (n, n) does i admit j when asked?
-    """
-    belief = beliefs.table()
-    score = peer_scores(config, belief, t)
-    rankings = rank(config, score, belief.count, candidate, similarity, ids, seed, t, horizon)
-    plan = propose(
-        turns(config, seed, t, ids).tolist(),
-        # Views hand out their numbers one by one: few turns look beyond the first of n.
-        [ranking.data for ranking in rankings],
-        lambda peer, proposer: verdict(config, bool(consent[peer, proposer]), float(score[peer, proposer])),
-        config.kappa,
-    )
-    return _unwanted(plan, candidate, rankings) if config.proposer_check else plan
-
-
-def _unwanted(plan: Plan, candidate: Mask, rankings: list[Ints]) -> Plan:
-    """A center that wanted none of its candidates rests because it declined them all, not for want of any."""
-    rest = plan.rest.copy()
-    for i, listed in enumerate(rankings):
-        if rest[i] == Rest.NO_CANDIDATES and not len(listed) and candidate[i].any():
-            rest[i] = Rest.DECLINED
-    return replace(plan, rest=rest)
+    """One round of proposals among all centers, from tables (n, n) of all pairs; see :func:`views`."""
+    found = views(config, beliefs.table(), candidate, consent, similarity, ids, seed, t, horizon)
+    return agree(found, turns(config, seed, t, ids))

@@ -16,13 +16,14 @@ kernel; tau over a grid, weighted by marginal likelihood), and stands with the p
 before j itself was ever met. :meth:`Usefulness.beta` tells it in the paper's form, as a Beta distribution of
 the same mean and deviation.
 
-Arrays: n centers, k features; ``[i, j]`` is always center i's view of peer j; T observations of a center.
+Arrays: r centers that see n members, k features; ``[i, j]`` is always center i's view of member j; T
+observations of a center.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,7 +51,8 @@ def auroc_se(auroc: ArrayLike, positives: ArrayLike, negatives: ArrayLike) -> Fl
 class Experience:
     """What centers have measured, one entry per observation, oldest first.
 
-    center, peer, round: (o,).  value: (o,) utilities.  se: (o,) their standard errors.
+    center: (o,) rows.  peer: (o,) places of members.  round: (o,).  value: (o,) utilities.  se: (o,) their
+    standard errors.
     """
 
     center: Ints
@@ -73,16 +75,20 @@ class Experience:
         old = (self.center, self.peer, self.round, self.value, self.se)
         return Experience(*(np.concatenate(pair) for pair in zip(old, new)))
 
-    def counts(self, n: int) -> Floats:
-        """(n, n) how often each center measured each peer."""
-        counts = np.zeros((n, n))
+    def placed(self, place: Ints) -> Experience:
+        """The same with members in other places."""
+        return replace(self, peer=place[self.peer])
+
+    def counts(self, r: int, n: int) -> Floats:
+        """(r, n) how often each center measured each member."""
+        counts = np.zeros((r, n))
         np.add.at(counts, (self.center, self.peer), 1.0)
         return counts
 
-    def by_center(self, n: int, most: int) -> Ints:
-        """(n, T) the numbers of each center's latest observations, oldest first; -1 where it has fewer."""
+    def by_center(self, r: int, most: int) -> Ints:
+        """(r, T) the numbers of each center's latest observations, oldest first; -1 where it has fewer."""
         order = np.argsort(self.center, kind="stable")
-        counts = np.bincount(self.center, minlength=n)
+        counts = np.bincount(self.center, minlength=r)
         ends = np.cumsum(counts)
         width = int(min(most, counts.max(initial=0)))
         at = ends[:, None] - width + np.arange(width)
@@ -93,8 +99,8 @@ class Experience:
 class Returns:
     """What mixing has brought each center so far, measured on validation rows that no model was trained on.
 
-    meetings: (n,) mixes it made.  gain: (n,) the sum of what they took off the log-loss.
-    variance: (n,) the sum of the squared standard errors of these gains.
+    meetings: (r,) mixes it made.  gain: (r,) the sum of what they took off the log-loss.
+    variance: (r,) the sum of the squared standard errors of these gains.
     """
 
     meetings: Floats
@@ -156,11 +162,11 @@ class Expectation:
 
 @dataclass(frozen=True, eq=False)
 class Usefulness:
-    """The belief about the utility of every ordered pair.
+    """What r centers believe of the utility of n members.
 
-    mean, sd: (n, n) of the posterior.  prior_mean, prior_sd: (n, n) what the center's level and slopes alone
-    say about the peer, whatever was measured of it.  weights: (n, 1 + k) the center's level and slopes.
-    spread: (n,) its tau.  count: (n, n) measurements.
+    mean, sd: (r, n) of the posterior.  prior_mean, prior_sd: (r, n) what the center's level and slopes alone
+    say about the peer, whatever was measured of it.  weights: (r, 1 + k) the center's level and slopes.
+    spread: (r,) its tau.  count: (r, n) measurements.
     """
 
     mean: Floats
@@ -172,16 +178,16 @@ class Usefulness:
     count: Floats
 
     def beta(self) -> tuple[Floats, Floats]:
-        """(n, n) alpha and beta of the Beta distributions with these means and deviations."""
+        """(r, n) alpha and beta of the Beta distributions with these means and deviations."""
         total = np.maximum(self.mean * (1.0 - self.mean) / self.sd**2 - 1.0, 0.5)
         return self.mean * total, (1.0 - self.mean) * total
 
     def helps(self, break_even: Floats) -> Floats:
-        """(n, n) P(u_ij above the center's break-even (n,))."""
+        """(r, n) P(u_ij above the center's break-even (r,))."""
         return normal_cdf((self.mean - break_even[:, None]) / self.sd)
 
     def expected_gain(self, break_even: Floats) -> Floats:
-        """(n, n) E[max(u_ij - break-even, 0)]: what calling a peer is worth before it is called."""
+        """(r, n) E[max(u_ij - break-even, 0)]: what calling a peer is worth before it is called."""
         z = (self.mean - break_even[:, None]) / self.sd
         density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
         return self.sd * (z * normal_cdf(z) + density)
@@ -192,22 +198,22 @@ def believe(
 ) -> Usefulness:
     """Every center's posterior after its experience up to round ``now``.
 
-    features: (n, n, k) standardised likenesses.  slopes: (k,) what is expected of each.
+    features: (r, n, k) standardised likenesses.  slopes: (k,) what is expected of each.
     """
-    n, _, k = features.shape
-    design = np.concatenate([np.ones((n, n, 1)), np.zeros((n, n, 1)), features], axis=2)
+    r, n, k = features.shape
+    design = np.concatenate([np.ones((r, n, 1)), np.zeros((r, n, 1)), features], axis=2)
     base = np.array([expect.level, 0.0, *slopes])
     scale = np.array([expect.level_sd, expect.trend_sd] + [expect.slope_sd] * k) ** 2
-    index = experience.by_center(n, expect.memory)
+    index = experience.by_center(r, expect.memory)
     real = index >= 0
-    row, steps = np.arange(n)[:, None], np.arange(index.shape[1])
+    row, steps = np.arange(r)[:, None], np.arange(index.shape[1])
 
     def told(values: NDArray, otherwise: ArrayLike) -> NDArray:  # type: ignore[type-arg]
         return np.where(real, values[index], otherwise) if len(values) else np.zeros(index.shape)
 
     peer = told(experience.peer, -1 - steps).astype(np.int64)
     age = told(now - experience.round, 0)
-    shown = design[row, peer.clip(0)] * real[:, :, None]  # (n, T, 2+k) as of now
+    shown = design[row, peer.clip(0)] * real[:, :, None]  # (r, T, 2+k) as of now
     phi = shown.copy()
     phi[:, :, 1] = -age / 10.0
     noise = told(expect.own_error * experience.se**2, 1.0) + (expect.ageing * age) ** 2
@@ -223,7 +229,7 @@ def believe(
         inverse = np.linalg.inv(kernel)
         pull = (inverse @ rest[:, :, None])[:, :, 0]
         scores.append(-0.5 * (rest * pull).sum(axis=1) - 0.5 * np.linalg.slogdet(kernel)[1])
-        lever = (phi * scale).transpose(0, 2, 1)  # (n, 2+k, T)
+        lever = (phi * scale).transpose(0, 2, 1)  # (r, 2+k, T)
         weights = base + (lever @ pull[:, :, None])[:, :, 0]
         unsure = np.diag(scale) - lever @ inverse @ lever.transpose(0, 2, 1)
         mean = np.einsum("ijk,ik->ij", design, weights)
@@ -240,7 +246,7 @@ def believe(
         found.append(weights)
 
     share = np.exp(np.stack(scores) - np.max(scores, axis=0))
-    share /= share.sum(axis=0)  # (grid, n)
+    share /= share.sum(axis=0)  # (grid, r)
     prior, after = (_mixture(share, [m[w] for m in means], [v[w] for v in variances]) for w in (0, 1))
     level = np.einsum("gi,gik->ik", share, np.stack(found))
     return Usefulness(
@@ -250,12 +256,12 @@ def believe(
         prior[1],
         np.delete(level, 1, axis=1),
         share.T @ np.array(expect.spreads),
-        experience.counts(n),
+        experience.counts(r, n),
     )
 
 
 def _mixture(share: Floats, means: list[Floats], variances: list[Floats]) -> tuple[Floats, Floats]:
-    """Mean and deviation of a mixture of distributions (n, n) with weights (grid, n)."""
+    """Mean and deviation of a mixture of distributions (r, n) with weights (grid, r)."""
     mean = sum(s[:, None] * m for s, m in zip(share, means))
     second = sum(s[:, None] * (v + m * m) for s, m, v in zip(share, means, variances))
     return np.asarray(mean), np.sqrt(np.maximum(np.asarray(second) - np.asarray(mean) ** 2, 1e-8))

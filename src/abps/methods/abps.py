@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,21 +20,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.core import credit, goals, selection
-from abps.core import ledger as bytes_of
 from abps.core.beliefs import Beliefs
 from abps.core.candidates import Candidates
 from abps.core.candidates import candidates as candidates_of
 from abps.core.errors import RequestError
 from abps.core.goals import Goal
-from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Plan, Rest
-from abps.core.selection import Round, Selection
+from abps.core.selection import Selection, Views
+from abps.core.settings import validate
 from abps.core.sparse_selection import select_sparsely
 from abps.data.prepare import Prepared
 from abps.learn.metrics import auroc, log_loss
-from abps.methods.base import Decisions, Method, Outcome, Wire, Words, World, center_weights
-from abps.methods.forgetting import Alarm, Memory, Observed, Watch, keys_of
-from abps.methods.pairing import Floats, Ints, Meeting, judged, meet
+from abps.methods.base import Alarm, Decisions, Kind, Models, Published, Weighting, Words, World, shares
+from abps.methods.forgetting import Memory, Observed, Watch, keys_of
+from abps.methods.pairing import Floats, Ints, Meeting, Score, judged, meet
+from abps.methods.peers import Heard, Learned, Opinion, PeerMethod, Worth
 
 #: Centers up to which every proposal is listed in the audit trail; above, those in vain are counted.
 LISTED_UP_TO = 512
@@ -56,30 +57,30 @@ class Filter:
     goal_function: Goal | None = None
     keep: float = 0.25
     tau_scope: str = "global_pairs"
-    metadata: str = "base"
+    metadata: Literal["base", "full"] = "base"
     meta_scale: str = "raw"
     mutual_filter: bool = True
-    candidates: str = "all"
+    candidates: Literal["all", "group"] = "all"
 
     def __post_init__(self) -> None:
-        if self.metadata not in ("base", "full"):
-            raise RequestError(f"metadata={self.metadata!r}: choose base or full")
-        if self.candidates not in ("all", "group"):
-            raise RequestError(f"candidates={self.candidates!r}: choose all or group")
+        validate(self)
         for name in (self.goal, *self.goals):
             if name != "none":
                 goals.goal(name)
 
-    def screen(self, world: World) -> Candidates:
-        """C_i of every center."""
-        return self.sets(self.vectors(world), world.data.groups)
+    @property
+    def compares(self) -> bool:
+        """Whether it looks at what peers published."""
+        return self.goal != "none" or bool(self.goals) or self.goal_function is not None
 
-    def among(self, vectors: Floats, groups: Sequence[str] | None = None) -> tuple[NDArray[np.bool_], Floats]:
-        """(n, n) who considers whom, and the similarity, from the published vectors (n, k) alone: what every
-        hospital computes for itself."""
-        found = self.sets(vectors, groups)
-        everyone = np.arange(len(vectors))
-        return found.rows(everyone, everyone), found.similarity
+    def screen(self, world: World) -> Candidates:
+        """The candidate sets C_i of the members that have published their vectors, in their order."""
+        told, known = world.bulletin, world.known
+        vectors = np.zeros((world.n, 0)) if told is None else told[known]
+        chosen = self
+        if self.goals and len(self.goals) == world.n:
+            chosen = replace(self, goals=tuple(g for g, there in zip(self.goals, known) if there))
+        return chosen.sets(self.read(vectors) if vectors.shape[1] else vectors, world.data.groups)
 
     def sets(self, vectors: Floats, groups: Sequence[str] | None = None) -> Candidates:
         """The candidate sets of centers that published these vectors (n, k)."""
@@ -91,10 +92,6 @@ class Filter:
                 )
             group = np.unique(np.array(groups), return_inverse=True)[1]
         return candidates_of(vectors, self._goals(len(vectors)), self.keep, self.tau_scope, group)
-
-    def vectors(self, world: World) -> Floats:
-        """(n, k) the metadata that centers publish."""
-        return self.read(world.data.metadata[:, : self.entries(world.data)])
 
     def entries(self, data: Prepared) -> int:
         """How many entries of its metadata vector a center publishes."""
@@ -115,7 +112,8 @@ class Filter:
 
 
 #: What a center calls useful, measured on its own validation rows.
-UTILITIES = {
+Utility = Literal["auroc", "log_loss"]
+UTILITIES: dict[str, Score] = {
     "auroc": auroc,
     # Log-loss differences are of the size of AUROC differences here, and defined with one class only.
     "log_loss": lambda logits, labels: -log_loss(logits, labels),
@@ -131,18 +129,15 @@ class Credit:
     tmc_permutations, tmc_tol: sampled Shapley values above five partners.
     """
 
-    utility: str = "auroc"
+    utility: Utility = "auroc"
     phi_min: float = -0.1
     phi_max: float = 0.1
-    undefined_utility: str = "skip"
+    undefined_utility: Literal["skip", "half"] = "skip"
     tmc_permutations: int = 8
     tmc_tol: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.utility not in UTILITIES:
-            raise RequestError(f"utility={self.utility!r}: choose {', '.join(UTILITIES)}")
-        if self.undefined_utility not in ("skip", "half"):
-            raise RequestError(f"undefined_utility={self.undefined_utility!r}: choose skip or half")
+        validate(self)
         if not self.phi_min < self.phi_max:
             raise RequestError(f"phi_min={self.phi_min} must be below phi_max={self.phi_max}")
 
@@ -153,23 +148,32 @@ class Credit:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """Models (n, P), beliefs, and who admits whom (until new data change the metadata).
+class State(Models):
+    """Models (r, P), and beliefs of the centers here about members.
 
-    watch: what is carried along to notice drift.  alarms: raised since the last round.
-    published: the metadata were sent out anew before this round.
+    watch: what is carried along to notice drift.  alarms: raised or heard of since the last round.
+    at: the last round.
     """
 
-    models: Tensor
     beliefs: Beliefs
-    candidates: Candidates
     watch: Watch = field(default_factory=Watch)
     alarms: tuple[Alarm, ...] = ()
-    published: bool = False
+    at: int = 0
+
+    def placed(self, place: Ints, n: int) -> State:
+        """With members in other places."""
+        return replace(self, beliefs=self.beliefs.placed(place, n), watch=self.watch.placed(place))
+
+
+@dataclass(frozen=True, eq=False)
+class Ranked(Opinion):
+    """An opinion, and the beliefs that it came from."""
+
+    beliefs: Beliefs = field(default_factory=lambda: Beliefs(0))
 
 
 @dataclass(frozen=True)
-class ABPS(Method):
+class ABPS(PeerMethod):
     """selection: ranking and acceptance.  filter: goals.  credit: utility.  wire: codec, private layers.
 
     weighting: size or uniform, of the average with partners.
@@ -182,84 +186,170 @@ class ABPS(Method):
     selection: Selection = field(default_factory=Selection)
     filter: Filter = field(default_factory=Filter)
     credit: Credit = field(default_factory=Credit)
-    wire: Wire = field(default_factory=Wire)
-    weighting: str = "size"
+    weighting: Weighting = "size"
     smoothing: float = 0.0
     discount: float = 1.0
     memory: Memory = field(default_factory=Memory)
-    adopt: str = "always"
+    adopt: Literal["always", "if_helpful"] = "always"
 
     def __post_init__(self) -> None:
+        validate(self)
         if not 0 <= self.smoothing < 1:
             raise RequestError(f"smoothing={self.smoothing}: a share, choose 0 to below 1")
         if not 0 <= self.discount <= 1:
             raise RequestError(f"discount={self.discount}: a share, choose 0 to 1")
         if self.memory.forget == "window" and self.discount < 1:
             raise RequestError(f"forget=window with discount={self.discount}: choose one way to forget")
-        if self.adopt not in ("always", "if_helpful"):
-            raise RequestError(f"adopt={self.adopt!r}: choose always or if_helpful")
+
+    @property
+    def kind(self) -> Kind:
+        """By mutual proposals."""
+        return "mutual"
+
+    @property
+    def capacity(self) -> int:
+        """κ."""
+        return self.selection.kappa
+
+    @property
+    def announces(self) -> bool:
+        """Whether centers tell each other of alarms."""
+        return self.memory.announce and self.memory.watches_utility
+
+    @property
+    def belief_prior(self) -> tuple[float, float]:
+        """Beta(alpha0, beta0)."""
+        return self.selection.prior
+
+    def between_sites(self) -> str:
+        """What needs code, groups or old rows stays in the simulation."""
+        if self.filter.goal_function is not None:
+            return "a goal function of one's own is code, and jobs carry none; name a built-in goal"
+        if self.filter.candidates == "group":
+            return "it takes partners from a declared group, which sites do not publish"
+        old_rows = sorted(set(self.memory.watch) - {"utility"})
+        if self.memory.forget == "alarm" and old_rows:
+            return (
+                f"watch={'+'.join(old_rows)} compares new rows with those that they took the place of, and a "
+                "site has one table in a job; set watch=utility, which compares what partners bring with "
+                "what they brought before"
+            )
+        return ""
 
     def init(self, world: World) -> State:
-        """The common start, prior beliefs, and the goal filter."""
-        beliefs = Beliefs(world.n, self.selection.prior)
-        return State(world.common_start(), beliefs, self.filter.screen(world))
+        """The common start and prior beliefs."""
+        return State(world.common_start(), Beliefs(world.n, self.selection.prior))
+
+    def publish(self, world: World) -> Published:
+        """The metadata, unless nobody looks at them."""
+        chosen = self.selection
+        if chosen.policy == "random" and chosen.tie_break != "similarity" and not self.filter.compares:
+            return super().publish(world)
+        entries = self.filter.entries(world.data)
+        return Published(world.data.metadata_names[:entries], world.data.metadata[:, :entries])
+
+    def ground(self, world: World) -> Candidates:
+        """Who considers whom, among the members that have published."""
+        return self.filter.screen(world)
 
     def moved(self, before: World, world: World, state: State, t: int) -> State:
-        """New data: each center compares them with the old, and publishes its metadata anew."""
-        alarms = self.memory.look(before, world, state.models, t)
-        found = self.filter.screen(world)
-        return replace(state, candidates=found, published=True, alarms=state.alarms + alarms)
+        """New data: each center compares them with the old."""
+        return replace(state, alarms=state.alarms + self.memory.look(before, world, state.models, t))
 
-    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
-        """One round: train, propose, swap, mix, credit, update."""
-        train = world.learner.begin(state.models, t)
-        beliefs = state.beliefs.discount(self.discount) if self.discount < 1 else state.beliefs
-        beliefs = self.memory.fade(beliefs, state.alarms)
-        watch = self.memory.clear(state.watch, state.alarms)
-        if ledger.closed:
-            return _next(state, train(), beliefs), Outcome.alone(world.n, Rest.BUDGET)
-        # Whom to ask does not depend on this round's models: centers choose while they train.
-        chosen = self.choose(world, state, beliefs, t)
-        trained = train()
-        traffic = self.traffic(world, chosen.plan, t) + self._news(world, state)
-        if not ledger.affords(traffic):
-            # That the plan is too dear is known once it is made: its messages were sent.
-            alone = Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-            return _next(state, trained, beliefs), replace(alone, traffic=Traffic(control=traffic.control))
-        partners = chosen.plan.partners()
-        shared = self.wire.shared(world)
-        arrived = self.wire.deliver(world, trained[:, :shared], t)
-        weights = center_weights(world, self.weighting)
-        meeting = self.together(world, state.models, trained, arrived, weights, partners, t)
-        observed = self.observe(beliefs, meeting.center, meeting.peer, meeting.phi)
-        watch, alarms = self.memory.surprises(watch, observed, keys_of(world, t))
+    def hear(self, state: State, alarms: tuple[Alarm, ...]) -> State:
+        """Alarms of this center and of others, to reckon with in the coming round."""
+        return replace(state, alarms=alarms)
+
+    def begin(self, world: World, state: State, t: int, alone: bool) -> Callable[[], Models]:
+        """Train, while centers choose."""
+        wait = world.learner.begin(state.models, t)
+        return lambda: Models(wait())
+
+    def rest(self, world: World, state: State, trained: Models, t: int) -> State:
+        """Beliefs fade all the same."""
+        beliefs = self.faded(state, t)
+        return replace(state, models=trained.models, beliefs=beliefs, alarms=(), at=t)
+
+    def faded(self, state: State, t: int) -> Beliefs:
+        """The beliefs as round t finds them: with the rounds since the last one and with alarms."""
+        beliefs = state.beliefs
+        if self.discount < 1:
+            beliefs = beliefs.discount(self.discount ** (t - state.at))
+        return self.memory.fade(beliefs, state.alarms)
+
+    def turns(self, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
+        """At random, or by their names."""
+        return selection.turns(self.selection, seed, t, ids)
+
+    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Ranked:
+        """Rank the members by what is believed of them."""
+        beliefs, found = self.faded(state, t), world.ground
+        centers = len({alarm.center for alarm in state.alarms}) if self.memory.announce else 0
+
+        def trail(plan: Plan) -> Decisions:
+            return self.trail(plan, beliefs, t).after(alarm_trail(state.alarms))
+
+        if world.place is None and (found.table is None or found.n > LISTED_UP_TO):
+            stream = (world.ids, world.seed, t, world.horizon)
+
+            def plan() -> Plan:
+                return select_sparsely(self.selection, beliefs, found, self.filter.mutual_filter, *stream)
+
+            return Ranked(plan=plan, trail=trail, announcing=centers, beliefs=beliefs)
+        seen = self.views(world, beliefs, t)
+        return Ranked(seen.rankings, seen.answer, seen.wanted, None, trail, centers, beliefs=beliefs)
+
+    def views(self, world: World, beliefs: Beliefs, t: int) -> Views:
+        """What the centers here think of the members."""
+        found, config = world.ground, self.selection
+        known = np.flatnonzero(world.known)
+        mine = np.searchsorted(known, world.here)
+        candidate, similarity = np.zeros((world.r, world.n), dtype=bool), None
+        candidate[:, known] = found.rows(mine, np.arange(len(known)))
+        if config.tie_break == "similarity":
+            similarity = np.zeros((world.r, world.n))
+            similarity[:, known] = found.similarity[mine]
+        consent = candidate if self.filter.mutual_filter else np.ones_like(candidate)
+        belief = beliefs.rows(world.here)
+        ids = world.ids[world.here]
+        return selection.views(
+            config, belief, candidate, consent, similarity, ids, world.seed, t, world.horizon
+        )
+
+    def trail(self, plan: Plan, beliefs: Beliefs, t: int) -> Decisions:
+        """The audit trail of a round, with what it was decided on."""
+
+        def numbers(center: Ints, peer: Ints) -> tuple[Floats, Floats, Floats]:
+            belief = beliefs.posterior(center, peer)
+            return selection.peer_scores(self.selection, belief, t), belief.mean, belief.count
+
+        return _unlisted(plan).after(trail_of(plan, numbers))
+
+    def learn(self, world: World, state: State, trained: Models, heard: Heard, t: int) -> Learned:
+        """Mix, give credit, and update what is believed."""
+        beliefs, partners = heard.opinion.beliefs, heard.partners(world.r)
+        say = shares(world.sizes(), self.weighting)
+        meeting = self.together(world, state.models, trained.models, heard.arrived, say, partners, t)
+        own = tuple(replace(a, center=int(world.row[a.center])) for a in state.alarms)
+        watch = self.memory.clear(state.watch, tuple(a for a in own if a.center >= 0))
+        observed = self.observe(world, beliefs, meeting, t)
+        watch, raised = self.memory.surprises(watch, observed, keys_of(world, t))
         watch = self.memory.remember(watch, observed)
-        seen = beliefs.observe(meeting.center, meeting.peer, observed.value)
-        beliefs = self.memory.recalled(seen, watch)
-        trail = decisions(chosen).after(alarm_trail(state.alarms))
+        seen = beliefs.observe(world.here[observed.center], observed.peer, observed.value)
+        alarms = tuple(replace(alarm, center=int(world.here[alarm.center])) for alarm in raised)
+        after = State(meeting.models, self.memory.recalled(seen, watch, world.here), watch, alarms, t)
         # All go on with the average, unless a rule of their own says otherwise.
         plain = self.adopt == "always" and not self.smoothing
         answers = (meeting.validation, meeting.test) if plain else None
-        outcome = Outcome(traffic, chosen.plan.degrees(), chosen.plan.rest, trail, answers=answers)
-        return replace(_next(state, meeting.models, beliefs), watch=watch, alarms=alarms), outcome
+        worth = Worth(observed.center, observed.peer, observed.value, np.full(len(observed.value), np.nan))
+        return Learned(after, worth, alarms, answers)
 
-    def observe(
-        self, beliefs: Beliefs, center: NDArray[np.int64], peer: NDArray[np.int64], phi: Floats
-    ) -> Observed:
+    def observe(self, world: World, beliefs: Beliefs, meeting: Meeting, t: int) -> Observed:
         """A round's observations beside what was believed before."""
-        value, belief = self.credit.value(phi), beliefs.posterior(center, peer)
+        value = self.credit.value(meeting.phi)
+        belief = beliefs.posterior(world.here[meeting.center], meeting.peer)
         surprise = np.where(belief.count > 0, value - belief.mean, np.nan)
-        return Observed(center, peer, value, surprise)
-
-    def _news(self, world: World, state: State) -> Traffic:
-        """Control bytes of metadata that were published anew, and of alarms that were told to all."""
-        spent = Traffic()
-        if state.published and self.selection.policy != "random":
-            spent += bytes_of.directory(world.n, self.filter.vectors(world).shape[1])
-        if self.memory.announce:
-            told = len({alarm.center for alarm in state.alarms}) * (world.n - 1)
-            spent += Traffic(control=told * bytes_of.CONTROL_MESSAGE)
-        return spent
+        return Observed(meeting.center, meeting.peer, value, surprise, t)
 
     def together(
         self,
@@ -268,12 +358,12 @@ class ABPS(Method):
         trained: Tensor,
         arrived: Tensor,
         weights: Tensor,
-        partners: list[NDArray[np.int64]],
+        partners: list[Ints],
         t: int,
     ) -> Meeting:
         """What partners make of each other's models, and think of each other.
 
-        before: (n, P) models at the start of the round.  arrived: (n, shared) what peers received.
+        before: (r, P) models at the start of the round.  arrived: (n, shared) what peers received.
         """
         meeting = meet(world, trained, arrived, weights, partners)
         if self.selection.policy != "random" or self.adopt == "if_helpful":
@@ -286,49 +376,19 @@ class ABPS(Method):
         if self.adopt == "if_helpful":
             # Shapley values add up to U(all partners) - U(nobody): the worth of the whole mix.
             worth = np.bincount(meeting.center, weights=meeting.phi, minlength=len(mixed))
-            worse = torch.from_numpy(np.flatnonzero(worth < 0))
-            mixed[worse] = trained[worse]
+            mixed = torch.where(torch.from_numpy(worth < 0)[:, None], trained, mixed)
         if self.smoothing:
             shared = arrived.shape[1]
-            met = torch.from_numpy(np.flatnonzero([len(p) for p in partners[: len(mixed)]]))
-            mixed[met, :shared] = torch.lerp(mixed[met, :shared], before[met, :shared], self.smoothing)
-        return meeting
+            met = torch.tensor([len(mine) > 0 for mine in partners])[:, None]
+            smooth = torch.lerp(mixed[:, :shared], before[:, :shared], self.smoothing)
+            mixed = torch.cat([torch.where(met, smooth, mixed[:, :shared]), mixed[:, shared:]], dim=1)
+        return replace(meeting, models=mixed)
 
-    def choose(self, world: World, state: State, beliefs: Beliefs, t: int) -> Round:
-        """This round's proposals and answers."""
-        config, mutual = self.selection, self.filter.mutual_filter
-        stream = (world.seed, t, world.horizon)
-        plan = plan_round(config, beliefs, state.candidates, mutual, world.ids, *stream)
-        return Round(plan, config, beliefs, t)
-
-    def traffic(self, world: World, plan: Plan, t: int) -> Traffic:
-        """Bytes of a round's plan; the metadata directory is paid for in the first round."""
-        spent = bytes_of.pairs(len(plan.pairs), self.wire.payload(world), plan.proposals)
-        if t == 1 and self.selection.policy != "random":
-            spent += bytes_of.directory(world.n, self.filter.vectors(world).shape[1])
-        return spent
-
-
-def plan_round(
-    config: Selection,
-    beliefs: Beliefs,
-    found: Candidates,
-    mutual: bool,
-    ids: NDArray[np.uint64],
-    seed: int,
-    t: int,
-    horizon: int,
-) -> Plan:
-    """A round's plan: from full tables, or without them among very many centers."""
-    if found.table is None or found.n > LISTED_UP_TO:
-        return select_sparsely(config, beliefs, found, mutual, ids, seed, t, horizon)
-    similarity = found.similarity if config.tie_break == "similarity" else None
-    consent = found.table if mutual else np.ones_like(found.table)
-    return selection.select(config, beliefs, found.table, consent, similarity, ids, seed, t, horizon)
-
-
-def _next(state: State, models: Tensor, beliefs: Beliefs) -> State:
-    return replace(state, models=models, beliefs=beliefs, alarms=(), published=False)
+    def evidence(self, world: World, state: State) -> tuple[Ints, Floats, Floats, Floats]:
+        """Clipped utilities, for and against, and how many."""
+        beliefs = state.beliefs
+        mine = beliefs.key // beliefs.n == world.here[0]
+        return beliefs.key[mine] % beliefs.n, beliefs.gain[mine], beliefs.loss[mine], beliefs.count[mine]
 
 
 def alarm_trail(alarms: Sequence[Alarm]) -> Decisions:
@@ -349,7 +409,7 @@ def alarm_trail(alarms: Sequence[Alarm]) -> Decisions:
 _ANSWERS = np.array(["accepted", "full", "filtered", "declined"], dtype=object)
 
 #: A :class:`Rest` in words.
-_REASONS = np.array([None, "no candidates", "all full", "declined", "budget"], dtype=object)
+_REASONS = np.array([rest.words or None for rest in Rest], dtype=object)
 
 
 def _words(word: str | None, count: int) -> Words:
@@ -357,22 +417,8 @@ def _words(word: str | None, count: int) -> Words:
     return np.full(count, word, dtype=object)
 
 
-def decisions(chosen: Round) -> Decisions:
-    """The audit trail of a round, with what it was decided on."""
-
-    def numbers(center: Ints, peer: Ints) -> tuple[Floats, Floats, Floats]:
-        score, belief = chosen.opinion(center, peer)
-        return score, belief.mean, belief.count
-
-    return _unlisted(chosen.plan).after(_trail(chosen.plan, numbers))
-
-
-def decisions_of(plan: Plan, score: Floats, mean: Floats, count: Floats) -> Decisions:
-    """Each proposal, each answer, each rest; score, mean and count are (n, n)."""
-    return _trail(plan, lambda center, peer: (score[center, peer], mean[center, peer], count[center, peer]))
-
-
-def _trail(plan: Plan, numbers: Callable[[Ints, Ints], tuple[Floats, Floats, Floats]]) -> Decisions:
+def trail_of(plan: Plan, numbers: Callable[[Ints, Ints], tuple[Floats, Floats, Floats]]) -> Decisions:
+    """Each proposal, each answer, each rest; numbers: (center, peer) -> score, mean, count."""
     resting = np.flatnonzero(plan.rest != Rest.NOT)
     # A proposal is the center's decision, its answer the peer's: two rows, in that order.
     center = np.stack([plan.center, plan.peer], axis=1).ravel()

@@ -1,16 +1,25 @@
-"""What a method is: a frozen configuration with ``init`` and ``apply``.
+"""What every method is: a frozen configuration, and pure functions over rows.
 
-A method sees all centers' models as one matrix (n, P) and asks a learner to train and to predict; it
-never knows how (stacked, or one center at a time). A run is ``state = init(world)`` and then, for every
-round, ``state, outcome = apply(world, state, t, ledger)``.
+A method works on *rows*: r centers whose data are here, among the n members of a federation. The simulation
+has r = n, a hospital r = 1; the functions are the same. A round goes
+
+* ``train``: the local epochs, and whatever else a center does by itself;
+* the exchange, which the driver runs: it affords, delivers and books what the method wants to send
+  (:mod:`abps.methods.peers`, :mod:`abps.methods.star`; a method that is alone sends nothing);
+* or ``rest``, where nothing may be exchanged.
+
+State is a frozen dataclass of columns, one row per center here, and what a driver writes down between rounds
+(:mod:`abps.methods.memory`). What follows from the data and from what members published is no state: it is
+``world.ground``, made by ``ground`` whenever they change.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,19 +28,28 @@ from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger, Traffic
-from abps.core.matching import Rest
+from abps.core.settings import validate
 from abps.data.prepare import Prepared, Rows
 from abps.learn.metrics import Segments
 from abps.learn.training import Learner, Training
 from abps.wire.codecs import NOTHING, codec
 from abps.wire.frames import frame_size
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
 #: Words in an array, or none in their place.
 Words = NDArray[np.object_]
 
 #: The stream number of a star's server.
 SERVER = streams.center_id("the server")
+
+#: How the centers of a method are linked: not at all; to a server; by mutual proposals; by a graph that all
+#: can compute; or by each choosing whom it hears.
+Kind = Literal["alone", "star", "mutual", "graph", "pull"]
+
+#: A center's say in an average: its training rows, or the same for all.
+Weighting = Literal["size", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -43,12 +61,11 @@ class Wire:
 
     codec: str = "fp32"
     private_layers: int = 0
-    reference: str = "none"
+    reference: Literal["none", "start"] = "none"
 
     def __post_init__(self) -> None:
         codec(self.codec)
-        if self.reference not in ("none", "start"):
-            raise RequestError(f"reference={self.reference!r}: choose none or start")
+        validate(self)
 
     def shared(self, world: World) -> int:
         """How many leading columns of a model are shared."""
@@ -63,11 +80,11 @@ class Wire:
         return start[:count] if self.reference == "start" else torch.zeros(count)
 
     def deliver(self, world: World, weights: Tensor, t: int, server: bool = False) -> Tensor:
-        """(senders, shared) of round t as the receivers see them.
+        """(senders, count) as the receivers see them; t numbers the message.
 
-        The senders are all centers in their order, or the server alone.
+        The senders are the centers that are here in their order, or the server alone.
         """
-        senders = np.array([SERVER], dtype=np.uint64) if server else world.ids
+        senders = np.array([SERVER], dtype=np.uint64) if server else world.ids[world.here]
         keys = streams.bits(world.seed, "codec", t, senders)
         common = NOTHING
         if self.reference != "none":
@@ -116,26 +133,68 @@ class Stopping:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """What a method works with: the learner of all centers, their data, and the seed."""
+    """What a method works with: r centers that have their rows here, among n members.
+
+    learner, data: of the r centers.  ids: (n,) the members' stream numbers.
+    place: (r,) where the r centers stand among the members; none: they are all of them.
+    told: (n,) training rows of the members, as they told; none: they are in the data.
+    bulletin: (n, k) what members published of themselves, NaN where one has not.
+    ground: what the method makes of all this before any round.
+    """
 
     learner: Learner
     data: Prepared
     ids: NDArray[np.uint64]
     seed: int
     horizon: int
+    place: Ints | None = None
+    told: NDArray[np.float32] | None = None
+    bulletin: Floats | None = None
+    ground: Any = None
 
     @property
     def n(self) -> int:
-        """The number of centers."""
+        """The number of members."""
+        return len(self.ids)
+
+    @property
+    def r(self) -> int:
+        """How many of them have their rows here."""
         return self.data.size
 
+    @cached_property
+    def here(self) -> Ints:
+        """(r,) where the centers whose rows are here stand among the members."""
+        return np.arange(self.n) if self.place is None else self.place
+
+    @cached_property
+    def row(self) -> Ints:
+        """(n,) the row of every member, -1 where its rows are elsewhere."""
+        rows = np.full(self.n, -1)
+        rows[self.here] = np.arange(self.r)
+        return rows
+
+    @cached_property
+    def known(self) -> NDArray[np.bool_]:
+        """(n,) the members that have published all that the method asks for."""
+        if self.bulletin is None:
+            return np.ones(self.n, dtype=bool)
+        return np.asarray(~np.isnan(self.bulletin).any(axis=1))
+
+    @cached_property
+    def self_mask(self) -> NDArray[np.bool_]:
+        """(r, n) a center itself among the members."""
+        return np.asarray(self.here[:, None] == np.arange(self.n))
+
     def sizes(self) -> Tensor:
-        """(n,) training rows per center."""
+        """(n,) training rows of the members."""
+        if self.told is not None:
+            return torch.from_numpy(self.told)
         return torch.from_numpy(self.data.train.sizes.astype(np.float32))
 
     def common_start(self) -> Tensor:
-        """(n, P) the same initial model for every center."""
-        return self.learner.start.expand(self.n, -1).clone()
+        """(r, P) the same initial model for every center."""
+        return self.learner.start.expand(self.r, -1).clone()
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,44 +223,42 @@ class Decisions:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a round did besides changing models.
-
-    partners: (n,) how many peers' models each center received.  rest: (n,) a :class:`Rest` each.
-    overdrawn: the budget did not allow the exchange, so communication is over.
-    answers: every center's predictions for its own validation and test rows by its new model, where the round
-    has made them anyway.
-    """
-
-    traffic: Traffic
-    partners: NDArray[np.int64]
-    rest: NDArray[np.int8]
-    decisions: Decisions | None = None
-    overdrawn: bool = False
-    answers: tuple[Segments, Segments] | None = None
-
-    @staticmethod
-    def alone(n: int, rest: Rest = Rest.NOT, overdrawn: bool = False) -> Outcome:
-        """A round without any exchange."""
-        return Outcome(
-            Traffic(), np.zeros(n, dtype=np.int64), np.full(n, rest, dtype=np.int8), None, overdrawn
-        )
-
-    @staticmethod
-    def of_star(n: int, traffic: Traffic) -> Outcome:
-        """A round in which every center exchanged with the server."""
-        return Outcome(traffic, np.full(n, n - 1, dtype=np.int64), np.zeros(n, dtype=np.int8))
-
-
-@dataclass(frozen=True, eq=False)
 class Models:
-    """The plainest state: one model per center, (n, P)."""
+    """The plainest state: one model per center here, (r, P)."""
 
     models: Tensor
 
+    def placed(self, place: Ints, n: int) -> Any:
+        """The same when member k is called ``place[k]`` from now on, among n members that include the old.
+
+        For states that speak of peers; there is nothing to do for others.
+        """
+        return self
+
 
 @dataclass(frozen=True)
-class Method(ABC):
+class Published:
+    """What centers publish of themselves: the names of the entries, and vectors (r, entries)."""
+
+    names: tuple[str, ...]
+    vectors: Floats
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A center's alarm: on which statistic, and its p-value (NaN for detectors that have none).
+
+    round: in which it was raised, where that matters: a site may hear of two at once.
+    """
+
+    center: int
+    statistic: str
+    p: float
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Method:
     """A method's configuration. Fields are settings; ``--set name=value`` reaches each by its name.
 
     budget: edge bytes after which communication ends, or none.
@@ -211,17 +268,63 @@ class Method(ABC):
     stop: Stopping = field(default_factory=Stopping)
     budget: float | None = None
 
-    @abstractmethod
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def kind(self) -> Kind:
+        """How its centers are linked."""
+        return "alone"
+
+    @property
+    def line(self) -> Wire:
+        """How what it sends is written, and which layers are private."""
+        return Wire()
+
+    @property
+    def announces(self) -> bool:
+        """Whether centers tell each other of alarms."""
+        return False
+
+    @property
+    def belief_prior(self) -> tuple[float, float]:
+        """The Beta prior that stored evidence adds to, for methods that keep evidence."""
+        return 0.0, 0.0
+
+    def between_sites(self) -> str:
+        """Why it cannot run between sites, in half a sentence; nothing if it can."""
+        return ""
+
     def init(self, world: World) -> Any:
         """The state before the first round."""
+        return Models(world.common_start())
 
-    @abstractmethod
-    def apply(self, world: World, state: Any, t: int, ledger: Ledger) -> tuple[Any, Outcome]:
-        """One round t = 1, 2, …"""
+    def publish(self, world: World) -> Published:
+        """What the centers here publish of themselves before the first round; nothing by default."""
+        return Published((), np.zeros((world.r, 0)))
+
+    def ground(self, world: World) -> Any:
+        """What follows from the data here and from what all published; made anew when they change."""
+        return None
 
     def moved(self, before: World, world: World, state: Any, t: int) -> Any:
         """The state when, before round t, new data took the place of old: nothing to do for most methods."""
         return state
+
+    def train(self, world: World, state: Any, t: int, alone: bool) -> Any:
+        """What the centers here do by themselves in round t: the state with new models, or more than that.
+
+        alone: nothing will be exchanged any more.
+        """
+        return replace(state, models=world.learner.train(state.models, t))
+
+    def begin(self, world: World, state: Any, t: int, alone: bool) -> Callable[[], Any]:
+        """The same, while the caller may do something else; the result waits for it."""
+        return lambda: self.train(world, state, t, alone)
+
+    def rest(self, world: World, state: Any, trained: Any, t: int) -> Any:
+        """The state after a round in which nothing was exchanged."""
+        return trained
 
     def logits(self, world: World, state: Any, rows: Rows) -> Segments:
         """Every center's predictions for its own rows."""
@@ -232,15 +335,18 @@ class Method(ABC):
         return getattr(state, "beliefs", None)
 
 
+def grounded(method: Method, world: World) -> World:
+    """The world with what was published in it, if it is complete, and what the method makes of it."""
+    if world.bulletin is None:
+        world = replace(world, bulletin=method.publish(world).vectors)
+    return replace(world, ground=method.ground(world))
+
+
 def weighted_mean(models: Tensor, weights: Tensor) -> Tensor:
     """(P,) mean of (n, P) rows with the given (n,) weights."""
     return (weights / weights.sum()).to(models.dtype) @ models
 
 
-def center_weights(world: World, weighting: str) -> Tensor:
-    """(n,) a center's say in an average: its training rows, or the same for all."""
-    if weighting == "size":
-        return world.sizes()
-    if weighting == "uniform":
-        return torch.ones(world.n)
-    raise RequestError(f"weighting={weighting!r}: choose size or uniform")
+def shares(sizes: Tensor, weighting: Weighting) -> Tensor:
+    """(n,) every center's say in an average, from the numbers of their training rows."""
+    return sizes if weighting == "size" else torch.ones(len(sizes))

@@ -16,29 +16,27 @@ The noise does the work of dropout, which is off by default.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from abps.core import ledger as bytes_of
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger
-from abps.core.matching import Rest
 from abps.data.prepare import Rows
 from abps.learn.gaussian import Gaussian
 from abps.learn.metrics import Segments
 from abps.learn.training import Objective, Training
-from abps.methods.base import Method, Outcome, Wire, World, center_weights, weighted_mean
+from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
+from abps.methods.star import Server, StarMethod
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """models: (n, P) the means.  raw: (n, P) the raw spreads r."""
+class State(Models):
+    """models: (r, P) the means.  raw: (r, P) the raw spreads r."""
 
-    models: Tensor
     raw: Tensor
 
     @property
@@ -48,7 +46,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class BNN(Method):
+class BNN(StarMethod):
     """sigma: the initial spread.  kl: weight of the divergence from the prior.
 
     prior: zero, N(0, prior_sigma^2), or global, what was received.
@@ -58,16 +56,20 @@ class BNN(Method):
 
     training: Training = field(default_factory=lambda: Training(weight_decay=0.0, dropout=0.0))
     codec: str = "fp32"
-    weighting: str = "size"
+    weighting: Weighting = "size"
     sigma: float = 0.02
     kl: float = 0.01
-    prior: str = "zero"
+    prior: Literal["zero", "global"] = "zero"
     prior_sigma: float = 0.1
-    average: str = "moments"
-    evaluate: str = "sampled"
+    average: Literal["moments", "mixture", "conflation"] = "moments"
+    evaluate: Literal["sampled", "means"] = "sampled"
     samples: int = 10
 
+    #: The means, and the raw spreads.
+    messages = 2
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         Wire(self.codec)
         if self.sigma <= 0 or self.prior_sigma <= 0 or self.kl < 0:
             raise RequestError(
@@ -76,13 +78,11 @@ class BNN(Method):
             )
         if self.samples < 1:
             raise RequestError(f"samples={self.samples}: choose at least 1")
-        for name, known in (
-            ("prior", ("zero", "global")),
-            ("average", ("moments", "mixture", "conflation")),
-            ("evaluate", ("sampled", "means")),
-        ):
-            if getattr(self, name) not in known:
-                raise RequestError(f"{name}={getattr(self, name)!r}: choose {', '.join(known)}")
+
+    @property
+    def line(self) -> Wire:
+        """Whole models."""
+        return Wire(self.codec)
 
     def init(self, world: World) -> State:
         """The common start as means, one spread for all weights."""
@@ -94,24 +94,27 @@ class BNN(Method):
         start = world.common_start()
         return State(start, raw_of(torch.full_like(start, self.sigma)))
 
-    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
-        """Train means and spreads, send both up, average, send both down."""
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """Train means and spreads."""
         size = state.models.shape[1]
-        both = torch.cat([state.models[state.held], state.raw[state.held]], dim=1).expand(world.n, -1)
+        both = torch.cat([state.models[state.held], state.raw[state.held]], dim=1).expand(world.r, -1)
         trained = world.learner.train(both, t, self.objective(world, state))
-        mean, raw = trained[:, :size].contiguous(), trained[:, size:].contiguous()
-        wire = Wire(self.codec)
-        traffic = bytes_of.star(world.n, 2 * wire.payload(world))
-        if not ledger.affords(traffic):
-            return State(mean, raw), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-        weights = center_weights(world, self.weighting)
-        # Two messages each way, each with a number of its own.
-        first, second = 2 * t - 1, 2 * t
-        arrived = wire.deliver(world, mean, first), F.softplus(wire.deliver(world, raw, second))
-        center, spread = pooled(*arrived, weights, self.average)
-        mean = wire.deliver(world, center[None], first, server=True).expand(world.n, -1)
-        raw = wire.deliver(world, raw_of(spread)[None], second, server=True).expand(world.n, -1)
-        return State(mean, raw), Outcome.of_star(world.n, traffic)
+        return State(trained[:, :size].contiguous(), trained[:, size:].contiguous())
+
+    def upload(self, world: World, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+        """Means and raw spreads."""
+        return trained.models, trained.raw
+
+    def serve(
+        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
+    ) -> tuple[tuple[Tensor, ...], None]:
+        """The average of the Gaussians."""
+        center, spread = pooled(sent[0], F.softplus(sent[1]), shares(sizes, self.weighting), self.average)
+        return (center, raw_of(spread)), None
+
+    def receive(self, world: World, state: State, trained: State, down: tuple[Tensor, ...], t: int) -> State:
+        """All hold the average."""
+        return State(down[0].expand(world.r, -1), down[1].expand(world.r, -1))
 
     def objective(self, world: World, state: State) -> Objective:
         """Means and raw spreads are trained; the prior, and its say in a center's loss."""
@@ -119,10 +122,11 @@ class BNN(Method):
             torch.zeros(world.learner.layout.size),
             torch.full_like(state.raw[0], self.prior_sigma),
         )
+        own = world.sizes()[torch.from_numpy(world.here)]
         if self.prior == "global":
-            center = state.models[state.held].expand(world.n, -1)
-            spread = F.softplus(state.raw[state.held]).expand(world.n, -1)
-        return Objective(gaussian=Gaussian(center, spread, self.kl / world.sizes().clamp_min(1.0)))
+            center = state.models[state.held].expand(world.r, -1)
+            spread = F.softplus(state.raw[state.held]).expand(world.r, -1)
+        return Objective(gaussian=Gaussian(center, spread, self.kl / own.clamp_min(1.0)))
 
     def logits(self, world: World, state: State, rows: Rows) -> Segments:
         """Log-odds of the mean probability over the draws."""
@@ -133,7 +137,7 @@ class BNN(Method):
         total = torch.zeros(len(rows.y), dtype=torch.float64)
         for _ in range(self.samples):
             noise = torch.from_numpy(rng.standard_normal(spread.shape[1], dtype=np.float32))
-            answer = world.learner.logits((mean + spread * noise).expand(world.n, -1), rows)
+            answer = world.learner.logits((mean + spread * noise).expand(world.r, -1), rows)
             total += torch.sigmoid(torch.from_numpy(answer.values).double())
         return Segments(torch.logit(total / self.samples, eps=1e-12).float().numpy(), rows.start)
 

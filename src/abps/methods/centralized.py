@@ -5,40 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
-from abps.core.ledger import Ledger
 from abps.data.prepare import Prepared, Rows
 from abps.learn.metrics import Segments
 from abps.learn.training import Learner
-from abps.methods.base import Method, Outcome, World
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """The one model (1, P) and the learner that sees all rows."""
-
-    models: Tensor
-    pooled: Learner
+from abps.methods.base import Method, Models, World
 
 
 @dataclass(frozen=True)
 class Centralized(Method):
     """Pools the rows that each center standardised by itself: the features the federation sees."""
 
-    def init(self, world: World) -> State:
-        """One model, the common start."""
-        return State(world.learner.start[None].clone(), world.learner.on(pool(world.data)))
+    def between_sites(self) -> str:
+        """Never."""
+        return "it pools all rows in one place"
 
-    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
+    def init(self, world: World) -> Models:
+        """One model (1, P), the common start."""
+        return Models(world.learner.start[None].clone())
+
+    def ground(self, world: World) -> Learner:
+        """The learner that sees all rows."""
+        return world.learner.on(pool(world.data))
+
+    def train(self, world: World, state: Models, t: int, alone: bool) -> Models:
         """The local epochs of a round, on all rows at once."""
-        return State(state.pooled.train(state.models, t), state.pooled), Outcome.alone(world.n)
+        return Models(world.ground.train(state.models, t))
 
-    def moved(self, before: World, world: World, state: State, t: int) -> State:
-        """The same model on the rows of the window in force."""
-        return State(state.models, world.learner.on(pool(world.data)))
-
-    def logits(self, world: World, state: State, rows: Rows) -> Segments:
+    def logits(self, world: World, state: Models, rows: Rows) -> Segments:
         """The one model on every center's own rows."""
         return world.learner.logits(state.models.expand(world.n, -1), rows)
 

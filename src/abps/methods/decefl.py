@@ -15,45 +15,40 @@ in the order of their names it would put similar centers side by side.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+from torch import Tensor
 
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger, Traffic
-from abps.core.matching import Rest
 from abps.methods import graphs
-from abps.methods.base import Method, Models, Outcome, Wire, World
+from abps.methods.base import Kind, Models, World
+from abps.methods.peers import Heard, Learned, PeerMethod
 
 
 @dataclass(frozen=True)
-class DeceFL(Method):
+class DeceFL(PeerMethod):
     """graph: ring, changing-ring (a fresh one every round), random (Erdős–Rényi, fixed) or complete.
 
     ring_order: shuffled or index.  edge_probability: of the random graph.
     order: displacement (the method's own) or adapt-then-combine.
     """
 
-    wire: Wire = field(default_factory=Wire)
-    graph: str = "ring"
-    ring_order: str = "shuffled"
+    graph: graphs.Graph = "ring"
+    ring_order: Literal["shuffled", "index"] = "shuffled"
     edge_probability: float = 0.5
-    order: str = "displacement"
+    order: Literal["displacement", "adapt-then-combine"] = "displacement"
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("graph", graphs.GRAPHS),
-            ("ring_order", ("shuffled", "index")),
-            ("order", ("displacement", "adapt-then-combine")),
-        ):
-            if getattr(self, name) not in known:
-                raise RequestError(f"{name}={getattr(self, name)!r}: choose {', '.join(known)}")
+        super().__post_init__()
         if not 0 < self.edge_probability <= 1:
             raise RequestError(f"edge_probability={self.edge_probability}: choose above 0 to 1")
 
-    def init(self, world: World) -> Models:
-        """The common start."""
-        return Models(world.common_start())
+    @property
+    def kind(self) -> Kind:
+        """The graph is agreed on beforehand: no proposals, no answers."""
+        return "graph"
 
     def edges(self, world: World, t: int) -> graphs.Ints:
         """(e, 2) this round's graph."""
@@ -65,22 +60,19 @@ class DeceFL(Method):
             return graphs.ring(np.arange(world.n))
         return graphs.ring(graphs.shuffled(world, t if self.graph == "changing-ring" else 0))
 
-    def apply(self, world: World, state: Models, t: int, ledger: Ledger) -> tuple[Models, Outcome]:
-        """Train, and mix with the neighbours."""
-        before = state.models
-        trained = world.learner.train(before, t)
-        edges = self.edges(world, t)
-        payload = self.wire.payload(world)
-        # The graph is agreed on beforehand: no proposals, no answers.
-        traffic = Traffic(edge=len(edges) * payload, directed=2 * len(edges) * payload)
-        if not ledger.affords(traffic):
-            return Models(trained), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-        degree = np.bincount(edges.ravel(), minlength=world.n)
-        to, by = graphs.both_ways(edges)
-        weight = np.full(len(to), 1.0 / (degree.max(initial=0) + 1))
-        shared = self.wire.shared(world)
-        sent = trained if self.order == "adapt-then-combine" else before
-        mixed = graphs.combine(sent, self.wire.deliver(world, sent[:, :shared], t), to, by, weight)
-        if sent is before:
-            mixed += trained - before
-        return Models(mixed), Outcome(traffic, degree, np.zeros(world.n, dtype=np.int8))
+    def transfers(self, world: World, t: int) -> tuple[graphs.Ints, graphs.Ints]:
+        """Both ways over every edge."""
+        return graphs.both_ways(self.edges(world, t))
+
+    def sent(self, state: Models, trained: Models) -> Tensor:
+        """Models of the start of the round, or trained ones."""
+        return trained.models if self.order == "adapt-then-combine" else state.models
+
+    def learn(self, world: World, state: Models, trained: Models, heard: Heard, t: int) -> Learned:
+        """Mix with the neighbours."""
+        degree = np.bincount(self.edges(world, t).ravel(), minlength=world.n)
+        weight = np.full(len(heard.to), 1.0 / (degree.max(initial=0) + 1))
+        mixed = graphs.combine(self.sent(state, trained), heard.arrived, heard.to, heard.by, weight)
+        if self.order == "displacement":
+            mixed = mixed + (trained.models - state.models)
+        return Learned(Models(mixed))

@@ -17,29 +17,25 @@ center hears exactly those it drew, one way, which touches about twice as many p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from abps.core import ledger as bytes_of
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
-from abps.core.matching import Answer, Rest, propose
 from abps.learn.metrics import labels_of, log_loss
 from abps.methods import graphs
-from abps.methods.base import Method, Outcome, Wire, World, center_weights
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from abps.methods.base import Floats, Ints, Kind, Models, Weighting, World, shares
+from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
-    """Who heard whom in a round, and with which weight: (transfers,) each."""
+class Hearing:
+    """Who heard whom in a round, and with which weight: (transfers,) rows, places, weights."""
 
     receiver: Ints
     sender: Ints
@@ -47,78 +43,81 @@ class Heard:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """models: (n, P).  confidence: (n, n).  loss: (n,) after the last training; best, best_loss: the backup.
+class State(Models):
+    """models: (r, P).  confidence: (r, n).  loss: (r,) after the last training; best, best_loss: the backup.
 
     heard: what the next training will judge.
     """
 
-    models: Tensor
     confidence: Floats
     loss: Floats
     best: Tensor
     best_loss: Floats
-    heard: Heard | None
+    heard: Hearing | None
+
+    def placed(self, place: Ints, n: int) -> State:
+        """With members in other places; new ones are neither trusted nor distrusted."""
+        confidence = np.zeros((len(self.confidence), n))
+        confidence[:, place] = self.confidence
+        heard = self.heard and replace(self.heard, sender=place[self.heard.sender])
+        return replace(self, confidence=confidence, heard=heard)
 
 
 @dataclass(frozen=True)
-class DeFTA(Method):
+class DeFTA(PeerMethod):
     """peers: links a center may have, or pulls it makes.  pool: how many peers it knows (none: all).
 
     links: mutual or pull.  loss: train or validation, what trust is judged on.
     trust_decay: share of confidence that survives a round (1: all of it).
     """
 
-    wire: Wire = field(default_factory=Wire)
-    weighting: str = "size"
+    weighting: Weighting = "size"
     peers: int = 2
     pool: int | None = None
-    links: str = "mutual"
+    links: Literal["mutual", "pull"] = "mutual"
     slope: float = 0.2
     rollback: float = 3.0
     penalty: float = 10.0
-    loss: str = "train"
+    loss: Literal["train", "validation"] = "train"
     trust_decay: float = 1.0
 
+    #: Every center tells its listeners how many they are.
+    noted = True
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.peers < 1 or (self.pool is not None and self.pool < 1):
             raise RequestError(f"peers={self.peers}, pool={self.pool}: choose at least 1 each")
-        if self.links not in ("mutual", "pull"):
-            raise RequestError(f"links={self.links!r}: choose mutual or pull")
-        if self.loss not in ("train", "validation"):
-            raise RequestError(f"loss={self.loss!r}: choose train or validation")
         if self.rollback <= 1:
             raise RequestError(f"rollback={self.rollback}: how much worse a loss may get, choose above 1")
         if not 0 <= self.trust_decay <= 1:
             raise RequestError(f"trust_decay={self.trust_decay}: a share, choose 0 to 1")
 
+    @property
+    def kind(self) -> Kind:
+        """By mutual proposals, or one way."""
+        return self.links
+
+    @property
+    def capacity(self) -> int:
+        """The number of links, or of pulls."""
+        return self.peers
+
     def init(self, world: World) -> State:
         """The common start; no opinion of anybody."""
-        start, n = world.common_start(), world.n
-        unknown = np.full(n, np.inf)
-        return State(start, np.zeros((n, n)), unknown, start, unknown, None)
+        start, unknown = world.common_start(), np.full(world.r, np.inf)
+        return State(start, np.zeros((world.r, world.n)), unknown, start, unknown, None)
 
-    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
-        """Train, judge those heard last round, draw peers, average."""
-        trained, loss, change = self.train(world, state, t)
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """Train, and judge those heard last round."""
+        trained, loss, change = self.descend(world, state, t)
         better = loss < state.best_loss
         best = torch.where(torch.from_numpy(better)[:, None], trained, state.best)
         best_loss = np.where(better, loss, state.best_loss)
         confidence = judge(state.confidence * self.trust_decay, state.heard, change)
-        after = State(trained, confidence, loss, best, best_loss, None)
-        if ledger.closed:
-            return after, Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-        receiver, sender, rest, traffic = self.draw(world, confidence, t)
-        if not ledger.affords(traffic):
-            return after, Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-        size = center_weights(world, self.weighting).numpy().astype(np.float64)
-        heard = Heard(receiver, sender, outdegree_weights(size, receiver, sender))
-        arrived = self.wire.deliver(world, trained[:, : self.wire.shared(world)], t)
-        mixed = graphs.combine(trained, arrived, receiver, sender, heard.weight)
-        state = State(mixed, confidence, loss, best, best_loss, heard)
-        return state, Outcome(traffic, np.bincount(receiver, minlength=world.n), rest)
+        return State(trained, confidence, loss, best, best_loss, None)
 
-    def train(self, world: World, state: State, t: int) -> tuple[Tensor, Floats, Floats]:
+    def descend(self, world: World, state: State, t: int) -> tuple[Tensor, Floats, Floats]:
         """Trained models, their losses, and the change of loss each center saw; ruined ones roll back."""
         rows = world.data.train if self.loss == "train" else world.data.validation
 
@@ -139,39 +138,34 @@ class DeFTA(Method):
             change = np.where(ruined, self.penalty, change)
         return trained, loss, change
 
-    def draw(self, world: World, confidence: Floats, t: int) -> tuple[Ints, Ints, NDArray[np.int8], Traffic]:
-        """(receiver, sender) of this round's transfers, why centers rest, and the bytes."""
-        n, payload = world.n, self.wire.payload(world)
-        ranking = self.rankings(world, confidence, t)
-        if self.links == "pull":
-            chosen = [listed[: self.peers] for listed in ranking]
-            receiver = np.repeat(np.arange(n), [len(c) for c in chosen])
-            sender = np.array([j for c in chosen for j in c], dtype=np.int64)
-            touching = len({(min(a, b), max(a, b)) for a, b in zip(receiver.tolist(), sender.tolist())})
-            rest = np.where([len(c) > 0 for c in chosen], Rest.NOT, Rest.NO_CANDIDATES).astype(np.int8)
-            # A request each, and every sender tells its listeners its outdegree.
-            control = 2 * len(sender) * CONTROL_MESSAGE
-            return receiver, sender, rest, Traffic(touching * payload, len(sender) * payload, control)
-        turns = np.argsort(streams.bits(world.seed, "proposal-order", t, world.ids), kind="stable")
-        plan = propose(turns.tolist(), ranking, lambda peer, proposer: Answer.ACCEPTED, self.peers)
-        receiver, sender = graphs.both_ways(plan.pairs)
-        outdegrees = Traffic(control=len(sender) * CONTROL_MESSAGE)
-        traffic = bytes_of.pairs(len(plan.pairs), payload, len(plan.center)) + outdegrees
-        return receiver, sender, plan.rest, traffic
+    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+        """Peers in the order of a draw from trust; whoever asks is welcome."""
+        return Opinion(self.rankings(world, trained().confidence, t))
 
     def rankings(self, world: World, confidence: Floats, t: int) -> list[list[int]]:
         """Every center's known peers in the order of a draw without replacement from its trust."""
-        n = world.n
-        known = ~np.eye(n, dtype=bool)
-        if self.pool is not None and self.pool < n - 1:
-            lot = streams.uniforms(world.seed, "graph", 0, world.ids[:, None], world.ids[None, :])
+        known, mine = ~world.self_mask, world.ids[world.here][:, None]
+        if self.pool is not None and self.pool < world.n - 1:
+            lot = streams.uniforms(world.seed, "graph", 0, mine, world.ids[None, :])
             lot[~known] = 2.0
             known &= np.argsort(np.argsort(lot, axis=1), axis=1) < self.pool
-        u = streams.uniforms(world.seed, "policy", t, world.ids[:, None], world.ids[None, :])
+        u = streams.uniforms(world.seed, "policy", t, mine, world.ids[None, :])
         # The largest of log-probability plus Gumbel noise is a draw; in descending order, draws in turn.
         noisy = crelu(confidence, self.slope) - np.log(-np.log(np.maximum(u, 1e-300)))
         order = np.argsort(np.where(known, -noisy, np.inf), axis=1, kind="stable")
-        return [order[i, : int(known[i].sum())].tolist() for i in range(n)]
+        return [order[i, : int(known[i].sum())].tolist() for i in range(world.r)]
+
+    def note(self, world: World, trained: State, listeners: Ints) -> Floats:
+        """How many hear a center."""
+        return listeners.astype(np.float64)
+
+    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+        """Average own and received models, corrected for how many hear each."""
+        size = shares(world.sizes(), self.weighting).numpy().astype(np.float64)
+        say = size / (1.0 + heard.notes)
+        weight = hearing_weights(say, say[world.here], heard.to, heard.by)
+        mixed = graphs.combine(trained.models, heard.arrived, heard.to, heard.by, weight)
+        return Learned(replace(trained, models=mixed, heard=Hearing(heard.to, heard.by, weight)))
 
 
 def crelu(x: Floats, slope: float) -> Floats:
@@ -179,19 +173,18 @@ def crelu(x: Floats, slope: float) -> Floats:
     return np.where(x > 0, slope * x, x)
 
 
-def outdegree_weights(size: Floats, receiver: Ints, sender: Ints) -> Floats:
+def hearing_weights(say: Floats, own: Floats, receiver: Ints, sender: Ints) -> Floats:
     """(transfers,) weight of each model received: N_j / d_j over the sum of these, own model included.
 
-    d_j counts those who hear j, itself too.
+    say: (n,) N_j / d_j of the members, where d_j counts those who hear j, itself too.  own: (r,) of the
+    centers here.
     """
-    n = len(size)
-    say = size / (1.0 + np.bincount(sender, minlength=n))
-    total = say + np.bincount(receiver, weights=say[sender], minlength=n)
+    total = own + np.bincount(receiver, weights=say[sender], minlength=len(own))
     return say[sender] / total[receiver]
 
 
-def judge(confidence: Floats, heard: Heard | None, change: Floats) -> Floats:
-    """Confidence (n, n) after the centers saw their losses change by (n,): c_ij falls by weight * change."""
+def judge(confidence: Floats, heard: Hearing | None, change: Floats) -> Floats:
+    """Confidence (r, n) after the centers saw their losses change by (r,): c_ij falls by weight * change."""
     if heard is None:
         return confidence
     judged = confidence.copy()

@@ -8,24 +8,31 @@ training of it. Small lam: local training; large lam: the global model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger
 from abps.data.prepare import Rows
 from abps.learn.metrics import Segments
 from abps.learn.training import Objective
-from abps.methods.base import Models, Outcome, World
-from abps.methods.fedavg import FedAvg
+from abps.methods.base import Models, World
+from abps.methods.fedavg import FedAvg, under
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """models: (n, P) personal.  received: (n, P) the global model, one row per center."""
+class State(Models):
+    """models: (r, P) personal.  received: (r, P) the global model, one row per center."""
+
+    received: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """models: (r, P) the global model after local training.  personal: (r, P)."""
 
     models: Tensor
-    received: Tensor
+    personal: Tensor
 
 
 @dataclass(frozen=True)
@@ -33,29 +40,32 @@ class Ditto(FedAvg):
     """lam: strength of the pull towards the global model.  evaluate: personal or global."""
 
     lam: float = 1.0
-    evaluate: str = "personal"
+    evaluate: Literal["personal", "global"] = "personal"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lam < 0:
             raise RequestError(f"lam={self.lam}: the strength of the pull, choose 0 or more")
-        if self.evaluate not in ("personal", "global"):
-            raise RequestError(f"evaluate={self.evaluate!r}: choose personal or global")
 
-    def init(self, world: World) -> State:  # type: ignore[override]
+    def init(self, world: World) -> State:
         """Both models at the common start."""
         start = world.common_start()
         return State(start, start)
 
-    def apply(  # type: ignore[override]
-        self, world: World, state: State, t: int, ledger: Ledger
-    ) -> tuple[State, Outcome]:
-        """FedAvg's round for the global model, then the personal models with the old one as anchor."""
-        after, outcome = super().apply(world, Models(state.received), t, ledger)
+    def train(self, world: World, state: State, t: int, alone: bool) -> Trained:
+        """The global model as FedAvg does, and the personal one with the global one as anchor."""
         near = Objective(strength=self.lam, anchor=state.received)
-        # Without an exchange the last global model stays the anchor.
-        received = state.received if outcome.overdrawn else after.models
-        return State(world.learner.train(state.models, t, near), received), outcome
+        return Trained(world.learner.train(state.received, t), world.learner.train(state.models, t, near))
+
+    def receive(
+        self, world: World, state: State, trained: Trained, down: tuple[Tensor, ...], t: int
+    ) -> State:
+        """The new global model."""
+        return State(trained.personal, under(down[0], trained.models))
+
+    def rest(self, world: World, state: State, trained: Trained, t: int) -> State:
+        """Without an exchange the last global model stays the anchor."""
+        return State(trained.personal, state.received)
 
     def logits(self, world: World, state: State, rows: Rows) -> Segments:
         """The personal models' predictions, or the global one's."""

@@ -6,62 +6,74 @@ Every center trains the server's model and sends it back; the server averages. L
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from abps.core import ledger as bytes_of
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger
-from abps.core.matching import Rest
 from abps.learn.training import PLAIN, Objective
-from abps.methods.base import Method, Models, Outcome, Wire, World, center_weights, weighted_mean
+from abps.methods.base import Weighting, Wire, World, shares, weighted_mean
+from abps.methods.star import Server, StarMethod
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(StarMethod):
     """wire: codec and private layers.  weighting: size or uniform.
 
     smoothing: share of its previous trunk that the server keeps (the paper's EMA momentum); 0 is none.
     """
 
     wire: Wire = field(default_factory=Wire)
-    weighting: str = "size"
+    weighting: Weighting = "size"
     smoothing: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.smoothing < 1:
             raise RequestError(f"smoothing={self.smoothing}: a share, choose 0 to below 1")
 
-    def init(self, world: World) -> Models:
-        """The common start."""
-        return Models(world.common_start())
+    @property
+    def line(self) -> Wire:
+        """The wire."""
+        return self.wire
 
-    def objective(self, state: Models) -> Objective:
+    @property
+    def remembers(self) -> bool:
+        """For smoothing."""
+        return self.smoothing > 0
+
+    def objective(self, state: Any) -> Objective:
         """What a center adds to its own loss: nothing here; FedAvg's relatives differ in it."""
         return PLAIN
 
-    def apply(self, world: World, state: Models, t: int, ledger: Ledger) -> tuple[Models, Outcome]:
-        """Train, send up, average, send down."""
-        trained = world.learner.train(state.models, t, PLAIN if ledger.closed else self.objective(state))
-        return self.exchange(world, state, trained, t, ledger)
+    def train(self, world: World, state: Any, t: int, alone: bool) -> Any:
+        """The local epochs."""
+        objective = PLAIN if alone else self.objective(state)
+        return replace(state, models=world.learner.train(state.models, t, objective))
 
-    def exchange(
-        self, world: World, state: Models, trained: Tensor, t: int, ledger: Ledger
-    ) -> tuple[Models, Outcome]:
-        """Send the trained models (n, P) up, average, send down; ``trained`` is overwritten."""
-        traffic = bytes_of.star(world.n, self.wire.payload(world))
-        if not ledger.affords(traffic):
-            return Models(trained), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-        shared = self.wire.shared(world)
-        trunk = server_mean(world, self.wire, trained[:, :shared], self.weighting, t)
+    def upload(self, world: World, state: Any, trained: Any, t: int) -> tuple[Tensor, ...]:
+        """The shared layers."""
+        return (trained.models[:, : self.wire.shared(world)],)
+
+    def serve(
+        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        """The average, smoothed over rounds."""
+        trunk = weighted_mean(sent[0], shares(sizes, self.weighting))
         if self.smoothing:
-            trunk = torch.lerp(trunk, state.models[0, :shared], self.smoothing)
-        trained[:, :shared] = self.wire.deliver(world, trunk[None], t, server=True)
-        return Models(trained), Outcome.of_star(world.n, traffic)
+            before = server.last[0] if server.last else start[: len(trunk)]
+            trunk = torch.lerp(trunk, before, self.smoothing)
+        return (trunk,), None
+
+    def receive(self, world: World, state: Any, trained: Any, down: tuple[Tensor, ...], t: int) -> Any:
+        """The average in the place of the shared layers."""
+        return replace(trained, models=under(down[0], trained.models))
 
 
-def server_mean(world: World, wire: Wire, sent: Tensor, weighting: str, t: int) -> Tensor:
-    """(shared,) the average of what arrives at the server."""
-    return weighted_mean(wire.deliver(world, sent, t), center_weights(world, weighting))
+def under(trunk: Tensor, models: Tensor) -> Tensor:
+    """(r, P) models whose first columns are a common trunk (shared,)."""
+    common = trunk.expand(len(models), -1)
+    private = models[:, len(trunk) :]
+    return torch.cat([common, private], dim=1) if private.shape[1] else common

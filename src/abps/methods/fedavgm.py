@@ -8,58 +8,63 @@ without Nesterov's look-ahead and with a full first step. It speeds up; the pape
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from abps.core import ledger as bytes_of
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger
-from abps.core.matching import Rest
-from abps.methods.base import Method, Outcome, Wire, World
-from abps.methods.fedavg import server_mean
+from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
+from abps.methods.fedavg import under
+from abps.methods.star import Server, StarMethod
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """Models (n, P), the server's shared columns (shared,) and its velocity (shared,)."""
+class Momentum:
+    """The server's own model (shared,) and its velocity (shared,)."""
 
-    models: Tensor
-    server: Tensor
+    model: Tensor
     velocity: Tensor
 
 
 @dataclass(frozen=True)
-class FedAvgM(Method):
+class FedAvgM(StarMethod):
     """beta: share of its velocity that the server keeps.  server_lr: its step along the velocity."""
 
     wire: Wire = field(default_factory=Wire)
-    weighting: str = "size"
+    weighting: Weighting = "size"
     beta: float = 0.9
     server_lr: float = 1.0
 
+    #: What the server keeps.
+    keeps = Momentum
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.beta < 1:
             raise RequestError(f"beta={self.beta}: a share, choose 0 to below 1")
         if self.server_lr <= 0:
             raise RequestError(f"server_lr={self.server_lr}: a step size, choose above 0")
 
-    def init(self, world: World) -> State:
-        """The common start at rest."""
-        server = world.learner.start[: self.wire.shared(world)].clone()
-        return State(world.common_start(), server, torch.zeros_like(server))
+    @property
+    def line(self) -> Wire:
+        """The wire."""
+        return self.wire
 
-    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
-        """Train, send up, average, move the server with momentum, send down."""
-        trained = world.learner.train(state.models, t)
-        traffic = bytes_of.star(world.n, self.wire.payload(world))
-        if not ledger.affords(traffic):
-            return State(trained, state.server, state.velocity), Outcome.alone(
-                world.n, Rest.BUDGET, overdrawn=True
-            )
-        shared = self.wire.shared(world)
-        mean = server_mean(world, self.wire, trained[:, :shared], self.weighting, t)
-        velocity = self.beta * state.velocity + (state.server - mean)
-        server = state.server - self.server_lr * velocity
-        trained[:, :shared] = self.wire.deliver(world, server[None], t, server=True)
-        return State(trained, server, velocity), Outcome.of_star(world.n, traffic)
+    def upload(self, world: World, state: Any, trained: Models, t: int) -> tuple[Tensor, ...]:
+        """The shared layers."""
+        return (trained.models[:, : self.wire.shared(world)],)
+
+    def serve(
+        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
+    ) -> tuple[tuple[Tensor, ...], Momentum]:
+        """Move with momentum towards the average."""
+        mean = weighted_mean(sent[0], shares(sizes, self.weighting))
+        before = server.memory or Momentum(start[: len(mean)], torch.zeros_like(mean))
+        velocity = self.beta * before.velocity + (before.model - mean)
+        model = before.model - self.server_lr * velocity
+        return (model,), Momentum(model, velocity)
+
+    def receive(self, world: World, state: Any, trained: Models, down: tuple[Tensor, ...], t: int) -> Models:
+        """The server's model in the place of the shared layers."""
+        return Models(under(down[0], trained.models))

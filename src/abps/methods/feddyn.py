@@ -6,7 +6,7 @@ A center remembers how far it has moved in all rounds so far, d_i = sum of (thet
 
 which is the paper's F_i - <g_i, theta> + (alpha / 2) ||theta - w||^2 with g_i = -alpha_i d_i. The server
 keeps h, the mean of all d_i, and sends out the "cloud" model, mean of theta plus h. What is evaluated is
-the plain mean of the centers' models, as the authors do; a center can work it out from the clouds it has
+the plain mean of the centers' models, as the authors do; a center works it out from the clouds it has
 received, so it costs no byte.
 
 alpha must hold a round's displacement against Adam's normalised steps: with few steps a round, values
@@ -16,33 +16,38 @@ below about 0.3 let h grow like momentum without friction.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from abps.core import ledger as bytes_of
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger
-from abps.core.matching import Rest
 from abps.learn.training import PLAIN, Objective
-from abps.methods.base import Method, Outcome, Wire, World, center_weights
+from abps.methods.base import Models, Weighting, Wire, World, shares
+from abps.methods.star import Server, StarMethod
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """models: (n, P) evaluated.  cloud: (n, P) where training starts.
+class State(Models):
+    """models: (r, P) evaluated.  cloud: (r, P) where training starts.  moved: (r, P) each center's d_i.
 
-    moved: (n, P) each center's d_i.  h: (P,) the server's mean of them.
+    h: (P,) the mean of all d_i, as the clouds tell.
     """
 
-    models: Tensor
     cloud: Tensor
     moved: Tensor
     h: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """The server's h (P,)."""
+
+    h: Tensor
+
+
 @dataclass(frozen=True)
-class FedDyn(Method):
+class FedDyn(StarMethod):
     """alpha: strength of the regulariser.  codec: how weights travel.
 
     weighting: size gives center i alpha / (N_i / mean N), as the authors' code does; uniform gives alpha
@@ -52,16 +57,23 @@ class FedDyn(Method):
 
     alpha: float = 1.0
     codec: str = "fp32"
-    weighting: str = "size"
+    weighting: Weighting = "size"
     server_h: bool = True
-    evaluate: str = "mean"
+    evaluate: Literal["mean", "cloud"] = "mean"
+
+    #: What the server keeps.
+    keeps = Drift
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         Wire(self.codec)
         if self.alpha <= 0:
             raise RequestError(f"alpha={self.alpha}: the strength of the regulariser, choose above 0")
-        if self.evaluate not in ("mean", "cloud"):
-            raise RequestError(f"evaluate={self.evaluate!r}: choose mean or cloud")
+
+    @property
+    def line(self) -> Wire:
+        """Whole models."""
+        return Wire(self.codec)
 
     def init(self, world: World) -> State:
         """The common start; nobody has moved."""
@@ -69,26 +81,36 @@ class FedDyn(Method):
         return State(start, start, torch.zeros_like(start), torch.zeros_like(world.learner.start))
 
     def strengths(self, world: World) -> Tensor:
-        """(n,) alpha_i."""
-        weights = center_weights(world, self.weighting)
-        return self.alpha * weights.mean() / weights
+        """(r,) alpha_i."""
+        weights = shares(world.sizes(), self.weighting)
+        return (self.alpha * weights.mean() / weights)[torch.from_numpy(world.here)]
 
-    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
-        """Train on the bent loss, send up, average, send the cloud down."""
-        bent = Objective(self.strengths(world), state.cloud - state.moved)
-        trained = world.learner.train(state.cloud, t, PLAIN if ledger.closed else bent)
-        wire = Wire(self.codec)
-        traffic = bytes_of.star(world.n, wire.payload(world))
-        if not ledger.affords(traffic):
-            return State(trained, trained, state.moved, state.h), Outcome.alone(
-                world.n, Rest.BUDGET, overdrawn=True
-            )
-        mean = wire.deliver(world, trained, t).mean(0)
-        # All centers received the same cloud, so the first row stands for it.
-        h = state.h + (mean - state.cloud[0])
-        sent = mean + h if self.server_h else mean
-        cloud = wire.deliver(world, sent[None], t, server=True).expand(world.n, -1)
-        shown = mean.expand(world.n, -1) if self.evaluate == "mean" else cloud
-        return State(shown, cloud, state.moved + (trained - state.cloud), h), Outcome.of_star(
-            world.n, traffic
-        )
+    def train(self, world: World, state: State, t: int, alone: bool) -> Models:
+        """Train on the bent loss."""
+        bent = PLAIN if alone else Objective(self.strengths(world), state.cloud - state.moved)
+        return Models(world.learner.train(state.cloud, t, bent))
+
+    def upload(self, world: World, state: State, trained: Models, t: int) -> tuple[Tensor, ...]:
+        """The trained models."""
+        return (trained.models,)
+
+    def serve(
+        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
+    ) -> tuple[tuple[Tensor, ...], Drift]:
+        """The cloud: the mean, and h if it is added."""
+        mean = sent[0].mean(0)
+        before = server.memory.h if server.memory else torch.zeros_like(mean)
+        h = before + (mean - (server.last[0] if server.last else start))
+        return (mean + h if self.server_h else mean,), Drift(h)
+
+    def receive(self, world: World, state: State, trained: Models, down: tuple[Tensor, ...], t: int) -> State:
+        """Start from the cloud; the mean follows from it and the one before."""
+        cloud, before = down[0], state.cloud[0]
+        mean = (cloud + before - state.h) / 2 if self.server_h else cloud
+        moved = state.moved + (trained.models - state.cloud)
+        shown = mean if self.evaluate == "mean" else cloud
+        return State(shown.expand(world.r, -1), cloud.expand(world.r, -1), moved, state.h + (mean - before))
+
+    def rest(self, world: World, state: State, trained: Models, t: int) -> State:
+        """Every center goes on from its own model."""
+        return State(trained.models, trained.models, state.moved, state.h)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger
-from abps.methods.base import Models, Outcome, Wire, World
+from abps.methods.base import Models, Wire, World
 from abps.methods.fedavg import FedAvg
 
 
@@ -32,12 +31,11 @@ class FedRep(FedAvg):
                 f"head_epochs={self.head_epochs}, trunk_epochs={self.trunk_epochs}: choose at least 1 each"
             )
 
-    def apply(self, world: World, state: Models, t: int, ledger: Ledger) -> tuple[Models, Outcome]:
-        """Train the head, then the trunk; exchange the trunk."""
+    def train(self, world: World, state: Models, t: int, alone: bool) -> Models:
+        """Train the head, then the trunk."""
         shared = self.wire.shared(world)
         # Two phases, two numbers, so that the second does not repeat the first one's batches.
         fitted = world.learner.train(
             state.models, 2 * t - 1, columns=slice(shared, None), epochs=self.head_epochs
         )
-        trained = world.learner.train(fitted, 2 * t, columns=slice(0, shared), epochs=self.trunk_epochs)
-        return self.exchange(world, state, trained, t, ledger)
+        return Models(world.learner.train(fitted, 2 * t, columns=slice(0, shared), epochs=self.trunk_epochs))

@@ -8,6 +8,7 @@ toward the prior, and, if it says so to the others, theirs about it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,10 @@ from torch import Tensor
 from abps.core import streams
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
+from abps.core.settings import validate
 from abps.data.prepare import Rows
 from abps.learn.metrics import Segments, labels_of, row_losses
-from abps.methods.base import World
+from abps.methods.base import Alarm, World
 from abps.stats import change as drift
 from abps.stats import detectors
 from abps.stats.change import two_sided_p
@@ -31,26 +33,17 @@ Keys = NDArray[np.uint64]
 #: outcome: the share of positive rows. case_mix: the share of rows with each binary feature.
 #: relation: how the features go with the outcome.
 #: utility: what partners brought, against what was believed of them.
-WATCHES = ("loss", "outcome", "case_mix", "relation", "utility")
-DETECTORS = ("t-test", "page-hinkley", "adwin", "kswin")
+Statistic = Literal["loss", "outcome", "case_mix", "relation", "utility"]
+Detector = Literal["t-test", "page-hinkley", "adwin", "kswin"]
 #: How many permutations are expected beyond the level of a test.
 _BEYOND = 5
 #: Rows times permutations that are in memory at a time.
 _CELLS = 2_000_000
 
 
-@dataclass(frozen=True)
-class Alarm:
-    """A center's alarm: on which statistic, and its p-value (NaN for detectors that have none)."""
-
-    center: int
-    statistic: str
-    p: float
-
-
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """A round's observations: who, about whom, which clipped utility, and what had been believed.
+    """A round's observations: which row, about the member at which place, and the clipped utility.
 
     surprise: value minus the belief's mean before; NaN where the peer had never been observed.
     """
@@ -59,11 +52,18 @@ class Observed:
     peer: Ints
     value: Floats
     surprise: Floats
+    round: int = 0
 
     def without(self, centers: list[int]) -> Observed:
         """The observations of the other centers."""
         keep = ~np.isin(self.center, centers)
-        return Observed(self.center[keep], self.peer[keep], self.value[keep], self.surprise[keep])
+        return replace(
+            self,
+            center=self.center[keep],
+            peer=self.peer[keep],
+            value=self.value[keep],
+            surprise=self.surprise[keep],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +72,10 @@ class Watch:
 
     past: tuple[Observed, ...] = ()
     windows: drift.WelchState | None = None
+
+    def placed(self, place: Ints) -> Watch:
+        """With members in other places."""
+        return replace(self, past=tuple(replace(each, peer=place[each.peer]) for each in self.past))
 
 
 @dataclass(frozen=True)
@@ -89,29 +93,23 @@ class Memory:
     block: utilities that a center gathers before it compares them with those before.
     """
 
-    forget: str = "never"
+    forget: Literal["never", "alarm", "window"] = "never"
     kept: float = 0.2
     recall: int = 10
     announce: bool = True
-    watch: tuple[str, ...] = ("loss", "outcome", "relation")
-    detector: str = "t-test"
+    watch: tuple[Statistic, ...] = ("loss", "outcome", "relation")
+    detector: Detector = "t-test"
     alarm_level: float = 0.01
     block: int = 10
 
     def __post_init__(self) -> None:
-        if self.forget not in ("never", "alarm", "window"):
-            raise RequestError(f"forget={self.forget!r}: choose never, alarm or window")
+        validate(self)
         if not 0 <= self.kept <= 1:
             raise RequestError(f"kept={self.kept}: a share, choose 0 to 1")
         if self.recall < 1 or self.block < 2:
             raise RequestError(f"recall={self.recall}, block={self.block}: choose at least 1 and 2")
         if not 0 < self.alarm_level < 1:
             raise RequestError(f"alarm_level={self.alarm_level}: a probability, choose between 0 and 1")
-        for name in self.watch:
-            if name not in WATCHES:
-                raise RequestError(f"watch={name!r}: choose of {', '.join(WATCHES)}")
-        if self.detector not in DETECTORS:
-            raise RequestError(f"detector={self.detector!r}: choose {', '.join(DETECTORS)}")
 
     @property
     def level(self) -> float:
@@ -215,27 +213,29 @@ class Memory:
         return drift.WelchRule(self.level, self.block, spend=True)
 
     def fade(self, beliefs: Beliefs, alarms: tuple[Alarm, ...]) -> Beliefs:
-        """Beliefs after the alarms."""
-        centers = sorted({alarm.center for alarm in alarms})
-        if not centers:
-            return beliefs
-        beliefs = beliefs.discount(self.kept, centers)
-        return beliefs.discount(self.kept, centers, about=True) if self.announce else beliefs
+        """Beliefs after the alarms, those of one round at a time."""
+        for t in sorted({alarm.round for alarm in alarms}):
+            centers = sorted({alarm.center for alarm in alarms if alarm.round == t})
+            beliefs = beliefs.discount(self.kept, centers)
+            if self.announce:
+                beliefs = beliefs.discount(self.kept, centers, about=True)
+        return beliefs
 
-    def recalled(self, beliefs: Beliefs, state: Watch) -> Beliefs:
-        """Beliefs from the last rounds alone, where older ones do not count."""
+    def recalled(self, beliefs: Beliefs, state: Watch, here: Ints) -> Beliefs:
+        """Beliefs from the last rounds alone, where older ones do not count; here: (r,) the rows' places."""
         if self.forget != "window":
             return beliefs
         fresh = Beliefs(beliefs.n, beliefs.prior)
         for observed in state.past:
-            fresh = fresh.observe(observed.center, observed.peer, observed.value)
+            fresh = fresh.observe(here[observed.center], observed.peer, observed.value)
         return fresh
 
     def remember(self, state: Watch, observed: Observed) -> Watch:
         """What later rounds will need of this one, where beliefs are those of a window of rounds."""
         if self.forget != "window":
             return state
-        return replace(state, past=(*state.past, observed)[-self.recall :])
+        recent = (each for each in state.past if each.round > observed.round - self.recall)
+        return replace(state, past=(*recent, observed))
 
     def clear(self, state: Watch, alarms: tuple[Alarm, ...]) -> Watch:
         """After an alarm, what a center saw before is no measure any more."""
@@ -249,8 +249,8 @@ class Memory:
 
 
 def keys_of(world: World, t: int) -> Keys:
-    """(n,) what the centers' detectors draw from in round t."""
-    return streams.bits(world.seed, "watch", t, world.ids)
+    """(r,) what the centers' detectors draw from in round t."""
+    return streams.bits(world.seed, "watch", t, world.ids[world.here])
 
 
 def rows_of(world: World, i: int) -> tuple[Floats, Floats]:

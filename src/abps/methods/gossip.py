@@ -7,83 +7,82 @@ had it at the time of sending. Messages go one way: n transfers a round, half of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.core import streams
-from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
-from abps.core.matching import Rest
-from abps.methods.base import Method, Outcome, Wire, World
+from abps.methods.base import Floats, Ints, Kind, Models, World
+from abps.methods.peers import Heard, Learned, PeerMethod
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """models: (n, P).  age: (n,) rows that each model has seen."""
+class State(Models):
+    """models: (r, P).  age: (r,) rows that each model has seen."""
 
-    models: Tensor
-    age: NDArray[np.float64]
+    age: Floats
 
 
 @dataclass(frozen=True)
-class Gossip(Method):
+class Gossip(PeerMethod):
     """wire: codec and private layers."""
 
-    wire: Wire = field(default_factory=Wire)
+    #: A model's age travels with it.
+    noted = True
+
+    @property
+    def kind(self) -> Kind:
+        """Who sends to whom follows from the seed."""
+        return "graph"
 
     def init(self, world: World) -> State:
         """The common start, of age zero."""
-        return State(world.common_start(), np.zeros(world.n))
+        return State(world.common_start(), np.zeros(world.r))
 
-    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
-        """Train, send to one peer, merge what arrives."""
-        trained = world.learner.train(state.models, t)
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """The local epochs."""
         age = state.age + self.training.epochs * world.data.train.sizes
+        return State(world.learner.train(state.models, t), age)
+
+    def transfers(self, world: World, t: int) -> tuple[Ints, Ints]:
+        """Every center to its receiver."""
         to = self.receivers(world, t)
         by = np.flatnonzero(to >= 0)
-        traffic = self.traffic(world, by, to[by])
-        if not ledger.affords(traffic):
-            return State(trained, age), Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-        arrived = self.wire.deliver(world, trained[:, : self.wire.shared(world)], t)
-        # Every message has its own place in the receiver's queue, whatever order centers are listed in.
-        place = streams.uniforms(world.seed, "proposal-order", t, world.ids[to[by]], world.ids[by])
-        models, age = merge(trained, age, arrived, by, to[by], place)
-        got = np.bincount(to[by], minlength=world.n)
-        return State(models, age), Outcome(
-            traffic, got, np.where(got > 0, Rest.NOT, Rest.NO_CANDIDATES).astype(np.int8)
-        )
+        return to[by], by
 
-    def receivers(self, world: World, t: int) -> NDArray[np.int64]:
+    def receivers(self, world: World, t: int) -> Ints:
         """(n,) the peer that each center sends to, uniformly among the others; -1 without any other."""
         n = world.n
         if n < 2:
             return np.full(n, -1)
         draw = streams.uniforms(world.seed, "graph", t, world.ids[:, None], world.ids[None, :])
         np.fill_diagonal(draw, -1.0)
-        chosen: NDArray[np.int64] = np.argmax(draw, axis=1)
+        chosen: Ints = np.argmax(draw, axis=1)
         return chosen
 
-    def traffic(self, world: World, by: NDArray[np.int64], to: NDArray[np.int64]) -> Traffic:
-        """A payload per pair that was in touch, and one per message; the age travels as control."""
-        payload = self.wire.payload(world)
-        touching = {(min(a, b), max(a, b)) for a, b in zip(by.tolist(), to.tolist())}
-        return Traffic(len(touching) * payload, len(by) * payload, len(by) * CONTROL_MESSAGE)
+    def note(self, world: World, trained: State, listeners: Ints) -> Floats:
+        """A model's age."""
+        return trained.age
+
+    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+        """Merge what arrives."""
+        to, by = heard.to, heard.by
+        # Every message has its own place in the receiver's queue, whatever order centers are listed in.
+        receivers = world.ids[world.here[to]]
+        place = streams.uniforms(world.seed, "proposal-order", t, receivers, world.ids[by])
+        return Learned(State(*merge(trained.models, trained.age, heard.arrived, heard.notes, by, to, place)))
 
 
 def merge(
-    models: Tensor,
-    age: NDArray[np.float64],
-    arrived: Tensor,
-    by: NDArray[np.int64],
-    to: NDArray[np.int64],
-    place: NDArray[np.float64],
-) -> tuple[Tensor, NDArray[np.float64]]:
-    """Models (n, P) and ages after all messages: from ``by`` to ``to``, in the order of ``place``.
+    models: Tensor, age: Floats, arrived: Tensor, ages: Floats, by: Ints, to: Ints, place: Floats
+) -> tuple[Tensor, Floats]:
+    """Models (r, P) and ages (r,) after all messages: from places ``by`` to rows ``to``, in the order of
+    ``place``.
 
-    The first message of every receiver is merged at once, then the second of those that have one, ….
+    arrived: (n, shared) what members sent, of the ages (n,). The first message of every receiver is merged
+    at once, then the second of those that have one, ….
     """
     shared = arrived.shape[1]
     merged, now = models.clone(), age.copy()
@@ -92,9 +91,9 @@ def merge(
     turn = np.arange(len(to)) - np.searchsorted(to, to, side="left")
     for k in range(int(turn.max(initial=-1)) + 1):
         a, b = to[turn == k], by[turn == k]
-        share = age[b] / np.maximum(now[a] + age[b], 1.0)
+        share = ages[b] / np.maximum(now[a] + ages[b], 1.0)
         rows = torch.from_numpy(a)
         part = torch.from_numpy(share.astype(np.float32))[:, None]
         merged[rows, :shared] = torch.lerp(merged[rows, :shared], arrived[torch.from_numpy(b)], part)
-        now[a] = np.maximum(now[a], age[b])
+        now[a] = np.maximum(now[a], ages[b])
     return merged, now

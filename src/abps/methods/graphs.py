@@ -5,6 +5,8 @@ A graph is its edges (e, 2), every undirected edge once. A transfer is (receiver
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,7 +18,8 @@ from abps.methods.base import World
 
 Ints = NDArray[np.int64]
 
-GRAPHS = ("ring", "changing-ring", "random", "complete")
+Graph = Literal["ring", "changing-ring", "random", "complete"]
+GRAPHS: tuple[str, ...] = get_args(Graph)
 
 
 def ring(order: Ints) -> Ints:
@@ -74,10 +77,10 @@ def both_ways(edges: Ints) -> tuple[Ints, Ints]:
 def combine(
     own: Tensor, arrived: Tensor, receiver: Ints, sender: Ints, weight: NDArray[np.float64]
 ) -> Tensor:
-    """(n, P) every center's own model and, with the given weights, those it received; weights sum to 1.
+    """(r, P) every center's own model and, with the given weights, those it received; weights sum to 1.
 
-    own: (n, P).  arrived: (n, shared) what each center's receivers see of it; the private columns of
-    ``own`` stay.  receiver, sender, weight: (transfers,).
+    own: (r, P).  arrived: (n, shared) what each member's receivers see of it; the private columns of
+    ``own`` stay.  receiver: (transfers,) rows.  sender: (transfers,) places.  weight: (transfers,).
     """
     n, shared = len(own), arrived.shape[1]
     rest = 1.0 - np.bincount(receiver, weights=weight, minlength=n)

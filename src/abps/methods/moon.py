@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger
 from abps.learn.contrast import Contrast
 from abps.learn.training import PLAIN, Objective
-from abps.methods.base import Models, Outcome, World
+from abps.methods.base import Models, World
 from abps.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True, eq=False)
 class State(Models):
-    """models: (n, P).  previous: (n, P) every center's own model after its last local training."""
+    """models: (r, P).  previous: (r, P) every center's own model after its last local training."""
 
     previous: Tensor
 
@@ -49,16 +48,12 @@ class MOON(FedAvg):
         start = world.common_start()
         return State(start, start)
 
-    def apply(  # type: ignore[override]
-        self, world: World, state: State, t: int, ledger: Ledger
-    ) -> tuple[State, Outcome]:
-        """FedAvg's round, with the contrastive loss."""
-        objective = PLAIN if ledger.closed else self.objective(state)
-        trained = world.learner.train(state.models, t, objective)
-        after, outcome = self.exchange(world, state, trained.clone(), t, ledger)
-        return State(after.models, trained), outcome
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """The local epochs; what they lead to is the next round's previous model."""
+        trained: State = super().train(world, state, t, alone)
+        return State(trained.models, trained.models)
 
-    def objective(self, state: State) -> Objective:  # type: ignore[override]
+    def objective(self, state: State) -> Objective:
         """Near what was received, away from what was learned the round before."""
         if self.mu == 0.0:
             return PLAIN

@@ -49,8 +49,8 @@ def coalitions(who: Ints, partners: Ints) -> tuple[Ints, Ints, Ints]:
 class Meeting:
     """What came of partners' models.
 
-    models: (n, P) every center's average with all of its partners.  validation, test: what these answer for
-    their owners' rows.  phi[k]: the Shapley value of ``peer[k]`` for ``center[k]``.
+    models: (r, P) every center's average with all of its partners.  validation, test: what these answer for
+    their owners' rows.  phi[k]: the Shapley value of the member at place ``peer[k]`` for row ``center[k]``.
     """
 
     models: Tensor
@@ -66,10 +66,11 @@ def meet(
 ) -> Meeting:
     """Average all who have rows here (a hospital has its own alone) with their partners; nobody is judged.
 
-    trained: (n, P) own models.  arrived: (n, shared) what each center's partners received from it.
+    trained: (r, P) own models.  arrived: (n, shared) what each member's partners received from it.
+    weights: (n,) of the members.  partners: of every row, by their places.
     """
-    data = world.data
-    parts = mixtures(np.arange(data.size), *flat(partners[: data.size]), weights.numpy())
+    data, say = world.data, weights.numpy()
+    parts = mixtures(np.arange(world.r), *flat(partners), say, own_weights=say[world.here])
     models, answers = world.learner.settle(trained, arrived, parts, data.held_out)
     none = np.zeros(0, dtype=np.int64)
     return Meeting(models, *answers.split(data.validation.sizes), none, none, np.zeros(0))
@@ -89,17 +90,17 @@ def judged(
 ) -> Meeting:
     """The meeting, and what every center's partners were worth to it by the score of its model on its
     validation rows: exact up to five partners, sampled above."""
-    arrived = arrived.contiguous()
+    arrived, say = arrived.contiguous(), weights.numpy()
     rows = world.data.validation
 
     def utility(owner: Ints, members: Ints, counts: Ints) -> Floats:
         """U_i(S) of each center and coalition."""
-        models = mixtures(owner, members, counts, weights.numpy())
+        models = mixtures(owner, members, counts, say, own_weights=say[world.here])
         answers = world.learner.mixture_logits(trained, arrived, models, rows)
         return score(answers, labels_of(rows, owner))
 
     whole = score(meeting.validation, labels_of(rows))
-    degree = np.array([len(mine) for mine in partners[: world.n]], dtype=np.int64)
+    degree = np.array([len(mine) for mine in partners], dtype=np.int64)
     center, peer, phi = [meeting.center], [meeting.peer], [meeting.phi]
     for k in np.unique(degree[(degree > 0) & (degree <= credit.EXACT_UP_TO)]).tolist():
         who = np.flatnonzero(degree == k)
@@ -113,7 +114,7 @@ def judged(
 
     def sample(k: int) -> None:
         i = int(many[k])
-        rng = streams.generator(world.seed, "permutations", t, int(world.ids[i]))
+        rng = streams.generator(world.seed, "permutations", t, int(world.ids[world.here[i]]))
         orders = np.stack([rng.permutation(degree[i]) for _ in range(permutations)])
 
         def ask(masks: list[int]) -> Floats:

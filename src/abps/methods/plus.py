@@ -21,19 +21,18 @@ weighs by its own experience.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.core import credit, streams
-from abps.core import ledger as bytes_of
-from abps.core import selection as turns_of
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger, Traffic
-from abps.core.matching import Answer, Plan, Rest, propose
-from abps.core.selection import Selection
+from abps.core.matching import Answer, Plan
+from abps.core.settings import validate
 from abps.core.usefulness import (
     Expectation,
     Experience,
@@ -49,9 +48,11 @@ from abps.core.usefulness import (
 from abps.data.prepare import Rows
 from abps.learn.metrics import Segments, auroc, labels_of, row_losses
 from abps.learn.mixtures import Mixtures, mixtures
-from abps.methods.abps import UTILITIES, decisions_of
-from abps.methods.base import Decisions, Method, Outcome, Wire, World
+from abps.methods.abps import UTILITIES, trail_of
+from abps.methods.base import Decisions, Kind, Models, Published, Wire, World
 from abps.methods.pairing import coalition, flat, judged, meet
+from abps.methods.peers import Heard, Learned, Opinion, PeerMethod, Worth
+from abps.wire.admission import ASSOCIATION
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -59,7 +60,7 @@ Ints = NDArray[np.int64]
 #: Beliefs are tables of all pairs: about 50 bytes each.
 MOST_CENTERS = 8192
 
-POLICIES = ("thompson", "bayes-ucb", "gumbel", "mean", "random")
+Policy = Literal["thompson", "bayes-ucb", "gumbel", "mean", "random"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Calling:
     every: exchange in every second, third… round only.  warm_up: rounds alone before the first call.
     """
 
-    policy: str = "thompson"
+    policy: Policy = "thompson"
     price: float = 0.002
     ambition: float = 0.5
     slack: float = 0.05
@@ -105,8 +106,7 @@ class Calling:
     warm_up: int = 0
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise RequestError(f"policy={self.policy!r}: choose {', '.join(POLICIES)}")
+        validate(self)
         if self.renewal < 0:
             raise RequestError(f"renewal={self.renewal}: choose a number of rounds from 0")
         if self.every < 1 or self.warm_up < 0:
@@ -119,9 +119,9 @@ class Calling:
 
 @dataclass(frozen=True, eq=False)
 class Likeness:
-    """What all can see of all pairs.
+    """What all can see of the members.
 
-    features: (n, n, k) standardised likenesses.  slopes: (k,) what is expected of each.
+    features: (r, n, k) standardised likenesses to the centers here.  slopes: (k,) what is expected of each.
     differ: from 0 to 1, how much the centers' risks differ.
     """
 
@@ -131,22 +131,30 @@ class Likeness:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """Models (n, P), what was measured, what all can see, what mixing brought, the belief.
+class State(Models):
+    """Models (r, P), what was measured, what mixing brought, and the belief that follows."""
 
-    published: what all can see was sent out anew before this round.
-    """
-
-    models: Tensor
     experience: Experience
-    likeness: Likeness
     returns: Returns
     beliefs: Usefulness | None = None
-    published: bool = False
+
+    def placed(self, place: Ints, n: int) -> State:
+        """With members in other places; the belief follows from the experience again."""
+        return replace(self, experience=self.experience.placed(place), beliefs=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed(Opinion):
+    """An opinion, and what it came from: belief, (r,) own levels and doubts, logits on validation rows."""
+
+    belief: Usefulness | None = None
+    own: Floats = field(default_factory=lambda: np.zeros(0))
+    doubt: Floats = field(default_factory=lambda: np.zeros(0))
+    shown: Segments | None = None
 
 
 @dataclass(frozen=True)
-class ABPSPlus(Method):
+class ABPSPlus(PeerMethod):
     """kappa: partners at most.  utility: received (the peer's model on all own rows; with several partners
     its Shapley share of what they are worth together), or the paper's: auroc or log_loss, the mixed model's
     gain on validation rows.  gate: adopt a peer's weights only as far as it probably helps.
@@ -154,37 +162,78 @@ class ABPSPlus(Method):
 
     wire: Wire = field(default_factory=lambda: Wire("int3", private_layers=1, reference="start"))
     kappa: int = 1
-    utility: str = "received"
+    utility: Literal["received", "auroc", "log_loss"] = "received"
     gate: bool = True
     calling: Calling = field(default_factory=Calling)
     expect: Expectation = field(default_factory=Expectation)
     public: Public = field(default_factory=Public)
 
     def __post_init__(self) -> None:
+        validate(self)
         if self.kappa < 1:
             raise RequestError(f"kappa={self.kappa}: a center needs room for at least 1 partner")
-        if self.utility not in ("received", *UTILITIES):
-            raise RequestError(f"utility={self.utility!r}: choose received, {', '.join(UTILITIES)}")
+
+    @property
+    def kind(self) -> Kind:
+        """By mutual proposals."""
+        return "mutual"
+
+    @property
+    def capacity(self) -> int:
+        """κ."""
+        return self.kappa
+
+    def exchanges(self, t: int) -> bool:
+        """Not while warming up, and not in the rounds between two calls."""
+        return self.calling.on(t)
+
+    def between_sites(self) -> str:
+        """Peers must be able to weigh a model, and noise must hide something."""
+        if not self.public.metadata:
+            return (
+                "metadata=no: sites weigh a peer's model by its number of rows, which its metadata tell; "
+                "publish them"
+            )
+        if self.public.noise:
+            return (
+                f"noise={self.public.noise:g} is drawn from the study's seed, which every member knows, "
+                "and would hide nothing from them; it runs in the simulation only"
+            )
+        return ""
 
     def init(self, world: World) -> State:
-        """The common start, no experience, and what everybody published."""
+        """The common start and no experience."""
+        return State(world.common_start(), Experience.none(), Returns.none(world.r))
+
+    def publish(self, world: World) -> Published:
+        """Metadata, and how features go with the outcome."""
         if world.n > MOST_CENTERS:
             raise RequestError(
                 f"abps-plus compares all pairs and takes up to {MOST_CENTERS} centers, not {world.n}; "
                 "use abps-pq-k1-hom, or cut the federation"
             )
-        return State(world.common_start(), Experience.none(), self.seen(world), Returns.none(world.n))
-
-    def moved(self, before: World, world: World, state: State, t: int) -> State:
-        """New data: everybody publishes anew what it shows of itself."""
-        return replace(state, likeness=self.seen(world), published=True)
-
-    def seen(self, world: World) -> Likeness:
-        """What everybody published says of all pairs."""
-        told, variances = np.zeros((world.n, 0)), np.zeros(world.n)
+        names: tuple[str, ...] = ()
+        vectors = [np.zeros((world.r, 0))]
+        if self.public.metadata:
+            names, vectors = world.data.metadata_names, [world.data.metadata]
         if self.public.association:
-            told, variances = associations(world, self.public)
-        return self.likeness(world.data.metadata, told, variances)
+            names += tuple(f"{ASSOCIATION}{column}" for column in world.data.columns)
+            vectors.append(associations(world, self.public)[0])
+        return Published(names, np.concatenate(vectors, axis=1))
+
+    def ground(self, world: World) -> Likeness:
+        """What the publications say of the members that have made theirs."""
+        known = np.flatnonzero(world.known)
+        published = np.zeros((world.n, 0)) if world.bulletin is None else world.bulletin[known]
+        entries = len(world.data.metadata_names) * self.public.metadata
+        metadata, told = published[:, :entries], published[:, entries:]
+        sizes = world.sizes().numpy().astype(np.float64)[known]
+        # The outcome rates tell the numbers of positive rows; without metadata the data must be here.
+        rates = np.rint(metadata[:, 0] * sizes) if entries else world.data.train.positives().astype(float)
+        found = self.likeness(metadata, told, association_variance(rates, sizes, self.public))
+        features = np.zeros((world.r, world.n, found.features.shape[2]))
+        features[:, known] = found.features[np.searchsorted(known, world.here)]
+        return replace(found, features=features)
 
     def likeness(self, metadata: Floats, told: Floats, variances: Floats) -> Likeness:
         """How alike centers are by what they published.
@@ -205,105 +254,92 @@ class ABPSPlus(Method):
         stacked = np.stack(features, axis=2) if features else np.zeros((n, n, 0))
         return Likeness(stacked, np.array(slopes), differ)
 
-    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
-        """One round: train, believe, call or rest, swap, judge, adopt."""
-        trained = world.learner.train(state.models, t)
-        if not self.calling.on(t):
-            return replace(state, models=trained), Outcome.alone(world.n)
-        if ledger.closed:
-            return replace(state, models=trained), Outcome.alone(world.n, Rest.BUDGET)
-        shown = world.learner.logits(trained, world.data.validation)
-        own = own_level(world, shown)
-        seen = state.likeness
+    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Weighed:
+        """Draw the members' utilities and rank those worth their price."""
+        seen: Likeness = world.ground
+        shown = world.learner.logits(trained().models, world.data.validation)
+        own, doubt = own_level(world, shown), self.doubt(state.returns)
         belief = believe(seen.features, seen.slopes, state.experience, t, self.expect)
-        doubt = self.doubt(state.returns)
-        even = self.break_even(belief, own, doubt)
-        plan, score = self.call(world, belief, even, self.news(state.experience, seen, t), t)
-        spent = self.traffic(world, plan, t, state.published)
-        if not ledger.affords(spent):
-            # That the plan is too dear is known once it is made: its messages were sent.
-            alone = Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-            return replace(state, models=trained), replace(alone, traffic=Traffic(control=spent.control))
-        arrived = self.wire.deliver(world, trained[:, : self.wire.shared(world)], t)
-        partners = plan.partners()
-        sizes = world.sizes()
-        center, peer, value, se = self.measure(world, sizes, trained, arrived, partners, t)
+        even = self.break_even(world, belief, own, doubt)
+        score = self.scores(world, belief, even, t)
+        willing = self.willing(world, belief, even, score)
+        rankings = self.rankings(willing, score, even, self.news(state.experience, seen, t))
+
+        def answer(row: int, peer: int) -> Answer:
+            return Answer.ACCEPTED if willing[row, peer] else Answer.DECLINED
+
+        def trail(plan: Plan) -> Decisions:
+            return explained(plan, score, belief, even)
+
+        # A center that wants nobody rests by its own decision.
+        anybody = np.ones(world.r, dtype=bool)
+        return Weighed(
+            rankings, answer, anybody, trail=trail, belief=belief, own=own, doubt=doubt, shown=shown
+        )
+
+    def learn(self, world: World, state: State, trained: Models, heard: Heard, t: int) -> Learned:
+        """Measure what arrived, believe anew, and adopt as far as it probably helps."""
+        seen, before = world.ground, heard.opinion
+        models, partners = trained.models, heard.partners(world.r)
+        center, peer, value, se = self.measure(world, models, heard.arrived, partners, t)
         experience = state.experience.observe(center, peer, t, value, se)
         after = believe(seen.features, seen.slopes, experience, t, self.expect)
-        helps = after.helps(self.break_even(after, own, doubt))
+        helps = after.helps(self.break_even(world, after, before.own, before.doubt))
         say = helps if self.gated else np.ones_like(helps)
-        mixed, after_mix = adopt(world, sizes, trained, arrived, partners, say)
-        returns = state.returns.observe(plan.degrees() > 0, *gains(world, shown, after_mix))
-        trail = explained(plan, score, belief, even)
+        mixed, after_mix = adopt(world, models, heard.arrived, partners, say)
+        met = np.array([len(mine) > 0 for mine in partners])
+        returns = state.returns.observe(met, *gains(world, before.shown, after_mix))
         answers = after_mix, world.learner.logits(mixed, world.data.test)
-        outcome = Outcome(spent, plan.degrees(), plan.rest, trail, answers=answers)
-        return State(mixed, experience, seen, returns, after), outcome
+        told = np.isfinite(value) & np.isfinite(se)
+        worth = Worth(center[told], peer[told], value[told], se[told])
+        return Learned(State(mixed, experience, returns, after), worth, answers=answers)
+
+    def evidence(self, world: World, state: State) -> tuple[Ints, Floats, Floats, Floats]:
+        """Beliefs as Beta distributions, of members that were measured."""
+        if state.beliefs is None:
+            return super().evidence(world, state)
+        met = np.flatnonzero(state.beliefs.count[0])
+        alpha, beta = (each[0, met] for each in state.beliefs.beta())
+        return met, alpha, beta, state.beliefs.count[0, met]
 
     @property
     def gated(self) -> bool:
         """Whether what arrives is weighed by belief."""
         return self.gate and self.calling.policy != "random"
 
-    def traffic(self, world: World, plan: Plan, t: int, published: bool = False) -> Traffic:
-        """Bytes of a round's plan; what centers publish is paid for with the first calls, or when new."""
-        spent = bytes_of.pairs(len(plan.pairs), self.wire.payload(world), len(plan.center))
-        if published or t == self.calling.warm_up + 1:
-            entries = world.data.metadata.shape[1] * self.public.metadata
-            entries += world.data.width * self.public.association
-            spent += bytes_of.directory(world.n, entries)
-        return spent
-
     def doubt(self, returns: Returns) -> Floats:
-        """(n,) how sure each center is that mixing does not pay."""
+        """(r,) how sure each center is that mixing does not pay."""
         if not self.expect.returns:
             return np.zeros(len(returns.gain))
         return returns.doubt(self.expect.returns, self.expect.returns_noise)
 
-    def break_even(self, belief: Usefulness, own: Floats, doubt: Floats) -> Floats:
-        """(n,) the utility from which a peer helps: part of the way from chance to what a center can reach.
+    def break_even(self, world: World, belief: Usefulness, own: Floats, doubt: Floats) -> Floats:
+        """(r,) the utility from which a peer helps: part of the way from chance to what a center can reach.
 
         That is what its own model surely reaches, or what it believes of the best of its peers. The more a
         center doubts that mixing pays, the longer this way and the less is put down to luck.
         """
         if self.utility != "received":
             return np.full(len(own), 0.5)  # a gain of nothing
-        best = np.where(np.eye(len(own), dtype=bool), 0.0, belief.mean).max(axis=1)
+        best = np.where(world.self_mask | ~world.known, 0.0, belief.mean).max(axis=1)
         reach = np.fmax(best, own) - 0.5 - self.calling.slack * (1.0 - doubt)
         ambition = self.calling.ambition + (1.0 - self.calling.ambition) * doubt
         return 0.5 + ambition * np.maximum(reach, 0.0)
 
     def news(self, experience: Experience, likeness: Likeness, t: int) -> Floats:
-        """(n, n) the share of a peer's model that is new to a center since they last met.
+        """(r, n) the share of a peer's model that is new to a center since they last met.
 
         Where risks differ there are few peers worth meeting, and they are worth meeting again.
         """
-        n = len(likeness.features)
+        shape = likeness.features.shape[:2]
         if not self.calling.renewal or self.calling.policy == "random":
-            return np.ones((n, n))
-        last = np.full((n, n), -np.inf)
+            return np.ones(shape)
+        last = np.full(shape, -np.inf)
         np.maximum.at(last, (experience.center, experience.peer), experience.round.astype(np.float64))
         return 1.0 - (1.0 - likeness.differ) * 0.5 ** ((t - last) / self.calling.renewal)
 
-    def call(
-        self, world: World, belief: Usefulness, even: Floats, news: Floats, t: int
-    ) -> tuple[Plan, Floats]:
-        """Who calls whom: peers worth their price, in the order of what they add that is new."""
-        score = self.scores(world, belief, even, t)
-        willing = self.willing(belief, even, score)
-        rankings = self.rankings(willing, score, even, news)
-        plan = propose(
-            turns_of.turns(Selection(), world.seed, t, world.ids).tolist(),
-            rankings,
-            lambda j, i: Answer.ACCEPTED if willing[j, i] else Answer.DECLINED,
-            self.kappa,
-        )
-        # A center that wanted nobody rests by its own decision.
-        nobody = np.array([not ranking for ranking in rankings])
-        rest = np.where((plan.rest == Rest.NO_CANDIDATES) & nobody, Rest.DECLINED, plan.rest)
-        return replace(plan, rest=rest.astype(np.int8)), score
-
-    def willing(self, belief: Usefulness, even: Floats, score: Floats) -> NDArray[np.bool_]:
-        """(n, n) whether a center would call a peer, and answer yes to it."""
+    def willing(self, world: World, belief: Usefulness, even: Floats, score: Floats) -> NDArray[np.bool_]:
+        """(r, n) whether a center would call a peer, and answer yes to it."""
         policy = self.calling.policy
         willing = belief.expected_gain(even) >= self.calling.price
         if policy == "gumbel":
@@ -312,8 +348,7 @@ class ABPSPlus(Method):
             willing = np.ones_like(willing)
         else:
             willing &= score >= even[:, None]
-        np.fill_diagonal(willing, False)
-        return willing
+        return willing & world.known & ~world.self_mask
 
     def rankings(
         self, willing: NDArray[np.bool_], score: Floats, even: Floats, news: Floats
@@ -325,7 +360,7 @@ class ABPSPlus(Method):
         return [order[i, :count].tolist() for i, count in enumerate(willing.sum(axis=1))]
 
     def scores(self, world: World, belief: Usefulness, even: Floats, t: int) -> Floats:
-        """(n, n) how much each center wants each peer this round."""
+        """(r, n) how much each center wants each member this round."""
         policy, left = self.calling.policy, 1.0 - (t - 1) / world.horizon
         first, second = _uniforms(world, t)
         # Equals are told apart by chance, not by their place in a list.
@@ -345,12 +380,12 @@ class ABPSPlus(Method):
         return belief.mean + math.sqrt(left) * belief.sd * drawn
 
     def measure(
-        self, world: World, sizes: Tensor, trained: Tensor, arrived: Tensor, partners: list[Ints], t: int
+        self, world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], t: int
     ) -> tuple[Ints, Ints, Floats, Floats]:
-        """(center, peer, utility, standard error) of all that arrived.  sizes: (n,) everybody's rows."""
+        """(row, place, utility, standard error) of all that arrived."""
         if self.utility == "received":
-            return judge(world, sizes, trained, arrived, partners)
-        ask = UTILITIES[self.utility]
+            return judge(world, trained, arrived, partners)
+        ask, sizes = UTILITIES[self.utility], world.sizes()
         meeting = meet(world, trained, arrived, sizes, partners)
         found = judged(meeting, world, ask, trained, arrived, sizes, partners, t)
         error = error_on(world.data.validation, found.center, np.full(len(found.center), 0.7))
@@ -359,7 +394,7 @@ class ABPSPlus(Method):
 
 def explained(plan: Plan, score: Floats, belief: Usefulness, even: Floats) -> Decisions:
     """The audit trail, each decision with its prior, its evidence and its posterior."""
-    trail = decisions_of(plan, score, belief.mean, belief.count)
+    trail = trail_of(plan, lambda i, j: (score[i, j], belief.mean[i, j], belief.count[i, j]))
     reasons = np.array(
         [
             why
@@ -375,17 +410,17 @@ def explained(plan: Plan, score: Floats, belief: Usefulness, even: Floats) -> De
 
 
 def own_level(world: World, shown: Segments) -> Floats:
-    """(n,) what each center's own model surely reaches: its validation AUROC less half of its error.
+    """(r,) what each center's own model surely reaches: its validation AUROC less half of its error.
 
     shown: its logits on validation rows.
     """
     rows = world.data.validation
     now = auroc(shown, labels_of(rows))
-    return now - 0.5 * error_on(rows, np.arange(world.n), now)
+    return now - 0.5 * error_on(rows, np.arange(world.r), now)
 
 
 def gains(world: World, before: Segments, after: Segments) -> tuple[Floats, Floats]:
-    """(n,) what a change of models takes off the validation log-loss, and its standard error over rows.
+    """(r,) what a change of models takes off the validation log-loss, and its standard error over rows.
 
     before, after: the models' logits on validation rows.
     """
@@ -400,23 +435,23 @@ def gains(world: World, before: Segments, after: Segments) -> tuple[Floats, Floa
 
 
 def adopt(
-    world: World, sizes: Tensor, trained: Tensor, arrived: Tensor, partners: list[Ints], helps: Floats
+    world: World, trained: Tensor, arrived: Tensor, partners: list[Ints], helps: Floats
 ) -> tuple[Tensor, Segments]:
-    """(n, P) own models averaged with what was received, as far as it is believed to help, of all who have
-    rows here; and their answers for validation rows.
+    """(r, P) own models averaged with what was received, as far as it is believed to help; and their answers
+    for validation rows.
 
-    sizes: (n,) training rows.
-    helps: (n, n) probabilities. From one half on a peer counts fully, below one quarter not at all.
+    helps: (r, n) probabilities. From one half on a peer counts fully, below one quarter not at all.
     """
-    n = world.n
-    peer, counts = flat(partners[:n])
-    center = np.repeat(np.arange(n), counts)
-    chance, rows = helps[center, peer], sizes.numpy().astype(np.float64)
+    r = world.r
+    peer, counts = flat(partners)
+    center = np.repeat(np.arange(r), counts)
+    chance, rows = helps[center, peer], world.sizes().numpy().astype(np.float64)
     say = rows[peer] * np.where(chance >= 0.25, np.minimum(1.0, 2.0 * chance), 0.0)
-    total = rows[:n] + np.bincount(center, weights=say, minlength=n)
+    own = rows[world.here]
+    total = own + np.bincount(center, weights=say, minlength=r)
     parts = Mixtures(
-        owner=np.arange(n),
-        own=(rows[:n] / total).astype(np.float32),
+        owner=np.arange(r),
+        own=(own / total).astype(np.float32),
         other=peer,
         share=(say / total[center]).astype(np.float32),
         start=np.concatenate([[0], np.cumsum(counts)]),
@@ -425,9 +460,9 @@ def adopt(
 
 
 def judge(
-    world: World, sizes: Tensor, trained: Tensor, arrived: Tensor, partners: list[Ints]
+    world: World, trained: Tensor, arrived: Tensor, partners: list[Ints]
 ) -> tuple[Ints, Ints, Floats, Floats]:
-    """(center, peer, utility, standard error) of each received model on all rows of its receiver.
+    """(row, place, utility, standard error) of each received model on all rows of its receiver.
 
     The model is the peers' shared layers as they arrived, averaged, under the receiver's own private layers.
     With one partner its utility is the AUROC; with k partners it is 0.5 plus k times its Shapley share of
@@ -436,7 +471,7 @@ def judge(
     rows = world.data.own
     members = [coalition(mine, mask) for mine in partners for mask in range(1, 1 << len(mine))]
     who = np.repeat(np.arange(len(partners)), [(1 << len(mine)) - 1 for mine in partners])
-    received = mixtures(who, *flat(members), sizes.numpy(), with_own=False)
+    received = mixtures(who, *flat(members), world.sizes().numpy(), with_own=False)
     answers = world.learner.mixture_logits(trained, arrived, received, rows)
     value = auroc(answers, labels_of(rows, who))
     utility, at = [np.zeros(0)], 0
@@ -458,16 +493,16 @@ def error_on(rows: Rows, center: Ints, value: Floats) -> Floats:
 
 
 def associations(world: World, public: Public) -> tuple[Floats, Floats]:
-    """(n, features) standardised difference of every feature's mean between the outcomes, and its (n,)
+    """(r, features) standardised difference of every feature's mean between the outcomes, and its (r,)
     variance.
 
     Zeros and an infinite variance for a center with too few positives: a handful of patients must not be
     readable from it.
     """
     rows = world.data.train
-    owner = np.repeat(np.arange(world.n), rows.sizes)
+    owner = np.repeat(np.arange(world.r), rows.sizes)
     total, square, of_positives = (
-        _sums(owner, values, world.n)
+        _sums(owner, values, world.r)
         for values in (rows.x, rows.x.astype(np.float64) ** 2, rows.x * rows.y[:, None])
     )
     sizes, count = rows.sizes.astype(np.float64), rows.positives().astype(np.float64)
@@ -480,7 +515,7 @@ def associations(world: World, public: Public) -> tuple[Floats, Floats]:
     if public.noise:
         drawn = [
             streams.generator(world.seed, "sketch", 0, int(i)).standard_normal(table.shape[1])
-            for i in world.ids
+            for i in world.ids[world.here]
         ]
         table = np.where(table != 0, table + public.noise * np.stack(drawn), 0.0)
     # Published as four-byte numbers: what a center computes with is what its peers see.
@@ -506,8 +541,8 @@ def _sums(owner: Ints, values: NDArray[np.floating], n: int) -> Floats:
 
 
 def _uniforms(world: World, t: int) -> tuple[Floats, Floats]:
-    """Two uniform numbers in (0, 1) for every ordered pair, from the names of the two."""
-    bits = streams.bits(world.seed, "policy", t, world.ids[:, None], world.ids[None, :])
+    """Two uniform numbers in (0, 1) for every center here and member, from the names of the two."""
+    bits = streams.bits(world.seed, "policy", t, world.ids[world.here][:, None], world.ids[None, :])
     halves = (bits >> np.uint64(32), bits & np.uint64(0xFFFFFFFF))
     first, second = ((half.astype(np.float64) + 0.5) / 2**32 for half in halves)
     return first, second

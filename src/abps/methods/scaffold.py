@@ -10,46 +10,56 @@ gradient. Model and control variate travel both ways, so a round costs two of Fe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from abps.core import ledger as bytes_of
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger
-from abps.core.matching import Rest
 from abps.learn.training import PLAIN, Objective
-from abps.methods.base import Method, Outcome, Wire, World, center_weights, weighted_mean
+from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
+from abps.methods.star import Server, StarMethod
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """models: (n, P).  own: (n, P) the control variates c_i.  common: (P,) their mean c."""
+class State(Models):
+    """models: (r, P).  own: (r, P) the control variates c_i.  common: (P,) their mean c."""
 
-    models: Tensor
     own: Tensor
     common: Tensor
 
 
 @dataclass(frozen=True)
-class Scaffold(Method):
+class Scaffold(StarMethod):
     """control: gradient (option I) or displacement (option II, SGD only).  server_lr: the server's step.
 
     weighting: size or uniform, of both means.
     """
 
-    control: str = "gradient"
+    control: Literal["gradient", "displacement"] = "gradient"
     server_lr: float = 1.0
-    weighting: str = "size"
+    weighting: Weighting = "size"
     codec: str = "fp32"
 
+    #: The model, and the control variate.
+    messages = 2
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         Wire(self.codec)
-        if self.control not in ("gradient", "displacement"):
-            raise RequestError(f"control={self.control!r}: choose gradient or displacement")
         if self.server_lr <= 0:
             raise RequestError(f"server_lr={self.server_lr}: a step size, choose above 0")
+
+    @property
+    def line(self) -> Wire:
+        """Whole models."""
+        return Wire(self.codec)
+
+    @property
+    def remembers(self) -> bool:
+        """The server steps from where it was."""
+        return True
 
     def init(self, world: World) -> State:
         """The common start, all control variates zero."""
@@ -61,30 +71,36 @@ class Scaffold(Method):
         start = world.common_start()
         return State(start, torch.zeros_like(start), torch.zeros_like(world.learner.start))
 
-    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
-        """Train with the correction, renew the control variates, send both up, average, send both down."""
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """Train with the correction, and renew the control variates."""
+        if alone:
+            return State(world.learner.train(state.models, t, PLAIN), state.own, state.common)
         corrected = Objective(shift=state.common - state.own)
-        trained = world.learner.train(state.models, t, PLAIN if ledger.closed else corrected)
-        wire = Wire(self.codec)
-        traffic = bytes_of.star(world.n, 2 * wire.payload(world))
-        if not ledger.affords(traffic):
-            return State(trained, state.own, state.common), Outcome.alone(
-                world.n, Rest.BUDGET, overdrawn=True
-            )
-        own = self.renewed(world, state, trained)
-        weights = center_weights(world, self.weighting)
-        server = state.models[0]
-        # Two messages each way, each with a number of its own.
-        first, second = 2 * t - 1, 2 * t
-        mean = weighted_mean(wire.deliver(world, trained, first), weights)
-        common = weighted_mean(wire.deliver(world, own, second), weights)
-        moved = torch.lerp(server, mean, self.server_lr)
-        models = wire.deliver(world, moved[None], first, server=True).expand(world.n, -1)
-        common = wire.deliver(world, common[None], second, server=True)[0]
-        return State(models, own, common), Outcome.of_star(world.n, traffic)
+        trained = world.learner.train(state.models, t, corrected)
+        return State(trained, self.renewed(world, state, trained), state.common)
+
+    def upload(self, world: World, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+        """Model and control variate."""
+        return trained.models, trained.own
+
+    def serve(
+        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
+    ) -> tuple[tuple[Tensor, ...], None]:
+        """A step towards the mean model, and the mean control variate."""
+        weights = shares(sizes, self.weighting)
+        mean, common = (weighted_mean(each, weights) for each in sent)
+        return (torch.lerp(server.last[0] if server.last else start, mean, self.server_lr), common), None
+
+    def receive(self, world: World, state: State, trained: State, down: tuple[Tensor, ...], t: int) -> State:
+        """All start from the server's model, with its mean control variate."""
+        return State(down[0].expand(world.r, -1), trained.own, down[1])
+
+    def rest(self, world: World, state: State, trained: State, t: int) -> State:
+        """The control variates stay as they are."""
+        return State(trained.models, state.own, state.common)
 
     def renewed(self, world: World, state: State, trained: Tensor) -> Tensor:
-        """(n, P) every center's control variate after the round."""
+        """(r, P) every center's control variate after the round."""
         if self.control == "gradient":
             return world.learner.gradient(state.models, world.data.train)
         steps = self.training.epochs * -(-world.data.train.sizes // self.training.batch)

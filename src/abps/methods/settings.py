@@ -110,7 +110,7 @@ def _as(text: str, kind: Any) -> Any:
         if value != value:
             raise ValueError(text)
         return value
-    if kind is str:
+    if kind is str or typing.get_origin(kind) is typing.Literal:
         return text
     if typing.get_origin(kind) is tuple:
         inner, *rest = typing.get_args(kind)

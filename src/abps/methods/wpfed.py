@@ -19,43 +19,37 @@ control bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from abps.core import ledger as bytes_of
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger, Traffic
-from abps.core.matching import Answer, Plan, Rest, propose
+from abps.core.ledger import Traffic
 from abps.data.prepare import Prepared, Rows
 from abps.learn.metrics import Segments, labels_of, log_loss
 from abps.learn.training import PLAIN, Learner, Lesson, Objective
 from abps.methods import graphs
-from abps.methods.base import Method, Outcome, Wire, World
+from abps.methods.base import Floats, Ints, Kind, Models, World
+from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """models: (n, P).  score: (n,) s_j.  teacher: reference rows with the neighbours' mean prediction.
+class State(Models):
+    """models: (n, P).  ranking: (n, neighbours) whom each center ranked last, best first, -1: nobody.
 
-    learner, reference: training without the reference rows, and those rows.  sketch: (P, bits).
+    teacher: reference rows with the neighbours' mean prediction.
     """
 
-    models: Tensor
-    score: Floats
+    ranking: Ints
     teacher: Teacher | None
-    learner: Learner
-    reference: Rows
-    sketch: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,16 +60,31 @@ class Teacher:
     taught: NDArray[np.bool_]
 
 
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """learner, reference: training without the reference rows, and those rows.  sketch: (P, bits)."""
+
+    learner: Learner
+    reference: Rows
+    sketch: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed(Opinion):
+    """An opinion, and the weights w_ij (n, n) that it came from."""
+
+    weight: Floats | None = None
+
+
 @dataclass(frozen=True)
-class WPFed(Method):
+class WPFed(PeerMethod):
     """exchange: params or kd (predictions, always in fp32).
 
     neighbours: at most.  gamma: weight of the distance between codes.  bits: length of the code.
     reference_share: of the training rows.  alpha: weight of the own loss (kd).
     """
 
-    wire: Wire = field(default_factory=Wire)
-    exchange: str = "params"
+    exchange: Literal["params", "kd"] = "params"
     neighbours: int = 2
     gamma: float = 1.0
     bits: int = 256
@@ -83,8 +92,7 @@ class WPFed(Method):
     alpha: float = 0.6
 
     def __post_init__(self) -> None:
-        if self.exchange not in ("params", "kd"):
-            raise RequestError(f"exchange={self.exchange!r}: choose params or kd")
+        super().__post_init__()
         if self.neighbours < 1 or self.bits < 1:
             raise RequestError(f"neighbours={self.neighbours}, bits={self.bits}: choose at least 1 each")
         if not 0 < self.reference_share < 1 or not 0 <= self.alpha <= 1:
@@ -92,71 +100,84 @@ class WPFed(Method):
                 f"reference_share={self.reference_share}, alpha={self.alpha}: shares, choose 0 to 1"
             )
 
+    @property
+    def kind(self) -> Kind:
+        """Links are mutual."""
+        return "mutual"
+
+    @property
+    def capacity(self) -> int:
+        """The number of neighbours."""
+        return self.neighbours
+
+    def between_sites(self) -> str:
+        """Codes and rankings are published in every round, which sites do in the first one only."""
+        if self.exchange == "kd":
+            return "exchange=kd shows patients' rows to neighbours"
+        return "its centers publish a code of their model and a ranking in every round, which no site sends"
+
     def init(self, world: World) -> State:
-        """The common start; the reference rows are set aside."""
+        """The common start; nobody has ranked anybody."""
+        return State(world.common_start(), np.full((world.r, self.neighbours), -1), None)
+
+    def ground(self, world: World) -> Ground:
+        """The reference rows are set aside."""
         train, reference = set_aside(world.data, self.reference_share)
         rng = streams.generator(world.seed, "sketch")
         shape = (world.learner.layout.size, self.bits)
         sketch = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
-        learner = world.learner.on(replace(world.data, train=train))
-        return State(world.common_start(), np.full(world.n, 0.5), None, learner, reference, sketch)
+        return Ground(world.learner.on(replace(world.data, train=train)), reference, sketch)
 
-    def apply(self, world: World, state: State, t: int, ledger: Ledger) -> tuple[State, Outcome]:
-        """Train, publish codes, find neighbours, exchange, rank."""
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """Train without the reference rows, or with the neighbours' opinion of them."""
         objective = PLAIN if state.teacher is None else self.distil(state.teacher)
-        trained = state.learner.train(state.models, t, objective)
-        after = replace(state, models=trained, teacher=None)
-        if ledger.closed:
-            return after, Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-        weight = self.weights(codes(trained - world.learner.start, state.sketch), state.score)
-        plan = self.choose(world, weight, t)
-        traffic = self.traffic(world, state, plan)
-        if not ledger.affords(traffic):
-            return after, Outcome.alone(world.n, Rest.BUDGET, overdrawn=True)
-        to, by = graphs.both_ways(plan.pairs)
-        order = np.argsort(to, kind="stable")
-        to, by = to[order], by[order]
-        shared = self.wire.shared(world)
-        arrived = self.wire.deliver(world, trained[:, :shared], t)
+        trained = world.ground.learner.train(state.models, t, objective)
+        return replace(state, models=trained, teacher=None)
+
+    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Weighed:
+        """Peers best first; ties at random."""
+        moved = trained().models - world.learner.start
+        weight = self.weights(codes(moved, world.ground.sketch), scores(world.n, state.ranking))
+        entries = -(-self.bits // 32) + self.neighbours
+        return Weighed(self.rankings(world, weight, t), publishing=entries, weight=weight)
+
+    def rankings(self, world: World, weight: Floats, t: int) -> list[list[int]]:
+        """Everybody else, best first."""
+        tie = streams.bits(world.seed, "tie-break", t, world.ids[:, None], world.ids[None, :])
+        order = np.lexsort((tie, np.where(world.self_mask, np.inf, -weight)), axis=-1)
+        listed: list[list[int]] = order[:, : world.n - 1].tolist()
+        return listed
+
+    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+        """Rank the neighbours, and average with them or listen to their predictions."""
+        order = np.argsort(heard.to, kind="stable")
+        to, by = heard.to[order], heard.by[order]
+        ground, models, arrived, weight = world.ground, trained.models, heard.arrived, heard.opinion.weight
         # What a neighbour's model says about the own reference rows: the neighbour predicts with all of its
         # model, or the center with what it received and its own private layers.
-        seen = trained[torch.from_numpy(by if self.exchange == "kd" else to)]
+        seen = models[torch.from_numpy(by if self.exchange == "kd" else to)]
         if self.exchange == "params":
-            seen[:, :shared] = arrived[torch.from_numpy(by)]
-        answers = state.learner.logits(seen, state.reference, to)
-        score = scores(world.n, to, by, log_loss(answers, labels_of(state.reference, to)))
-        after = replace(after, score=score)
-        if self.exchange == "params":
-            total = 1.0 + np.bincount(to, weights=weight[to, by], minlength=world.n)
-            mixed = graphs.combine(trained, arrived, to, by, weight[to, by] / total[to])
-            after = replace(after, models=mixed)
-        else:
-            after = replace(after, teacher=teach(state.reference, answers, to, weight[to, by]))
-        return after, Outcome(traffic, plan.degrees(), plan.rest)
+            seen[:, : arrived.shape[1]] = arrived[torch.from_numpy(by)]
+        answers = ground.learner.logits(seen, ground.reference, to)
+        loss = log_loss(answers, labels_of(ground.reference, to))
+        after = replace(trained, ranking=ranked(to, by, loss, world.r, self.neighbours))
+        if self.exchange == "kd":
+            return Learned(replace(after, teacher=teach(ground.reference, answers, to, weight[to, by])))
+        total = 1.0 + np.bincount(to, weights=weight[to, by], minlength=world.n)
+        mixed = graphs.combine(models, arrived, to, by, weight[to, by] / total[to])
+        return Learned(replace(after, models=mixed))
 
     def weights(self, code: NDArray[np.bool_], score: Floats) -> Floats:
         """(n, n) w_ij."""
         return score[None, :] * np.exp(-self.gamma * hamming(code))
 
-    def choose(self, world: World, weight: Floats, t: int) -> Plan:
-        """Mutual links, each center asking peers best first."""
-        n = world.n
-        tie = streams.bits(world.seed, "tie-break", t, world.ids[:, None], world.ids[None, :])
-        order = np.lexsort((tie, np.where(np.eye(n, dtype=bool), np.inf, -weight)), axis=-1)
-        turns = np.argsort(streams.bits(world.seed, "proposal-order", t, world.ids), kind="stable")
-        rankings = order[:, : n - 1].tolist()
-        return propose(turns.tolist(), rankings, lambda peer, proposer: Answer.ACCEPTED, self.neighbours)
-
-    def traffic(self, world: World, state: State, plan: Plan) -> Traffic:
-        """Models or predictions over every link; codes, rankings and proposals as control."""
-        spent = bytes_of.directory(world.n, -(-self.bits // 32) + self.neighbours)
+    def cost(self, world: World, to: Ints, by: Ints) -> Traffic:
+        """Models over every link; or a center's reference rows out, and a number per row back."""
         if self.exchange == "params":
-            return spent + bytes_of.pairs(len(plan.pairs), self.wire.payload(world), len(plan.center))
-        spent += bytes_of.pairs(len(plan.pairs), 0, len(plan.center))
-        # Center i's reference rows go out over each of its links, and a number per row comes back.
-        rows = state.reference.sizes[plan.pairs.ravel()]
+            return super().cost(world, to, by)
+        rows = world.ground.reference.sizes[to]
         answers = sum(frame_size(codec("fp32"), int(r)) for r in rows)
-        return spent + Traffic(answers // 2, answers, 4 * world.data.width * int(rows.sum()))
+        return Traffic(answers // 2, answers, 4 * world.data.width * int(rows.sum()))
 
     def distil(self, teacher: Teacher) -> Objective:
         """The own loss and, on the reference rows, the divergence from the neighbours' prediction."""
@@ -194,19 +215,28 @@ def hamming(code: NDArray[np.bool_]) -> Floats:
     return (1.0 - alike) / 2.0
 
 
-def scores(n: int, to: Ints, by: Ints, loss: Floats) -> Floats:
-    """(n,) the mean place of each center in all rankings: 1 for first, falling by 1 / list length.
+def ranked(to: Ints, by: Ints, loss: Floats, r: int, most: int) -> Ints:
+    """(r, most) the places that each center ranks, best first, -1 where it ranks fewer.
 
-    to, by, loss: (links,) center ``to`` ranks ``by``, lower loss first; NaN is not ranked.
+    to, by, loss: (links,) row ``to`` ranks place ``by``, lower loss first; NaN is not ranked.
     """
     known = np.isfinite(loss)
     to, by, loss = to[known], by[known], loss[known]
     order = np.lexsort((by, loss, to))
     to, by = to[order], by[order]
-    rank = np.arange(len(to)) - np.searchsorted(to, to, side="left")
-    length = np.bincount(to, minlength=n)
+    table = np.full((r, most), -1)
+    table[to, np.arange(len(to)) - np.searchsorted(to, to, side="left")] = by
+    return table
+
+
+def scores(n: int, ranking: Ints) -> Floats:
+    """(n,) the mean place of each center in all rankings: 1 for first, falling by 1 / list length."""
+    _, place = np.nonzero(ranking >= 0)
+    by = ranking[ranking >= 0]
+    length = (ranking >= 0).sum(axis=1)
     votes = np.bincount(by, minlength=n)
-    total = np.bincount(by, weights=1.0 - rank / np.maximum(length[to], 1), minlength=n)
+    worth = 1.0 - place / np.repeat(length, length)
+    total = np.bincount(by, weights=worth, minlength=n)
     return np.where(votes > 0, total / np.maximum(votes, 1), 0.5)
 
 

@@ -152,7 +152,7 @@ def numbers(part: Part) -> Table:
         "method", "auroc_mean", "auroc_sd", "auroc_at_best_validation", "auprc_mean", "brier_mean",
         "bytes_vs_fedavg", "bytes_all_vs_fedavg", "edge_bytes", "directed_bytes", "control_bytes",
         "cost_usd", "partners_mean",
-        "rest_share", *(f"rest_{cause}" for cause in CAUSES), "rounds_mean",
+        "rest_share", *(f"rest_{cause.key}" for cause in CAUSES), "rounds_mean",
     ]  # fmt: skip
     for other in ("fedavg", "random", "local"):
         columns += [f"to_{other}", f"to_{other}_low", f"to_{other}_high", f"to_{other}_verdict"]
@@ -166,7 +166,7 @@ def numbers(part: Part) -> Table:
             r.average(lambda run: run.bytes.all_vs_fedavg), r.average(lambda run: run.bytes.edge),
             r.average(lambda run: run.bytes.directed), r.average(lambda run: run.bytes.control),
             r.average(lambda run: run.cost_usd), r.average(lambda run: run.partners_mean),
-            r.rest, *(r.average(attrgetter(f"rest.{cause}")) for cause in CAUSES),
+            r.rest, *(r.average(attrgetter(f"rest.{cause.key}")) for cause in CAUSES),
             r.average(lambda run: run.rounds),
         ]  # fmt: skip
         for d in (line.to_fedavg, line.to_random, line.to_local):

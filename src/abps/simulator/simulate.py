@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import CAUSES, Rest
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared
@@ -33,6 +32,7 @@ from abps.learn.training import Learner
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.result import Bytes, History, RestShares, Run, accuracy
+from abps.simulator.rounds import Course, Outcome
 from abps.stats.guarantees import Standing, standing
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
@@ -87,36 +87,28 @@ def simulate(
     )
     world = World(learner, data, streams.center_ids(data.centers), seed, config.stop.rounds)
 
-    state = config.init(world)
-    ledger = Ledger(config.budget, Traffic(control=data.agreed))
+    course = Course.start(config, world)
     track = Track(data.centers)
-    best_state = state
+    best = course.state
     # A core each: on products this small threads would wait for each other, and round otherwise.
     with BLAS.limit(limits=1):
         for t in range(1, config.stop.rounds + 1):
-            if source.at(t) is not world.data:
+            if source.at(t) is not data:
                 data = source.at(t)
-                new = replace(world, data=data, learner=world.learner.on(data))
-                state = config.moved(world, new, state, t)
-                world = new
-            state, outcome = config.apply(world, state, t, ledger)
-            ledger = ledger.book(outcome.traffic)
-            if outcome.overdrawn:
-                ledger = ledger.close()
-            if track.add(config, world, state, outcome):
-                best_state = state
+                course = course.on(replace(world, data=data, learner=world.learner.on(data)), t)
+            course, outcome = course.round(t)
+            if track.add(course, outcome):
+                best = course.state
             if progress is not None:
                 progress(t, config.stop.rounds, track.validation[-1])
             if config.stop.over(t, track.best):
                 break
 
-    final = best_state if config.stop.restore_best else state
-    logits, labels = config.logits(world, final, data.test), labels_of(data.test)
+    final, ledger = best if config.stop.restore_best else course.state, course.ledger
+    logits, labels = config.logits(course.world, final, data.test), labels_of(data.test)
     fedavg = data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), learner.layout.size)
     done = len(track.validation)
-    shares = {
-        cause: float(np.mean([np.mean(r == code) for r in track.rest])) for cause, code in CAUSES.items()
-    }
+    shares = {cause.key: float(np.mean([np.mean(r == cause) for r in track.rest])) for cause in CAUSES}
     return Run(
         method=name,
         seed=seed,
@@ -143,7 +135,7 @@ def simulate(
             edge_bytes=tuple(np.cumsum([r.edge for r in ledger.rounds]).tolist()),
             rest=tuple(float(np.mean(r != Rest.NOT)) for r in track.rest),
             rest_causes={
-                cause: tuple(float(np.mean(r == code)) for r in track.rest) for cause, code in CAUSES.items()
+                cause.key: tuple(float(np.mean(r == cause)) for r in track.rest) for cause in CAUSES
             },
             beliefs=tuple(track.standing),
         ),
@@ -167,9 +159,9 @@ class Track:
         self.best = 1
         self._decisions: list[tuple[int, Decisions]] = []
 
-    def add(self, config: Method, world: World, state: Any, outcome: Any) -> bool:
+    def add(self, course: Course, outcome: Outcome) -> bool:
         """Note a round; True if its mean validation AUROC is the best so far."""
-        data = world.data
+        config, world, state, data = course.method, course.world, course.state, course.world.data
         # Both splits in one pass over the models.
         answers = outcome.answers or config.logits(world, state, data.held_out).split(data.validation.sizes)
         for logits, rows, into in zip(

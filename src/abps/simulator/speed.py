@@ -14,20 +14,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from abps.core.ledger import Ledger
 from abps.cores import available_cores
 from abps.data.prepare import Prepared, Rows
 from abps.learn.batched import StackedLearner
 from abps.learn.training import Training
 from abps.methods.base import World
 from abps.methods.catalog import find
+from abps.simulator.rounds import Course
 from abps.simulator.simulate import Track
 
 #: Called with (what is being measured, done, of).
@@ -65,18 +65,17 @@ class _Rounds:
 
     def __init__(self, name: str, learner: StackedLearner) -> None:
         data = learner.data
-        self._method = find(name)
-        self._world = World(learner, data, learner.ids, 1, self._method.stop.rounds)
-        self._state, self._ledger = self._method.init(self._world), Ledger(None)
+        method = find(name)
+        world = World(learner, data, learner.ids, 1, method.stop.rounds)
+        self._course = Course.start(replace(method, budget=None), world)
         self._track, self._t = Track(data.centers), 0
 
     def play(self) -> float:
         """The seconds of one more round."""
         began = time.perf_counter()
         self._t += 1
-        self._state, outcome = self._method.apply(self._world, self._state, self._t, self._ledger)
-        self._ledger = self._ledger.book(outcome.traffic)
-        self._track.add(self._method, self._world, self._state, outcome)
+        self._course, outcome = self._course.round(self._t)
+        self._track.add(self._course, outcome)
         return time.perf_counter() - began
 
 

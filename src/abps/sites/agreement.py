@@ -14,9 +14,7 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
-from abps.methods.abps import ABPS
-from abps.methods.fedavg import FedAvg
-from abps.methods.plus import ABPSPlus
+from abps.methods.base import Method
 from abps.methods.settings import configure, describe
 
 
@@ -35,43 +33,12 @@ class Agreement:
     rounds: int = 50
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def config(self) -> ABPS | ABPSPlus | FedAvg:
+    def config(self) -> Method:
         """The method's configuration, the same object that the simulation runs."""
         config = configure(self.method, self.settings, self.rounds)
-        # FedAvg's relatives train otherwise.
-        if not isinstance(config, ABPS | ABPSPlus) and type(config) is not FedAvg:
-            raise RequestError(
-                f"the method {self.method!r} does not run between sites; "
-                "choose one of the abps family or fedavg"
-            )
-        if isinstance(config, ABPSPlus) and not config.public.metadata:
-            raise RequestError(
-                "metadata=no: sites weigh a peer's model by its number of rows, which its metadata tell; "
-                "publish them"
-            )
-        if isinstance(config, ABPSPlus) and config.public.noise:
-            raise RequestError(
-                f"noise={config.public.noise:g} is drawn from the study's seed, which every member knows, "
-                "and would hide nothing from them; it runs in the simulation only"
-            )
-        if isinstance(config, ABPS):
-            if config.filter.goal_function is not None:
-                raise RequestError(
-                    "a goal function of one's own is code, and jobs carry none; name a built-in goal"
-                )
-            if config.filter.candidates == "group":
-                raise RequestError(
-                    f"{self.method!r} takes partners from a declared group, which sites do not publish; "
-                    "it runs in the simulation only"
-                )
-            old_rows = sorted(set(config.memory.watch) - {"utility"})
-            if config.memory.forget == "alarm" and old_rows:
-                raise RequestError(
-                    f"watch={'+'.join(old_rows)} compares new rows with those that they took the place of, "
-                    "and a site has one table in a job; between sites set watch=utility, which compares what "
-                    "partners bring with what they brought before"
-                )
-        assert isinstance(config, ABPS | ABPSPlus | FedAvg)
+        why = config.between_sites()
+        if why:
+            raise RequestError(f"{self.method!r} does not run between sites: {why}")
         return config
 
     def digest(self) -> str:
@@ -83,16 +50,13 @@ class Agreement:
 
     def notes(self) -> dict[str, str]:
         """What a site's store says about the study."""
-        config = self.config()
-        # abps-plus keeps its beliefs whole, not as evidence beside a prior.
-        prior = config.selection.prior if isinstance(config, ABPS) else (0.0, 0.0)
         return {
             "study": self.study,
             "method": self.method,
             "settings": json.dumps(dict(self.settings), sort_keys=True),
             "seed": str(self.seed),
             "rounds": str(self.rounds),
-            "prior": json.dumps(list(prior)),
+            "prior": json.dumps(list(self.config().belief_prior)),
         }
 
     def to_json(self) -> dict[str, Any]:

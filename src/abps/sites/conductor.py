@@ -1,8 +1,8 @@
 """The conductor of a real federation: a clock.
 
 It says when a round begins, whose turn it is to propose, when to swap and when to finish. It never sees a
-model, a metadata vector or a belief, and it decides nothing about who works with whom. (With ``fedavg``,
-which is there for comparison, it is the server that averages; that method needs one.)
+model, a metadata vector or a belief, and it decides nothing about who works with whom. (Star methods, which
+are there for comparison, need a server: for these it does the server's part, and keeps its memory.)
 
 Proposers take their turns one after the other, in the order that the seed gives: so the partners are
 those of the simulation. Nobody is waited for longer than the stated seconds; who does not answer is left
@@ -17,30 +17,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 
-from abps.core import selection, streams
+from abps import files
+from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
-from abps.core.selection import Selection
+from abps.core.matching import Rest
 from abps.core.streams import center_id, center_ids
 from abps.learn.kernels import kernel_for
 from abps.learn.models import initial_weights
-from abps.methods.abps import ABPS
-from abps.methods.base import SERVER, Stopping, weighted_mean
-from abps.methods.fedavg import FedAvg
-from abps.methods.plus import ABPSPlus
+from abps.methods.base import SERVER, Stopping
+from abps.methods.memory import freeze, thaw
+from abps.methods.peers import PeerMethod
+from abps.methods.star import Server, StarMethod, star_cost
 from abps.sites.agreement import Agreement
-from abps.sites.mind import announces
 from abps.sites.site import CONDUCTOR
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
-
-#: Why nobody has partners in a round that the method goes through alone.
-QUIET = "no exchange in this round"
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class _Course:
     reports: list[RoundReport] = field(default_factory=list)
     best: int = 0
     best_value: float = math.nan
-    trunk: torch.Tensor | None = None  # FedAvg's last average
+    server: Server = field(default_factory=Server)
 
     def note(self, t: int, values: Sequence[float], stop: Stopping) -> tuple[float, bool]:
         """The mean validation AUROC of a round, and whether it is the best so far."""
@@ -126,6 +124,14 @@ class _Course:
         if better:
             self.best, self.best_value = t, mean
         return mean, better
+
+
+@dataclass(frozen=True, eq=False)
+class _Last:
+    """What a star's server sent in a round, as it arrived."""
+
+    round: int
+    sent: tuple[torch.Tensor, ...]
 
 
 class Conductor:
@@ -138,15 +144,18 @@ class Conductor:
         rounds: int,
         seconds: Seconds | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        memory: Path | None = None,
     ) -> None:
+        """memory: a folder in which a star's server keeps what it must remember between two jobs."""
         if rounds < 1:
             raise RequestError(f"rounds={rounds}: a job needs at least 1 round")
         self.line = line
         self.agreement = agreement
-        self.config = agreement.config()
+        self.method = agreement.config()
         self.rounds = rounds
         self.seconds = seconds or Seconds()
         self.tell = tell
+        self.memory = memory
 
     def run(self, members: Sequence[str]) -> JobReport:
         """The whole job."""
@@ -158,18 +167,19 @@ class Conductor:
                 f"the study {self.agreement.study!r} has had its {self.agreement.rounds} rounds; "
                 "nothing is left to do"
             )
-        present = sorted(ready)
-        joined, absent = self.line.ask(present, "join", list(roster), first, seconds=self.seconds.sign)
+        sizes = {name: int(facts["rows"]) for name, facts in ready.items()}
+        joined, absent = self.line.ask(
+            sorted(ready), "join", list(roster), first, sizes, seconds=self.seconds.sign
+        )
         left_out |= absent
-        if self._by_pairs:
+        if self.method.kind not in ("alone", "star"):
             self._talk(sorted(joined), "catch_up")
             self._talk(sorted(joined), "introduce", first)
-        sizes = {name: float(facts["rows"]) for name, facts in ready.items()}
-        course = self._course(ready)
+        course = self._course(ready, first)
         stopped = False
         for t in range(first, min(first + self.rounds - 1, self.agreement.rounds) + 1):
             self._round(t, roster, sorted(joined), sizes, course)
-            if self.config.stop.over(t, course.best):
+            if self.method.stop.over(t, course.best):
                 stopped = True
                 break
         return JobReport(
@@ -185,15 +195,14 @@ class Conductor:
             stopped,
         )
 
-    def _course(self, ready: Mapping[str, Mapping[str, Any]]) -> _Course:
-        """What earlier jobs of the study left: the bytes they spent, and their best round."""
-        sent = sum(int(facts["sent"]) for facts in ready.values())
-        edge = sent // 2 if self._by_pairs else sent
-        course = _Course(Ledger(self.config.budget, Traffic(edge=edge)))
+    def _course(self, ready: Mapping[str, Mapping[str, Any]], first: int) -> _Course:
+        """What earlier jobs of the study left: the bytes spent, the best round, the server's memory."""
+        edge = sum(int(facts["edges"]) for facts in ready.values()) // 2
+        course = _Course(Ledger(self.method.budget, Traffic(edge=edge)), server=self._remembered(first))
         past = sorted({int(t) for facts in ready.values() for t in facts["validation"]})
         for t in past:
             known = [facts["validation"].get(str(t)) for facts in ready.values()]
-            course.note(t, [value for value in known if value is not None], self.config.stop)
+            course.note(t, [value for value in known if value is not None], self.method.stop)
         return course
 
     def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
@@ -222,119 +231,157 @@ class Conductor:
         return ready, failures
 
     def _round(
-        self, t: int, roster: tuple[str, ...], members: list[str], sizes: dict[str, float], course: _Course
+        self, t: int, roster: tuple[str, ...], members: list[str], sizes: dict[str, int], course: _Course
     ) -> None:
         began = self.line.now()
         alive, missing = self.line.ask(members, "ping", seconds=self.seconds.sign)
-        if announces(self.config) and not course.ledger.closed:
+        if self.method.announces and not course.ledger.closed:
             _, failed = self._talk(sorted(alive), "announce", t, sorted(alive))
             missing |= failed
         here = _without(sorted(alive), missing)
         begun, late = self.line.ask(here, "begin", t, here, seconds=self.seconds.sign)
         missing |= late
-        trained, failed = self._work(sorted(begun), "train", t)
+        trained, failed = self._work(sorted(begun), "train", t, course.ledger.closed)
         missing |= failed
         present = sorted(trained)
         if not present:
             raise RequestError(f"round {t}: no site is left ({'; '.join(sorted(set(missing.values())))})")
-        rest = ""
-        if self._by_pairs:
-            rest = self._pairs(t, roster, present, missing, course)
-        else:
-            rest = self._star(t, present, sizes, missing, course)
-        values = self._finish(present, t, rest, missing)
+        exchange = {"alone": self._alone, "star": self._star}.get(self.method.kind, self._peers)
+        rest = exchange(t, roster, present, sizes, missing, course)
+        values = self._finish(present, t, rest.words, missing)
         there = _without(present, missing)
         reports, failed = self.line.ask(there, "report", t, seconds=self.seconds.sign)
         missing |= failed
         self._book(t, present, reports, values, missing, course, began)
 
-    @property
-    def _by_pairs(self) -> bool:
-        """Whether sites choose partners; else the conductor averages."""
-        return not isinstance(self.config, FedAvg)
+    def _alone(
+        self,
+        t: int,
+        roster: tuple[str, ...],
+        present: list[str],
+        sizes: dict[str, int],
+        missing: dict[str, str],
+        course: _Course,
+    ) -> Rest:
+        """Nothing is exchanged, and nobody misses it."""
+        return Rest.NOT
 
-    def _pairs(
-        self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, str], course: _Course
-    ) -> str:
+    def _peers(
+        self,
+        t: int,
+        roster: tuple[str, ...],
+        present: list[str],
+        sizes: dict[str, int],
+        missing: dict[str, str],
+        course: _Course,
+    ) -> Rest:
         """Turns, then the swap. Returns why there was none, if so."""
-        config = self.config
-        assert isinstance(config, ABPS | ABPSPlus)
-        if isinstance(config, ABPSPlus) and not config.calling.on(t):
-            return QUIET
+        method = cast(PeerMethod, self.method)
+        if not method.exchanges(t):
+            return Rest.QUIET
         if course.ledger.closed:
-            return "budget"
-        rule = config.selection if isinstance(config, ABPS) else Selection()
-        order = selection.turns(rule, self.agreement.seed, t, center_ids(roster))
-        proposals = 0
-        for name in (roster[k] for k in order):
-            if name in present:
-                made, failed = self._talk([name], "turn", t)
-                proposals += sum(made.values())
-                missing |= failed
-        partners, failed = self._talk(_without(present, missing), "settle", t)
+            return Rest.BUDGET
+        made = 0
+        if method.kind != "graph":
+            order = method.turns(self.agreement.seed, t, center_ids(roster))
+            for name in (roster[k] for k in order):
+                if name in present:
+                    asked, failed = self._talk([name], "turn", t)
+                    made += sum(asked.values())
+                    missing |= failed
+        touching, failed = self._talk(_without(present, missing), "settle", t)
         missing |= failed
-        edges = sum(partners.values()) // 2
-        planned = Traffic(edge=edges * self._payload())
-        if not course.ledger.affords(planned):
+        edges = sum(touching.values()) // 2
+        payload = frame_size(codec(method.line.codec), self._shared())
+        if not course.ledger.affords(Traffic(edge=edges * payload)):
             course.ledger = course.ledger.close()
-            return "budget"
+            return Rest.BUDGET
         _, failed = self._talk(_without(present, missing), "swap", t)
         missing |= failed
-        self.tell(f"round {t}: {proposals} proposals, {edges} pairs")
-        return ""
+        self.tell(f"round {t}: {made} proposals, {edges} pairs")
+        return Rest.NOT
 
     def _star(
-        self, t: int, present: list[str], sizes: dict[str, float], missing: dict[str, str], course: _Course
-    ) -> str:
-        """FedAvg: collect, average, send back. Returns why there was no exchange, if so."""
-        config = self.config
-        assert isinstance(config, FedAvg)
-        if not course.ledger.affords(Traffic(edge=len(present) * self._payload())):
+        self,
+        t: int,
+        roster: tuple[str, ...],
+        present: list[str],
+        sizes: dict[str, int],
+        missing: dict[str, str],
+        course: _Course,
+    ) -> Rest:
+        """Collect, do the server's part, send back. Returns why there was no exchange, if so."""
+        method, line = cast(StarMethod, self.method), self.method.line
+        counts = [self._shared()] * method.messages
+        if course.ledger.closed or not course.ledger.affords(star_cost(line, len(present), counts)):
             course.ledger = course.ledger.close()
-            return "budget"
+            return Rest.BUDGET
         frames, failed = self.line.ask(present, "upload", t, seconds=self.seconds.talk)
         missing |= failed
         names = sorted(frames)
         if not names:
-            return "unreachable"
-        base = config.wire.base(self._start(), self._shared())
-        sent = torch.from_numpy(np.stack([unpack(frames[name]).weights for name in names])) + base
-        weights = torch.tensor([sizes[name] if config.weighting == "size" else 1.0 for name in names])
-        trunk = weighted_mean(sent, weights)
-        if config.smoothing:
-            if course.trunk is None:
-                course.trunk = self._trunk(t, names)
-            trunk = torch.lerp(trunk, course.trunk, config.smoothing)
-        key = int(streams.bits(self.agreement.seed, "codec", t, [SERVER])[0])
-        frame = pack((trunk - base).numpy(), codec(config.wire.codec), t, center_id(CONDUCTOR), key)
-        course.trunk = torch.from_numpy(unpack(frame).weights) + base  # what the sites start from next
-        _, failed = self.line.ask(names, "download", t, frame, seconds=self.seconds.talk)
+            self._remember(course.server, t)
+            return Rest.UNREACHABLE
+        start = initial_weights(self.method.training.model, self._width, self.agreement.seed)
+        base = line.base(start, self._shared())
+        sent = tuple(
+            torch.from_numpy(np.stack([unpack(frames[name][k]).weights for name in names])) + base
+            for k in range(method.messages)
+        )
+        rows = torch.tensor([float(sizes[name]) for name in names])
+        replies, memory = method.serve(start, course.server, sent, rows, t)
+        down = []
+        for k, reply in enumerate(replies):
+            number = method.number(k, t)
+            key = int(streams.bits(self.agreement.seed, "codec", number, [SERVER])[0])
+            down.append(pack((reply - base).numpy(), codec(line.codec), number, center_id(CONDUCTOR), key))
+        _, failed = self.line.ask(names, "download", t, down, seconds=self.seconds.talk)
         missing |= failed
-        return ""
+        arrived = tuple(torch.from_numpy(unpack(frame).weights) + base for frame in down)
+        course.server = Server(arrived, memory)  # what the sites start from next, and what nobody else knows
+        self._remember(course.server, t)
+        return Rest.NOT
 
-    def _trunk(self, t: int, names: list[str]) -> torch.Tensor:
-        """FedAvg: the average that the first round of this job started from."""
-        if t == 1:
-            return self._start()[: self._shared()]
-        frames, failed = self.line.ask(names[:1], "trunk", t, seconds=self.seconds.talk)
-        if failed:
-            raise RequestError(f"round {t}: no site can tell the average of the last job ({failed})")
-        return torch.from_numpy(unpack(frames[names[0]]).weights)
-
-    def _start(self) -> torch.Tensor:
-        """The common start, which everybody computes from the seed."""
-        width = len(self.agreement.book.columns)
-        return initial_weights(self.config.training.model, width, self.agreement.seed)
+    @property
+    def _width(self) -> int:
+        """How many columns the sites agreed on."""
+        return len(self.agreement.book.columns)
 
     def _shared(self) -> int:
         """How many weights are shared."""
-        width = len(self.agreement.book.columns)
-        layout = kernel_for(self.config.training.model(width), width).layout
-        return layout.shared(self.config.wire.private_layers)
+        layout = kernel_for(self.method.training.model(self._width), self._width).layout
+        return layout.shared(self.method.line.private_layers)
 
-    def _payload(self) -> int:
-        """Bytes of a frame of shared weights."""
-        return frame_size(codec(self.config.wire.codec), self._shared())
+    def _file(self, memory: Path, t: int) -> Path:
+        """Where the server's memory of round t is; of two rounds, for the last may not be finished."""
+        return memory / f"{self.agreement.digest()}-{t % 2}.server"
+
+    def _remember(self, server: Server, t: int) -> None:
+        """Write down what a star's server must know in the next round."""
+        if self.memory is None or not cast(StarMethod, self.method).remembers:
+            return
+        files.folder(self.memory)
+        head = freeze(_Last(t, server.last))
+        content = b"" if server.memory is None else freeze(server.memory)
+        with files.replacing(self._file(self.memory, t)) as part:
+            part.write_bytes(len(head).to_bytes(8, "little") + head + content)
+
+    def _remembered(self, first: int) -> Server:
+        """What the server knew after the round before the first of this job."""
+        if self.method.kind != "star" or first == 1 or not cast(StarMethod, self.method).remembers:
+            return Server()
+        path = None if self.memory is None else self._file(self.memory, first - 1)
+        if path is not None and path.is_file():
+            data = path.read_bytes()
+            length = int.from_bytes(data[:8], "little")
+            last: _Last = thaw(_Last, data[8 : 8 + length])
+            keeps, rest = cast(StarMethod, self.method).keeps, data[8 + length :]
+            if last.round == first - 1:
+                return Server(last.sent, thaw(keeps, rest) if keeps is not None and rest else None)
+        raise RequestError(
+            f"the study {self.agreement.study!r} goes on with round {first}, and what its server remembered "
+            "of the round before is not here; run it where it began, or begin a new study"
+        )
 
     def _talk(
         self, sites: Sequence[str], what: str, *arguments: Any
@@ -389,15 +436,13 @@ class Conductor:
         course: _Course,
         began: float,
     ) -> None:
-        weights = sum(int(r["weights"]) for r in reports.values())
-        control = sum(int(r["control"]) for r in reports.values())
-        if self._by_pairs:
-            spent = Traffic(edge=weights // 2, directed=weights, control=control)
-        else:  # what the sites sent up came down again
-            spent = Traffic(edge=weights, directed=2 * weights, control=control)
+        edges, directed, control = (
+            sum(int(r[name]) for r in reports.values()) for name in ("edges", "directed", "control")
+        )
+        spent = Traffic(edges // 2, directed, control)  # every site counts its end of an edge
         course.ledger = course.ledger.book(spent)
-        mean, better = course.note(t, list(values.values()), self.config.stop)
-        if better and self.config.stop.restore_best:
+        mean, better = course.note(t, list(values.values()), self.method.stop)
+        if better and self.method.stop.restore_best:
             self.line.ask(_without(present, missing), "keep_best", seconds=self.seconds.sign)
         course.reports.append(
             RoundReport(

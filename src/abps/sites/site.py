@@ -4,8 +4,8 @@ A site never shows its rows. What leaves it is its metadata vector, sixteen-byte
 protocol and of alarms, and the shared layers of its model to the partners of the round, each written to its
 audit log before it leaves. Which engine carries the bytes does not matter here: ``send`` is given.
 
-What it thinks and learns is its mind's (:mod:`abps.sites.mind`): rankings, verdicts, mixing and credit are
-the simulation's functions on the site's own row.
+What it thinks and learns is the method's: the functions that the simulation runs for all centers, here for
+the one center that has its rows in this place.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import contextlib
 import datetime
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -26,25 +26,46 @@ from torch import Tensor
 from abps.core import protocol, streams
 from abps.core.errors import RequestError
 from abps.core.ledger import CONTROL_MESSAGE
+from abps.core.matching import Answer, Rest
 from abps.core.protocol import Kind, Message, Negotiation, Stage
-from abps.core.streams import center_id
+from abps.core.streams import center_id, center_ids
 from abps.data.prepare import Prepared
 from abps.learn.batched import StackedLearner
 from abps.learn.metrics import auroc, labels_of
-from abps.methods.base import World
+from abps.methods.base import Alarm, Ints, World, grounded
+from abps.methods.memory import freeze, thaw
+from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.methods.star import StarMethod
 from abps.sites.agreement import Agreement
-from abps.sites.mind import Lesson, Mind, View, announces, mind
-from abps.sites.store import Entry, Finished, Store
+from abps.sites.store import AlarmRow, Entry, Evidence, Finished, Store
 from abps.wire import admission
 from abps.wire.admission import Limits, Meter, Reason, Refused
 from abps.wire.codecs import codec
-from abps.wire.frames import pack
-from abps.wire.messages import pack_alarm, pack_message, pack_vector, unpack_vector
+from abps.wire.frames import frame_size, pack
+from abps.wire.messages import (
+    pack_alarm,
+    pack_message,
+    pack_note,
+    pack_request,
+    pack_vector,
+    unpack_vector,
+)
 
 T = TypeVar("T")
 
-#: The name under which the conductor sends (only FedAvg's average does come from there).
+#: The name under which the conductor sends (only what a star's server has to say does come from there).
 CONDUCTOR = "server"
+
+#: How a site refuses a proposal in the words of the protocol; nothing is yes.
+_ANSWERS = {
+    Answer.ACCEPTED: "",
+    Answer.FULL: protocol.FULL,
+    Answer.FILTERED: protocol.FILTERED,
+    Answer.DECLINED: protocol.DECLINED,
+}
+
+#: The entry of a metadata vector that tells the number of training rows.
+_ROWS = "log training rows"
 
 
 class Unreachable(Exception):
@@ -84,62 +105,147 @@ class Site:
     ) -> None:
         self.name = name
         self.agreement = agreement
-        self.config = agreement.config()
+        self.method = agreement.config()
         self.store = store
         self.limits = limits or Limits()
         self.patience = patience or Patience()
         self._send, self._now, self._stamp = send, now, stamp
         self._lock = threading.RLock()
-        self.learner = StackedLearner(data, self.config.training, self.config.training.model, agreement.seed)
-        self.world = World(
-            self.learner, data, np.array([center_id(name)], dtype=np.uint64), agreement.seed, agreement.rounds
-        )
-        self.codec = codec(self.config.wire.codec)
-        self.shared = self.config.wire.shared(self.world)
-        self.base = self.config.wire.base(self.learner.start, self.shared)
-        kept = store.model()
-        if kept is not None and len(kept) != self.learner.layout.size:
-            raise RequestError(
-                f"{store.path} holds a model of {len(kept)} weights and this study's has "
-                f"{self.learner.layout.size}; give the study a store of its own"
-            )
-        self.models = self.world.common_start() if kept is None else torch.from_numpy(kept)[None]
+        self.data = data
+        training = self.method.training
+        self.learner = StackedLearner(data, training, training.model, agreement.seed)
+        self.codec = codec(self.method.line.codec)
+        self.shared = self.learner.layout.shared(self.method.line.private_layers)
+        self.base = self.method.line.base(self.learner.start, self.shared)
         self.roster: tuple[str, ...] = (name,)
-        self.mind: Mind | None = mind(name, self.config, self.world, store)
-        self.vectors: dict[str, NDArray[np.float64]] = {name: self.mind.vector} if self.mind else {}
+        self._rows: dict[str, int] = {}
+        self.published = self.method.publish(self._world((name,)))
+        self.vectors: dict[str, NDArray[np.float64]] = {name: self.published.vectors[0]}
+        self.members, self.state = self._kept()
+        self._grounded: World | None = None
         self._meters: dict[str, Meter] = {}
         self._silent: set[str] = set()
         self.talks = self._past(store.round)
-        self.view: View | None = None
-        self.trained: Tensor | None = None
-        self._frame: bytes | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """What belongs to one round: the state it begins with, what came of training, what was heard."""
+        self._news: tuple[AlarmRow, ...] = ()
+        self._trained: Any = None
+        self._frames: list[bytes] = []
+        self.opinion: Opinion | None = None
         self.arrived: dict[str, Tensor] = {}
+        self._notes: dict[str, float] = {}
+        self._down: tuple[Tensor, ...] = ()
+        self._asked: list[str] = []  # whom this site wants to hear
+        self._listeners: set[str] = set()  # who wants to hear this site
         self._answers: list[str] = []
 
     @property
-    def _kappa(self) -> int:
-        return self.mind.kappa if self.mind else 1
+    def models(self) -> Tensor:
+        """(1, P) the model."""
+        models: Tensor = self.state.models
+        return models
+
+    @property
+    def trained(self) -> Tensor | None:
+        """(1, P) the model after the local epochs of this round."""
+        return None if self._trained is None else self._trained.models
+
+    @property
+    def _peer(self) -> PeerMethod:
+        """The method, of a study without a server."""
+        return cast(PeerMethod, self.method)
+
+    @property
+    def _capacity(self) -> int:
+        return self._peer.capacity if self._by_peers else 1
+
+    @property
+    def _by_peers(self) -> bool:
+        return self.method.kind not in ("alone", "star")
+
+    # The world as this site sees it
+
+    def _kept(self) -> tuple[tuple[str, ...], Any]:
+        """The members that the last round knew of and the state it left, or this site at the start."""
+        model, kept = self.store.model(), self.store.state()
+        if model is None:
+            return (self.name,), self.method.init(self._world((self.name,)))
+        if len(model) != self.learner.layout.size:
+            raise RequestError(
+                f"{self.store.path} holds a model of {len(model)} weights and this study's has "
+                f"{self.learner.layout.size}; give the study a store of its own"
+            )
+        if kept is None:
+            raise RequestError(
+                f"{self.store.path} was written by an older abps, which kept what methods remember "
+                "otherwise; end the study with that version, or give it a store of its own"
+            )
+        members, content = kept
+        kind = type(self.method.init(self._world(members)))
+        return members, thaw(kind, content, models=torch.from_numpy(model)[None])
+
+    def _world(self, members: tuple[str, ...]) -> World:
+        """What this site knows of the members, itself among them."""
+        ids, names = center_ids(members), getattr(self, "published", None)
+        told, bulletin = np.ones(len(members), dtype=np.float32), None
+        if names is not None:
+            bulletin = np.full((len(members), len(names.names)), np.nan)
+            for k, member in enumerate(members):
+                if member in self.vectors:
+                    bulletin[k] = self.vectors[member]
+                told[k] = self._rows_of(member)
+        told[members.index(self.name)] = float(self.data.train.sizes[0])
+        place = np.array([members.index(self.name)], dtype=np.int64)
+        seed, rounds = self.agreement.seed, self.agreement.rounds
+        return World(self.learner, self.data, ids, seed, rounds, place, told, bulletin)
+
+    def _rows_of(self, member: str) -> float:
+        """A member's training rows: by its own vector, or else as it told the conductor."""
+        if member in self.vectors and _ROWS in self.published.names:
+            at = self.published.names.index(_ROWS)
+            return float(np.rint(np.exp(self.vectors[member][at])))
+        return float(self._rows.get(member, 1))
+
+    @property
+    def world(self) -> World:
+        """The world with what the method makes of it."""
+        with self._lock:
+            if self._grounded is None:
+                self._grounded = grounded(self.method, self._world(self.members))
+            return self._grounded
 
     # Called by the conductor
 
     def hello(self) -> dict[str, Any]:
         """First words to the conductor: how far this site is, and what it needs to keep the study's rules."""
-        sent = sum(e.bytes for e in self.store.traffic() if e.sent and e.kind == "weights")
-        seen = {r.number: r.validation for r in self.store.rounds()} if self.config.stop.patience else {}
+        seen = {r.number: r.validation for r in self.store.rounds()} if self.method.stop.patience else {}
         return {
             "round": self.store.round,
             "agreement": self.agreement.digest(),
-            "rows": int(self.world.data.train.sizes[0]),
-            "sent": sent,
+            "rows": int(self.data.train.sizes[0]),
+            "edges": self._edges(self.store.traffic()),
             "validation": {str(t): value for t, value in seen.items() if value is not None},
         }
 
-    def join(self, members: Sequence[str], first: int) -> None:
-        """Learn who is in this job, and with which round it begins."""
+    def join(self, members: Sequence[str], first: int, rows: Mapping[str, int] | None = None) -> None:
+        """Learn who is in this job, with which round it begins, and how many training rows all have.
+
+        Who was a member in an earlier job stays one: what is remembered of it is not forgotten.
+        """
         if self.name not in members:
             raise RequestError(f"{self.name} is not among the members of this job")
         with self._lock:
             self.roster = tuple(sorted(members))
+            self._rows = dict(rows or {})
+            everybody = tuple(sorted({*members, *self.members}))
+            if self.store.round:
+                place = np.array([everybody.index(member) for member in self.members], dtype=np.int64)
+                self.state = self.state.placed(place, len(everybody))
+            else:
+                self.state = self.method.init(self._world(everybody))
+            self.members, self._grounded = everybody, None
             # Others may have gone further than this site: what they ask about is past for it, too.
             self.talks = self._past(first - 1)
 
@@ -150,8 +256,10 @@ class Site:
 
     def introduce(self, round: int) -> None:
         """Publish the metadata vector to every other member, before the first round of a job."""
+        if not self.published.names:
+            return
         data = pack_vector(self.vectors[self.name], round, center_id(self.name))
-        more = any(name.startswith(admission.ASSOCIATION) for name in self.mind.names) if self.mind else False
+        more = any(name.startswith(admission.ASSOCIATION) for name in self.published.names)
         what = "metadata vector and how our columns go with the outcome" if more else "metadata vector"
         why = f"{what}, so that peers can tell whether we are alike"
         for peer in sorted(self._others):
@@ -187,34 +295,73 @@ class Site:
                 raise RequestError(
                     f"{self.name} has finished round {self.store.round}; round {round} is over"
                 )
-            self.talks = Negotiation(self.name, round, self._kappa)
+            self.talks = Negotiation(self.name, round, self._capacity)
             self._silent = set(self.roster) - set(live)
-            self.trained, self._frame, self.arrived, self._answers = None, None, {}, []
-            self.view = None
-            if self.mind:
-                self.mind.begin(round)
+            self._forget()
+            # Alarms that no round has reckoned with; later ones count in the next round.
+            self._news = tuple(alarm for alarm in self.store.alarms() if alarm.reckoned is None)
 
-    def train(self, round: int) -> None:
-        """The local epochs of a round, and then an opinion of the members."""
-        trained = self.learner.train(self.models, round)
-        key = int(streams.bits(self.world.seed, "codec", round, self.world.ids)[0])
-        sent = (trained[0, : self.shared] - self.base).numpy()
-        frame = pack(sent, self.codec, round, center_id(self.name), key)
-        view = self.mind.opinion(round, self.roster, self.vectors, trained) if self.mind else None
+    def train(self, round: int, alone: bool = False) -> None:
+        """The local epochs of a round, and then an opinion of the members.
+
+        alone: nothing will be exchanged any more.
+        """
+        method, world, before = self.method, self.world, self._before()
+        trained = method.train(world, before, round, alone)
+        frames: list[bytes] = []
+        opinion = None
+        if method.kind == "star":
+            star = cast(StarMethod, method)
+            frames = [
+                self._pack(message, star.number(k, round))
+                for k, message in enumerate(star.upload(world, before, trained, round))
+            ]
+        elif self._by_peers and not alone and self._peer.exchanges(round):
+            frames = [self._pack(self._peer.sent(before, trained), round)]
+            if method.kind != "graph":
+                opinion = self._peer.opine(world, before, lambda: trained, round)
         with self._lock:
-            self.trained, self._frame, self.view = trained, frame, view
+            self._trained, self._frames, self.opinion = trained, frames, opinion
+            if method.kind == "graph":
+                to, by = self._links(round)
+                me = int(world.here[0])
+                self._asked = [self.members[k] for k in by[to == me]]
+                self._listeners = {self.members[k] for k in to[by == me]}
+
+    def _before(self) -> Any:
+        """The state that the round begins with: what the last one left, and the alarms since."""
+        if not self._by_peers:
+            return self.state
+        heard = tuple(
+            Alarm(self.members.index(a.site), a.statistic, np.nan if a.p is None else a.p, a.round)
+            for a in self._news
+            if a.site in self.members
+        )
+        return self._peer.hear(self.state, heard)
+
+    def _pack(self, message: Tensor, number: int) -> bytes:
+        """A message's frame: the shared columns of (1, P), in the codec of the study."""
+        key = int(streams.bits(self.agreement.seed, "codec", number, [center_id(self.name)])[0])
+        sent = (message[0, : self.shared] - self.base).numpy()
+        return pack(sent, self.codec, number, center_id(self.name), key)
+
+    def _links(self, round: int) -> tuple[Ints, Ints]:
+        return self._peer.transfers(self.world, round)
 
     def turn(self, round: int) -> int:
         """Go down the ranking and propose, until kappa partners are found or nobody is left.
 
         Returns the number of proposals made.
         """
-        view = self._need(round, self.view, "an opinion")
+        opinion = self._need(round, self.opinion, "an opinion")
+        ranking = [self.members[k] for k in opinion.rankings[0]]
+        if self.method.kind == "pull":
+            return self._request(round, ranking[: self._capacity])
         until = self._now() + self.patience.turn_seconds
         made = 0
         while self._now() < until:
             with self._lock:
-                asked = [peer for peer in view.ranking if peer not in self._silent]
+                asked = [peer for peer in ranking if peer not in self._silent]
                 peer = protocol.next_candidate(self.talks, asked)
                 if peer is None:
                     break
@@ -230,7 +377,9 @@ class Site:
         return made
 
     def settle(self, round: int) -> int:
-        """Take no more proposals, and clear up what is in doubt. Returns the number of partners."""
+        """Take no more proposals, and clear up what is in doubt. Returns the number of peers in touch."""
+        if self.method.kind != "mutual":
+            return len((set(self._asked) | self._listeners) - self._silent)
         with self._lock:
             self.talks, farewells = protocol.seal(self.talks)
             self._promise(self.talks)
@@ -239,103 +388,166 @@ class Site:
         self._settle(round)
         return len(self.talks.partners)
 
-    def swap(self, round: int) -> int:
-        """Exchange weights with the partners that this site proposed to. Returns how many answered."""
-        answered = 0
-        frame = self._need(round, self._frame, "a trained model")
-        proposed = [peer for peer, link in self.talks.mine.items() if link.stage is Stage.MATCHED]
-        for peer in sorted(proposed):
+    def _request(self, round: int, wanted: list[str]) -> int:
+        """Ask peers for their weights. Returns how many were asked."""
+        for peer in wanted:
+            data = pack_request(round, center_id(self.name))
             try:
-                reply = self._carry(
-                    peer, "weights", frame, self._why_weights(round), repeats=self.patience.repeats
-                )
-                self._accept_weights(peer, reply, round)
-                answered += 1
+                self._carry(peer, "request", data, f"wish to hear it in round {round}")
+                self._asked.append(peer)
+            except Unreachable:
+                self._silent.add(peer)
+        return len(wanted)
+
+    def swap(self, round: int) -> int:
+        """Exchange weights with the partners that this site proposed to, or send them to those who hear it.
+
+        Returns how many were reached.
+        """
+        reached = 0
+        mutual = self.method.kind == "mutual"
+        self._need(round, self._frames or None, "a trained model")
+        proposed = {peer for peer, link in self.talks.mine.items() if link.stage is Stage.MATCHED}
+        for peer in sorted(proposed if mutual else self._listeners - self._silent):
+            try:
+                reply = self._carry(peer, "weights", self._parcel(peer, round), "", self.patience.repeats)
+                if mutual:
+                    self._accept_weights(peer, reply, round)
+                reached += 1
             except Unreachable:
                 self._silent.add(peer)
             except Refused as refused:
                 self._note(refused)
-        return answered
+        return reached
+
+    def _parcel(self, peer: str, round: int) -> bytes:
+        """This site's weights and, if there is one, the number that goes with them."""
+        if not self._peer.noted:
+            return self._frames[0]
+        listeners = self.talks.partners if self.method.kind == "mutual" else self._listeners
+        value = float(self._peer.note(self.world, self._trained, np.array([len(listeners)]))[0])
+        return self._frames[0] + pack_note(value, round)
 
     def finish(self, round: int, rest: str = "") -> float:
         """Mix, give credit, update the beliefs, and write the round down. Returns the validation AUROC.
 
         rest: why nothing was exchanged (the budget), if so.
         """
-        trained = self._need(round, self.trained, "a trained model")
+        trained = self._need(round, self._trained, "a trained model")
         with self._lock:
             self.talks, _ = protocol.seal(self.talks)
-            partners = () if rest else tuple(p for p in self.roster if p in self.talks.partners)
-        lesson = self._lesson(round, trained, partners, bool(rest))
-        value = self._validation(lesson.mixed)
-        rest = rest or ("" if partners else self._why_rest())
+            partners = () if rest else self._heard()
+        before = self._before()
+        learned = self._learn(round, before, trained, partners, bool(rest))
+        value = self._auroc(learned.state, self.data.validation)
+        worth, told = learned.worth, self._evidence(learned.state)
+        seen = [] if worth is None else list(zip(worth.peer.tolist(), worth.value, worth.error))
         done = Finished(
             round,
-            lesson.mixed[0].numpy(),
-            lesson.beliefs,
-            lesson.observations,
+            learned.state.models[0].numpy(),
+            told,
+            {self.members[k]: float(v) for k, v, _ in seen if np.isfinite(v)},
             partners,
-            rest,
+            rest or ("" if partners else self._why_rest()),
             value,
-            lesson.watch,
-            lesson.alarms,
-            lesson.reckoned,
-            lesson.errors,
+            self.members,
+            freeze(learned.state, ("models",)),
+            tuple(AlarmRow(round, self.name, a.statistic, _finite(a.p)) for a in learned.alarms),
+            self._news,
+            {self.members[k]: float(e) for k, _, e in seen if np.isfinite(e)},
         )
         if self.store.finish(done):
-            self.models = lesson.mixed
+            self.state = learned.state
         return value
 
-    def _lesson(self, round: int, trained: Tensor, partners: tuple[str, ...], alone: bool) -> Lesson:
-        if self.mind and alone:
-            return self.mind.alone(round, self.roster, trained)
-        if self.mind:
-            arrived = {p: self.arrived[p] for p in partners if p in self.arrived}
-            return self.mind.learn(round, self.roster, self.vectors, (self.models, trained), arrived)
-        mixed = trained.clone()
-        if CONDUCTOR in self.arrived and not alone:
-            mixed[0, : self.shared] = self.arrived[CONDUCTOR]
-        return Lesson(mixed, {}, {})
+    def _heard(self) -> tuple[str, ...]:
+        """Who this site had to do with: its partners, or those whose weights arrived."""
+        if self.method.kind == "mutual":
+            return tuple(p for p in self.roster if p in self.talks.partners)
+        return tuple(p for p in self.roster if p in self.arrived)
+
+    def _learn(
+        self, round: int, before: Any, trained: Any, partners: tuple[str, ...], alone: bool
+    ) -> Learned:
+        """The method's part of the end of a round."""
+        method, world = self.method, self.world
+        if method.kind == "star" and self._down and not alone:
+            star = cast(StarMethod, method)
+            return Learned(star.receive(world, before, trained, self._down, round))
+        if alone or not self._by_peers:
+            return Learned(method.rest(world, before, trained, round))
+        order = self._asked if method.kind != "mutual" else partners
+        senders = [peer for peer in order if peer in self.arrived]
+        by = np.array([self.members.index(peer) for peer in senders], dtype=np.int64)
+        # Pages that are not written to cost nothing.
+        arrived = torch.from_numpy(np.zeros((world.n, self.shared), dtype=np.float32))
+        notes = np.zeros(world.n)
+        for k, peer in zip(by.tolist(), senders):
+            arrived[k] = self.arrived[peer]
+            notes[k] = self._notes.get(peer, 0.0)
+        listeners = self.talks.partners if method.kind == "mutual" else self._listeners
+        notes[world.here] = self._peer.note(world, trained, np.array([len(listeners)]))
+        heard = Heard(np.zeros(len(by), dtype=np.int64), by, arrived, notes, self.opinion)
+        return self._peer.learn(world, before, trained, heard, round)
+
+    def _evidence(self, state: Any) -> dict[str, Evidence]:
+        """What this site holds for and against its peers, for its owner to look at."""
+        if not self._by_peers:
+            return {}
+        place, gain, loss, count = self._peer.evidence(self.world, state)
+        return {
+            self.members[k]: Evidence(float(g), float(against), float(c))
+            for k, g, against, c in zip(place.tolist(), gain, loss, count)
+        }
 
     def keep_best(self) -> None:
         """The round just finished is the best so far: keep its model apart."""
         self.store.keep_best()
 
-    def upload(self, round: int) -> bytes:
-        """FedAvg: the shared layers for the conductor to average."""
-        frame = self._need(round, self._frame, "a trained model")
-        self._log(
-            CONDUCTOR, "weights", len(frame), f"shared layers of our model, to be averaged in round {round}"
-        )
-        return frame
+    def upload(self, round: int) -> list[bytes]:
+        """A star method: what this site sends to the server."""
+        frames = self._need(round, self._frames or None, "a trained model")
+        for frame in frames:
+            self._log(CONDUCTOR, "weights", len(frame), f"for the server of the study, in round {round}")
+        return frames
 
-    def trunk(self, round: int) -> bytes:
-        """FedAvg: the shared layers as the last round left them (all sites have the same)."""
-        frame = pack(self.models[0, : self.shared].numpy(), codec("fp32"), round, center_id(self.name))
-        self._log(CONDUCTOR, "weights", len(frame), f"the average that round {round} starts from")
-        return frame
-
-    def download(self, round: int, data: bytes) -> None:
-        """FedAvg: the average comes back."""
+    def download(self, round: int, frames: list[bytes]) -> None:
+        """A star method: what the server sends back."""
+        star = cast(StarMethod, self.method)
+        down = []
         try:
-            weights = admission.admit_weights(
-                data, CONDUCTOR, (CONDUCTOR,), round, self.codec, self.shared, self.limits
-            )
-            self.arrived[CONDUCTOR] = torch.from_numpy(weights) + self.base
-            self._log(CONDUCTOR, "weights", len(data), f"average of round {round}", sent=False)
+            for k, data in enumerate(frames):
+                weights = admission.admit_weights(
+                    data, CONDUCTOR, (CONDUCTOR,), star.number(k, round), self.codec, self.shared, self.limits
+                )
+                down.append(torch.from_numpy(weights) + self.base)
+                self._log(
+                    CONDUCTOR, "weights", len(data), f"the server's answer in round {round}", sent=False
+                )
         except Refused as refused:
             self._note(refused)
+            return
+        if len(down) == star.messages:
+            self._down = tuple(down)
 
     def report(self, round: int) -> dict[str, float | int]:
         """What the conductor is told of a round: sums, no names."""
-        sent = [e for e in self.store.traffic(round) if e.sent]
-        weights = sum(e.bytes for e in sent if e.kind == "weights")
+        entries = self.store.traffic(round)
+        weights = [e.bytes for e in entries if e.kind == "weights" and (e.sent or e.peer == CONDUCTOR)]
         return {
-            "weights": weights,
-            "control": sum(e.bytes for e in sent) - weights,
-            "partners": len(self.talks.partners),
+            "edges": self._edges(entries),
+            "directed": sum(weights),
+            "control": sum(e.bytes for e in entries if e.sent and e.kind != "weights"),
+            "partners": len(self._heard()),
             "in_doubt": len(self.talks.in_doubt),
         }
+
+    def _edges(self, entries: Sequence[Entry]) -> int:
+        """Bytes of this site's ends of edges: a payload per peer and round; with a server, both ways."""
+        weights = [e for e in entries if e.kind == "weights"]
+        if not self._by_peers:
+            return 2 * sum(e.bytes for e in weights if e.sent)
+        return len({(e.round, e.peer) for e in weights}) * frame_size(self.codec, self.shared)
 
     # Called by peers
 
@@ -353,24 +565,26 @@ class Site:
             if what == "alarm":
                 self._receive_alarm(peer, data)
                 return b""
+            if what == "request":
+                self._receive_request(peer, data)
+                return b""
             raise Refused(peer, Reason.MALFORMED, f"nothing here is called {what[:20]!r}")
         except Refused as refused:
             self._note(refused)
             return b""
 
     def _receive_vector(self, peer: str, data: bytes) -> None:
-        names = self.mind.names if self.mind else ()
-        vector = admission.admit_vector(data, peer, self._others, names)
+        vector = admission.admit_vector(data, peer, self._others, self.published.names)
         with self._lock:
             known = self.vectors.get(peer)
             if known is not None and not np.array_equal(known, vector):
                 raise Refused(peer, Reason.METADATA, "its vector is not the one it sent before in this job")
-            self.vectors[peer] = vector
+            self.vectors[peer], self._grounded = vector, None
         _, round, _ = unpack_vector(data)
         self._log(peer, "vector", len(data), "its metadata vector", sent=False, round=round)
 
     def _receive_alarm(self, peer: str, data: bytes) -> None:
-        if not announces(self.config):
+        if not self.method.announces:
             raise Refused(peer, Reason.PROTOCOL, "alarms are no part of this study")
         raised = admission.admit_alarm(data, peer, self._others, self.agreement.rounds)
         why = "its alarm of drift" if self.store.hear(peer, raised) else "its alarm of drift, known already"
@@ -384,19 +598,30 @@ class Site:
             self._log(peer, "message", CONTROL_MESSAGE, _words(reply), round=reply.round)
         return b"".join(pack_message(reply, center_id(self.name)) for reply in replies)
 
+    def _receive_request(self, peer: str, data: bytes) -> None:
+        if self.method.kind != "pull":
+            raise Refused(peer, Reason.PROTOCOL, "requests are no part of this study")
+        admission.admit_request(data, peer, self._others, self.talks.round)
+        with self._lock:
+            self._listeners.add(peer)
+        self._log(peer, "request", len(data), "its wish to hear us", sent=False)
+
     def _receive_weights(self, peer: str, data: bytes) -> bytes:
         round = self.talks.round
+        if self.method.kind != "mutual":
+            self._accept_weights(peer, data, round)
+            return b""
         with self._lock:
             held = self.talks.theirs.get(peer)
             if held is not None and held.stage is Stage.HELD:
                 # Who sends its weights has confirmed: only its confirmation was lost.
                 self._handle(peer, Message(Kind.CONFIRM, round, held.attempt))
-            frame = self._frame
-            if frame is None:
+            if not self._frames:
                 raise Refused(peer, Reason.PROTOCOL, "weights before this site has trained")
         self._accept_weights(peer, data, round)
-        self._log(peer, "weights", len(frame), self._why_weights(round))
-        return frame
+        parcel = self._parcel(peer, round)
+        self._log_parcel(peer, parcel, round)
+        return parcel
 
     # Inside
 
@@ -410,29 +635,39 @@ class Site:
         return value
 
     def _judge(self, proposer: str) -> str:
-        return protocol.FILTERED if self.view is None else self.view.answers.get(proposer, protocol.FILTERED)
+        if self.opinion is None or proposer not in self.members:
+            return protocol.FILTERED
+        place = self.members.index(proposer)
+        if not self.world.known[place]:
+            return protocol.FILTERED
+        return _ANSWERS[self.opinion.answer(0, place)]
 
-    def _validation(self, models: Tensor) -> float:
-        rows = self.world.data.validation
-        return float(auroc(self.learner.logits(models, rows), labels_of(rows))[0])
+    def _auroc(self, state: Any, rows: Any) -> float:
+        return float(auroc(self.method.logits(self.world, state, rows), labels_of(rows))[0])
 
     def test_auroc(self) -> float:
         """The current model on this site's own test rows; it stays at the site."""
-        rows = self.world.data.test
-        return float(auroc(self.learner.logits(self.models, rows), labels_of(rows))[0])
+        return self._auroc(self.state, self.data.test)
 
     def _why_rest(self) -> str:
-        if self.mind is None:
-            return ""
+        return self._rest_cause().words
+
+    def _rest_cause(self) -> Rest:
+        """Why nobody was heard in a round of exchange."""
+        if not self._by_peers:
+            return Rest.NOT
+        if self.method.kind != "mutual":
+            return Rest.UNREACHABLE if self._asked else Rest.NO_CANDIDATES
         if protocol.DECLINED in self._answers:
-            return "declined"
+            return Rest.DECLINED
         if {protocol.FULL, protocol.BUSY} & set(self._answers):
-            return "all full"
+            return Rest.ALL_FULL
         if protocol.UNREACHABLE in self._answers:
-            return "unreachable"
-        if self.view is not None and self.view.wanted and not self.view.ranking:
-            return "declined"  # it wanted none of its candidates
-        return "no candidates"
+            return Rest.UNREACHABLE
+        opinion = self.opinion
+        if opinion is not None and opinion.wanted is not None and opinion.wanted[0]:
+            return Rest.NO_CANDIDATES if len(opinion.rankings[0]) else Rest.DECLINED  # it wanted none of them
+        return Rest.NO_CANDIDATES
 
     def _handle(self, peer: str, message: Message) -> tuple[Message, ...]:
         """Take a message of this round, or of a past one from the record; write promises down first."""
@@ -449,7 +684,7 @@ class Site:
         return step.replies
 
     def _past(self, round: int) -> Negotiation:
-        return protocol.restore(self.name, round, self._kappa, self.store.promises(round))
+        return protocol.restore(self.name, round, self._capacity, self.store.promises(round))
 
     def _promise(self, state: Negotiation) -> None:
         self.store.promise(state.round, protocol.records(state))
@@ -499,7 +734,11 @@ class Site:
     ) -> bytes:
         """Write down, send, and bring back the answer; an answer that says nothing is none."""
         for attempt in range(1 + repeats):
-            self._log(peer, what, len(data), why if not attempt else f"{why} (repeated)", round=round)
+            again = " (repeated)" if attempt else ""
+            if what == "weights":
+                self._log_parcel(peer, data, self.talks.round, again)
+            else:
+                self._log(peer, what, len(data), f"{why}{again}", round=round)
             try:
                 reply = self._send(peer, what, data)
             except Unreachable:
@@ -508,17 +747,39 @@ class Site:
                 return reply
         raise Unreachable(peer)
 
-    @staticmethod
-    def _expects_answer(what: str, data: bytes) -> bool:
-        return what == "weights" or (what == "message" and data[0] in (1, 2))  # a proposal, an accept
+    def _expects_answer(self, what: str, data: bytes) -> bool:
+        if what == "weights":
+            return self.method.kind == "mutual"
+        return what == "message" and data[0] in (1, 2)  # a proposal, an accept
 
     def _accept_weights(self, peer: str, data: bytes, round: int) -> None:
+        mutual = self.method.kind == "mutual"
+        note = b""
+        if self._peer.noted:
+            data, note = data[:-CONTROL_MESSAGE], data[-CONTROL_MESSAGE:]
         weights = admission.admit_weights(
-            data, peer, self.talks.partners, round, self.codec, self.shared, self.limits
+            data,
+            peer,
+            self.talks.partners if mutual else self._asked,
+            round,
+            self.codec,
+            self.shared,
+            self.limits,
         )
+        value = admission.admit_note(note, peer, round) if self._peer.noted else 0.0
         with self._lock:
-            self.arrived[peer] = torch.from_numpy(weights) + self.base
+            self.arrived[peer], self._notes[peer] = torch.from_numpy(weights) + self.base, value
         self._log(peer, "weights", len(data), f"its shared layers, partner of round {round}", sent=False)
+        if note:
+            self._log(peer, "note", len(note), f"its number beside: {value:g}", sent=False)
+
+    def _log_parcel(self, peer: str, data: bytes, round: int, again: str = "") -> None:
+        """Write down weights that leave, and the note with them."""
+        note = CONTROL_MESSAGE * self._peer.noted
+        why = f"shared layers of our model, for our partner of round {round}{again}"
+        self._log(peer, "weights", len(data) - note, why)
+        if note:
+            self._log(peer, "note", note, f"the number beside them in round {round}{again}")
 
     def _within_rate(self, peer: str) -> None:
         with self._lock:
@@ -535,8 +796,9 @@ class Site:
         number = self.talks.round if round is None else round
         self.store.log(Entry(self._stamp(), number, peer, sent, what, size, why))
 
-    def _why_weights(self, round: int) -> str:
-        return f"shared layers of our model, for our partner of round {round}"
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 def _words(message: Message) -> str:

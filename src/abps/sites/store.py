@@ -79,6 +79,13 @@ MIGRATIONS: tuple[str, ...] = (
     """,
     # Observations that have an error of their own.
     "ALTER TABLE observation ADD COLUMN se REAL;",
+    # The method's own state, whatever it is, and the members that it speaks of (``watch`` is of old).
+    """
+    CREATE TABLE state (
+        only INTEGER PRIMARY KEY CHECK (only = 1), members TEXT NOT NULL, content BLOB NOT NULL,
+        digest BLOB NOT NULL
+    );
+    """,
 )
 
 
@@ -118,7 +125,7 @@ class Entry:
     round: int
     peer: str
     sent: bool
-    kind: str  # weights, message, vector or alarm
+    kind: str  # weights, message, vector, alarm, request or note
     bytes: int
     why: str
 
@@ -127,10 +134,10 @@ class Entry:
 class Finished:
     """Everything that one round changes, written together.
 
-    observations: what each partner was worth, in [0, 1].  beliefs: evidence after the round.
-    errors: standard errors of observations, from methods that know them.
-    watch: what the site carries along to notice drift.  alarms: raised in this round.
-    reckoned: earlier alarms that these beliefs are the first to reckon with.
+    state: the method's, without the model (:mod:`abps.methods.memory`).  members: of whom it speaks.
+    observations: what each partner was worth, in [0, 1].  beliefs: evidence after the round; both for the
+    site's owner to look at.  errors: standard errors of observations, from methods that know them.
+    alarms: raised in this round.  reckoned: earlier alarms that this state is the first to reckon with.
     """
 
     round: int
@@ -140,7 +147,8 @@ class Finished:
     partners: tuple[str, ...]
     rest: str
     validation: float
-    watch: str = ""
+    members: tuple[str, ...] = ()
+    state: bytes = b""
     alarms: tuple[AlarmRow, ...] = ()
     reckoned: tuple[AlarmRow, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -249,11 +257,10 @@ class Store:
         rows = self._rows("SELECT round, peer, value FROM observation")
         return {(r, peer): value for r, peer, value in rows}
 
-    def measured(self) -> list[tuple[int, str, float, float]]:
-        """The observations that have a standard error, as (round, peer, value, error), oldest first."""
-        return self._rows(
-            "SELECT round, peer, value, se FROM observation WHERE se IS NOT NULL ORDER BY round, peer"
-        )
+    def state(self) -> tuple[tuple[str, ...], bytes] | None:
+        """The members of whom the method's state speaks, and the state; None before the first round."""
+        rows = self._rows("SELECT members, content FROM state")
+        return None if not rows else (tuple(json.loads(rows[0][0])), bytes(rows[0][1]))
 
     def model(self, which: str = "current") -> NDArray[np.float32] | None:
         """(P,) the model after the last round, or the ``best`` one; None before the first round."""
@@ -308,11 +315,6 @@ class Store:
         """Every alarm that was raised here or told by a peer, oldest first."""
         rows = self._rows("SELECT round, site, statistic, p, reckoned FROM alarm ORDER BY round, site")
         return [AlarmRow(*row) for row in rows]
-
-    def watch(self) -> str:
-        """What the last round left to notice drift with; nothing before the first."""
-        rows = self._rows("SELECT state FROM watch")
-        return str(rows[0][0]) if rows else ""
 
     def told(self) -> set[tuple[int, str]]:
         """Which of its alarms (by their round) the site has told to whom."""
@@ -392,8 +394,10 @@ class Store:
                 "UPDATE alarm SET reckoned = ? WHERE round = ? AND site = ? AND statistic = ?",
                 [(done.round, a.round, a.site, a.statistic) for a in done.reckoned],
             )
-            if done.watch:
-                db.execute("INSERT OR REPLACE INTO watch VALUES (1, ?)", (done.watch,))
+            db.execute(
+                "INSERT OR REPLACE INTO state VALUES (1, ?, ?, ?)",
+                (json.dumps(list(done.members)), done.state, _hash(done.state)),
+            )
             db.execute("UPDATE fact SET value = ? WHERE key = 'round'", (str(done.round),))
             db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
         return True
@@ -434,7 +438,7 @@ class Store:
 
 
 def _digest(db: sqlite3.Connection) -> str:
-    """A digest of what must not change by itself: round, beliefs, observations, alarms and models."""
+    """A digest of what must not change by itself: round, beliefs, observations, alarms, models and state."""
     digest = hashlib.blake2b(digest_size=16)
     for query in (
         "SELECT key, value FROM fact WHERE key <> 'digest' ORDER BY key",
@@ -454,9 +458,12 @@ def _digest(db: sqlite3.Connection) -> str:
         rows = db.execute(query).fetchall()
         if rows:
             digest.update(repr((query, rows)).encode())
-    for which, number, weights, written in db.execute("SELECT * FROM model ORDER BY which"):
-        # A model is hashed once, when written; here it must still have that hash.
-        intact = _hash(weights) == written
+    # What is large is hashed once, when written; here it must still have that hash.
+    for which, number, content, written in (
+        *db.execute("SELECT * FROM model ORDER BY which"),
+        *db.execute("SELECT 'state', members, content, digest FROM state"),
+    ):
+        intact = _hash(content) == written
         digest.update(repr((which, number, written if intact else b"damaged")).encode())
     return digest.hexdigest()
 

@@ -20,7 +20,14 @@ from abps.core.protocol import Message
 from abps.core.streams import center_id
 from abps.wire.codecs import Codec
 from abps.wire.frames import FrameError, frame_size, unpack
-from abps.wire.messages import MessageError, unpack_alarm, unpack_message, unpack_vector
+from abps.wire.messages import (
+    MessageError,
+    unpack_alarm,
+    unpack_message,
+    unpack_note,
+    unpack_request,
+    unpack_vector,
+)
 
 
 class Reason(StrEnum):
@@ -202,6 +209,25 @@ def admit_alarm(data: bytes, peer: str, members: Collection[str], rounds: int) -
     if not 1 <= round <= rounds:
         raise Refused(peer, Reason.ROUND, f"an alarm of round {round}, the study has {rounds}")
     return round
+
+
+def admit_request(data: bytes, peer: str, members: Collection[str], round: int) -> None:
+    """A member's wish to hear this center in this round."""
+    _is_member(peer, members)
+    with _readable(peer):
+        wanted, sender = unpack_request(data)
+    _sent_by(peer, sender)
+    if wanted != round:
+        raise Refused(peer, Reason.ROUND, f"a request in round {wanted}, here it is {round}")
+
+
+def admit_note(data: bytes, peer: str, round: int) -> float:
+    """The number that a partner sent with its weights in this round."""
+    with _readable(peer):
+        value, told = unpack_note(data)
+    if told != round:
+        raise Refused(peer, Reason.ROUND, f"a note of round {told}, here it is {round}")
+    return value
 
 
 def _is_member(peer: str, members: Collection[str]) -> None:

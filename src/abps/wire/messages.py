@@ -10,11 +10,13 @@ A control message is sixteen bytes, the unit the ledger counts:
 
 A vector is a control message of kind ``VECTOR`` whose attempt is the number of entries, followed by
 the entries as little-endian float32. An alarm is a control message of kind ``ALARM`` whose round is the one
-it was raised in.
+it was raised in. A request for weights is one of kind ``REQUEST``. A note, which goes with weights, is one of
+kind ``NOTE`` that has a number (float64) in the place of the sender.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 
 import numpy as np
@@ -24,12 +26,15 @@ from abps.core.ledger import CONTROL_MESSAGE
 from abps.core.protocol import Kind, Message
 
 _LAYOUT = struct.Struct("<BBHIQ")
-assert _LAYOUT.size == CONTROL_MESSAGE
+_NUMBER = struct.Struct("<BBHId")
+assert _LAYOUT.size == _NUMBER.size == CONTROL_MESSAGE
 
 _KINDS = {1: Kind.PROPOSE, 2: Kind.ACCEPT, 3: Kind.REFUSE, 4: Kind.CONFIRM, 5: Kind.RELEASE}
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
 _VECTOR = 32
 _ALARM = 33
+_REQUEST = 34
+_NOTE = 35
 _REASONS = (
     "", "full", "declined", "filtered", "busy", "sealed", "crossed", "unreachable", "released",
 )  # fmt: skip
@@ -92,9 +97,38 @@ def pack_alarm(round: int, sender: int) -> bytes:
 
 def unpack_alarm(data: bytes) -> tuple[int, int]:
     """The round of an alarm and the stream number its sender claims, or :class:`MessageError`."""
+    return _unpack_word(data, _ALARM, "an alarm")
+
+
+def pack_request(round: int, sender: int) -> bytes:
+    """The wish to hear a peer in a round, in sixteen bytes."""
+    return _LAYOUT.pack(_REQUEST, 0, 0, round, sender)
+
+
+def unpack_request(data: bytes) -> tuple[int, int]:
+    """The round of a request and the stream number its sender claims, or :class:`MessageError`."""
+    return _unpack_word(data, _REQUEST, "a request")
+
+
+def _unpack_word(data: bytes, kind: int, what: str) -> tuple[int, int]:
     if len(data) != CONTROL_MESSAGE:
-        raise MessageError(f"{len(data)} bytes, an alarm has {CONTROL_MESSAGE}")
+        raise MessageError(f"{len(data)} bytes, {what} has {CONTROL_MESSAGE}")
     number, reason, attempt, round, sender = _LAYOUT.unpack(data)
-    if (number, reason, attempt) != (_ALARM, 0, 0):
-        raise MessageError(f"kind {number} is not an alarm")
+    if (number, reason, attempt) != (kind, 0, 0):
+        raise MessageError(f"kind {number} is not {what}")
     return round, sender
+
+
+def pack_note(value: float, round: int) -> bytes:
+    """The number that goes with a center's weights, in sixteen bytes."""
+    return _NUMBER.pack(_NOTE, 0, 0, round, value)
+
+
+def unpack_note(data: bytes) -> tuple[float, int]:
+    """The number and its round, or :class:`MessageError`."""
+    if len(data) != CONTROL_MESSAGE:
+        raise MessageError(f"{len(data)} bytes, a note has {CONTROL_MESSAGE}")
+    number, reason, attempt, round, value = _NUMBER.unpack(data)
+    if (number, reason, attempt) != (_NOTE, 0, 0) or not math.isfinite(value):
+        raise MessageError(f"kind {number} with {value:g} is not a note")
+    return value, round

@@ -30,7 +30,7 @@ log = logging.getLogger("abps")
 SERVER = "server"
 
 #: What the conductor may ask a site to do at once, and to start.
-ASKED = frozenset({"hello", "join", "begin", "keep_best", "upload", "download", "trunk", "report"})
+ASKED = frozenset({"hello", "join", "begin", "keep_best", "upload", "download", "report"})
 _TALKS = frozenset({"catch_up", "introduce", "announce", "turn", "settle", "swap"})
 STARTED = _TALKS | {"open", "train", "finish"}
 
@@ -225,7 +225,10 @@ class FlareConductor:
         try:
             agreement = Agreement.from_json(json.loads(self.agreement))
             line = _Line({proxy.name: proxy for proxy in collab.clients})
-            report = Conductor(line, agreement, self.rounds, seconds, log.info).run(sorted(line.sites))
+            memory = Path(collab.workspace.get_root_dir()) / "abps-server"
+            report = Conductor(line, agreement, self.rounds, seconds, log.info, memory).run(
+                sorted(line.sites)
+            )
         except RequestError as error:
             files.write_json(folder / RESULT, {"schema": "abps.job/1", "error": str(error)})
             raise

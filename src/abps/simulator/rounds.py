@@ -1,0 +1,164 @@
+"""Rounds of a method with all centers in one process.
+
+The driver: it asks the method what to send, looks whether that can be afforded, delivers it through the
+codec, books the bytes, ends communication when the budget is reached, and tells who rested. The other driver
+is a real site (:mod:`abps.sites.site`) with its conductor; the methods are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core import ledger as bytes_of
+from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
+from abps.core.matching import Rest
+from abps.learn.metrics import Segments
+from abps.methods import peers
+from abps.methods.base import Decisions, Ints, Method, World, grounded
+from abps.methods.graphs import both_ways
+from abps.methods.peers import Heard, Opinion, PeerMethod
+from abps.methods.star import Server, StarMethod, star_cost
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a round did besides changing models.
+
+    partners: (n,) how many peers' models each center received.  rest: (n,) a :class:`Rest` each.
+    answers: every center's predictions for its own validation and test rows by its new model, where the round
+    has made them anyway.
+    """
+
+    traffic: Traffic
+    partners: Ints
+    rest: NDArray[np.int8]
+    decisions: Decisions | None = None
+    answers: tuple[Segments, Segments] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """A run between two rounds.
+
+    server: what a star's server remembers.  unpaid: what centers publish has not been paid for yet.
+    """
+
+    method: Method
+    world: World
+    state: Any
+    ledger: Ledger
+    server: Server = field(default_factory=Server)
+    unpaid: bool = True
+
+    @staticmethod
+    def start(method: Method, world: World) -> Course:
+        """Before the first round."""
+        world = grounded(method, world)
+        ledger = Ledger(method.budget, Traffic(control=world.data.agreed))
+        return Course(method, world, method.init(world), ledger)
+
+    def on(self, world: World, t: int) -> Course:
+        """New data take the place of the old before round t."""
+        new = grounded(self.method, world)
+        return replace(self, world=new, state=self.method.moved(self.world, new, self.state, t), unpaid=True)
+
+    def round(self, t: int) -> tuple[Course, Outcome]:
+        """One round t = 1, 2, …"""
+        play = {"alone": self._alone, "star": self._star}.get(self.method.kind, self._peers)
+        after, outcome = play(t)
+        return replace(after, ledger=after.ledger.book(outcome.traffic)), outcome
+
+    def _alone(self, t: int) -> tuple[Course, Outcome]:
+        trained = self.method.train(self.world, self.state, t, True)
+        return self._rested(trained, t, Rest.NOT)
+
+    def _rested(self, trained: Any, t: int, why: Rest, said: int = 0) -> tuple[Course, Outcome]:
+        """A round without an exchange; said: control bytes that were spent on the way to it."""
+        n, state = self.world.n, self.method.rest(self.world, self.state, trained, t)
+        ledger = self.ledger.close() if why is Rest.BUDGET else self.ledger
+        outcome = Outcome(Traffic(control=said), np.zeros(n, dtype=np.int64), np.full(n, why, dtype=np.int8))
+        return replace(self, state=state, ledger=ledger), outcome
+
+    def _star(self, t: int) -> tuple[Course, Outcome]:
+        method, world, n = cast(StarMethod, self.method), self.world, self.world.n
+        trained = method.train(world, self.state, t, self.ledger.closed)
+        if self.ledger.closed:
+            return self._rested(trained, t, Rest.BUDGET)
+        up = method.upload(world, self.state, trained, t)
+        traffic = star_cost(method.line, n, [message.shape[1] for message in up])
+        if not self.ledger.affords(traffic):
+            return self._rested(trained, t, Rest.BUDGET)
+        numbers = [method.number(k, t) for k in range(len(up))]
+        sent = tuple(method.line.deliver(world, message, k) for message, k in zip(up, numbers))
+        replies, memory = method.serve(world.learner.start, self.server, sent, world.sizes(), t)
+        down = tuple(
+            method.line.deliver(world, reply[None], k, server=True)[0] for reply, k in zip(replies, numbers)
+        )
+        state = method.receive(world, self.state, trained, down, t)
+        outcome = Outcome(traffic, np.full(n, n - 1), np.zeros(n, dtype=np.int8))
+        return replace(self, state=state, server=Server(down, memory)), outcome
+
+    def _peers(self, t: int) -> tuple[Course, Outcome]:
+        method, world = cast(PeerMethod, self.method), self.world
+        # Whom to ask seldom depends on this round's models: centers choose while they train.
+        trained = cache(method.begin(world, self.state, t, self.ledger.closed))
+        if not method.exchanges(t):
+            return self._rested(trained(), t, Rest.NOT)
+        if self.ledger.closed:
+            return self._rested(trained(), t, Rest.BUDGET)
+        opinion = Opinion() if method.kind == "graph" else method.opine(world, self.state, trained, t)
+        meeting = self._meet(opinion, t)
+        traffic = meeting.said + method.cost(world, meeting.to, meeting.by)
+        if not self.ledger.affords(traffic):
+            # That the plan is too dear is known once it is made: its messages were sent.
+            return self._rested(trained(), t, Rest.BUDGET, meeting.said.control)
+        after = trained()
+        shared = method.wire.shared(world)
+        arrived = method.wire.deliver(world, method.sent(self.state, after)[:, :shared], t)
+        listeners = np.bincount(meeting.by, minlength=world.n)
+        notes = method.note(world, after, listeners)
+        heard = Heard(meeting.to, meeting.by, arrived, notes, opinion)
+        learned = method.learn(world, self.state, after, heard, t)
+        degrees = np.bincount(meeting.to, minlength=world.n)
+        outcome = Outcome(traffic, degrees, meeting.rest, meeting.trail, learned.answers)
+        return replace(self, state=learned.state, unpaid=False), outcome
+
+    def _meet(self, opinion: Opinion, t: int) -> _Meeting:
+        """Who hears whom, and what was said to find that out."""
+        method, world, n = cast(PeerMethod, self.method), self.world, self.world.n
+        entries = 0 if world.bulletin is None else world.bulletin.shape[1]
+        said = bytes_of.directory(n, entries) if self.unpaid and entries else Traffic()
+        if opinion.publishing:
+            said += bytes_of.directory(n, opinion.publishing)
+        said += Traffic(control=opinion.announcing * (n - 1) * CONTROL_MESSAGE)
+        if method.kind == "mutual":
+            plan = peers.agree(method, world, opinion, t)
+            said += bytes_of.pairs(len(plan.pairs), 0, plan.proposals)
+            trail = None if opinion.trail is None else opinion.trail(plan)
+            return _Meeting(*both_ways(plan.pairs), plan.rest, said, trail)
+        if method.kind == "graph":
+            to, by = method.transfers(world, t)
+        else:
+            chosen = [list(listed[: method.capacity]) for listed in opinion.rankings]
+            to = np.repeat(np.arange(n), [len(each) for each in chosen])
+            by = np.array([j for each in chosen for j in each], dtype=np.int64)
+            said += Traffic(control=len(by) * CONTROL_MESSAGE)  # a request each
+        hears = np.bincount(to, minlength=n) > 0
+        rest = np.where(hears, Rest.NOT, Rest.NO_CANDIDATES).astype(np.int8)
+        return _Meeting(to, by, rest, said)
+
+
+@dataclass(frozen=True, eq=False)
+class _Meeting:
+    """Links from places ``by`` to places ``to``, why centers rest, and the control bytes spent so far."""
+
+    to: Ints
+    by: Ints
+    rest: NDArray[np.int8]
+    said: Traffic
+    trail: Decisions | None = None
