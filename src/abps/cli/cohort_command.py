@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from abps import files
-from abps.cohorts import eicu, heart, meds, mimiciv, physionet2012, provenance
+from abps.cohorts import eicu, heart, meds, meds_rows, meds_tasks, mimiciv, physionet2012, provenance
 from abps.cohorts.duck import Progress as Tell
 from abps.cohorts.tidy import Cohort
 from abps.report.pages import cohort_page as page
@@ -74,6 +74,7 @@ def register(app: typer.Typer) -> None:
     group.command("eicu")(eicu_command)
     group.command("physionet2012")(physionet2012_command)
     group.command("meds")(meds_command)
+    group.command("task")(task_command)
     group.command("heart")(heart_command)
     app.add_typer(group, name="cohort")
 
@@ -178,6 +179,53 @@ def meds_command(
     _make(lambda tell: meds.build(source, options, tell), "MEDS cohort", out, as_json)
 
 
+def task_command(
+    source: Annotated[Path, typer.Argument(help="A MEDS folder (data/**/*.parquet) or one Parquet file.")],
+    out: Out = Path("cohort.parquet"),
+    task: Annotated[
+        str | None,
+        typer.Option(help=f"A shipped task ({', '.join(meds_tasks.shipped())}) or a task file (JSON)."),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="A MEDS label file, as ACES writes it: subject_id, prediction_time and a value."),
+    ] = None,
+    map_: Annotated[
+        Path | None, typer.Option("--map", help="The code map (JSON); unset, the one for MIMIC-IV.")
+    ] = None,
+    hours: Annotated[int, typer.Option(help="Hours before the prediction that count: 6, 12, 24, 48.")] = 24,
+    features: Features = "labs",
+    outside: Annotated[
+        str, typer.Option(help="Predictions outside a hospital stay: leave-out (counted) or keep.")
+    ] = "leave-out",
+    charlson: Charlson = "12",
+    min_age: MinAge = 18,
+    max_age: MaxAge = None,
+    as_json: Json = False,
+) -> None:
+    """Any task on MEDS events: one row per prediction, from what was known before its moment.
+
+    Examples:
+
+        abps cohort task mimic-iv-meds --task aki --out aki.parquet
+
+        abps cohort task mimic-iv-meds --labels readmission.parquet --hours 48 --out cohort.parquet
+    """
+    options = meds_rows.RowOptions(
+        task=task,
+        labels=None if labels is None else str(labels),
+        map_file=None if map_ is None else str(map_),
+        hours=hours,
+        charlson=charlson,
+        features=_names(features),
+        outside=outside,
+        min_age=min_age,
+        max_age=max_age,
+    )
+    title = f"Task {task if task else Path(str(labels)).stem}"
+    _make(lambda tell: meds_rows.build(source, options, tell), title, out, as_json)
+
+
 def heart_command(
     source: Annotated[Path, typer.Argument(help="The folder with the four processed.*.data files.")],
     out: Out = Path("cohort.parquet"),
@@ -244,7 +292,8 @@ def _make(build: Callable[[Tell], Cohort], title: str, out: Path, as_json: bool)
                     "source": made.source,
                     "recipe": made.recipe,
                     "rows": made.table.height,
-                    "positives": int(made.table[made.roles.label].sum()),
+                    "outcome": made.outcome,
+                    "positives": made.steps[-1].positives,
                     "columns": made.table.width,
                     "centers": made.table[made.roles.center].n_unique(),
                     "flow": [vars(step) for step in made.steps],
@@ -258,8 +307,9 @@ def _make(build: Callable[[Tell], Cohort], title: str, out: Path, as_json: bool)
         typer.echo(f"left out: {step.left_out:,} ({step.label})")
     rows = "stays" if "stay" in made.table.columns else "patients"
     typer.echo(
-        f"{made.table.height:,} {rows}, {int(made.table[made.roles.label].sum()):,} {word}, "
-        f"{made.table[made.roles.center].n_unique():,} values of {made.roles.center}; "
+        f"{made.table.height:,} {rows}, "
+        + ("" if made.steps[-1].positives is None else f"{made.steps[-1].positives:,} {word}, ")
+        + f"{made.table[made.roles.center].n_unique():,} values of {made.roles.center}; "
         f"{out} and the report {out.with_suffix('.html')}"
     )
     typer.echo(f"next: abps partition {out} --by {made.roles.center} --out fed.parquet")

@@ -10,14 +10,15 @@ Sex, race and insurance are what was on record at ICU admission.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from abps.cohorts import charlson, provenance, vitals
+from abps.cohorts import charlson, physiology, provenance, vitals
 from abps.cohorts.duck import Progress, Session, quoted, session, silent
 from abps.cohorts.tidy import (
     Cohort,
@@ -41,7 +42,10 @@ DIAGNOSES = ("this", "earlier", "none")
 
 @dataclass(frozen=True)
 class CodeMap:
-    """Beginnings of codes, by what they carry. Optional ones are empty where the source has none."""
+    """Beginnings of codes, by what they carry. Optional ones are empty where the source has none.
+
+    antibiotic: patterns (RE2, lower case) instead of beginnings; drugs are named in many ways.
+    """
 
     source: str
     birth: str
@@ -55,6 +59,12 @@ class CodeMap:
     diagnosis: dict[int, str]
     race: str = ""
     insurance: str = ""
+    labs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    gcs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    urine: tuple[str, ...] = ()
+    irrigant_in: tuple[str, ...] = ()
+    culture: tuple[str, ...] = ()
+    antibiotic: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,10 @@ def read_map(path: str | None) -> CodeMap:
         raw: dict[str, Any] = json.loads(text)
         raw.pop("about", None)
         raw["died"] = tuple(raw["died"])
-        raw["vitals"] = {name: tuple(codes) for name, codes in raw["vitals"].items()}
+        for name in ("vitals", "labs", "gcs"):
+            raw[name] = {signal: tuple(codes) for signal, codes in raw.get(name, {}).items()}
+        for name in ("urine", "irrigant_in", "culture", "antibiotic"):
+            raw[name] = tuple(raw.get(name, ()))
         raw["diagnosis"] = {int(version): code for version, code in raw.get("diagnosis", {}).items()}
         made = CodeMap(**raw)
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
@@ -98,12 +111,18 @@ def read_map(path: str | None) -> CodeMap:
             f"the code map {path} is not what it should be ({error}); "
             "start from the shipped meds_mimiciv.json"
         ) from None
-    for name in made.vitals:
-        if name not in vitals.signals():
-            raise RequestError(
-                f"the code map {path} names an unknown vital {name!r}{nearest(name, vitals.signals())}; "
-                f"known are {', '.join(vitals.signals())}"
-            )
+    known: dict[str, Iterable[str]] = {
+        "vital": vitals.signals(),
+        "lab": physiology.labs(),
+        "part of the coma scale": ("gcs_motor", "gcs_verbal", "gcs_eyes", "gcs_total"),
+    }
+    for (kind, names), told in zip(known.items(), (made.vitals, made.labs, made.gcs)):
+        for name in told:
+            if name not in names:
+                raise RequestError(
+                    f"the code map {path} names an unknown {kind} {name!r}{nearest(name, names)}; "
+                    f"known are {', '.join(names)}"
+                )
     return made
 
 
@@ -127,11 +146,11 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
     options = options or MedsOptions()
     codes = read_map(options.map_file)
     paths = find_events(source)
-    value = _check_columns(paths)
+    value = check_columns(paths)
     listed = "[" + ", ".join(quoted(str(p)) for p in paths) + "]"
     events = f"(SELECT subject_id, time, code, {value} AS value FROM read_parquet({listed}))"
     with session(progress) as duck:
-        flow = keep_ages(_stays(duck, events, codes, tuple(paths)), options.min_age, options.max_age)
+        flow = keep_ages(icu_stays(duck, events, codes, tuple(paths)), options.min_age, options.max_age)
         first_day = _vitals(duck, events, codes, flow, options, tuple(paths))
         coded, warnings = _comorbidities(duck, events, codes, flow.table, options, tuple(paths))
     table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
@@ -140,7 +159,7 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
         warnings.append(
             f"{without} stays have no vital sign in the window; they stay in, with missing values"
         )
-    warnings += _empty_context(table, codes)
+    warnings += empty_context(table, codes)
     dictionary = _dictionary(options)
     root = source if Path(source).is_dir() else Path(source).parent
     return Cohort(
@@ -161,7 +180,7 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
     )
 
 
-def _check_columns(paths: list[Path]) -> str:
+def check_columns(paths: list[Path]) -> str:
     """The name of the column with numbers; every file must have the columns of the format."""
     value = "numeric_value"
     for path in paths:
@@ -183,7 +202,7 @@ def _check_columns(paths: list[Path]) -> str:
     return value
 
 
-def _starting(duck: Session, events: str, prefix: str, name: str, files: tuple[Path, ...]) -> pl.DataFrame:
+def starting(duck: Session, events: str, prefix: str, name: str, files: tuple[Path, ...]) -> pl.DataFrame:
     """Events whose code begins with a prefix: patient, time and what follows the prefix."""
     if not prefix:
         return pl.DataFrame(schema={"patient": pl.Int64, "time": pl.Datetime("us"), name: pl.String})
@@ -195,21 +214,21 @@ def _starting(duck: Session, events: str, prefix: str, name: str, files: tuple[P
     )
 
 
-def _stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> Flow:
+def icu_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> Flow:
     """ICU stays: each admission with the next discharge, in the hospital stay that overlaps it most."""
-    enter = _starting(duck, events, codes.icu_admission, "careunit_name", files)
-    leave = _starting(duck, events, codes.icu_discharge, "left_to", files)
+    enter = starting(duck, events, codes.icu_admission, "careunit_name", files)
+    leave = starting(duck, events, codes.icu_discharge, "left_to", files)
     if enter.height == 0:
         raise RequestError(
             f"no event code begins with {codes.icu_admission!r} (icu_admission of the code map) in "
             f"{files[0]}; give the code map of this source with --map"
         )
     stays = (
-        _ended(enter.rename({"time": "intime"}), leave.rename({"time": "outtime"}))
+        ended(enter.rename({"time": "intime"}), leave.rename({"time": "outtime"}))
         .with_row_index("stay", offset=1)
         .with_columns(pl.col("stay").cast(pl.Int64))
     )
-    hospital = _hospital_stays(duck, events, codes, files)
+    hospital = hospital_stays(duck, events, codes, files)
     overlap = (
         # an admission without a discharge reaches to the next one (min_horizontal leaves nulls out)
         pl.min_horizontal(pl.col("outtime").fill_null(pl.col("intime")), "dischtime", "next_admittime")
@@ -225,14 +244,14 @@ def _stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) 
     extra = ["admittime", "dischtime", "admission_type", "admission_location", "discharge"]
     table = stays.join(best.select("stay", *extra), on="stay", how="left")
     birth = (
-        _starting(duck, events, codes.birth, "birth", files)
+        starting(duck, events, codes.birth, "birth", files)
         .group_by("patient")
         .agg(birth=pl.col("time").min())
     )
     table = table.join(birth, on="patient", how="left")
     for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
-        told = _starting(duck, events, prefix, name, files)
-        table = table.join(_on_record(told, stays, name), on="stay", how="left")
+        told = starting(duck, events, prefix, name, files)
+        table = table.join(on_record(told, stays, name), on="stay", how="left")
 
     def day(column: str) -> pl.Expr:  # of the year, such that 1 March is the same day in every year
         return pl.col(column).dt.month().cast(pl.Int32) * 100 + pl.col(column).dt.day()
@@ -255,22 +274,22 @@ def _stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) 
     return flow.keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
 
 
-def _hospital_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> pl.DataFrame:
+def hospital_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> pl.DataFrame:
     """Hospital admissions with the next discharge; the admission's code holds its type and location."""
-    admitted = _starting(duck, events, codes.hospital_admission, "admission", files)
-    left = _starting(duck, events, codes.hospital_discharge, "discharge", files)
+    admitted = starting(duck, events, codes.hospital_admission, "admission", files)
+    left = starting(duck, events, codes.hospital_discharge, "discharge", files)
     parts = pl.col("admission").str.split("//")
 
     def known(part: pl.Expr) -> pl.Expr:
         return pl.when(part.is_in(["", "UNK"])).then(None).otherwise(part)
 
-    return _ended(admitted.rename({"time": "admittime"}), left.rename({"time": "dischtime"})).with_columns(
+    return ended(admitted.rename({"time": "admittime"}), left.rename({"time": "dischtime"})).with_columns(
         admission_type=known(parts.list.get(0, null_on_oob=True)),
         admission_location=known(parts.list.get(1, null_on_oob=True)),
     )
 
 
-def _ended(starts: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+def ended(starts: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
     """Every start with the first end after it, unless another start of the patient comes before that end.
 
     Adds when the next start is (``next_`` and the name of the start's time).
@@ -301,7 +320,7 @@ def _ended(starts: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _on_record(told: pl.DataFrame, stays: pl.DataFrame, name: str) -> pl.DataFrame:
+def on_record(told: pl.DataFrame, stays: pl.DataFrame, name: str) -> pl.DataFrame:
     """stay, name: the last value told by ICU admission (one without a time always was); later ones never."""
     told = told.with_columns(pl.col("time").fill_null(pl.datetime(1, 1, 1))).sort("patient", "time", name)
     return (
@@ -319,13 +338,13 @@ def _on_record(told: pl.DataFrame, stays: pl.DataFrame, name: str) -> pl.DataFra
     )
 
 
-def _empty_context(table: pl.DataFrame, codes: CodeMap) -> list[str]:
+def empty_context(table: pl.DataFrame, codes: CodeMap) -> list[str]:
     """A warning for each of sex, race and insurance that no stay has."""
     found = []
     for name, prefix in (("sex", codes.sex), ("race", codes.race), ("insurance", codes.insurance)):
         if table[name].null_count() == table.height:
             where = (
-                f"no event by ICU admission has a code that begins with {prefix!r}"
+                f"no event in time has a code that begins with {prefix!r}"
                 if prefix
                 else ("the code map names no code for it")
             )
@@ -381,7 +400,7 @@ def _comorbidities(
     if options.diagnoses == "none":
         return stays.select("stay"), []
     coded = [
-        _starting(duck, events, prefix, "icd_code", files).with_columns(icd_version=pl.lit(version, pl.Int16))
+        starting(duck, events, prefix, "icd_code", files).with_columns(icd_version=pl.lit(version, pl.Int16))
         for version, prefix in codes.diagnosis.items()
     ]
     if not coded:

@@ -68,6 +68,7 @@ def of_cohort(cohort: Cohort) -> dict[str, Any]:
         "recipe": cohort.recipe,
         "options": cohort.options,
         "rows": cohort.table.height,
+        "outcome": cohort.outcome,
         "roles": {k: v for k, v in asdict(cohort.roles).items() if v},
         "files": [asdict(f) for f in cohort.files],
         "flow": [asdict(step) for step in cohort.steps],

@@ -29,18 +29,24 @@ class Column:
 
 @dataclass(frozen=True)
 class Step:
-    """One box of the flow diagram: who is in after it, and who was left out by it. positives: label 1."""
+    """One box of the flow diagram: who is in after it, and who was left out by it.
+
+    positives: rows with label 1; None where the label is not yes or no.
+    """
 
     label: str
     stays: int
     patients: int | None
-    positives: int
+    positives: int | None
     left_out: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A table on its way to a cohort, and the steps so far. Every step is one exclusion, with counts."""
+    """A table on its way to a cohort, and the steps so far. Every step is one exclusion, with counts.
+
+    label: the column of 0 and 1 to count; empty where the label is not yes or no.
+    """
 
     table: pl.DataFrame
     label: str
@@ -64,7 +70,8 @@ class Flow:
 
     def _count(self, label: str, left_out: int) -> Step:
         patients = self.table[self.patient].n_unique() if self.patient else None
-        return Step(label, self.table.height, patients, int(self.table[self.label].sum()), left_out)
+        positives = int(self.table[self.label].sum()) if self.label else None
+        return Step(label, self.table.height, patients, positives, left_out)
 
 
 def keep_ages(flow: Flow, low: float | None, high: float | None) -> Flow:
@@ -99,6 +106,7 @@ class Cohort:
 
     source: the recipe's name. recipe: its version; it changes whenever the same files would give another
     table. files: what was read, in the order of reading. facts: counts worth keeping (values left out, …).
+    outcome: what the label is: binary, classes or continuous.
     """
 
     source: str
@@ -111,6 +119,7 @@ class Cohort:
     options: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    outcome: str = "binary"
 
     def __post_init__(self) -> None:
         described = [column.name for column in self.dictionary]

@@ -26,10 +26,12 @@ def report(cohort: Cohort, title: str) -> str:
     label, center = cohort.roles.label, cohort.roles.center
     features = [c.name for c in cohort.dictionary if c.role == "feature"]
     table = cohort.table
-    centers = describe.center_lines(table, label, center, features)
+    binary = cohort.outcome == "binary"
+    counted = table if binary else table.with_columns(pl.lit(0).alias(label))  # no rate to show
+    centers = describe.center_lines(counted, label, center, features)
     shown = sorted(sorted(centers, key=lambda c: (-c.stays, c.center))[:MOST_CENTERS], key=lambda c: c.center)
     names = [c.center for c in shown]
-    positives = int(table[label].sum())
+    positives = int(counted[label].sum())
     low, high = describe.wilson(positives, table.height)
     lines = describe.feature_lines(table, features)
     some = (
@@ -44,6 +46,8 @@ def report(cohort: Cohort, title: str) -> str:
         center=center,
         word=provenance.positives_word(label),
         rows=table.height,
+        binary=binary,
+        spread=None if binary else describe.feature_lines(table, [label])[0].summary,
         patients=table[patient].n_unique() if patient else None,
         positives=positives,
         rate=positives / table.height,
@@ -108,7 +112,7 @@ def flow_svg(steps: tuple[Step, ...], label: str) -> str:
             f'fill="{"#2f7fb8" if last else "none"}" fill-opacity="0.15" stroke="currentColor"/>',
             text(14, y + 19, head, "bold"),
             text(14, y + 37, f"{step.stays:,} stays" if people else f"{step.stays:,} rows"),
-            text(14, y + 54, f"{people}{step.positives:,} {word}"),
+            text(14, y + 54, people + ("" if step.positives is None else f"{step.positives:,} {word}")),
         ]
         if i:
             top, middle = y - gap, y - gap / 2

@@ -1,0 +1,244 @@
+"""Shipped tasks on MEDS events: death in hospital, readmission, length of stay, kidney injury, sepsis-3.
+
+A task is a small JSON file with its numbers; the shipped ones can be copied and changed. Each gives a
+label file: a subject, the moment of prediction, and what came.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from abps.cohorts import physiology
+from abps.cohorts.duck import Session, quoted
+from abps.cohorts.meds import CodeMap, hospital_stays, icu_stays, starting
+from abps.cohorts.meds_labels import Labels
+from abps.cohorts.meds_window import measure
+from abps.core.errors import RequestError, nearest
+
+_OUTCOME = {"boolean": "binary", "float": "continuous"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task file as read: its name, kind, type of value and numbers."""
+
+    task: str
+    kind: str
+    value: str
+    about: str
+    numbers: dict[str, float]
+
+    def hours(self, name: str) -> pl.Expr:
+        """One of its numbers as a duration in hours."""
+        return pl.duration(seconds=round(3600 * self.number(name)))
+
+    def number(self, name: str) -> float:
+        """One of its numbers."""
+        if name not in self.numbers:
+            raise RequestError(f"the task {self.task} does not say {name!r}; start from a shipped task file")
+        return self.numbers[name]
+
+
+def shipped() -> tuple[str, ...]:
+    """The names of the shipped tasks."""
+    folder = resources.files("abps.cohorts").joinpath("tables")
+    names = (f.name for f in folder.iterdir())
+    return tuple(sorted(n[5:-5] for n in names if n.startswith("task_") and n.endswith(".json")))
+
+
+def read_task(name: str) -> Task:
+    """A shipped task by its name, or a task file."""
+    if name.endswith(".json"):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"cannot read the task file {name}: {error.strerror}") from None
+    elif name in shipped():
+        place = resources.files("abps.cohorts").joinpath(f"tables/task_{name}.json")
+        text = place.read_text(encoding="utf-8")
+    else:
+        raise RequestError(
+            f"there is no task {name!r}{nearest(name, shipped())}; there are {', '.join(shipped())}, "
+            "or give a JSON file"
+        )
+    try:
+        raw: dict[str, Any] = json.loads(text)
+        words = {key: raw.pop(key) for key in ("task", "kind", "value", "about")}
+        numbers = {key: float(value) for key, value in raw.items()}
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RequestError(f"the task file {name} is not what it should be ({error})") from None
+    if words["kind"] not in KINDS:
+        raise RequestError(
+            f"the task file {name} has the kind {words['kind']!r}{nearest(words['kind'], KINDS)}; "
+            f"there are {', '.join(KINDS)}"
+        )
+    return Task(**words, numbers=numbers)
+
+
+def make_labels(duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Path, ...]) -> Labels:
+    """The labels of a task."""
+    frame = KINDS[task.kind](duck, events, codes, task, files)
+    made = frame.select("patient", "moment", "value").unique().sort("patient", "moment")
+    if made.height == 0:
+        raise RequestError(f"no subject can be predicted in the task {task.task}: {task.about}")
+    if task.value == "boolean":
+        made = made.with_columns(pl.col("value").cast(pl.Int8))
+    return Labels(task.task, made, _OUTCOME[task.value], task.about, files=())
+
+
+def _in_the_unit(
+    duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Path, ...]
+) -> pl.DataFrame:
+    """ICU stays with a known end that last to the moment of prediction."""
+    stays = icu_stays(duck, events, codes, files).table
+    return stays.with_columns(moment=pl.col("intime") + task.hours("after_hours")).filter(
+        pl.col("outtime") >= pl.col("moment")
+    )
+
+
+def _death(duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Path, ...]) -> pl.DataFrame:
+    return _in_the_unit(duck, events, codes, task, files).with_columns(value=pl.col("died"))
+
+
+def _length(duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Path, ...]) -> pl.DataFrame:
+    days = (pl.col("outtime") - pl.col("intime")).dt.total_seconds() / 86_400
+    return _in_the_unit(duck, events, codes, task, files).with_columns(value=days)
+
+
+def _readmission(
+    duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Path, ...]
+) -> pl.DataFrame:
+    dead = [d.removeprefix(codes.hospital_discharge) for d in codes.died]
+    left = hospital_stays(duck, events, codes, files).filter(
+        pl.col("dischtime").is_not_null() & ~pl.col("discharge").is_in(dead)
+    )
+    soon = pl.duration(days=task.number("within_days"))
+    again = pl.col("next_admittime") - pl.col("dischtime") <= soon
+    return left.with_columns(moment=pl.col("dischtime"), value=again.fill_null(False))
+
+
+def _aki(duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Path, ...]) -> pl.DataFrame:
+    """KDIGO by creatinine: onset is the first value that is far enough above the lowest before it."""
+    prefixes = codes.labs.get("creatinine", ())
+    if not prefixes:
+        raise RequestError("the code map has no 'creatinine' among its labs, which the task aki needs")
+    lab = physiology.labs()["creatinine"]
+    begins = " OR ".join(f"starts_with(code, {quoted(p)})" for p in prefixes)
+    # values are told to 0.1 mg/dL: thousandths keep 1.3 − 1.0 from being below 0.3
+    values = duck.frame(
+        f"""
+        WITH told AS (
+            SELECT subject_id AS patient, CAST(time AS TIMESTAMP) AS time,
+                   CAST(round(1000 * CAST(value AS DOUBLE)) AS BIGINT) AS level
+            FROM {events} WHERE ({begins}) AND value > {lab.low} AND value <= {lab.high}
+        )
+        SELECT patient, time,
+               level >= {round(1000 * task.number("rise"))} + min(level) OVER (
+                   PARTITION BY patient ORDER BY time
+                   RANGE BETWEEN INTERVAL {round(task.number("rise_hours"))} HOURS PRECEDING AND CURRENT ROW)
+               OR level >= {task.number("ratio")} * min(level) OVER (PARTITION BY patient ORDER BY time
+                   RANGE BETWEEN INTERVAL {round(task.number("ratio_days"))} DAYS PRECEDING AND CURRENT ROW)
+               AS injured
+        FROM told
+        """,
+        "reading creatinine",
+        files,
+    )
+    stays = _in_the_unit(duck, events, codes, task, files)
+    until = pl.col("moment") + task.hours("horizon_hours")
+    seen = stays.select("stay", "patient", "admittime", "moment").join(values, on="patient")
+    judged = seen.group_by("stay").agg(
+        already=(
+            pl.col("injured") & (pl.col("time") >= pl.col("admittime")) & (pl.col("time") <= pl.col("moment"))
+        ).any(),
+        measured=((pl.col("time") > pl.col("moment")) & (pl.col("time") <= until)).any(),
+        value=(pl.col("injured") & (pl.col("time") > pl.col("moment")) & (pl.col("time") <= until)).any(),
+    )
+    return stays.join(judged, on="stay").filter(~pl.col("already") & pl.col("measured"))
+
+
+def suspicions(
+    cultures: pl.DataFrame, antibiotics: pl.DataFrame, culture_hours: float, antibiotic_hours: float
+) -> pl.DataFrame:
+    """patient, time of every suspected infection: a culture and an antibiotic close to each other.
+
+    cultures, antibiotics: patient, time. An antibiotic up to culture_hours after a culture, or a culture up
+    to antibiotic_hours after an antibiotic; the earlier of the two is the time.
+    """
+    pairs = cultures.rename({"time": "culture"}).join(antibiotics.rename({"time": "drug"}), on="patient")
+    gap = (pl.col("drug") - pl.col("culture")).dt.total_seconds() / 3600
+    close = ((gap >= 0) & (gap <= culture_hours)) | ((gap < 0) & (-gap <= antibiotic_hours))
+    return (
+        pairs.filter(close)
+        .select("patient", time=pl.min_horizontal("culture", "drug"))
+        .unique()
+        .sort("patient", "time")
+    )
+
+
+def _sepsis(duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Path, ...]) -> pl.DataFrame:
+    if not codes.culture or not codes.antibiotic:
+        raise RequestError(
+            "the code map names no 'culture' or no 'antibiotic', so a suspected infection cannot be told"
+        )
+    cultures = pl.concat([starting(duck, events, p, "culture", files) for p in codes.culture])
+    like = " OR ".join(f"regexp_matches(lower(code), {quoted(p)})" for p in codes.antibiotic)
+    drugs = duck.frame(
+        f"SELECT subject_id AS patient, CAST(time AS TIMESTAMP) AS time FROM {events} WHERE {like}",
+        "reading antibiotics",
+        files,
+    )
+    suspected = suspicions(
+        cultures.select("patient", "time").drop_nulls(),
+        drugs.drop_nulls(),
+        task.number("culture_before_hours"),
+        task.number("antibiotic_before_hours"),
+    ).with_row_index("stay").with_columns(pl.col("stay").cast(pl.Int64))  # fmt: skip
+    onset = suspected.select("patient", "time").clear()
+    if suspected.height:
+        anchors = suspected.select(
+            "stay",
+            "patient",
+            moment=pl.col("time"),
+            opens=pl.col("time") + task.hours("sofa_from_hours"),
+            closes=pl.col("time") + task.hours("sofa_to_hours"),
+        )
+        vital, present = measure(duck, events, codes, anchors, files)
+        known = suspected.select("stay", age=pl.lit(None, pl.Float64)).join(
+            vital.table, on="stay", how="left"
+        )
+        scored = physiology.build(duck, known, ("sofa",), present, "around the suspicion", "mimiciv").table
+        ill = scored.filter(pl.col("sofa") >= task.number("points"))["stay"]
+        onset = suspected.filter(pl.col("stay").is_in(ill.implode())).select("patient", "time")
+    stays = _in_the_unit(duck, events, codes, task, files)
+    until = pl.col("moment") + task.hours("horizon_hours")
+    judged = (
+        stays.select("stay", "patient", "admittime", "moment")
+        .join(onset, on="patient")
+        .group_by("stay")
+        .agg(
+            already=((pl.col("time") >= pl.col("admittime")) & (pl.col("time") <= pl.col("moment"))).any(),
+            value=((pl.col("time") > pl.col("moment")) & (pl.col("time") <= until)).any(),
+        )
+    )
+    return (
+        stays.join(judged, on="stay", how="left")
+        .with_columns(pl.col("already", "value").fill_null(False))
+        .filter(~pl.col("already"))
+    )
+
+
+KINDS: dict[str, Callable[[Session, str, CodeMap, Task, tuple[Path, ...]], pl.DataFrame]] = {
+    "death": _death,
+    "readmission": _readmission,
+    "length": _length,
+    "aki": _aki,
+    "sepsis": _sepsis,
+}
