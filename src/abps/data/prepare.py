@@ -33,11 +33,13 @@ class Rows:
 
     x: (rows, features) float32.  y: (rows,) float32 of 0 and 1.
     start: (centers + 1,) center i owns rows start[i]:start[i+1].
+    patient: (rows,) the number of every row's patient; None: every row is a patient of its own.
     """
 
     x: NDArray[np.float32]
     y: NDArray[np.float32]
     start: NDArray[np.int64]
+    patient: NDArray[np.int64] | None = None
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -52,17 +54,20 @@ class Rows:
     def only(self, i: int) -> Rows:
         """Center i alone: a federation of one."""
         part = slice(int(self.start[i]), int(self.start[i + 1]))
-        return Rows(self.x[part], self.y[part], np.array([0, part.stop - part.start]))
+        patient = None if self.patient is None else self.patient[part]
+        return Rows(self.x[part], self.y[part], np.array([0, part.stop - part.start]), patient)
 
 
 def side_by_side(first: Rows, second: Rows) -> Rows:
     """Two splits as one: of every center the rows of the first, then those of the second."""
     owner = [np.repeat(np.arange(len(part.sizes)), part.sizes) for part in (first, second)]
     order = np.argsort(np.concatenate(owner), kind="stable")
+    known = first.patient is not None and second.patient is not None
     return Rows(
         np.concatenate([first.x, second.x])[order],
         np.concatenate([first.y, second.y])[order],
         np.concatenate([[0], np.cumsum(first.sizes + second.sizes)]),
+        np.concatenate([first.patient, second.patient])[order] if known else None,
     )
 
 
@@ -262,6 +267,7 @@ def prepare(
             np.ascontiguousarray(x[chosen]),
             federation.label[chosen].astype(np.float32),
             start.astype(np.int64),
+            None if federation.patient is None else federation.patient[chosen],
         )
 
     return Prepared(

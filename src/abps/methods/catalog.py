@@ -24,6 +24,13 @@ from abps.methods.gossip import Gossip
 from abps.methods.local import Local
 from abps.methods.moon import MOON
 from abps.methods.plus import ABPSPlus, Calling, Public
+from abps.methods.references import (
+    CentralizedStopped,
+    GlmExact,
+    LocalBest,
+    LocalStopped,
+    PooledBest,
+)
 from abps.methods.scaffold import Scaffold
 from abps.methods.wpfed import WPFed
 from abps.registry import Registry, first_line
@@ -52,6 +59,24 @@ _PAPER = "ABPS paper"
 CATALOG: Final[dict[str, Entry]] = {
     "centralized": Entry(Centralized(), "reference", "one model on all rows pooled (not federated)", _PAPER),
     "local": Entry(Local(), "reference", "every center alone", _PAPER),
+    "local-best": Entry(
+        LocalBest(), "reference", "every center alone: best of ridge, gam, boosting", "clinical practice"
+    ),
+    "pooled-best": Entry(
+        PooledBest(), "reference", "the same on all rows pooled (no federation)", "data lake"
+    ),
+    "glm-exact": Entry(
+        GlmExact(), "reference", "pooled ridge regression from sums", "DataSHIELD, vantage6 and others"
+    ),
+    "local-stopped": Entry(
+        LocalStopped(), "reference", "local, stopped on own validation rows", "early stopping"
+    ),
+    "centralized-stopped": Entry(
+        CentralizedStopped(),
+        "reference",
+        "centralized, stopped on validation rows",
+        "early stopping",
+    ),
     "fedavg": Entry(FedAvg(), "star", "average everybody's model every round", "McMahan et al. 2017"),
     "fedavg-p": Entry(
         FedAvg(wire=Wire(private_layers=1)), "star", "FedAvg with a private head", "Arivazhagan et al. 2019"
@@ -174,6 +199,10 @@ METHODS: Final = Registry[Method](
     "a configuration, that is an object of a class derived from abps.Method",
     "`abps methods` lists them all",
 )
+
+
+#: What stands beside every comparison, unless it is left out. The first is what "alone" means.
+REFERENCES: Final = ("local-best", "pooled-best", "glm-exact", "local-stopped", "centralized-stopped")
 
 
 def find(name: str) -> Method:

@@ -1,0 +1,126 @@
+"""What a statistician would fit to one table: the best of three models, chosen by cross-validation.
+
+Ridge regression, an additive model (a broken line for every number), and boosted trees. Each has one dial
+(a penalty, or the number of trees), set to the smallest cross-entropy on patients who were left out. A richer
+model takes the place of a simpler one if it is better there by more than the standard error of the
+difference: on a hundred rows the smallest loss alone is often luck. The winner is fitted to all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.data.folds import folds_of, most_folds
+from abps.learn.boosting import boost
+from abps.learn.ridge import losses, ridge_path
+from abps.learn.splines import BENDS, spline_basis
+
+Floats = NDArray[np.float64]
+
+#: (rows, columns) to (dials, rows) logits.
+Predictor = Callable[[Floats], Floats]
+
+PENALTIES: Final = tuple(float(v) for v in 10.0 ** np.arange(0.0, 3.51, 0.5))
+
+#: Numbers of trees to choose from; those beyond the fourth only where there are many rows.
+TREES: Final = (10, 25, 50, 100, 200, 400)
+MANY_ROWS: Final = 5000
+
+FOLDS: Final = 5
+
+
+def linear(x: Floats, y: Floats, dials: tuple[float, ...], bends: tuple[float, ...]) -> Predictor:
+    """Ridge regressions with these penalties, on columns that may bend."""
+    basis = spline_basis(x, bends)
+    path = ridge_path(basis.of(x), y, np.array(dials))
+    return lambda new: path[:, :1] + path[:, 1:] @ basis.of(new).T
+
+
+def ridge(x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
+    """Ridge regression; a dial is a penalty."""
+    return linear(x, y, dials, ())
+
+
+def gam(x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
+    """The additive model; a dial is a penalty."""
+    return linear(x, y, dials, BENDS)
+
+
+def boosting(x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
+    """Boosted trees; a dial is their number, in rising order."""
+    forest = boost(x, y, int(max(dials)))
+    return lambda new: forest.logits(new, np.array(dials, dtype=np.int64))
+
+
+Family = Callable[[Floats, Floats, tuple[float, ...]], Predictor]
+
+#: From the simplest to the richest.
+FAMILIES: Final[dict[str, Family]] = {"ridge": ridge, "gam": gam, "boosting": boosting}
+
+
+def dials_of(family: str, rows: int) -> tuple[float, ...]:
+    """The values of a family's dial that are tried on a table of so many rows."""
+    if family != "boosting":
+        return PENALTIES
+    return TREES if rows >= MANY_ROWS else TREES[:4]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen: a family, its dial, and the mean loss that it had on patients left out."""
+
+    family: str
+    dial: float
+    loss: float
+
+
+def choose(
+    x: Floats,
+    y: Floats,
+    patient: NDArray[np.int64] | None,
+    seed: int,
+    families: tuple[str, ...] = tuple(FAMILIES),
+    each: Callable[[Callable[[int], None], int], None] | None = None,
+) -> Choice:
+    """The best of some families on a table, by cross-validation.
+
+    each: runs work for 0..count-1, perhaps side by side.  Where events (or patients without one) are fewer
+    than two there is nothing to choose by: the regression with the strongest penalty.
+    """
+    count = min(FOLDS, most_folds(patient, y))
+    if count < 2:
+        return Choice("ridge", PENALTIES[-1], float("nan"))
+    fold = folds_of(patient, y, count, seed)
+    left_out = {name: np.empty((len(dials_of(name, len(y))), len(y))) for name in families}
+
+    def one(k: int) -> None:
+        out = fold == k
+        for name in families:
+            dials = dials_of(name, len(y))
+            left_out[name][:, out] = FAMILIES[name](x[~out], y[~out], dials)(x[out])
+
+    if each is None:
+        for k in range(count):
+            one(k)
+    else:
+        each(one, count)
+    best: Choice | None = None
+    held = np.empty(0)
+    for name in families:
+        loss = losses(left_out[name], y)
+        k = int(np.argmin(loss.mean(axis=1)))
+        gain = np.zeros(1) if best is None else held - loss[k]
+        if best is None or gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)):
+            best, held = Choice(name, dials_of(name, len(y))[k], float(loss[k].mean())), loss[k]
+    assert best is not None
+    return best
+
+
+def fit(choice: Choice, x: Floats, y: Floats) -> Predictor:
+    """The chosen model, fitted to all rows."""
+    return FAMILIES[choice.family](x, y, (choice.dial,))
