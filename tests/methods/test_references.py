@@ -140,9 +140,9 @@ def test_the_federated_regression_is_the_pooled_one_and_its_bytes_are_counted(fe
         for a, b in zip(data.test.start[:-1], data.test.start[1:])
     ]
     assert abs(run.auroc.mean - np.mean(areas)) < 0.001
-    # Every round a center sends half a matrix, a vector and four numbers, and receives a vector.
+    # Every round a center sends half a matrix, a vector and four numbers, and receives a vector and a flag.
     width = 1 + data.width
-    up, down = 4 * message_size(width), 4 * width
+    up, down = 4 * message_size(width), 4 * (width + 1)
     rounds = sum(b > a for a, b in zip((0, *run.history.edge_bytes), run.history.edge_bytes))
     assert 8 <= rounds <= 30
     header = run.bytes.edge / (rounds * data.size) - up

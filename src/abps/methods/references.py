@@ -8,6 +8,7 @@ paper's network alone and on pooled rows, stopped where validation rows say so.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -16,16 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from abps.core.ledger import Ledger, Traffic
 from abps.data.prepare import Rows
-from abps.learn.glm import message, message_size, newton_step, with_intercept
+from abps.learn.glm import message, newton_step, width_of, with_intercept
 from abps.learn.metrics import Segments, labels_of, log_loss
 from abps.learn.tabular import Choice, Predictor, choose, fit
-from abps.learn.training import Learner, Training
-from abps.methods.base import Method, Outcome, Stopping, World
-from abps.methods.centralized import pool
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.learn.training import Training
+from abps.methods.base import Method, Models, Stopping, World
+from abps.methods.centralized import Centralized
+from abps.methods.star import Server, StarMethod
 
 Floats = NDArray[np.float64]
 
@@ -64,9 +63,9 @@ class LocalBest(Reference):
         """Nothing yet."""
         return Fitted()
 
-    def apply(self, world: World, state: Fitted, t: int, ledger: Ledger) -> tuple[Fitted, Outcome]:
+    def train(self, world: World, state: Fitted, t: int, alone: bool) -> Fitted:
         """Choose and fit, once."""
-        return self.fit(world) if not state.predictors else state, Outcome.alone(world.n)
+        return state if state.predictors else self.fit(world)
 
     def moved(self, before: World, world: World, state: Fitted, t: int) -> Fitted:
         """New data: all is fitted anew."""
@@ -102,9 +101,9 @@ class PooledBest(Reference):
         """Nothing yet."""
         return Fitted()
 
-    def apply(self, world: World, state: Fitted, t: int, ledger: Ledger) -> tuple[Fitted, Outcome]:
+    def train(self, world: World, state: Fitted, t: int, alone: bool) -> Fitted:
         """Choose and fit, once."""
-        return self.fit(world) if not state.predictors else state, Outcome.alone(world.n)
+        return state if state.predictors else self.fit(world)
 
     def moved(self, before: World, world: World, state: Fitted, t: int) -> Fitted:
         """New data: all is fitted anew."""
@@ -124,7 +123,7 @@ class PooledBest(Reference):
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """A federated regression on its way.
+    """What the server of a federated regression remembers.
 
     w: (1 + columns,) coefficients that centers are asked about.  step: which penalty is being solved.
     before: the penalised training loss one round ago.  best, judged: the coefficients with the smallest
@@ -132,20 +131,22 @@ class Regression:
     """
 
     w: Floats
+    best: Floats
     step: int = 0
-    before: float = np.inf
-    best: Floats | None = None
-    judged: float = np.inf
+    before: float = math.inf
+    judged: float = math.inf
     done: bool = False
 
-    @property
-    def models(self) -> Tensor:
-        """(1, 1 + columns) the coefficients in use."""
-        return torch.from_numpy(self.w if self.best is None else self.best)[None]
+
+@dataclass(frozen=True, eq=False)
+class Asked(Models):
+    """models: (r, 1 + columns) the coefficients that the server asks about.  done: they are final."""
+
+    done: bool = False
 
 
 @dataclass(frozen=True)
-class GlmExact(Reference):
+class GlmExact(StarMethod):
     """The pooled ridge regression from sums: each round one Newton step, all centers' X'WX and gradient.
 
     The penalty is the one with the smallest mean loss over all validation rows, whose sums travel along.
@@ -153,27 +154,47 @@ class GlmExact(Reference):
     """
 
     training: Training = field(default_factory=lambda: Training(standardise="common"))
-    stop: Stopping = field(default_factory=lambda: Stopping(rounds=50))
     penalties: tuple[float, ...] = (1000.0, 100.0, 10.0, 1.0)
 
-    def init(self, world: World) -> Regression:
+    #: Its model is a regression of its own, whatever the others train.
+    fitted: ClassVar[bool] = True
+    keeps = Regression
+
+    def between_sites(self) -> str:
+        """Why it does not run between sites."""
+        return "it is a reference for simulations: sums of few rows would leave a site unprotected"
+
+    def init(self, world: World) -> Asked:
         """All zero."""
-        return Regression(np.zeros(1 + world.data.width))
+        return Asked(torch.zeros(world.r, 1 + world.data.width))
 
-    def apply(self, world: World, state: Regression, t: int, ledger: Ledger) -> tuple[Regression, Outcome]:
-        """One Newton step of the federation, unless all is done."""
+    def train(self, world: World, state: Asked, t: int, alone: bool) -> Asked:
+        """Nothing: what a center does is to sum."""
+        return state
+
+    def upload(self, world: World, state: Asked, trained: Asked, t: int) -> tuple[Tensor, ...]:
+        """The sums at the coefficients that were asked about; nothing once they are final."""
         if state.done:
-            return state, Outcome.alone(world.n)
-        up = frame_size(codec("fp32"), message_size(len(state.w)))
-        down = frame_size(codec("fp32"), len(state.w))
-        traffic = Traffic(edge=world.n * up, directed=world.n * (up + down))
-        if not ledger.affords(traffic):
-            return replace(state, done=True), replace(Outcome.alone(world.n), overdrawn=True)
-        # Sent as four-byte numbers, summed as eight.
-        total = message(world.data.train, world.data.validation, state.w).sum(axis=0, dtype=np.float64)
-        return self.serve(state, total), Outcome.of_star(world.n, traffic)
+            return ()
+        w = state.models[0].double().numpy()
+        return (torch.from_numpy(message(world.data.train, world.data.validation, w)),)
 
-    def serve(self, state: Regression, total: Floats) -> Regression:
+    def serve(
+        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        """The next coefficients to ask about, after whether they are final."""
+        if not sent:
+            return (), server.memory
+        total = sent[0].double().numpy().sum(axis=0)
+        memory = server.memory
+        if memory is None:
+            zero = np.zeros(width_of(len(total)))
+            memory = Regression(zero, zero)
+        memory = self.step(memory, total)
+        reply = np.concatenate([[float(memory.done)], memory.best if memory.done else memory.w])
+        return (torch.from_numpy(reply).float(),), memory
+
+    def step(self, state: Regression, total: Floats) -> Regression:
         """What the server makes of the sums at the coefficients that it asked about."""
         penalty = self.penalties[state.step]
         loss = float(total[-4] + 0.5 * penalty * (state.w[1:] ** 2).sum())
@@ -183,27 +204,28 @@ class GlmExact(Reference):
                 state = replace(state, best=state.w, judged=judged)
             if state.step + 1 == len(self.penalties):
                 return replace(state, done=True)
-            penalty = self.penalties[state.step + 1]
-            state = replace(state, step=state.step + 1)
-            loss = np.inf
-        return replace(state, before=loss, w=newton_step(total, state.w, penalty))
+            state, loss = replace(state, step=state.step + 1), math.inf
+            penalty = self.penalties[state.step]
+        # Centers see four-byte numbers; so must the server.
+        w = newton_step(total, state.w, penalty).astype(np.float32).astype(np.float64)
+        return replace(state, before=loss, w=w)
 
-    def moved(self, before: World, world: World, state: Regression, t: int) -> Regression:
-        """New data: from the coefficients in use, all penalties anew."""
-        return Regression(state.w if state.best is None else state.best)
+    def receive(self, world: World, state: Asked, trained: Asked, down: tuple[Tensor, ...], t: int) -> Asked:
+        """The coefficients to go on with."""
+        if not down:
+            return state
+        return Asked(down[0][1:].expand(world.r, -1).clone(), bool(down[0][0] > 0.5))
 
-    def logits(self, world: World, state: Regression, rows: Rows) -> Segments:
+    def logits(self, world: World, state: Asked, rows: Rows) -> Segments:
         """The one regression on all rows."""
-        w = state.w if state.best is None else state.best
-        return Segments(with_intercept(rows.x) @ w, rows.start)
+        return Segments(with_intercept(rows.x) @ state.models[0].double().numpy(), rows.start)
 
 
 @dataclass(frozen=True, eq=False)
-class Stopped:
-    """current: models as training goes on.  models, loss: each where its validation loss was smallest."""
+class Stopped(Models):
+    """models: each where its validation loss (``loss``) was smallest.  current: as training goes on."""
 
     current: Tensor
-    models: Tensor
     loss: Floats
 
 
@@ -211,63 +233,43 @@ class Stopped:
 class LocalStopped(Method):
     """Every center alone, each with the model of its own best round."""
 
-    def init(self, world: World) -> Any:
+    def init(self, world: World) -> Stopped:
         """The common start."""
-        start = world.common_start()
-        return Stopped(start, start, np.full(world.n, np.inf))
+        return Stopped(world.common_start(), world.common_start(), np.full(world.r, np.inf))
 
-    def apply(self, world: World, state: Stopped, t: int, ledger: Ledger) -> tuple[Any, Outcome]:
+    def train(self, world: World, state: Stopped, t: int, alone: bool) -> Stopped:
         """Train, and keep what is better."""
         trained = world.learner.train(state.current, t)
         answers = world.learner.logits(trained, world.data.validation)
-        loss = log_loss(answers, labels_of(world.data.validation))
-        return better(state, trained, loss), Outcome.alone(world.n)
+        return better(state, trained, log_loss(answers, labels_of(world.data.validation)))
 
     def moved(self, before: World, world: World, state: Stopped, t: int) -> Stopped:
         """Judged anew on the rows of the window in force."""
-        return replace(state, loss=np.full(world.n, np.inf))
-
-
-@dataclass(frozen=True, eq=False)
-class PooledStopped:
-    """The learner that sees all rows, and its one model."""
-
-    pooled: Learner
-    kept: Stopped
-
-    @property
-    def models(self) -> Tensor:
-        """(1, P) the best so far."""
-        return self.kept.models
+        return replace(state, loss=np.full(world.r, np.inf))
 
 
 @dataclass(frozen=True)
-class CentralizedStopped(Method):
+class CentralizedStopped(Centralized):
     """One network on pooled rows with one scale, of the round that was best on all validation rows."""
 
     training: Training = field(default_factory=lambda: Training(standardise="common"))
 
-    def init(self, world: World) -> PooledStopped:
+    def init(self, world: World) -> Stopped:
         """One model, the common start."""
-        start = world.learner.start[None].clone()
-        return PooledStopped(world.learner.on(pool(world.data)), Stopped(start, start, np.full(1, np.inf)))
+        start = world.learner.start[None]
+        return Stopped(start.clone(), start.clone(), np.full(1, np.inf))
 
-    def apply(self, world: World, state: PooledStopped, t: int, ledger: Ledger) -> tuple[Any, Outcome]:
+    def train(self, world: World, state: Models, t: int, alone: bool) -> Stopped:
         """Train, and keep what is better."""
-        trained, rows = state.pooled.train(state.kept.current, t), world.data.validation
-        answers = world.learner.logits(trained.expand(world.n, -1), rows)
-        whole = np.array([0, len(rows.y)])
+        assert isinstance(state, Stopped)
+        trained, rows = world.ground.train(state.current, t), world.data.validation
+        answers, whole = self.logits(world, Models(trained), rows), np.array([0, len(rows.y)])
         loss = log_loss(Segments(answers.values, whole), Segments(rows.y, whole))
-        return PooledStopped(state.pooled, better(state.kept, trained, loss)), Outcome.alone(world.n)
+        return better(state, trained, loss)
 
-    def moved(self, before: World, world: World, state: PooledStopped, t: int) -> PooledStopped:
-        """The same model on the rows of the window in force, judged anew."""
-        pooled = world.learner.on(pool(world.data))
-        return PooledStopped(pooled, replace(state.kept, loss=np.full(1, np.inf)))
-
-    def logits(self, world: World, state: PooledStopped, rows: Rows) -> Segments:
-        """The best model on every center's own rows."""
-        return world.learner.logits(state.models.expand(world.n, -1), rows)
+    def moved(self, before: World, world: World, state: Stopped, t: int) -> Stopped:
+        """Judged anew on the rows of the window in force."""
+        return replace(state, loss=np.full(1, np.inf))
 
 
 def better(state: Stopped, trained: Tensor, loss: Floats) -> Stopped:
@@ -277,4 +279,4 @@ def better(state: Stopped, trained: Tensor, loss: Floats) -> Stopped:
     """
     won = ~(loss >= state.loss)
     chosen = torch.where(torch.from_numpy(won)[:, None], trained, state.models)
-    return Stopped(trained, chosen, np.where(won, np.where(np.isnan(loss), np.inf, loss), state.loss))
+    return Stopped(chosen, trained, np.where(won, np.where(np.isnan(loss), np.inf, loss), state.loss))

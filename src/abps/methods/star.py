@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -70,6 +70,10 @@ class StarMethod(Method, ABC):
         return self.messages * (t - 1) + k + 1
 
 
-def star_cost(line: Wire, centers: int, columns: Sequence[int]) -> Traffic:
-    """Bytes of a round in which messages of these lengths go up and come down."""
-    return star(centers, sum(frame_size(codec(line.codec), count) for count in columns))
+def star_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int] | None = None) -> Traffic:
+    """Bytes of a round in which messages of these lengths go up and come down (the same, unless given)."""
+    traffic = star(centers, sum(frame_size(codec(line.codec), count) for count in up))
+    if down is None:
+        return traffic
+    back = centers * sum(frame_size(codec(line.codec), count) for count in down)
+    return replace(traffic, directed=traffic.edge + back)

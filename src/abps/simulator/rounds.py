@@ -96,6 +96,7 @@ class Course:
         numbers = [method.number(k, t) for k in range(len(up))]
         sent = tuple(method.line.deliver(world, message, k) for message, k in zip(up, numbers))
         replies, memory = method.serve(world.learner.start, self.server, sent, world.sizes(), t)
+        traffic = star_cost(method.line, n, [m.shape[1] for m in up], [len(reply) for reply in replies])
         down = tuple(
             method.line.deliver(world, reply[None], k, server=True)[0] for reply, k in zip(replies, numbers)
         )
