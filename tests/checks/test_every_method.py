@@ -290,7 +290,7 @@ def test_result_json(once, case) -> None:
     assert len(out["data"]["fingerprint"]) > 8
     assert set(out["auroc"]) == {"mean", "scored_centers", "at_best_validation", "per_center"}
     assert len(out["auroc"]["per_center"]) == 6
-    assert {"edge", "directed", "control", "vs_fedavg"} == set(out["bytes"])
+    assert {"edge", "directed", "control", "vs_fedavg"} <= set(out["bytes"])
     assert {"share", "no_candidates", "all_full", "declined"} <= set(out["rest"])
     assert {"auroc", "validation_auroc", "edge_bytes", "rest"} <= set(out["history"])
     assert math.isfinite(out["cost_usd"])
