@@ -89,15 +89,16 @@ def test_the_headline_says_what_the_statistics_say():
     assert by_name["fedavg"]["to FedAvg"] == tables.NOTHING and by_name["fedavg"]["bytes"] == "1.00×"
     assert by_name["centralized"]["to FedAvg"].endswith("better")
     assert by_name["abps-pq-k1-div"]["to random partners"].endswith("worse")
-    assert by_name["abps-pq-k1"]["to random partners"].endswith("tie")
+    assert by_name["abps-pq-k1"]["to random partners"].endswith("equal within 0.01")
     assert by_name["abps-pq-k1-div"]["rest"] == "41 %"
 
 
 def test_the_three_forms_hold_the_same_cells():
     part = part_of()
     for table in (tables.headline(part), tables.direct(part), tables.equal_bytes(part), tables.targets(part)):
-        back = list(csv.reader(io.StringIO(tables.as_csv(table))))
-        assert [tuple(row) for row in back] == [table.columns, *table.rows]
+        rows = csv.reader(io.StringIO(tables.as_csv(table)))
+        back = [tuple(cell.removeprefix("'") for cell in row) for row in rows]
+        assert back == [table.columns, *table.rows]
         markdown = [line for line in tables.as_markdown(table).splitlines() if line.startswith("|")]
         assert len(markdown) == len(table.rows) + 2
         latex = tables.as_latex(table)
@@ -124,10 +125,11 @@ def test_the_csv_for_programs_has_every_number(study):
     assert len((study.root / "timing.csv").read_text().splitlines()) == 1 + len(per_run)
 
 
-def test_the_summary_calls_a_tie_a_tie_and_a_win_a_win():
+def test_the_summary_calls_a_draw_a_draw_and_a_win_a_win():
     said = " ".join(summary(part_of()))
-    assert "ABPS against random pairing (one partner): tie" in said
-    assert "gains nothing that could be told from chance" in said
+    assert "ABPS against random pairing (one partner): equal within 0.01" in said
+    assert "changes nothing that matters" in said
+    assert "Training alone is local (the same network alone), mean AUROC 0.6" in said
     assert "not from who is chosen" in said
     assert "Rest was highest with abps-pq-k1-div: 41 %" in said
     won = METHODS | {"abps-pq-k1": (0.78, 0.25, 0.0, 1)}
@@ -140,6 +142,25 @@ def test_the_summary_calls_a_tie_a_tie_and_a_win_a_win():
 def test_few_seeds_are_said_to_be_few():
     assert "With 2 seeds" in summary(part_of(seeds=(1, 2)))[-1]
     assert not any("seeds the intervals" in sentence for sentence in summary(part_of()))
+
+
+def test_one_seed_gives_no_verdict():
+    part = part_of(seeds=(1,))
+    said = " ".join(summary(part))
+    assert "One seed gives no verdict" in said and "above" not in said and "below" not in said
+    cells = " ".join(cell for row in tables.headline(part).rows for cell in row)
+    assert "one seed: no verdict" in cells and "better" not in cells and "worse" not in cells
+    assert all(line.harm is None for line in part.lines)
+
+
+def test_cells_of_a_spreadsheet_and_of_markdown_are_text():
+    table = tables.Table(
+        "t", "c", ("a", "b"), (("=HYPERLINK(1)", "-0.5"), ("@x", "<img src=x onerror=y>|`*_"))
+    )
+    rows = list(csv.reader(io.StringIO(tables.as_csv(table))))[1:]
+    assert rows == [["'=HYPERLINK(1)", "-0.5"], ["'@x", "<img src=x onerror=y>|`*_"]]
+    markdown = tables.as_markdown(table)
+    assert "<img" not in markdown and "&lt;img src=x onerror=y&gt;\\|\\`\\*\\_" in markdown
 
 
 @given(st.floats(-1, 1))
@@ -290,7 +311,7 @@ def test_the_page_opens_without_network_and_without_complaint(study, browser, wi
         )
     headline = page.locator("table").first
     assert headline.locator("tbody tr").count() == len(METHODS)
-    assert headline.locator(".verdict.tie").count() > 0 and headline.locator(".verdict.better").count() > 0
+    assert headline.locator(".verdict.equal").count() > 0 and headline.locator(".verdict.better").count() > 0
     ink, paper = page.evaluate(
         "() => { const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]; }"
     )

@@ -1,13 +1,9 @@
-"""Statistics against loops, SciPy and simulation."""
+"""What is said about runs, against loops and against numbers by hand."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
-from scipy import stats
 
 from abps.report import statistics as s
 from made_runs import CENTERS, UNIT, made_run
@@ -29,55 +25,6 @@ def test_results_keep_seeds_sorted_and_centers_in_order():
     assert r.deviation == pytest.approx(np.std(np.nanmean(r.auroc, axis=1), ddof=1))
 
 
-values_strategy = arrays(
-    np.float64,
-    st.tuples(st.integers(1, 4), st.integers(1, 7)),
-    elements=st.floats(-0.5, 0.5) | st.just(math.nan),
-)
-
-
-@given(values_strategy)
-def test_the_bootstrap_is_what_a_plain_loop_does(values):
-    draws = 40
-    fast = s.bootstrap(values, draws)
-    centers = s.draw_counts(draws, values.shape[1], 0).astype(int)
-    seeds = s.draw_counts(draws, values.shape[0], 1).astype(int)
-    for b in range(draws):
-        picked = [c for c, often in enumerate(centers[b]) for _ in range(often)]
-        means = []
-        for i, often in enumerate(seeds[b]):
-            row = [values[i, c] for c in picked if math.isfinite(values[i, c])]
-            means += [sum(row) / len(row)] * often if row else []
-        assert fast[b] == pytest.approx(sum(means) / len(means) if means else 0.0, abs=1e-12)
-
-
-def test_draws_are_with_replacement_and_always_the_same():
-    counts = s.draw_counts(2000, 9, 0)
-    assert (counts.sum(axis=1) == 9).all() and np.array_equal(counts, s.draw_counts(2000, 9, 0))
-    assert counts.mean() == 1.0 and counts.var() == pytest.approx(1 - 1 / 9, rel=0.05)  # multinomial
-
-
-def test_with_one_seed_the_interval_is_scipys_bootstrap_over_centers():
-    rng = np.random.default_rng(4)
-    values = rng.normal(0.02, 0.1, 60)
-    ours = np.quantile(s.bootstrap(values[None], 20000), [0.025, 0.975])
-    theirs = stats.bootstrap(
-        (values,), np.mean, n_resamples=20000, method="percentile", rng=np.random.default_rng(1)
-    ).confidence_interval
-    assert ours == pytest.approx([theirs.low, theirs.high], abs=0.001)
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    """Centers and seeds both differ; the true difference is zero."""
-    rng = np.random.default_rng(7)
-    covered = 0
-    for _ in range(300):
-        values = rng.normal(0, 0.05, 40)[None] + rng.normal(0, 0.01, (5, 1)) + rng.normal(0, 0.05, (5, 40))
-        low, high = np.quantile(s.bootstrap(values, 400), [0.025, 0.975])
-        covered += low <= 0 <= high
-    assert 0.90 <= covered / 300 <= 0.995
-
-
 def test_a_difference_is_paired_by_seed_and_center():
     a, b = results("a", 0.72), results("b", 0.70, seeds=(2, 3, 4))
     d = s.compare(a, b)
@@ -94,22 +41,67 @@ def test_a_difference_is_paired_by_seed_and_center():
     assert d.high - d.low < 0.02 < np.nanstd(a.auroc)
 
 
-def test_a_tie_is_an_interval_that_covers_zero():
-    d = s.compare(results("a", 0.7), results("b", 0.7))
-    assert d.low <= 0 <= d.high and d.verdict == s.TIE
-    assert s.compare(results("a", seeds=(1,)), results("b", seeds=(2,))).verdict == s.UNKNOWN
+def difference(estimate, low, high, p, seeds=5):
+    return s.Difference(estimate, low, high, p, p, seeds, 30)
 
 
-def test_harm_is_counted_per_center_over_seeds():
-    a, local = results("a", 0.69), results("local", 0.70, vs_fedavg=0.0)
-    count = total = 0
-    for c in range(len(CENTERS)):
-        differences = [x - y for x, y in zip(a.auroc[:, c], local.auroc[:, c]) if math.isfinite(x - y)]
-        if differences:
-            total += 1
-            count += np.mean(differences) < -0.02
-    assert s.harmed(a, local) == (count, total) and 0 < count < total
-    assert s.harmed(a, a) == (0, total)
+def test_verdicts():
+    assert difference(0.02, 0.01, 0.03, 0.001).verdict == s.BETTER
+    assert difference(-0.02, -0.03, -0.01, 0.001).verdict == s.WORSE
+    assert difference(0.002, -0.004, 0.008, 0.4).verdict == s.EQUAL
+    assert difference(-0.025, -0.067, 0.016, 0.2).verdict == s.UNSURE  # wide is not equal
+    assert difference(0.002, -0.004, 0.0101, 0.4).verdict == s.UNSURE
+    assert s.compare(results("a", seeds=(1,)), results("b", seeds=(1,))).verdict == s.ONE_SEED
+    assert s.compare(results("a", seeds=(1,)), results("b", seeds=(2,))).verdict == s.ABSENT
+    same = s.compare(results("a"), results("a"))
+    assert (same.estimate, same.low, same.high, same.verdict) == (0.0, 0.0, 0.0, s.EQUAL)
+
+
+def test_many_comparisons_are_corrected_for_their_number():
+    alone = difference(0.02, 0.001, 0.039, 0.04)
+    assert alone.verdict == s.BETTER
+    family = s.corrected([alone, None, difference(0.0, -0.02, 0.02, 0.9), difference(0.03, 0.02, 0.04, 1e-6)])
+    assert family[1] is None
+    assert [d.corrected for d in family if d] == pytest.approx([0.08, 0.9, 3e-6])  # Holm, by hand
+    assert [d.verdict for d in family if d] == [s.UNSURE, s.UNSURE, s.BETTER]
+
+
+def test_the_margin_is_the_callers():
+    seeds = (1, 2, 3, 4, 5)
+    a, b = results("a", 0.7, seeds=seeds), results("b", 0.7, seeds=seeds)
+    assert s.compare(a, b, margin=0.05).verdict == s.EQUAL
+    assert s.compare(a, b, margin=1e-6).verdict == s.UNSURE
+
+
+def test_training_alone_is_the_best_that_a_center_can_do_if_that_ran():
+    found = [results("local", 0.66), results("local-best", 0.70), results("fedavg", 0.75)]
+    part = s.analyse({}, found, CENTERS)
+    assert part.alone == "local-best" and s.analyse({}, found[::2], CENTERS).alone == "local"
+    assert part.lines[1].to_alone is None and part.lines[2].to_alone.estimate == pytest.approx(0.05, abs=0.01)
+    assert part.lines[0].to_alone.estimate < 0
+
+
+def test_who_is_harmed_is_not_read_off_the_noise():
+    """A level 0.013 lower, scores that scatter by 0.014: some means lie below the limit, no center does."""
+    a, alone = results("a", 0.687), results("local", 0.70, vs_fedavg=0.0)
+    raw = np.nanmean(s.paired(a, alone), axis=0)
+    assert (raw < -s.HARM).sum() >= 1
+    harm = s.harmed(a, alone)
+    assert harm.sure == 0 and harm.expected < 0.5 and harm.centers == np.isfinite(raw).sum()
+    assert s.harmed(results("a", seeds=(1,)), alone) is None
+
+
+def test_a_hospital_that_really_loses_is_named():
+    alone = results("local", 0.70, vs_fedavg=0.0)
+    runs = [made_run("a", seed, 0.72, 1.0) for seed in (1, 2, 3)]
+    for run in runs:
+        run.auroc.per_center["unit 05"] = 0.40
+    a = s.gather("a", "a", runs, CENTERS)
+    harm = s.harmed(a, alone)
+    assert harm.sure == 1 and CENTERS[harm.worst] == "unit 05"
+    assert 0.99 <= harm.expected < 1.3
+    low, high = harm.gains.quantile(0.025), harm.gains.quantile(0.975)
+    assert high[harm.worst] < -0.1 and (low <= harm.gains.mean).all() and (harm.gains.mean <= high).all()
 
 
 def test_bytes_at_a_budget_and_to_a_target_are_read_off_the_curve():

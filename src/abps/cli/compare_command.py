@@ -208,16 +208,19 @@ def summary(report: Report, outcome: Outcome | None = None) -> dict[str, Any]:
                 "rest": r.rest,
                 "seeds": len(r.seeds),
             }
-            for name, d in (("fedavg", line.to_fedavg), ("random", line.to_random), ("local", line.to_local)):
+            for name, d in (("fedavg", line.to_fedavg), ("random", line.to_random), ("alone", line.to_alone)):
                 if d is not None:
                     entry[f"to_{name}"] = {
                         "estimate": d.estimate,
                         "low": d.low,
                         "high": d.high,
+                        "p": d.p,
+                        "p_holm": d.corrected,
                         "verdict": d.verdict,
                     }
-            if line.harmed is not None:
-                entry["harmed_centers"], entry["compared_centers"] = line.harmed
+            if line.harm is not None:
+                entry["harmed_expected"], entry["harmed_surely"] = line.harm.expected, line.harm.sure
+                entry["compared_centers"] = line.harm.centers
             lines.append(entry)
         content["data"].append(
             {"name": section.part.data.name, "methods": lines, "summary": section.sentences}
@@ -245,10 +248,11 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
                 times(r.vs_fedavg),
                 brief(line.to_fedavg),
                 brief(line.to_random),
-                NOTHING if line.harmed is None else percent(*line.harmed),
+                NOTHING if line.harm is None else percent(line.harm.expected, line.harm.centers),
                 percent(r.rest, 1) if r.rest else NOTHING,
             )
         console.print(table)
+        console.print(f"equal: within {part.margin:g}; ?: cannot tell; harmed: noise taken out", style="dim")
         for sentence in words or section.sentences:
             console.print(f"• {sentence}", highlight=False, markup=False)
     for missing in report.absent:

@@ -12,10 +12,7 @@ from abps.cli import options
 from abps.cli.compare_command import show, split, summary
 from abps.core.errors import RequestError
 from abps.report.comparison import load_study
-from abps.report.statistics import TARGETS
-
-#: The paper's targets as they are written on the command line.
-DEFAULT_TARGETS = ",".join(f"{target:.3f}" for target in TARGETS)
+from abps.report.statistics import MARGIN
 
 
 def register(app: typer.Typer) -> None:
@@ -27,15 +24,21 @@ def report(
     study: Annotated[Path, typer.Argument(help="The folder of a study (the --out of `abps compare`).")],
     out: Annotated[Path | None, typer.Option(help="Write here instead of into the study's folder.")] = None,
     targets: Annotated[
-        str, typer.Option(help="AUROC targets for the table of bytes needed.")
-    ] = DEFAULT_TARGETS,
+        str | None,
+        typer.Option(
+            help="AUROC targets of the table of bytes, with commas; unset, on the way to the best method."
+        ),
+    ] = None,
+    margin: Annotated[float, typer.Option(help="Methods that differ by less are called equal.")] = MARGIN,
     as_json: options.Json = False,
 ) -> None:
     """Write the report of a study: tables (Markdown, CSV, LaTeX), figures (SVG, PDF) and report.html.
 
     Works on an unfinished study too, and says what is not in it. Example: abps report my-study
     """
-    written = load_study(study).report(out, read_targets(targets))
+    if not 0 < margin < 1:
+        raise RequestError(f"--margin {margin:g}: give an AUROC difference between 0 and 1, such as 0.01")
+    written = load_study(study).report(out, None if targets is None else read_targets(targets), margin)
     if as_json:
         print(json.dumps(summary(written)))
     else:

@@ -12,7 +12,7 @@ from abps.core.errors import RequestError
 from abps.report import tables
 from abps.report.figures import Drawing, draw_all
 from abps.report.pages.study_page import page
-from abps.report.statistics import TARGETS, Part, analyse, gather
+from abps.report.statistics import MARGIN, Answer, Part, analyse, answers, gather
 from abps.report.words import summary
 from abps.simulator.result import Run
 from abps.study.plan import slug
@@ -27,6 +27,7 @@ class Section:
 
     part: Part
     sentences: list[str]
+    answers: list[Answer]
     tables: list[tables.Table]
     drawings: list[Drawing]
 
@@ -40,7 +41,7 @@ class Report:
     absent: tuple[str, ...]
 
 
-def parts_of(study: Study) -> list[Part]:
+def parts_of(study: Study, margin: float = MARGIN) -> list[Part]:
     """The analysis of every federation that has finished runs."""
     parts = []
     for data in study.record.data:
@@ -56,7 +57,7 @@ def parts_of(study: Study) -> list[Part]:
         results = [
             gather(label, method[label], by_label[label], centers) for label in order if label in by_label
         ]
-        parts.append(analyse(data, results, centers))
+        parts.append(analyse(data, results, centers, margin))
     if not parts:
         where, why = (
             f" in {study.root}" if study.root else "",
@@ -66,7 +67,7 @@ def parts_of(study: Study) -> list[Part]:
     return parts
 
 
-def section_of(part: Part, targets: Sequence[float]) -> Section:
+def section_of(part: Part, targets: Sequence[float] | None) -> Section:
     """Words, tables and figures of one federation."""
     shown = [
         tables.headline(part),
@@ -74,12 +75,16 @@ def section_of(part: Part, targets: Sequence[float]) -> Section:
         tables.equal_bytes(part),
         tables.targets(part, targets),
     ]
-    return Section(part, summary(part), shown, draw_all(part))
+    return Section(part, summary(part), answers(part), shown, draw_all(part))
 
 
-def build(study: Study, out: Path, targets: Sequence[float] = TARGETS) -> Report:
-    """Write the report of a study into a folder."""
-    sections = [section_of(part, targets) for part in parts_of(study)]
+def build(study: Study, out: Path, targets: Sequence[float] | None = None, margin: float = MARGIN) -> Report:
+    """Write the report of a study into a folder.
+
+    targets: AUROCs for the table of bytes needed; unless told, on the way from training alone to the best.
+    margin: methods that differ by less are equal.
+    """
+    sections = [section_of(part, targets) for part in parts_of(study, margin)]
     for number, section in enumerate(sections, 1):
         inside = "" if len(study.record.data) == 1 else f"{number}-{slug(section.part.data.name)}"
         _write_tables(out / "tables" / inside, section)

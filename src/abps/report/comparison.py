@@ -26,7 +26,7 @@ from abps.methods.catalog import REFERENCES, find
 from abps.report.build import Report, build, parts_of
 from abps.report.drawing import Drawing
 from abps.report.figures import draw_all
-from abps.report.statistics import TARGETS
+from abps.report.statistics import MARGIN
 from abps.report.tables import Table, headline
 from abps.simulator.result import Run
 from abps.simulator.simulate import simulate
@@ -103,12 +103,21 @@ class Study:
             raise RequestError(f"these runs allow no figure {name!r}; study.plots() has those that they do")
         return found[0]
 
-    def report(self, out: Path | str | None = None, targets: Sequence[float] = TARGETS) -> Report:
-        """Write tables, figures and ``report.html`` into a folder; default: the study's own."""
+    def report(
+        self,
+        out: Path | str | None = None,
+        targets: Sequence[float] | None = None,
+        margin: float = MARGIN,
+    ) -> Report:
+        """Write tables, figures and ``report.html`` into a folder; default: the study's own.
+
+        targets: AUROCs for the table of bytes; unless told, on the way from training alone to the best.
+        margin: methods that differ by less are equal.
+        """
         place = out if out is not None else self.root
         if place is None:
             raise RequestError("this study has no folder; name one: study.report(out='my-report')")
-        return build(self, Path(place), targets)
+        return build(self, Path(place), targets, margin)
 
     def __repr__(self) -> str:
         labels = len({planned.label for planned, _ in self.runs})

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from abps.methods.catalog import CATALOG
 from abps.report.drawing import INK, Drawing, blank, draw
-from abps.report.statistics import HARM, Part, Results, center_differences, harmed, spent
-from abps.report.tables import percent
+from abps.report.statistics import HARM, Part, Results, harmed, spent
+from abps.report.tables import harm, percent
 
 #: Colour and name of every family; ABPS-X and ABPS+ stand out of theirs.
 FAMILIES = {
@@ -77,7 +77,7 @@ def draw_all(part: Part, only: str = "") -> list[Drawing]:
         ),
         (
             True, "rounds", "AUROC over rounds",
-            "Mean over centers and seeds, a panel per family; the grey line is FedAvg, the dotted one Local.",
+            "Mean over centers and seeds, a panel per family; grey: FedAvg, dotted: training alone.",
             over_rounds,
         ),
         (
@@ -91,10 +91,10 @@ def draw_all(part: Part, only: str = "") -> list[Drawing]:
             rest_by_cause,
         ),
         (
-            any(line.harmed is not None for line in part.lines), "centers", "Who gains and who loses",
-            "Difference of every center (mean over seeds) to what it reaches alone and to FedAvg. Red: loses "
-            f"more than {HARM}, and the share of such centers; green: gains more. Bar: the middle half of "
-            "centers, with the median.",
+            any(line.harm is not None for line in part.lines), "centers", "Who gains and who loses",
+            "Difference of every center to what it reaches alone and to FedAvg, with the noise of single "
+            f"centers taken out. Red: loses more than {HARM}, and the share of such centers; green: gains "
+            "more. Bar: the middle half of centers, with the median.",
             gains,
         ),
     ]  # fmt: skip
@@ -379,7 +379,7 @@ def _curves(
     for k, (title, members) in enumerate(panels):
         axes = figure.add_subplot(len(panels), 1, k + 1, sharex=shared)
         shared = shared or axes
-        for name, style in (("fedavg", "-"), ("local", ":")):
+        for name, style in (("fedavg", "-"), (part.alone or "", ":")):
             other = part.find(name)
             if other is None or other in members:
                 continue
@@ -467,10 +467,10 @@ def rest_by_cause(part: Part) -> Figure:
 
 
 def gains(part: Part) -> Figure:
-    """Per-center differences to Local and to FedAvg."""
-    sides = [(name, part.find(name)) for name in ("local", "fedavg")]
+    """Per-center differences to training alone and to FedAvg."""
+    sides = [(name, part.find(name)) for name in (part.alone or "", "fedavg")]
     sides = [(name, other) for name, other in sides if other is not None]
-    shown = [r for r in _results(part) if r.label != "local"]
+    shown = [r for r in _results(part) if r.label != part.alone]
     figure = blank(7.2, 1.0 + 0.3 * len(shown))
     shared: Axes | None = None
     for k, (name, other) in enumerate(sides):
@@ -478,10 +478,10 @@ def gains(part: Part) -> Figure:
         assert other is not None
         every = []
         for y, r in enumerate(reversed(shown)):
-            values = center_differences(r, other)
-            values = values[np.isfinite(values)]
-            if r is other or not len(values):
+            found = None if r is other else harmed(r, other)
+            if found is None:
                 continue
+            values = found.gains.mean[np.isfinite(found.gains.mean)]
             every.append(values)
             jitter = ((np.arange(len(values)) * 0.6180339887) % 1 - 0.5) * 0.55
             axes.scatter(
@@ -495,9 +495,8 @@ def gains(part: Part) -> Figure:
             quarter, middle, three = np.quantile(values, [0.25, 0.5, 0.75])
             axes.plot([quarter, three], [y, y], color=INK, linewidth=4.5, alpha=0.55, solid_capstyle="butt")
             axes.plot([middle, middle], [y - 0.3, y + 0.3], color=INK, linewidth=1.4)
-            lost, counted = harmed(r, other)
             axes.annotate(
-                percent(lost, counted),
+                harm(found),
                 (1.0, y),
                 xycoords=("axes fraction", "data"),
                 xytext=(4, 0),
@@ -510,7 +509,7 @@ def gains(part: Part) -> Figure:
         if every:
             reach = float(np.quantile(np.abs(np.concatenate(every)), 0.99)) * 1.1 + 1e-3
             axes.set_xlim(-reach, reach)
-        axes.set_title("minus Local" if name == "local" else "minus FedAvg")
+        axes.set_title(f"minus {name}")
         axes.set_xlabel("AUROC difference of a center")
         if shared is None:
             axes.set_yticks(range(len(shown)), [r.label for r in reversed(shown)])

@@ -2,36 +2,45 @@
 
 Methods are compared in pairs: same seed, same splits, same initial weights, same center. The difference
 of two methods is the mean over seeds of the mean over the centers that both could score. Its interval
-comes from a bootstrap that draws centers and seeds, both with replacement: would the finding hold with
-other hospitals, and with other splits and starts? Where the interval covers zero the verdict is a tie.
-The intervals are not corrected for the number of comparisons.
+(:mod:`abps.stats.crossed`) answers for other hospitals and for other splits and starts. *better* and *worse*
+are verdicts after Holm's correction for the number of comparisons with the same method; *equal* says that the
+whole interval lies within a margin; everything else is *cannot tell*. One seed gives no verdict. What single
+centers gain or lose is told with its noise taken out (:mod:`abps.stats.shrinkage`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core import streams
 from abps.data.federation import About
 from abps.simulator.result import Run
+from abps.stats.crossed import crossed
+from abps.stats.divergence import holm
+from abps.stats.shrinkage import CenterGains, center_gains
 
-#: Bootstrap draws, and the share of them inside the interval.
-DRAWS = 4000
+#: The share of intervals that hold the truth.
 CONFIDENCE = 0.95
 
-#: A center is harmed by a method if it scores this much below what it reaches alone.
+#: Two methods are equal if the whole interval of their difference lies within this margin.
+MARGIN = 0.01
+
+#: A center is harmed by a method if it truly scores this much below what it reaches alone.
 HARM = 0.02
 
-#: AUROC targets of the paper, and budgets in multiples of FedAvg's 50 rounds.
-TARGETS = (0.750, 0.770, 0.785)
+#: Budgets in multiples of FedAvg's 50 rounds, and AUROC targets between training alone and the best method.
 BUDGETS = (0.1, 0.25, 0.5, 1.0)
+STAGES = (0.5, 0.75, 0.9)
 
-BETTER, TIE, WORSE, UNKNOWN = "better", "tie", "worse", "no comparison"
+BETTER, WORSE, EQUAL, UNSURE = "better", "worse", "equal", "cannot tell"
+ONE_SEED, ABSENT = "one seed: no verdict", "no comparison"
+
+#: What a center reaches alone: the first of these that ran.
+ALONE = ("local-best", "local")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,22 +97,30 @@ def gather(label: str, method: str, runs: Sequence[Run], centers: Sequence[str])
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus another, paired: the estimate, its interval, and what may be said."""
+    """A method minus another, paired: the estimate, its interval, and what may be said.
+
+    p: of this comparison alone.  corrected: for the number of comparisons that it is one of.
+    """
 
     estimate: float
     low: float
     high: float
+    p: float
+    corrected: float
     seeds: int
     centers: int
+    margin: float = MARGIN
 
     @property
     def verdict(self) -> str:
-        """better, worse, or a tie where the interval covers zero."""
-        if not math.isfinite(self.low):
-            return UNKNOWN
-        if self.low > 0:
-            return BETTER
-        return WORSE if self.high < 0 else TIE
+        """better, worse, equal within the margin, or that it cannot be told."""
+        if self.seeds == 0:
+            return ABSENT
+        if self.seeds == 1:
+            return ONE_SEED
+        if self.corrected < 1.0 - CONFIDENCE:
+            return BETTER if self.estimate > 0 else WORSE
+        return EQUAL if -self.margin <= self.low and self.high <= self.margin else UNSURE
 
 
 def paired(a: Results, b: Results) -> NDArray[np.float64]:
@@ -114,59 +131,49 @@ def paired(a: Results, b: Results) -> NDArray[np.float64]:
     return a.auroc[rows_a] - b.auroc[rows_b]
 
 
-def compare(a: Results, b: Results, draws: int = DRAWS) -> Difference:
-    """a minus b with its bootstrap interval."""
-    values = paired(a, b)
-    values = values[:, np.isfinite(values).any(axis=0)]
-    values = values[np.isfinite(values).any(axis=1)]
-    if values.size == 0:
-        return Difference(math.nan, math.nan, math.nan, 0, 0)
-    estimate = float(np.nanmean(values, axis=1).mean())
-    low, high = np.quantile(
-        bootstrap(values, draws), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="linear"
+def compare(a: Results, b: Results, margin: float = MARGIN) -> Difference:
+    """a minus b with its interval, as one comparison alone."""
+    found = crossed(paired(a, b))
+    half = found.half_width(CONFIDENCE)
+    return Difference(
+        found.mean, found.mean - half, found.mean + half, found.p, found.p, found.seeds, found.centers, margin
     )
-    return Difference(estimate, float(low), float(high), *values.shape)
 
 
-def draw_counts(draws: int, size: int, what: int) -> NDArray[np.float64]:
-    """(draws, size) how often each of ``size`` things is drawn, with replacement, in each draw."""
-    rng = streams.generator(0, "bootstrap", what, size)
-    picked = rng.integers(0, size, (draws, size))
-    flat = (picked + size * np.arange(draws)[:, None]).reshape(-1)
-    return np.bincount(flat, minlength=draws * size).reshape(draws, size).astype(np.float64)
+def corrected(differences: Sequence[Difference | None]) -> list[Difference | None]:
+    """The same differences as one family: Holm's correction for their number."""
+    p = holm([math.nan if d is None else d.p for d in differences])
+    return [None if d is None else replace(d, corrected=float(q)) for d, q in zip(differences, p)]
 
 
-def bootstrap(values: NDArray[np.float64], draws: int) -> NDArray[np.float64]:
-    """(draws,) the mean over seeds of means over centers, with centers and seeds drawn anew.
+@dataclass(frozen=True, eq=False)
+class Harm:
+    """Centers that a method leaves more than HARM below what they reach alone.
 
-    values: (seeds, centers), NaN where not defined. One draw of centers serves all seeds of it, because
-    it is the same hospital that comes or does not come. A seed without any drawn center that is defined
-    is left out of its draw.
+    expected: how many, with the noise taken out.  sure: those for which it is 95 % certain.
+    centers: how many are compared.  gains: of every center.
     """
-    seeds, centers = values.shape
-    defined = np.isfinite(values).astype(np.float64)
-    often = draw_counts(draws, centers, 0)
-    total = often @ np.where(defined > 0, values, 0.0).T
-    weight = often @ defined.T
-    means = np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
-    chosen = draw_counts(draws, seeds, 1) * (weight > 0)
-    return np.asarray((chosen * means).sum(axis=1) / np.maximum(chosen.sum(axis=1), 1.0))
+
+    expected: float
+    sure: int
+    centers: int
+    gains: CenterGains
+
+    @property
+    def worst(self) -> int:
+        """The center that most probably lost most."""
+        return int(np.nanargmin(self.gains.mean))
 
 
-def center_differences(a: Results, b: Results) -> NDArray[np.float64]:
-    """(centers,) a minus b of every center, averaged over the seeds in which both have a score."""
-    values = paired(a, b)
-    defined = np.isfinite(values)
-    count = defined.sum(axis=0)
-    total = np.where(defined, values, 0.0).sum(axis=0)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def harmed(a: Results, local: Results) -> tuple[int, int]:
-    """Centers that a method leaves more than HARM below training alone, and the centers that count."""
-    values = center_differences(a, local)
-    values = values[np.isfinite(values)]
-    return int((values < -HARM).sum()), len(values)
+def harmed(a: Results, alone: Results) -> Harm | None:
+    """Who loses; None if noise and harm cannot be told apart (one seed, one center)."""
+    gains = center_gains(paired(a, alone))
+    if gains is None:
+        return None
+    chance = gains.below(-HARM)
+    known = np.isfinite(chance)
+    sure = int((chance[known] > CONFIDENCE).sum())
+    return Harm(float(chance[known].sum()), sure, int(known.sum()), gains)
 
 
 def fedavg_bytes(results: Sequence[Results]) -> float:
@@ -215,18 +222,20 @@ class Line:
     to_fedavg: Difference | None
     to_random: Difference | None
     random: str
-    to_local: Difference | None
-    harmed: tuple[int, int] | None
+    to_alone: Difference | None
+    harm: Harm | None
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Everything about one federation."""
+    """Everything about one federation. alone: the method that stands for training alone, if it ran."""
 
     data: About
     centers: tuple[str, ...]
     lines: tuple[Line, ...]
     unit: float
+    alone: str | None
+    margin: float
 
     def find(self, label: str) -> Results | None:
         """A method's results, if it ran."""
@@ -245,24 +254,42 @@ def control_of(result: Results, present: Mapping[str, Results]) -> str | None:
     return None if found == result.label else found
 
 
-def analyse(data: About, results: Sequence[Results], centers: Sequence[str]) -> Part:
-    """The headline lines of one federation, in the order given."""
+def analyse(data: About, results: Sequence[Results], centers: Sequence[str], margin: float = MARGIN) -> Part:
+    """The headline lines of one federation, in the order given.
+
+    All comparisons with one method (FedAvg, a random control, training alone) are one family.
+    """
     present = {result.label: result for result in results}
-    fedavg, local = present.get("fedavg"), present.get("local")
-    lines = []
-    for result in results:
-        control = control_of(result, present)
-        lines.append(
-            Line(
-                result=result,
-                to_fedavg=compare(result, fedavg) if fedavg and fedavg is not result else None,
-                to_random=compare(result, present[control]) if control else None,
-                random=control or "",
-                to_local=compare(result, local) if local and local is not result else None,
-                harmed=harmed(result, local) if local and local is not result else None,
-            )
+    alone = next((name for name in ALONE if name in present), None)
+    controls = [control_of(result, present) for result in results]
+
+    def against(others: Sequence[str | None]) -> list[Difference | None]:
+        pairs = [(result, present.get(other or "")) for result, other in zip(results, others)]
+        return corrected([None if b is None or b is a else compare(a, b, margin) for a, b in pairs])
+
+    to_fedavg, to_alone = against(["fedavg"] * len(results)), against([alone] * len(results))
+    to_random = against(controls)
+    lines = [
+        Line(
+            result=result,
+            to_fedavg=to_fedavg[k],
+            to_random=to_random[k],
+            random=controls[k] or "",
+            to_alone=to_alone[k],
+            harm=harmed(result, present[alone]) if alone is not None and alone != result.label else None,
         )
-    return Part(data, tuple(centers), tuple(lines), fedavg_bytes(results))
+        for k, result in enumerate(results)
+    ]
+    return Part(data, tuple(centers), tuple(lines), fedavg_bytes(results), alone, margin)
+
+
+def stages(part: Part) -> tuple[float, ...]:
+    """AUROC targets that mean something on these data: on the way from training alone to the best method."""
+    means = [line.result.mean for line in part.lines if line.result.vs_fedavg > 0]
+    start = part.find(part.alone).mean if part.alone else math.nan  # type: ignore[union-attr]
+    if not means or not math.isfinite(start) or max(means) <= start:
+        return ()
+    return tuple(dict.fromkeys(round(start + share * (max(means) - start), 3) for share in STAGES))
 
 
 #: Direct comparisons that a reader asks for: first against second, and how the question is put.
@@ -278,7 +305,8 @@ QUESTIONS = (
     ("abps-plus", "random-k1", "ABPS+ against random partners"),
     ("abps-plus", "fedavg", "ABPS+ against FedAvg"),
     ("abps-pq-k1", "fedavg-pq", "One chosen partner against the whole star, same wire"),
-    ("fedavg", "local", "Does FedAvg beat training alone?"),
+    ("fedavg", "local-best", "Does FedAvg beat the best that each center can do alone?"),
+    ("fedavg", "local", "Does FedAvg beat training the same network alone?"),
     ("centralized", "fedavg", "What pooling all rows would add to FedAvg"),
 )
 
@@ -294,10 +322,12 @@ class Answer:
 
 
 def answers(part: Part) -> list[Answer]:
-    """The direct comparisons whose two sides both ran."""
-    found = []
-    for first, second, question in QUESTIONS:
-        a, b = part.find(first), part.find(second)
-        if a is not None and b is not None:
-            found.append(Answer(question, first, second, compare(a, b)))
-    return found
+    """The direct comparisons whose two sides both ran, corrected for their number."""
+    asked = [(part.find(first), part.find(second), question) for first, second, question in QUESTIONS]
+    both = [(a, b, question) for a, b, question in asked if a is not None and b is not None]
+    found = corrected([compare(a, b, part.margin) for a, b, _ in both])
+    return [
+        Answer(question, a.label, b.label, difference)
+        for (a, b, question), difference in zip(both, found)
+        if difference is not None
+    ]

@@ -5,13 +5,28 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from operator import attrgetter
 
 from abps.core.matching import CAUSES
-from abps.report.statistics import BUDGETS, TARGETS, UNKNOWN, Difference, Part, answers, at_budget, to_target
+from abps.report.statistics import (
+    ABSENT,
+    BETTER,
+    BUDGETS,
+    EQUAL,
+    HARM,
+    WORSE,
+    Difference,
+    Harm,
+    Part,
+    answers,
+    at_budget,
+    stages,
+    to_target,
+)
 
 #: What stands where there is nothing to say.
 NOTHING = "–"
@@ -75,19 +90,33 @@ def percent(part: int | float, whole: int | float) -> str:
     return f"{100 * part / whole:.0f} %" if whole else NOTHING
 
 
+def verdict(difference: Difference) -> str:
+    """The verdict in words; equality with its margin."""
+    return f"equal within {difference.margin:g}" if difference.verdict == EQUAL else difference.verdict
+
+
 def spoken(difference: Difference | None) -> str:
     """A difference with its interval and verdict: ``+0.012 (+0.003 to +0.021) better``."""
-    if difference is None or difference.verdict == UNKNOWN:
+    if difference is None or difference.verdict == ABSENT:
         return NOTHING
     d = difference
-    return f"{signed(d.estimate)} ({signed(d.low)} to {signed(d.high)}) {d.verdict}"
+    within = f" ({signed(d.low)} to {signed(d.high)})" if math.isfinite(d.low) else ""
+    return f"{signed(d.estimate)}{within} {verdict(d)}"
 
 
 def brief(difference: Difference | None) -> str:
-    """A difference and its verdict."""
-    if difference is None or difference.verdict == UNKNOWN:
+    """A difference and its verdict, for narrow places; ``?`` where it cannot be told."""
+    if difference is None or difference.verdict == ABSENT:
         return NOTHING
-    return f"{signed(difference.estimate)} {difference.verdict}"
+    short = difference.verdict if difference.verdict in (BETTER, WORSE, EQUAL) else "?"
+    return f"{signed(difference.estimate)} {short}"
+
+
+def harm(found: Harm | None) -> str:
+    """The share of centers that are harmed, and how many surely: ``10 % (3 surely)``."""
+    if found is None:
+        return NOTHING
+    return percent(found.expected, found.centers) + (f" ({found.sure} surely)" if found.sure else "")
 
 
 def with_deviation(mean: float, deviation: float) -> str:
@@ -112,8 +141,8 @@ def headline(part: Part) -> Table:
                 times(r.vs_fedavg),
                 spoken(line.to_fedavg),
                 spoken(line.to_random),
-                spoken(line.to_local),
-                NOTHING if line.harmed is None else percent(*line.harmed),
+                spoken(line.to_alone),
+                harm(line.harm),
                 percent(r.rest, 1) if r.rest else NOTHING,
                 str(len(r.seeds)),
             )
@@ -127,7 +156,7 @@ def headline(part: Part) -> Table:
             "bytes",
             "to FedAvg",
             "to random partners",
-            "to Local",
+            f"to {part.alone}" if part.alone else "to training alone",
             "harmed",
             "rest",
             "seeds",
@@ -136,11 +165,12 @@ def headline(part: Part) -> Table:
         (
             "AUROC: mean over centers of each center's own test rows, mean ± standard deviation over seeds.",
             "Bytes: each payload once per edge and round, in multiples of 50 rounds of FedAvg in fp32.",
-            "Differences: paired by seed and center, with 95 % bootstrap interval over centers and seeds; "
-            "a tie is an interval that covers zero. Intervals are not corrected for many comparisons.",
+            "Differences: paired by seed and center, with a 95 % interval for other centers and other seeds. "
+            "Better and worse: after Holm's correction for the number of comparisons in the column. Equal: "
+            f"the whole interval lies within {part.margin:g} of zero. One seed gives no verdict.",
             "To random partners: against random-k3 for methods with more than one partner, else random-k1.",
-            "Harmed: centers more than 0.02 below Local, averaged over seeds; small centers are noisy, so "
-            "this share is not zero even for a method that harms nobody.",
+            f"Harmed: centers that truly lie more than {HARM:g} below {part.alone or 'training alone'}, "
+            "with the noise of single centers taken out; surely: with 95 % certainty.",
             "Rest: share of center-rounds without a partner.",
         ),
     )
@@ -154,9 +184,9 @@ def numbers(part: Part) -> Table:
         "cost_usd", "partners_mean",
         "rest_share", *(f"rest_{cause.key}" for cause in CAUSES), "rounds_mean",
     ]  # fmt: skip
-    for other in ("fedavg", "random", "local"):
-        columns += [f"to_{other}", f"to_{other}_low", f"to_{other}_high", f"to_{other}_verdict"]
-    columns += ["random_control", "harmed_centers", "compared_centers", "seeds"]
+    for other in ("fedavg", "random", "alone"):
+        columns += [f"to_{other}{what}" for what in ("", "_low", "_high", "_p", "_p_holm", "_verdict")]
+    columns += ["random_control", "alone", "harmed_expected", "harmed_surely", "compared_centers", "seeds"]
     rows = []
     for line in part.lines:
         r = line.result
@@ -169,13 +199,12 @@ def numbers(part: Part) -> Table:
             r.rest, *(r.average(attrgetter(f"rest.{cause.key}")) for cause in CAUSES),
             r.average(lambda run: run.rounds),
         ]  # fmt: skip
-        for d in (line.to_fedavg, line.to_random, line.to_local):
-            values += ["", "", "", ""] if d is None else [d.estimate, d.low, d.high, d.verdict]
-        values += [
-            line.random,
-            *(("", "") if line.harmed is None else map(str, line.harmed)),
-            str(len(r.seeds)),
-        ]
+        for d in (line.to_fedavg, line.to_random, line.to_alone):
+            values += [""] * 6 if d is None else [d.estimate, d.low, d.high, d.p, d.corrected, d.verdict]
+        h = line.harm
+        values += [line.random, part.alone or ""]
+        values += ["", "", ""] if h is None else [h.expected, str(h.sure), str(h.centers)]
+        values.append(str(len(r.seeds)))
         rows.append(tuple(v if isinstance(v, str) else _plain(v) for v in values))
     return Table("headline", "", tuple(columns), tuple(rows))
 
@@ -200,8 +229,9 @@ def equal_bytes(part: Part, budgets: Sequence[float] = BUDGETS) -> Table:
     )
 
 
-def targets(part: Part, goals: Sequence[float] = TARGETS) -> Table:
-    """Bytes that each method needs to reach an AUROC."""
+def targets(part: Part, goals: Sequence[float] | None = None) -> Table:
+    """Bytes that each method needs to reach an AUROC; unless told, on the way to the best method's."""
+    goals = stages(part) if goals is None else goals
     rows = []
     for line in part.lines:
         r = line.result
@@ -231,6 +261,7 @@ def direct(part: Part) -> Table:
         "Direct comparisons, paired by seed and center.",
         ("question", "difference", "AUROC (95 % interval), verdict", "seeds"),
         rows,
+        ("Verdicts are corrected for the number of questions (Holm).",),
     )
 
 
@@ -276,15 +307,19 @@ def centers(part: Part) -> Table:
 
 
 def as_markdown(table: Table) -> str:
-    """A GitHub table with caption and notes."""
+    """A GitHub table with caption and notes; what a name holds is text, not markup."""
+
+    def plain(text: str) -> str:
+        text = " ".join(escape(text, quote=False).split())
+        return re.sub(r"([\\`*_\[\]|])", r"\\\1", text)
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(plain(cell) for cell in cells) + " |"
 
     ruler = line(["---", *(["---:"] * (len(table.columns) - 1))])
     body = [line(row) for row in table.rows]
-    notes = [f"- {note}" for note in table.notes]
-    parts = [f"**{table.caption}**", "", line(table.columns), ruler, *body, "", *notes]
+    notes = [f"- {plain(note)}" for note in table.notes]
+    parts = [f"**{plain(table.caption)}**", "", line(table.columns), ruler, *body, "", *notes]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -293,8 +328,23 @@ def as_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows(table.rows)
+    writer.writerows([harmless(cell) for cell in row] for row in table.rows)
     return out.getvalue()
+
+
+def harmless(cell: str) -> str:
+    """A cell that a spreadsheet takes for text, whatever a center is called; numbers stay numbers.
+
+    >>> harmless("=1+1"), harmless("-0.5"), harmless("north")
+    ("'=1+1", '-0.5', 'north')
+    """
+    if not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 _LATEX = {

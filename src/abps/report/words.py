@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from abps.report.statistics import BETTER, TIE, WORSE, Answer, Difference, Part, answers
-from abps.report.tables import number, percent, signed, times
+from abps.report.statistics import (
+    ABSENT,
+    BETTER,
+    EQUAL,
+    HARM,
+    ONE_SEED,
+    UNSURE,
+    WORSE,
+    Answer,
+    Difference,
+    Line,
+    Part,
+    answers,
+)
+from abps.report.tables import number, percent, signed, times, verdict
 
 
 def interval(difference: Difference) -> str:
     """An estimate and its interval."""
     d = difference
+    if not math.isfinite(d.low):
+        return signed(d.estimate)
     return f"{signed(d.estimate)}, 95 % interval {signed(d.low)} to {signed(d.high)}"
 
 
@@ -23,8 +39,50 @@ def listed(names: Sequence[str]) -> str:
 
 def summary(part: Part) -> list[str]:
     """The main findings on one federation."""
-    said = [_against_fedavg(part), *_selection(part), _price(part), _harm(part), _rest(part), _caution(part)]
+    said = [
+        _against_alone(part),
+        _against_fedavg(part),
+        *_selection(part),
+        _price(part),
+        _harm(part),
+        _rest(part),
+        _caution(part),
+    ]
     return [sentence for sentence in said if sentence]
+
+
+#: How a list of methods continues for each verdict, one method or several.
+_STANDING = {
+    BETTER: ("lies above it", "lie above it"),
+    EQUAL: ("equals it", "equal it"),
+    UNSURE: ("cannot be told from it", "cannot be told from it"),
+    WORSE: ("lies below it", "lie below it"),
+}
+
+
+def _standing(part: Part, column: Sequence[Difference | None]) -> str:
+    """Who lies above, level with and below the method of a column."""
+    groups: dict[str, list[str]] = {name: [] for name in _STANDING}
+    for line, difference in zip(part.lines, column):
+        if difference is not None and line.result.method != "centralized" and difference.verdict in groups:
+            groups[difference.verdict].append(line.result.label)
+    return "; ".join(
+        f"{listed(names)} {_STANDING[name][len(names) > 1]}"
+        + (f" within {part.margin:g}" if name == EQUAL else "")
+        for name, names in groups.items()
+        if names
+    )
+
+
+def _against_alone(part: Part) -> str:
+    if part.alone is None:
+        return "No method stands for training alone here, so nobody's gain can be told."
+    alone = part.find(part.alone)
+    assert alone is not None
+    best = {"local-best": "the best that each center can do alone", "local": "the same network alone"}
+    told = _standing(part, [line.to_alone for line in part.lines])
+    text = f"Training alone is {part.alone} ({best[part.alone]}), mean AUROC {number(alone.mean)}"
+    return f"{text}; {told}." if told else f"{text}."
 
 
 def _against_fedavg(part: Part) -> str:
@@ -32,33 +90,22 @@ def _against_fedavg(part: Part) -> str:
     if fedavg is None:
         best = max(part.lines, key=lambda line: line.result.mean).result
         return f"The highest mean AUROC is {number(best.mean)} ({best.label}); FedAvg did not run."
-    groups: dict[str, list[str]] = {BETTER: [], TIE: [], WORSE: []}
-    for line in part.lines:
-        if (
-            line.to_fedavg is not None
-            and line.result.method != "centralized"
-            and line.to_fedavg.verdict in groups
-        ):
-            groups[line.to_fedavg.verdict].append(line.result.label)
-    parts = []
-    for verdict, words in ((BETTER, "above it"), (TIE, "tie with it"), (WORSE, "below it")):
-        names = groups[verdict]
-        if names:
-            verb = words if verdict == TIE and len(names) > 1 else words.replace("tie", "ties")
-            is_are = "" if verdict == TIE else ("lies " if len(names) == 1 else "lie ")
-            parts.append(f"{listed(names)} {is_are}{verb}")
     text = f"FedAvg reaches a mean AUROC of {number(fedavg.mean)}"
     pooled = part.find("centralized")
     if pooled is not None:
         text += f" (all rows pooled: {number(pooled.mean)})"
-    return f"{text}; {'; '.join(parts)}." if parts else f"{text}."
+    told = _standing(part, [line.to_fedavg for line in part.lines])
+    return f"{text}; {told}." if told else f"{text}."
 
 
 #: Questions about choosing partners: the finding for each verdict.
 _CHOICE = {
     BETTER: "here choosing partners is worth it",
-    TIE: "here choosing partners gains nothing that could be told from chance",
+    EQUAL: "here choosing partners changes nothing that matters",
+    UNSURE: "whether choosing partners is worth it cannot be told from these runs",
     WORSE: "here choosing partners does harm",
+    ONE_SEED: "a verdict needs more seeds",
+    ABSENT: "nothing could be compared",
 }
 
 
@@ -68,12 +115,12 @@ def _selection(part: Part) -> list[str]:
         if (a.first, a.second) in (("abps-pq-k1", "random-k1"), ("abps", "random-k3")):
             how = "one partner" if a.second == "random-k1" else "three partners"
             said.append(
-                f"ABPS against random pairing ({how}): {a.difference.verdict} ({interval(a.difference)}); "
-                f"{_CHOICE.get(a.difference.verdict, '')}."
+                f"ABPS against random pairing ({how}): {verdict(a.difference)} ({interval(a.difference)}); "
+                f"{_CHOICE[a.difference.verdict]}."
             )
         elif (a.first, a.second) == ("abps-x", "fedavg-x"):
             said.append(
-                f"ABPS-X against FedAvg with the same extensions: {a.difference.verdict} "
+                f"ABPS-X against FedAvg with the same extensions: {verdict(a.difference)} "
                 f"({interval(a.difference)})."
             )
         elif a.second == "random-k1" and a.first in ("group-oracle-k1", "abps-plus"):
@@ -82,7 +129,7 @@ def _selection(part: Part) -> list[str]:
 
 
 def _plain(a: Answer) -> str:
-    return f"{a.first} against {a.second}: {a.difference.verdict} ({interval(a.difference)})."
+    return f"{a.first} against {a.second}: {verdict(a.difference)} ({interval(a.difference)})."
 
 
 def _price(part: Part) -> str:
@@ -102,15 +149,27 @@ def _price(part: Part) -> str:
 
 def _harm(part: Part) -> str:
     shares = [
-        (line.harmed[0] / line.harmed[1], line.result.label, line.harmed)
+        (line.harm.expected / line.harm.centers, line)
         for line in part.lines
-        if line.harmed is not None and line.harmed[1] and line.result.method != "centralized"
+        if line.harm is not None and line.result.method != "centralized" and line.result.label != "local"
     ]
     if not shares:
         return ""
-    least, most = min(shares), max(shares)
-    text = f"Centers more than 0.02 below what they reach alone: {percent(*least[2])} with {least[1]}"
-    return text + (f", {percent(*most[2])} with {most[1]}." if most[1] != least[1] else ".")
+    shares.sort(key=lambda entry: (entry[0], entry[1].result.label))
+    text = f"Centers that truly lose more than {HARM:g} against {part.alone}, noise taken out: "
+    return (
+        text + ", ".join(_who_loses(part, line) for _, line in dict.fromkeys((shares[0], shares[-1]))) + "."
+    )
+
+
+def _who_loses(part: Part, line: Line) -> str:
+    harm = line.harm
+    assert harm is not None
+    text = f"{percent(harm.expected, harm.centers)} with {line.result.label}"
+    if not harm.sure:
+        return text
+    worst = part.centers[harm.worst]
+    return f"{text} ({harm.sure} surely, the worst {worst} by {signed(float(harm.gains.mean[harm.worst]))})"
 
 
 def _rest(part: Part) -> str:
@@ -129,9 +188,8 @@ def _rest(part: Part) -> str:
 
 def _caution(part: Part) -> str:
     seeds = part.seeds()
+    if seeds == 1:
+        return "One seed gives no verdict: how much splits and starts matter shows only with two or more."
     if seeds < 5:
-        many = "1 seed" if seeds == 1 else f"{seeds} seeds"
-        return (
-            f"With {many} the intervals say little about other splits and starts; a claim needs five or more."
-        )
+        return f"With {seeds} seeds the intervals are wide: little is known of other splits and starts."
     return ""

@@ -30,6 +30,8 @@ def page(request: Request, sections: Sequence[Section], absent: Sequence[str]) -
         tint={name: colour for name, (colour, _) in FAMILIES.items()},
         family=family,
         percent=tables.percent,
+        harm=tables.harm,
+        verdict=tables.verdict,
     )
 
 
