@@ -288,7 +288,7 @@ def test_result_json(once, case) -> None:
     assert (out["seed"], out["rounds"]) == (11, ROUNDS)
     assert out["data"]["centers"] == 6
     assert len(out["data"]["fingerprint"]) > 8
-    assert set(out["auroc"]) == {"mean", "scored_centers", "at_best_validation", "per_center"}
+    assert {"mean", "scored_centers", "at_best_validation", "per_center"} <= set(out["auroc"])
     assert len(out["auroc"]["per_center"]) == 6
     assert {"edge", "directed", "control", "vs_fedavg"} <= set(out["bytes"])
     assert {"share", "no_candidates", "all_full", "declined"} <= set(out["rest"])

@@ -45,6 +45,7 @@ PURPOSES: Final = {
     "words": 19,
     "calibration": 20,
     "watch": 21,
+    "attack": 40,
 }
 
 _MASK: Final = (1 << 64) - 1

@@ -222,6 +222,14 @@ class Decisions:
         )
 
 
+def refusals(center: Ints, peer: Ints, finite: NDArray[np.bool_]) -> Decisions:
+    """Weights that were not let in, as rows of the audit trail; finite: (k,) else there were no numbers."""
+    nothing = np.full(len(center), np.nan)
+    words = np.where(finite, "implausibly large", "not finite").astype(object)
+    refused = np.full(len(center), "refused", dtype=object)
+    return Decisions(center, peer, refused, nothing, nothing, nothing, words)
+
+
 @dataclass(frozen=True, eq=False)
 class Models:
     """The plainest state: one model per center here, (r, P)."""

@@ -153,6 +153,9 @@ class GlmExact(StarMethod):
     penalties: tried from the strongest down, each from the solution before.
     """
 
+    #: Sums over rows, which grow with a center.
+    sends_models: ClassVar[bool] = False
+
     training: Training = field(default_factory=lambda: Training(standardise="common"))
     penalties: tuple[float, ...] = (1000.0, 100.0, 10.0, 1.0)
 

@@ -35,6 +35,9 @@ class StarMethod(Method, ABC):
     #: How many messages go up, and come down, in a round.
     messages: ClassVar[int] = 1
 
+    #: Whether the first message is a model, whose distance from the common start can be judged.
+    sends_models: ClassVar[bool] = True
+
     #: What the server's memory is, for methods that have one.
     keeps: ClassVar[type | None] = None
 

@@ -27,12 +27,16 @@ SCHEMA = "abps.run/1"
 
 @dataclass(frozen=True, eq=False)
 class Accuracy:
-    """A metric of every center's final model on its own test rows (NaN: not defined there)."""
+    """A metric of every center's final model on its own test rows (NaN: not defined there).
+
+    honest_mean: over the centers that do not attack, where some do.
+    """
 
     mean: float
     scored_centers: int = 0
     at_best_validation: float = math.nan
     per_center: dict[str, float] = field(default_factory=dict)
+    honest_mean: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -189,8 +193,17 @@ def _undefined(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-def accuracy(centers: tuple[str, ...], values: NDArray[np.float64], at_best: float = math.nan) -> Accuracy:
-    """Values of all centers as an :class:`Accuracy`."""
+def accuracy(
+    centers: tuple[str, ...],
+    values: NDArray[np.float64],
+    at_best: float = math.nan,
+    honest: NDArray[np.bool_] | None = None,
+) -> Accuracy:
+    """Values of all centers as an :class:`Accuracy`; honest: (n,) who does not attack, if anybody does."""
     scored = np.isfinite(values)
-    mean = float(values[scored].mean()) if scored.any() else math.nan
-    return Accuracy(mean, int(scored.sum()), at_best, dict(zip(centers, values.tolist())))
+
+    def mean(which: NDArray[np.bool_]) -> float:
+        return float(values[which].mean()) if which.any() else math.nan
+
+    apart = math.nan if honest is None else mean(scored & honest)
+    return Accuracy(mean(scored), int(scored.sum()), at_best, dict(zip(centers, values.tolist())), apart)

@@ -12,17 +12,20 @@ from functools import cache
 from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from abps.core import ledger as bytes_of
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
 from abps.core.matching import Rest
+from abps.core.plausibility import distances, plausible
 from abps.learn.metrics import Segments
 from abps.methods import peers
-from abps.methods.base import Decisions, Ints, Method, World, grounded
+from abps.methods.base import Decisions, Ints, Method, World, grounded, refusals
 from abps.methods.graphs import both_ways
 from abps.methods.peers import Heard, Opinion, PeerMethod
 from abps.methods.star import Server, StarMethod, star_cost
+from abps.simulator.attacks import Siege
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,7 @@ class Course:
     """A run between two rounds.
 
     server: what a star's server remembers.  unpaid: what centers publish has not been paid for yet.
+    siege: members that attack, if any do.
     """
 
     method: Method
@@ -54,13 +58,16 @@ class Course:
     ledger: Ledger
     server: Server = field(default_factory=Server)
     unpaid: bool = True
+    siege: Siege | None = None
 
     @staticmethod
-    def start(method: Method, world: World) -> Course:
+    def start(method: Method, world: World, siege: Siege | None = None) -> Course:
         """Before the first round."""
+        if siege is not None:
+            world = replace(world, bulletin=siege.published(method.publish(world).vectors))
         world = grounded(method, world)
         ledger = Ledger(method.budget, Traffic(control=world.data.agreed))
-        return Course(method, world, method.init(world), ledger)
+        return Course(method, world, method.init(world), ledger, siege=siege)
 
     def on(self, world: World, t: int) -> Course:
         """New data take the place of the old before round t."""
@@ -93,9 +100,18 @@ class Course:
         traffic = star_cost(method.line, n, [message.shape[1] for message in up])
         if not self.ledger.affords(traffic):
             return self._rested(trained, t, Rest.BUDGET)
+        if self.siege is not None:
+            up = (self.siege.sent(up[0], None, world, t), *up[1:])
         numbers = [method.number(k, t) for k in range(len(up))]
         sent = tuple(method.line.deliver(world, message, k) for message, k in zip(up, numbers))
-        replies, memory = method.serve(world.learner.start, self.server, sent, world.sizes(), t)
+        sizes, start = world.sizes(), world.learner.start
+        if method.sends_models:
+            far = distances(sent[0].numpy(), start.numpy())
+            trusted = plausible(far, np.full(n, np.median(far[np.isfinite(far)])))
+            if not trusted.all():
+                some = torch.from_numpy(np.flatnonzero(trusted))
+                sent, sizes = tuple(message[some] for message in sent), sizes[some]
+        replies, memory = method.serve(start, self.server, sent, sizes, t)
         traffic = star_cost(method.line, n, [m.shape[1] for m in up], [len(reply) for reply in replies])
         down = tuple(
             method.line.deliver(world, reply[None], k, server=True)[0] for reply, k in zip(replies, numbers)
@@ -120,14 +136,22 @@ class Course:
             return self._rested(trained(), t, Rest.BUDGET, meeting.said.control)
         after = trained()
         shared = method.wire.shared(world)
-        arrived = method.wire.deliver(world, method.sent(self.state, after)[:, :shared], t)
+        sent, start = method.sent(self.state, after)[:, :shared], world.learner.start.numpy()
+        honest = sent
+        if self.siege is not None:
+            sent = self.siege.sent(sent, method.sent(self.state, self.state)[:, :shared], world, t)
+        arrived = method.wire.deliver(world, sent, t)
+        far = distances(arrived.numpy(), start)
+        own = far if self.siege is None else distances(honest.numpy(), start)
+        meeting = meeting.only(plausible(far[meeting.by], own[meeting.to]), np.isfinite(far))
         listeners = np.bincount(meeting.by, minlength=world.n)
         notes = method.note(world, after, listeners)
         heard = Heard(meeting.to, meeting.by, arrived, notes, opinion)
         learned = method.learn(world, self.state, after, heard, t)
         degrees = np.bincount(meeting.to, minlength=world.n)
         outcome = Outcome(traffic, degrees, meeting.rest, meeting.trail, learned.answers)
-        return replace(self, state=learned.state, unpaid=False), outcome
+        siege = None if self.siege is None else self.siege.hear(arrived, meeting.to, meeting.by)
+        return replace(self, state=learned.state, unpaid=False, siege=siege), outcome
 
     def _meet(self, opinion: Opinion, t: int) -> _Meeting:
         """Who hears whom, and what was said to find that out."""
@@ -163,3 +187,12 @@ class _Meeting:
     rest: NDArray[np.int8]
     said: Traffic
     trail: Decisions | None = None
+
+    def only(self, trusted: NDArray[np.bool_], finite: NDArray[np.bool_]) -> _Meeting:
+        """Without the links whose weights were not let in; finite: (n,) whether a center sent numbers."""
+        if trusted.all():
+            return self
+        to, by = self.to[~trusted], self.by[~trusted]
+        refused = refusals(to, by, finite[by])
+        trail = refused if self.trail is None else refused.after(self.trail)
+        return replace(self, to=self.to[trusted], by=self.by[trusted], trail=trail)

@@ -31,6 +31,7 @@ from abps.learn.native.network import BLAS
 from abps.learn.training import Learner
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
+from abps.simulator.attacks import Attack, besieged, honest
 from abps.simulator.result import Bytes, History, RestShares, Run, accuracy
 from abps.simulator.rounds import Course, Outcome
 from abps.stats.guarantees import Standing, standing
@@ -57,6 +58,7 @@ def simulate(
     device: str = "cpu",
     progress: Progress | None = None,
     name: str | None = None,
+    attack: str | Attack | None = None,
 ) -> Run:
     """One method, one seed.
 
@@ -66,6 +68,7 @@ def simulate(
     device: where centers train and predict: cpu, cuda, cuda:1 and so on, mps, or auto (a GPU where there is
     one). Devices round otherwise, so the result says which one it was.
     name: what the result calls the method; default: its catalog name, or the configuration's class.
+    attack: members that attack, as ``"sign-flip:share=0.2"`` (:mod:`abps.simulator.attacks`).
     """
     began = time.perf_counter()
     if seed < 0:
@@ -78,23 +81,31 @@ def simulate(
     config = configure(method, settings, rounds)
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
     source = timeline(federation, seed, config.stop.rounds, config.training.standardise)
-    data = source.at(1)
+    window = data = source.at(1)
+    ids = streams.center_ids(data.centers)
+    siege = None if attack is None else besieged(attack, seed, ids)
+    if siege is not None:
+        data = siege.attack.on_rows(data, siege.who)
     training, factory = config.training, model or config.training.model
     learner: Learner = (
         LoopLearner(data, training, factory, seed)
         if engine == "debug"
         else StackedLearner(data, training, factory, seed, place)
     )
-    world = World(learner, data, streams.center_ids(data.centers), seed, config.stop.rounds)
+    world = World(learner, data, ids, seed, config.stop.rounds)
 
-    course = Course.start(config, world)
+    course = Course.start(config, world, siege)
     track = Track(data.centers)
     best = course.state
     # A core each: on products this small threads would wait for each other, and round otherwise.
     with BLAS.limit(limits=1):
         for t in range(1, config.stop.rounds + 1):
-            if source.at(t) is not data:
-                data = source.at(t)
+            if source.at(t) is not window:
+                if siege is not None:
+                    raise RequestError(
+                        "attack: choose a federation that does not change while it is attacked"
+                    )
+                window = data = source.at(t)
                 course = course.on(replace(world, data=data, learner=world.learner.on(data)), t)
             course, outcome = course.round(t)
             if track.add(course, outcome):
@@ -116,7 +127,7 @@ def simulate(
         data=replace(federation.about(), features=data.width),
         config=describe(config),
         device=device_name(place),
-        auroc=accuracy(data.centers, auroc(logits, labels), track.test[track.best - 1]),
+        auroc=accuracy(data.centers, auroc(logits, labels), track.test[track.best - 1], honest(siege)),
         auprc=accuracy(data.centers, auprc(logits, labels)),
         brier=accuracy(data.centers, brier(logits, labels)),
         bytes=Bytes(

@@ -1,0 +1,191 @@
+"""Members that attack: what they change before it reaches others.
+
+An attack changes one of three things: the rows an attacker trains on, what it publishes of itself, or the
+weights that it sends. Results are told of the honest centers.
+
+* ``label-flip``: trains on swapped labels.  ``poison``: every third row gets the largest values and the other
+  label.
+* ``sign-flip``: sends its step from the common start backwards.  ``scale``: many times as far.  ``random``:
+  noise as large as a step.  ``nan``: no numbers.  ``huge``: in one round, weights of 900,000.
+* ``free-rider``: sends what it had before training.  ``copy``: sends what it last received.
+* ``liar``: publishes the average of what honest centers publish, to look like everybody's friend, and sends
+  backwards.  ``clique``: attackers publish one and the same vector, and send backwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from abps.core import streams
+from abps.core.errors import RequestError, nearest
+from abps.data.prepare import Prepared, Rows
+from abps.methods.base import Ints, World
+
+Name = Literal[
+    "label-flip",
+    "sign-flip",
+    "scale",
+    "random",
+    "nan",
+    "huge",
+    "free-rider",
+    "copy",
+    "liar",
+    "clique",
+    "poison",
+]
+NAMES: tuple[str, ...] = get_args(Name)
+
+#: What turns a model around.
+BACKWARDS = ("sign-flip", "liar", "clique")
+
+
+@dataclass(frozen=True)
+class Attack:
+    """share: of centers that attack, drawn by the seed.  strength: how many times as far a model is sent.
+
+    round: of the one huge message.
+    """
+
+    name: Name
+    share: float = 0.2
+    strength: float = 10.0
+    round: int = 3
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise RequestError(
+                f"there is no attack {self.name!r}{nearest(self.name, NAMES)}; choose {', '.join(NAMES)}"
+            )
+        if not 0 < self.share < 1:
+            raise RequestError(f"share={self.share}: a share of the centers, choose between 0 and 1")
+
+    def attackers(self, seed: int, ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """(n,) who attacks: the same centers whatever the method; at least one, never all."""
+        draw = streams.uniforms(seed, "attack", 0, ids)
+        count = min(max(1, round(self.share * len(ids))), len(ids) - 1)
+        chosen = np.zeros(len(ids), dtype=bool)
+        chosen[np.argsort(draw, kind="stable")[:count]] = True
+        return chosen
+
+    def on_rows(self, data: Prepared, who: NDArray[np.bool_]) -> Prepared:
+        """The federation as its attackers see it: their training rows are changed, nobody's others."""
+        if self.name not in ("label-flip", "poison"):
+            return data
+        train = data.train
+        mine = np.repeat(who, train.sizes)
+        x, y = train.x.copy(), train.y.copy()
+        if self.name == "poison":
+            # Every third row: an extreme patient with the other outcome.
+            mine &= np.arange(len(mine)) % 3 == 0
+            x[mine] = np.abs(train.x).max(axis=0)
+        y[mine] = 1.0 - y[mine]
+        return replace(data, train=Rows(x, y, train.start))
+
+    def on_published(self, vectors: NDArray[np.float64], who: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """(n, k) what is published when attackers lie about themselves."""
+        if self.name not in ("liar", "clique") or not vectors.size:
+            return vectors
+        told = vectors.copy()
+        honest = vectors[~who]
+        told[who] = honest.mean(axis=0) if self.name == "liar" else honest[0]
+        return told
+
+    def on_sent(
+        self,
+        sent: Tensor,
+        before: Tensor,
+        heard: Tensor | None,
+        start: Tensor,
+        who: NDArray[np.bool_],
+        seed: int,
+        t: int,
+        ids: NDArray[np.uint64],
+    ) -> Tensor:
+        """(n, shared) what leaves when attackers send something else.
+
+        sent: what honest centers would send.  before: models at the start of the round.
+        heard: (n, shared) what each center last received, if anybody did.  start: (shared,).
+        """
+        spoiled = sent.clone()
+        for i in np.flatnonzero(who).tolist():
+            if self.name in BACKWARDS:
+                spoiled[i] = 2 * start - sent[i]
+            elif self.name == "scale":
+                spoiled[i] = start + self.strength * (sent[i] - start)
+            elif self.name == "random":
+                size = float((sent[i] - start).square().mean().sqrt())
+                noise = streams.generator(seed, "attack", t, int(ids[i])).standard_normal(sent.shape[1])
+                spoiled[i] = start + size * torch.from_numpy(noise.astype(np.float32))
+            elif self.name == "nan":
+                spoiled[i] = float("nan")
+            elif self.name == "huge" and t == self.round:
+                signs = streams.generator(seed, "attack", t, int(ids[i])).integers(0, 2, sent.shape[1])
+                spoiled[i] = torch.from_numpy((9e5 * (2.0 * signs - 1.0)).astype(np.float32))
+            elif self.name == "free-rider":
+                spoiled[i] = before[i]
+            elif self.name == "copy" and heard is not None:
+                spoiled[i] = heard[i]
+        return spoiled
+
+
+@dataclass(frozen=True, eq=False)
+class Siege:
+    """An attack under way.
+
+    who: (n,) the attackers.  heard: (n, shared) what each center last received.
+    """
+
+    attack: Attack
+    who: NDArray[np.bool_]
+    heard: Tensor | None = None
+
+    def published(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(n, k) what members publish of themselves."""
+        return self.attack.on_published(vectors, self.who)
+
+    def sent(self, sent: Tensor, before: Tensor | None, world: World, t: int) -> Tensor:
+        """(n, shared) what leaves the centers."""
+        start = torch.zeros(sent.shape[1])
+        known = min(len(start), len(world.learner.start))
+        start[:known] = world.learner.start[:known]
+        then = start.expand(len(sent), -1) if before is None else before
+        return self.attack.on_sent(sent, then, self.heard, start, self.who, world.seed, t, world.ids)
+
+    def hear(self, arrived: Tensor, to: Ints, by: Ints) -> Siege:
+        """The siege after a round: attackers keep what they received."""
+        heard = arrived.clone() if self.heard is None else self.heard.clone()
+        heard[torch.from_numpy(to)] = arrived[torch.from_numpy(by)]
+        return replace(self, heard=heard)
+
+
+def parse(text: str) -> Attack:
+    """``sign-flip:share=0.2,strength=5`` as an attack."""
+    name, _, rest = text.partition(":")
+    settings: dict[str, float] = {}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if key not in ("share", "strength", "round") or not equals:
+            raise RequestError(f"attack {text!r}: {pair!r} is no setting; choose share, strength or round")
+        try:
+            settings[key] = int(value) if key == "round" else float(value)
+        except ValueError as error:
+            raise RequestError(f"attack {text!r}: {value!r} is not a number") from error
+    return Attack(name, **settings)  # type: ignore[arg-type]
+
+
+def besieged(attack: str | Attack, seed: int, ids: NDArray[np.uint64]) -> Siege:
+    """An attack on these centers."""
+    how = parse(attack) if isinstance(attack, str) else attack
+    return Siege(how, how.attackers(seed, ids))
+
+
+def honest(siege: Siege | None) -> NDArray[np.bool_] | None:
+    """(n,) who does not attack; nothing where nobody does."""
+    return None if siege is None else ~siege.who

@@ -1,0 +1,119 @@
+"""Members that attack: who they are, what they change, and what never gets in."""
+
+import numpy as np
+import pytest
+import torch
+
+import abps
+from abps.core.errors import RequestError
+from abps.core.streams import center_ids
+from abps.simulator.attacks import NAMES, Attack, parse
+
+SMALL = {"hidden": (8, 4)}
+
+
+@pytest.fixture(scope="module")
+def icu():
+    return abps.load("icu-synthetic:centers=16,stays=1600")
+
+
+def ids(count):
+    return center_ids([f"h{k}" for k in range(count)])
+
+
+def test_a_share_of_the_centers_attacks_the_same_ones_whatever_the_order():
+    names = [f"h{k}" for k in range(30)]
+    who = Attack("sign-flip", share=0.2).attackers(7, center_ids(names))
+    again = Attack("huge", share=0.2).attackers(7, center_ids(names[::-1]))
+    assert who.sum() == 6
+    assert (who == again[::-1]).all()
+    assert Attack("nan", share=0.01).attackers(7, ids(4)).sum() == 1
+    assert Attack("nan", share=0.99).attackers(7, ids(4)).sum() == 3
+
+
+def test_what_is_sent_by_each_attack():
+    start, sent, before = torch.full((3,), 1.0), torch.full((2, 3), 3.0), torch.full((2, 3), 2.0)
+    heard, who = torch.full((2, 3), 9.0), np.array([True, False])
+
+    def spoiled(name, t=3):
+        out = Attack(name).on_sent(sent, before, heard, start, who, 5, t, ids(2))
+        assert torch.equal(out[1], sent[1])  # honest ones send what they have
+        return out[0].tolist()
+
+    assert spoiled("sign-flip") == spoiled("liar") == spoiled("clique") == [-1.0] * 3
+    assert spoiled("scale") == [21.0] * 3
+    assert np.isnan(spoiled("nan")).all()
+    assert spoiled("free-rider") == [2.0] * 3
+    assert spoiled("copy") == [9.0] * 3
+    assert np.abs(spoiled("huge")).tolist() == [9e5] * 3
+    assert spoiled("huge", t=4) == [3.0] * 3
+    assert spoiled("random") != [3.0] * 3
+    assert spoiled("label-flip") == [3.0] * 3
+
+
+def test_only_the_attackers_training_rows_change(ready):
+    who = np.arange(ready.size) == 1
+    flipped = Attack("label-flip").on_rows(ready, who)
+    for i in range(ready.size):
+        mine, theirs = ready.train.only(i), flipped.train.only(i)
+        assert np.array_equal(theirs.y, 1 - mine.y if i == 1 else mine.y)
+        assert np.array_equal(theirs.x, mine.x)
+    assert flipped.test is ready.test
+    poisoned = Attack("poison").on_rows(ready, who)
+    changed = (poisoned.train.x != ready.train.x).any(axis=1)
+    start = ready.train.start
+    assert changed[start[1] : start[2]].any()
+    assert not changed[: start[1]].any()
+
+
+def test_liars_publish_what_is_not_theirs():
+    told = np.arange(8.0).reshape(4, 2)
+    who = np.array([True, True, False, False])
+    liars = Attack("liar").on_published(told, who)
+    assert np.array_equal(liars[0], told[2:].mean(axis=0))
+    clique = Attack("clique").on_published(told, who)
+    assert np.array_equal(clique[0], clique[1])
+    assert np.array_equal(clique[2:], told[2:])
+
+
+@pytest.mark.parametrize("attack", ["nan", "huge"])
+@pytest.mark.parametrize("method", ["random-k1", "fedavg", "abps-pq-k1", "gossip", "scaffold"])
+def test_what_is_no_model_gets_in_nowhere(icu, method, attack):
+    """One such message ruined the models of all: now none of it arrives."""
+    run = abps.simulate(icu, method, seed=11, rounds=5, settings=SMALL, attack=attack)
+    assert torch.isfinite(run.models).all()
+    assert run.models.abs().max() < 10.0
+
+
+def test_refusals_are_in_the_audit_trail(icu):
+    run = abps.simulate(icu, "random-k1", seed=11, rounds=4, settings=SMALL, attack="nan:share=0.25")
+    rows = run.decisions.filter(run.decisions["decision"] == "refused")
+    assert rows.height > 0
+    assert set(rows["reason"]) == {"not finite"}
+    assert np.isfinite(run.auroc.honest_mean)
+
+
+def test_without_an_attack_nothing_is_refused_and_nobody_is_called_honest(icu):
+    run = abps.simulate(icu, "random-k1", seed=11, rounds=3, settings=SMALL)
+    assert run.decisions.filter(run.decisions["decision"] == "refused").height == 0
+    assert run.to_json()["auroc"]["honest_mean"] is None
+
+
+def test_attacks_by_their_words():
+    assert parse("sign-flip:share=0.3,strength=2") == Attack("sign-flip", 0.3, 2.0)
+    assert parse("huge:round=7").round == 7
+    assert {parse(name).name for name in NAMES} == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("sign-flop", "did you mean"),
+        ("scale:by=3", "no setting"),
+        ("scale:share=x", "not a number"),
+        ("scale:share=1", "between 0 and 1"),
+    ],
+)
+def test_what_is_no_attack_is_said_in_a_sentence(words, why):
+    with pytest.raises(RequestError, match=why):
+        parse(words)
