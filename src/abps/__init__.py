@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from abps.data.federation import Federation as Federation
     from abps.data.table import load as load
     from abps.data.table import read_table as read_table
+    from abps.fitted.folder import load_model as load_model
     from abps.methods.base import Method as Method
     from abps.methods.catalog import CATALOG as CATALOG
     from abps.methods.catalog import find as find
@@ -43,6 +44,7 @@ _OFFERED = {
     "compare": "abps.report.comparison",
     "find": "abps.methods.catalog",
     "load": "abps.data.table",
+    "load_model": "abps.fitted.folder",
     "load_run": "abps.simulator.output",
     "load_study": "abps.report.comparison",
     "read_table": "abps.data.table",

@@ -32,6 +32,18 @@ def _compare(app: typer.Typer) -> None:
     compare.register(app)
 
 
+def _fit(app: typer.Typer) -> None:
+    from abps.cli import fit_command as fit
+
+    fit.register(app)
+
+
+def _predict(app: typer.Typer) -> None:
+    from abps.cli import predict_command as predict
+
+    predict.register(app)
+
+
 def _report(app: typer.Typer) -> None:
     from abps.cli import report_command as report
 
@@ -92,6 +104,8 @@ COMMANDS: Final[dict[str, Callable[[typer.Typer], None]]] = {
     "check": _check,
     "run": _run,
     "compare": _compare,
+    "fit": _fit,
+    "predict": _predict,
     "report": _report,
     "methods": _methods,
     "cohort": _cohort,

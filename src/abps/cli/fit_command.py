@@ -1,0 +1,108 @@
+"""``abps fit``: the final models, one folder per center."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from abps.cli import options
+from abps.cli.check_command import announce
+from abps.core.errors import RequestError
+from abps.fitted.card import area_words, estimate_words
+from abps.fitted.fit import fit as fit_models
+from abps.fitted.handover import check_new, write_models
+from abps.methods.settings import configure
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("fit")(fit)
+
+
+def fit(
+    method: Annotated[str, typer.Option(help="A method's name; `abps methods` lists them.")],
+    out: options.Out,
+    data: options.Data = "icu-synthetic",
+    seed: Annotated[int, typer.Option(help="Splits, initial weights and every other draw.")] = 11,
+    rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the method's own number.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting of the method: --set gamma=0.5.")
+    ] = None,
+    parts: Annotated[
+        str, typer.Option(help="Columns to tell parts of the cohort apart by, besides sex and age.")
+    ] = "",
+    leave_centers_out: Annotated[
+        int,
+        typer.Option(help="Also try the models on centers that stayed away, in so many groups (0: no)."),
+    ] = 0,
+    label: options.Label = None,
+    center: options.Center = None,
+    patient: options.Patient = None,
+    time: options.Time = None,
+    group: options.Group = None,
+    drop: options.Drop = "",
+    keep: options.Keep = "",
+    positive: options.Positive = None,
+    strict: options.Strict = False,
+    min_stays: options.MinStays = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make the models that hospitals would use, from all rows, each with its model card.
+
+    Every center gets a folder: weights, codebook, recalibration, thresholds, model.onnx (with abps[onnx]),
+    card.html and card.md. How good they are is measured first, on rows that they had not seen.
+
+    Example: abps fit --method abps-plus --data stays.csv --label died --center hospital --out models
+    """
+    config = configure(method, options.settings(set_ or []), rounds)
+    if seed < 0:
+        raise RequestError(f"--seed {seed}: choose a whole number from 0")
+    check_new(out)
+    federation = options.federation(
+        data, label, center, patient, time, group, drop, min_stays, keep=keep, positive=positive
+    )
+    announce(federation.notes, strict)
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(method, total=config.stop.rounds)
+        fitted = fit_models(
+            federation,
+            config,
+            seed,
+            parts=options.split(parts),
+            leave_out=leave_centers_out,
+            progress=lambda t, _most, _value: bar.update(task, completed=t),
+            name=method,
+        )
+    folders = write_models(fitted, out)
+    overall = fitted.overall
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "method": method,
+                    "seed": seed,
+                    "folders": {center: str(path) for center, path in folders.items()},
+                    "auroc": overall.area.value if overall.area.told else None,
+                    "events": overall.events,
+                    "slope": overall.calibration.slope.value if overall.calibration.slope else None,
+                }
+            )
+        )
+        return
+    told = Console(highlight=False, markup=False, soft_wrap=True)
+    told.print(f"{len(folders)} models in {out}, a folder for each center")
+    told.print(f"test rows of all centers: {overall.rows:,}, events {overall.events:,}")
+    told.print(f"AUROC {area_words(overall.area)}; slope {estimate_words(overall.calibration.slope)}")
+    first = next(iter(folders.values()))
+    told.print(f"read {first}/card.html, then: abps predict --model {first} --data new.csv --out p.parquet")

@@ -1,0 +1,72 @@
+"""``abps predict``: probabilities for new rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import polars as pl
+import typer
+from rich.console import Console
+
+from abps import files
+from abps.cli import options
+from abps.cli.check_command import repair_words
+from abps.core.errors import RequestError, nearest
+from abps.data.reading import read_raw
+from abps.fitted.folder import load_model
+from abps.fitted.inputs import readable
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("predict")(predict)
+
+
+def predict(
+    model: Annotated[Path, typer.Option(help="A center's folder that `abps fit` has written.")],
+    data: Annotated[Path, typer.Option(help="A CSV or Parquet file with the columns the model needs.")],
+    out: Annotated[Path, typer.Option(help="The file to write: .parquet or .csv.")],
+    carry: Annotated[
+        str, typer.Option(help="Columns to carry over, such as an identifier, separated by commas.")
+    ] = "",
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Predict although columns are out of range.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Give every row of a table its probability.
+
+    Columns are mended by the same rules as in `abps check`. A column that is missing, of another type or out
+    of the range that the model has learned in stops with a sentence.
+
+    Example: abps predict --model models/north --data new.csv --out p.parquet
+    """
+    if out.suffix not in (".parquet", ".csv"):
+        raise RequestError(f"--out {out}: end it in .parquet or .csv")
+    fitted = load_model(model)
+    table = read_raw(data).frame
+    carried = options.split(carry)
+    for name in carried:
+        if name not in table.columns:
+            raise RequestError(f"--carry {name}: no such column{nearest(name, table.columns)}")
+    found = readable(table, fitted.book, fitted.ranges, fitted.center, anyway)
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    for repair in found.repairs:
+        console.print(f"mended: {repair_words(repair)}")
+    for sentence in found.warnings:
+        console.print(f"warning: {sentence}", style="yellow")
+    p = fitted.probabilities(found.features)
+    result = pl.DataFrame(
+        [
+            pl.Series("row", range(len(p)), dtype=pl.Int64),
+            *(table[name] for name in carried if name not in ("row", "probability")),
+            pl.Series("probability", p),
+        ]
+    )
+    files.write_with(out, result.write_csv if out.suffix == ".csv" else result.write_parquet)
+    if as_json:
+        print(json.dumps({"rows": len(p), "mean": float(p.mean()), "out": str(out)}))
+    else:
+        print(f"{len(p):,} rows, mean probability {p.mean():.3f}: {out}")

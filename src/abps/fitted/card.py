@@ -1,0 +1,437 @@
+"""The model card of one center: what the model is for, what it was made from, how good it is, where it ends.
+
+It follows the items of TRIPOD+AI (the reporting guideline for prediction models) that a program can answer;
+what only people can answer is asked for in so many words, never filled in.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from abps.fitted.charts import Line, chart
+from abps.fitted.curves import Effect, effects
+from abps.fitted.evaluation import Evaluation
+from abps.fitted.fit import Fitted
+from abps.fitted.model import FittedModel
+from abps.stats.calibration import Estimate
+from abps.stats.net_benefit import Share
+from abps.stats.roc import Area
+from abps.stats.subgroups import Part
+
+#: Curves that the card itself shows; all are in the folder.
+SHOWN_CURVES = 12
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing, and the file that it is stored in."""
+
+    svg: str
+    file: str
+    words: str
+
+
+Block = Text | Grid | Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what stands under it.  items: the items of TRIPOD+AI that it answers."""
+
+    title: str
+    items: str
+    blocks: tuple[Block, ...]
+
+
+def card(fitted: Fitted, model: FittedModel) -> list[Section]:
+    """The card of one center's model."""
+    own, every = fitted.evaluations[model.center], fitted.overall
+    return [
+        _use(fitted, model),
+        _cohort(fitted, model),
+        _predictors(model),
+        _making(fitted, model),
+        _performance(own, every, model),
+        _calibration(own, every, model),
+        _decisions(own, every),
+        _subgroups(fitted),
+        *_outsiders(fitted),
+        *_curves(model),
+        _limits(fitted, model),
+    ]
+
+
+def _use(fitted: Fitted, model: FittedModel) -> Section:
+    words = (
+        f"The model gives the probability that {model.label!r} is {model.positive!r} for a new stay at "
+        f"{model.center}, from {len(model.needs)} columns that a table of stays has. It was made together "
+        f"with {fitted.federation.size - 1} other centers by the method {fitted.method}."
+    )
+    ask = (
+        "To be filled in by the people who answer for it: for whom the prediction is meant, at what moment "
+        "of the stay it is made, what is done differently because of it, and who must not rely on it. It "
+        "supports people who decide; it does not decide. It is no medical device unless "
+        "somebody has had it approved."
+    )
+    return Section("Intended use", "1, 3, 4", (Text(words), Text(ask)))
+
+
+def _cohort(fitted: Fitted, model: FittedModel) -> Section:
+    federation, notes = fitted.federation, fitted.federation.notes
+    mine = federation.center == federation.centers.index(model.center)
+    rows = [("stays of this center", number(mine.sum()), number(federation.label[mine].sum()))]
+    if notes is not None:
+        flow = [
+            ("rows in the table", number(notes.rows), ""),
+            ("rows that repeat another, taken once", number(notes.copies), ""),
+            (
+                f"rows of {len(notes.left_out)} centers that take no part",
+                number(sum(o.rows for o in notes.left_out)),
+                "",
+            ),
+            (f"rows of {federation.size} centers", number(federation.rows), number(federation.label.sum())),
+        ]
+        rows = [*flow, *rows]
+    about = model.about
+    learned, kept = about["rows"], about["events"]
+    rows += [
+        ("… of these learned from", number(learned["learned"]), number(kept["learned"])),
+        ("… of these to judge and calibrate by", number(learned["validation"]), number(kept["validation"])),
+    ]
+    blocks: list[Block] = [
+        Text(
+            f"Source: {federation.name}. Outcome: {model.label!r} is {model.positive!r}. The table does not "
+            "say how stays were chosen, over which years, and how the outcome was ascertained: add it here."
+        ),
+        Grid(("flow", "rows", "events"), tuple(rows)),
+    ]
+    if notes is not None and notes.repairs:
+        lines = tuple((r.column, r.rule, number(r.cells)) for r in notes.repairs)
+        blocks.append(Grid(("column mended", "by the rule", "cells"), lines))
+    if notes is not None and notes.warnings:
+        blocks.append(Text("Warnings of the check: " + "; ".join(notes.warnings) + "."))
+    return Section("Cohort and flow", "5, 6, 8, 20", tuple(blocks))
+
+
+def _predictors(model: FittedModel) -> Section:
+    kinds: dict[str, list[str]] = {}
+    for column in model.book.columns:
+        word = {
+            "number": "number",
+            "flag": "yes/no",
+            "missing": "whether missing",
+            "level": f"is {column.level!r}",
+        }
+        kinds.setdefault(column.source, []).append(word[column.kind])
+    rows = []
+    for source, words in kinds.items():
+        span = model.ranges.get(source)
+        rows.append((source, ", ".join(words), "" if span is None else f"{span.low:.4g} to {span.high:.4g}"))
+    gaps = (
+        "A gap in a number is filled with the value agreed on (the mean), and where gaps are frequent a "
+        "column tells that there was one. A level that was not learned counts as none of the known. Numbers "
+        "outside the range are refused or reported, not silently used."
+    )
+    return Section(
+        "Predictors and missing values",
+        "7, 11",
+        (Grid(("column", "read as", "expected range"), tuple(rows)), Text(gaps)),
+    )
+
+
+def _making(fitted: Fitted, model: FittedModel) -> Section:
+    run = fitted.final
+    words = (
+        f"Method {fitted.method}, {run.rounds} rounds, seed {run.seed}. No row left its center: models and "
+        f"small summaries were exchanged, {number(run.bytes.directed)} bytes in all, {run.partners_mean:.2f} "
+        "partners per center and round on average. The model has "
+        f"{number(sum(v.size for v in model.network.tensors().values()))} numbers. Every setting stands in "
+        "model.json."
+    )
+    again = {
+        "none": "The validation rows gave no reason to recalibrate.",
+        "intercept": "The level of the probabilities was shifted on validation rows.",
+        "intercept and slope": "Level and spread of the probabilities were refitted on validation rows.",
+    }[model.recalibration.kind]
+    held = (
+        "How good the models are was measured on test rows by a first run that had not seen them; the models "
+        "here come from a second run that learned from those rows too."
+    )
+    return Section("How it was made", "10, 12, 18", (Text(words), Text(again), Text(held)))
+
+
+def _performance(own: Evaluation, every: Evaluation, model: FittedModel) -> Section:
+    rows = tuple(
+        (name, number(e.rows), number(e.events), area_words(e.area), decimal(e.brier))
+        for name, e in ((model.center, own), ("all centers, each by its own model", every))
+    )
+    words = (
+        "95 % intervals by DeLong. With fewer than 5 events or non-events nothing is told. Brier score: mean "
+        "squared error of the probabilities."
+    )
+    return Section(
+        "Performance on rows that were not learned from",
+        "12, 23",
+        (Grid(("rows of", "rows", "events", "AUROC", "Brier score"), rows), Text(words)),
+    )
+
+
+def _calibration(own: Evaluation, every: Evaluation, model: FittedModel) -> Section:
+    rows = tuple(
+        (
+            name,
+            number(e.calibration.observed),
+            decimal(e.calibration.expected, 1),
+            estimate_words(e.calibration.in_the_large),
+            estimate_words(e.calibration.slope),
+            "cannot tell" if e.curve is None else decimal(e.curve.error),
+        )
+        for name, e in ((model.center, own), ("all centers", every))
+    )
+    right = ("in the large (0 is right)", "slope (1 is right)", "mean distance (0 is right)")
+    header = ("rows of", "events", "expected", *right)
+    blocks: list[Block] = [Grid(header, rows)]
+    curve = own.curve or every.curve
+    if curve is not None:
+        whose = model.center if own.curve is not None else "all centers"
+        ends = np.array([float(min(curve.at.min(), curve.observed.min())), float(curve.at.max())])
+        lines = [
+            Line("observed", curve.at, curve.observed, curve.low, curve.high),
+            Line("right", ends, ends, dashed=True),
+        ]
+        svg = chart(lines, "probability told", "share of events", f"Calibration of {whose}")
+        blocks.append(Figure(svg, "calibration.svg", f"Smooth calibration curve, {whose}; dashed: right."))
+    return Section("Calibration", "12, 23", tuple(blocks))
+
+
+def _decisions(own: Evaluation, every: Evaluation) -> Section:
+    rows = []
+    for name, at in every.thresholds.items():
+        shares = (at.called, at.sensitivity, at.specificity, at.positive_value, at.negative_value)
+        rows.append((f"{decimal(at.threshold)} ({name})", *(share_words(s) for s in shares)))
+    header = ("threshold", "called", "sensitivity", "specificity", "positive value", "negative value")
+    blocks: list[Block] = [
+        Grid(header, tuple(rows)),
+        Text("Thresholds were chosen on validation rows of all centers; the numbers are of their test rows."),
+    ]
+    if every.decisions is not None and every.events:
+        d = every.decisions
+        least = -0.02
+        lines = [
+            Line("model", d.thresholds, np.maximum(d.model, least)),
+            Line("call everybody", d.thresholds, np.maximum(d.everyone, least), dashed=True),
+            Line("call nobody", d.thresholds, np.zeros(len(d.thresholds)), dashed=True),
+        ]
+        svg = chart(lines, "threshold", "net benefit", "Decision curve of all centers")
+        words = "Net benefit of acting at a threshold; gray: call everybody, orange: call nobody."
+        blocks.append(Figure(svg, "decisions.svg", words))
+    return Section("Decisions and thresholds", "12, 23", tuple(blocks))
+
+
+def _subgroups(fitted: Fitted) -> Section:
+    rows: list[tuple[str, ...]] = []
+    for column, parts in fitted.parts.items():
+        rows += [(column, *part_words(part)) for part in parts]
+    words = (
+        "All centers, each row by its own center's model. A part with fewer than 10 rows or 5 events or "
+        "non-events is hidden; where one alone would be, so is the next smallest."
+    )
+    if not rows:
+        nothing = "The table has no column for sex or age, and no other was asked for (`--parts COL,COL`)."
+        return Section("Parts of the cohort", "14, 23", (Text(nothing),))
+    header = ("column", "part", "rows", "events", "AUROC", "observed / expected")
+    return Section("Parts of the cohort", "14, 23", (Grid(header, tuple(rows)), Text(words)))
+
+
+def _outsiders(fitted: Fitted) -> list[Section]:
+    if not fitted.outsiders:
+        return []
+    told = [o for o in fitted.outsiders if o.evaluation.area.told]
+    rows = tuple(
+        (
+            o.center,
+            number(o.evaluation.events),
+            area_words(o.evaluation.area),
+            estimate_words(o.evaluation.calibration.in_the_large),
+        )
+        for o in fitted.outsiders
+    )
+    words = (
+        "Each center in turn (or in groups) stayed away, the others made a model, and the mean of their "
+        "models was tried on all rows of the center that stayed away, without any recalibration. "
+        f"{len(told)} of {len(fitted.outsiders)} centers have enough events to tell."
+    )
+    header = ("center that stayed away", "events", "AUROC", "in the large")
+    return [Section("A hospital that did not take part", "23, 26", (Text(words), Grid(header, rows)))]
+
+
+def _curves(model: FittedModel) -> list[Section]:
+    found = effects(model)
+    if not found:
+        return []
+    blocks: list[Block] = [
+        Text(
+            "The model adds up what each column says. A curve shows what a value adds to the log odds, "
+            "against the value at which the column is on average; below zero speaks against the event. "
+            "Ordered by how much a column moves the log odds."
+        ),
+        Grid(
+            ("column", "adds to the log odds"),
+            tuple((e.name, f"{e.amount:+.3f}") for e in found if e.curve is None),
+        ),
+    ]
+    for effect in [e for e in found if e.curve is not None][:SHOWN_CURVES]:
+        blocks.append(Figure(draw(effect), f"{effect.file}.svg", effect.name))
+    return [Section("What every column says", "15, 22", tuple(blocks))]
+
+
+def draw(effect: Effect) -> str:
+    """The curve of one column."""
+    assert effect.curve is not None
+    at, adds = effect.curve
+    return chart([Line(effect.name, at, adds)], effect.name, "added log odds", effect.name, effect.knots)
+
+
+def _limits(fitted: Fitted, model: FittedModel) -> Section:
+    own = fitted.evaluations[model.center]
+    lines = [
+        "It was measured on stays of the same centers and years as it was made from. Elsewhere and later it "
+        "may be worse: check calibration on own rows before use, and again when practice changes.",
+        "It finds what goes together with the outcome, not what causes it: changing a column need not change "
+        "the risk.",
+    ]
+    if not own.area.told:
+        lines.append(
+            f"On the test rows of {model.center} there are {own.area.events} events: too few to say how good "
+            "it is there. The numbers of all centers are no proof for this one."
+        )
+    if model.recalibration.kind != "none":
+        lines.append("It was recalibrated on few rows; the shift itself is uncertain.")
+    versions = ", ".join(f"{name} {value}" for name, value in model.about["versions"].items())
+    blocks = (*(Text(line) for line in lines), Text(f"Made with {versions}."))
+    return Section("Limits and versions", "18, 24, 25, 26", blocks)
+
+
+def number(value: float) -> str:
+    """A count with thousands apart."""
+    return f"{int(value):,}"
+
+
+def decimal(value: float, digits: int = 3) -> str:
+    """A number, or a dash where there is none."""
+    return "–" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def area_words(area: Area) -> str:
+    """An area with its interval, or why there is none."""
+    if not area.told:
+        return f"cannot tell: {area.events} events, {area.others} non-events"
+    return f"{area.value:.3f} ({area.low:.3f} to {area.high:.3f})"
+
+
+def estimate_words(estimate: Estimate | None) -> str:
+    """An estimate with its interval."""
+    if estimate is None:
+        return "cannot tell"
+    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
+
+
+def share_words(share: Share) -> str:
+    """A share with its interval."""
+    return "–" if share.of == 0 else f"{share.value:.0%} ({share.low:.0%} to {share.high:.0%})"
+
+
+def part_words(part: Part) -> tuple[str, ...]:
+    """The cells of one part of the cohort."""
+    if part.area is None or part.calibration is None or part.rows is None:
+        return part.name, "hidden", "hidden", part.hidden or "", ""
+    ratio = decimal(part.calibration.ratio, 2)
+    return part.name, number(part.rows), number(part.area.events), area_words(part.area), ratio
+
+
+def markdown(title: str, sections: Sequence[Section]) -> str:
+    """The card as Markdown; drawings are files beside it."""
+    lines = [f"# {_md(title)}", ""]
+    for section in sections:
+        lines += [f"## {_md(section.title)}", "", f"*TRIPOD+AI items {section.items}*", ""]
+        for block in section.blocks:
+            if isinstance(block, Text):
+                lines += [_md(block.words), ""]
+            elif isinstance(block, Figure):
+                lines += [f"![{_md(block.words)}]({block.file})", ""]
+            elif block.rows:
+                lines.append("| " + " | ".join(_md(h) for h in block.header) + " |")
+                lines.append("|" + "---|" * len(block.header))
+                lines += ["| " + " | ".join(_md(cell) for cell in row) + " |" for row in block.rows]
+                lines.append("")
+    return "\n".join(lines)
+
+
+def _md(text: str) -> str:
+    """Text that Markdown shows as it is: no tags, no bars, no links."""
+    plain = html.escape(" ".join(text.split()), quote=False)
+    for mark in ("\\", "|", "*", "_", "[", "]", "`"):
+        plain = plain.replace(mark, f"\\{mark}")
+    return plain
+
+
+_STYLE = (
+    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;"
+    "padding:0 1rem}table{border-collapse:collapse;margin:1rem 0;font-size:.9rem;display:block;overflow:auto}"
+    "th,td{border-bottom:1px solid #8886;padding:.3rem .6rem;text-align:left;vertical-align:top}"
+    "figure{margin:1rem 0;max-width:30rem}small{opacity:.75}h2{margin-top:2.2rem}"
+    "@media print{body{margin:0}section{break-inside:avoid}}"
+)
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """The card as one HTML page that needs nothing else."""
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body><main>",
+        f"<h1>{html.escape(title)}</h1>",
+    ]
+    for section in sections:
+        parts.append(f"<section><h2>{html.escape(section.title)}</h2>")
+        parts.append(f"<p><small>TRIPOD+AI items {html.escape(section.items)}</small></p>")
+        for block in section.blocks:
+            if isinstance(block, Text):
+                parts.append(f"<p>{html.escape(block.words)}</p>")
+            elif isinstance(block, Figure):
+                words = html.escape(block.words)
+                parts.append(f"<figure>{block.svg}<figcaption>{words}</figcaption></figure>")
+            elif block.rows:
+                head = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in block.header)
+                body = "".join(
+                    "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+                    for row in block.rows
+                )
+                parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+        parts.append("</section>")
+    parts.append("</main></body></html>\n")
+    return "".join(parts)

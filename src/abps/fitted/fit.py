@@ -1,0 +1,288 @@
+"""From a table to the models that hospitals would use.
+
+The method runs twice on the same federation. First with the usual three splits: its test rows say how good
+the models are, and nothing else looks at them. Then with the test rows among those that are learned from:
+these are the models that come out. The validation rows stay what they are in both runs: the method judges its
+peers there, and the recalibration and the thresholds are fitted there. So no row is idle, and no number on
+the card was made on rows that were learned from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook
+from abps.data.federation import Federation
+from abps.data.prepare import Prepared, Rows, prepare, side_by_side
+from abps.data.split import assign_splits, canonical_order
+from abps.data.statistics import Scale, Statistics
+from abps.fitted.evaluation import Evaluation, evaluate, groups_of
+from abps.fitted.inputs import ranges_of
+from abps.fitted.layers import Network, network_of
+from abps.fitted.model import FittedModel
+from abps.fitted.outsiders import Outsider, outsiders
+from abps.learn.batched import StackedLearner
+from abps.learn.metrics import brier, labels_of
+from abps.methods.base import Method
+from abps.methods.settings import configure
+from abps.simulator.result import Run, versions
+from abps.simulator.simulate import Progress, simulate
+from abps.stats.calibration import expit, recalibration
+from abps.stats.net_benefit import sensitive_threshold
+from abps.stats.subgroups import Part, subgroups
+
+Floats = NDArray[np.float64]
+
+#: The sensitivity that a threshold is chosen for.
+SENSITIVITY = 0.9
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What a fit gives.
+
+    models: one per center.  evaluations: by center, on test rows, of models that had not seen them; overall:
+    the same for all test rows together, each predicted by its own center's model.
+    parts: by column, performance in parts of the cohort.
+    probabilities: of every row by its own center's final model: row (of the federation), center, split
+    (learned from, or validation), run (as the run's own learner gives it), probability (recalibrated).
+    evaluated, final: the two runs.  outsiders: every center as one that stayed away, where asked for.
+    """
+
+    federation: Federation
+    method: str
+    models: tuple[FittedModel, ...]
+    evaluations: Mapping[str, Evaluation]
+    overall: Evaluation
+    parts: Mapping[str, list[Part]]
+    probabilities: pl.DataFrame
+    evaluated: Run
+    final: Run
+    outsiders: tuple[Outsider, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained:
+    """One run and what its models say: networks and log odds of all rows, in the order of ``rows``."""
+
+    data: Prepared
+    run: Run
+    networks: tuple[Network, ...]
+
+
+def fit(
+    federation: Federation,
+    method: str | Method,
+    seed: int = 11,
+    rounds: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    parts: Sequence[str] = (),
+    leave_out: int = 0,
+    progress: Progress | None = None,
+    name: str | None = None,
+) -> Fitted:
+    """The final models of a method, with their evaluation.
+
+    parts: columns of the table by which performance is told apart, besides sex and age where they are found.
+    leave_out: in how many groups centers stay away in turn, to see how their outsiders fare; 0: not at all.
+    """
+    config = configure(method, settings, rounds)
+    name = name or (method if isinstance(method, str) else type(method).__name__.lower())
+    if federation.era is not None:
+        raise RequestError("fit learns from all rows at once; leave the windows of time (eras) out")
+    known = federation.features.columns
+    for column in parts:
+        if column not in known:
+            raise RequestError(f"there is no column {column!r} to tell parts of the cohort apart by")
+    split = assign_splits(federation, seed)
+    first = _train(federation, config, name, seed, split, progress)
+    scored = _recalibrated(first, first.data.test)
+    labels = first.data.test
+    thresholds = _thresholds(_recalibrated(first, first.data.validation), first.data.validation.y)
+    evaluations = {
+        center: evaluate(_of(scored, labels, i), _of(labels.y, labels, i), thresholds)
+        for i, center in enumerate(federation.centers)
+    }
+    index = _index(federation, split, 2)
+    told = {
+        column: subgroups(scored, labels.y.astype(np.float64), [names[k] for k in index.tolist()])
+        for column, names in groups_of(federation, parts).items()
+    }
+
+    learned = np.where(split == 2, 0, split).astype(np.int8)
+    last = _train(federation, config, name, seed, learned, progress)
+    models = tuple(
+        _model(federation, last, i, learned, thresholds, name, seed) for i in range(federation.size)
+    )
+    return Fitted(
+        federation,
+        name,
+        models,
+        evaluations,
+        evaluate(scored, labels.y.astype(np.float64), thresholds),
+        told,
+        _probabilities(federation, config, last, models, learned, seed),
+        first.run,
+        last.run,
+        tuple(outsiders(federation, config, name, seed, leave_out)) if leave_out else (),
+    )
+
+
+def _train(
+    federation: Federation,
+    config: Method,
+    name: str,
+    seed: int,
+    split: NDArray[np.int8],
+    progress: Progress | None,
+) -> _Trained:
+    """One run on rows split in this way, and its models as networks."""
+    data = prepare(federation, seed, split=split, standardise=config.training.standardise)
+    if not len(data.test.y):
+        data = replace(data, test=data.validation)  # the run wants rows to score; nobody reads the score
+    run = simulate(data, config, seed, progress=progress, name=name)
+    if run.models is None:
+        raise RequestError(f"{name} keeps no weights of its own for every center; fit another method")
+    weights = run.models.expand(data.size, -1) if len(run.models) == 1 else run.models
+    networks = tuple(network_of(config.training.model(data.width), row) for row in weights)
+    made = _Trained(data, run, networks)
+    labels = labels_of(data.test)
+    ours = brier(replace(labels, values=_log_odds(made, data.test)), labels)
+    theirs = np.array([run.brier.per_center[center] for center in data.centers])
+    if not np.allclose(ours, theirs, atol=1e-5, equal_nan=True):
+        raise RequestError(
+            f"{name} predicts with more than one network per center, which cannot be written as a model; "
+            "fit another method"
+        )
+    return made
+
+
+def _log_odds(trained: _Trained, rows: Rows) -> Floats:
+    """(rows,) every row by its own center's network."""
+    return np.concatenate(
+        [network.log_odds(rows.only(i).x) for i, network in enumerate(trained.networks)] or [np.zeros(0)]
+    )
+
+
+def _recalibrated(trained: _Trained, rows: Rows) -> Floats:
+    """(rows,) probabilities after each center's recalibration on its validation rows."""
+    told = expit(_log_odds(trained, rows))
+    validation = trained.data.validation
+    seen = expit(_log_odds(trained, validation))
+    parts = []
+    for i in range(trained.data.size):
+        mend = recalibration(_of(seen, validation, i), _of(validation.y, validation, i))
+        parts.append(mend.apply(_of(told, rows, i)))
+    return np.concatenate(parts)
+
+
+def _of(values: NDArray[Any], rows: Rows, i: int) -> Floats:
+    return np.asarray(values[int(rows.start[i]) : int(rows.start[i + 1])], dtype=np.float64)
+
+
+def _thresholds(probability: Floats, y: NDArray[np.float32]) -> dict[str, float]:
+    """Thresholds by what they promise, chosen on validation rows of all centers."""
+    found = {
+        f"sensitivity {SENSITIVITY:.0%}": sensitive_threshold(probability, y.astype(np.float64), SENSITIVITY),
+        "event rate": float(np.mean(y)) if len(y) else float("nan"),
+    }
+    return {name: value for name, value in found.items() if np.isfinite(value)}
+
+
+def _index(federation: Federation, split: NDArray[np.int8], part: int) -> NDArray[np.int64]:
+    """(rows of a part,) where each prepared row stands in the federation."""
+    order = np.arange(federation.rows) if federation.in_order else canonical_order(federation)
+    chosen = np.flatnonzero(split[order] == part)
+    return order[chosen[np.argsort(federation.center[order][chosen], kind="stable")]]
+
+
+def own_book(federation: Federation, book: Codebook, rows: NDArray[np.bool_]) -> Codebook:
+    """A codebook with the scales that one center fits on its own rows, where none are agreed on."""
+    if book.statistics is not None:
+        return book
+    scales = {}
+    for name in book.numbers:
+        values = federation.features[name].cast(pl.Float64).to_numpy()[rows]
+        known = values[np.isfinite(values)]
+        mean = float(known.mean()) if len(known) else 0.0
+        spread = float(np.sqrt(np.mean((known - mean) ** 2))) if len(known) else 0.0
+        usable = spread > 1e-8 * (1.0 + abs(mean))
+        scales[name] = Scale(mean, spread if usable else 0.0, mean)
+    return replace(book, statistics=Statistics(scales))
+
+
+def _model(
+    federation: Federation,
+    trained: _Trained,
+    i: int,
+    split: NDArray[np.int8],
+    thresholds: Mapping[str, float],
+    method: str,
+    seed: int,
+) -> FittedModel:
+    """Center i's model."""
+    data, notes = trained.data, federation.notes
+    assert data.book is not None
+    mine = (federation.center == i) & (split == 0)
+    validation = data.validation.only(i)
+    told = expit(trained.networks[i].log_odds(validation.x))
+    return FittedModel(
+        center=federation.centers[i],
+        label=notes.label if notes else "label",
+        positive=notes.positive if notes else "1",
+        book=own_book(federation, data.book, mine),
+        network=trained.networks[i],
+        recalibration=recalibration(told, validation.y.astype(np.float64)),
+        thresholds=thresholds,
+        ranges=ranges_of(federation.features.filter(pl.Series(split == 0)), data.book),
+        about={
+            "method": method,
+            "seed": seed,
+            "rounds": trained.run.rounds,
+            "data": {"name": federation.name, "fingerprint": federation.fingerprint()},
+            "rows": {"learned": int(mine.sum()), "validation": len(validation.y)},
+            "events": {
+                "learned": int(federation.label[mine].sum()),
+                "validation": int(validation.y.sum()),
+            },
+            "config": trained.run.config,
+            "versions": versions(),
+        },
+    )
+
+
+def _probabilities(
+    federation: Federation,
+    config: Method,
+    trained: _Trained,
+    models: Sequence[FittedModel],
+    split: NDArray[np.int8],
+    seed: int,
+) -> pl.DataFrame:
+    """Every row's probability: as the run's own learner gives it, and as the model that comes out does."""
+    data = trained.data
+    learner = StackedLearner(data, config.training, config.training.model, seed)
+    assert trained.run.models is not None
+    weights = trained.run.models.expand(data.size, -1).contiguous()
+    rows = side_by_side(data.train, data.validation)
+    told = expit(learner.logits(weights, rows).values.astype(np.float64))
+    owner = np.repeat(np.arange(data.size), rows.sizes)
+    order = np.concatenate([_index(federation, split, 0), _index(federation, split, 1)])
+    order = order[np.argsort(federation.center[order], kind="stable")]
+    mended = np.concatenate([m.recalibration.apply(_of(told, rows, i)) for i, m in enumerate(models)])
+    return pl.DataFrame(
+        {
+            "row": order,
+            "center": np.array(federation.centers)[owner],
+            "split": np.where(split[order] == 0, "learned", "validation"),
+            "run": told,
+            "probability": mended,
+        }
+    ).sort("row")

@@ -1,0 +1,104 @@
+"""A fitted model on disk: a folder that people can read and machines can check.
+
+``weights.safetensors`` the numbers of the network; ``codebook.json`` the columns, their levels and scales;
+``model.json`` everything else: recalibration, thresholds, ranges, where it comes from. Nothing in it is code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from abps import files
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook
+from abps.fitted.inputs import Range
+from abps.fitted.layers import Network
+from abps.fitted.model import FittedModel
+from abps.stats.calibration import Recalibration
+
+SCHEMA = "abps.model/1"
+MODEL, WEIGHTS, BOOK = "model.json", "weights.safetensors", "codebook.json"
+
+
+def folder_name(center: str) -> str:
+    """A center's name as the name of a folder; a digest after it where letters had to go.
+
+    >>> folder_name("north"), folder_name("../x").startswith("x-")
+    ('north', True)
+    """
+    plain = re.sub(r"[^\w.-]+", "-", center).strip("-.")[:60]
+    if plain and plain == center:
+        return plain
+    return f"{plain or 'center'}-{hashlib.blake2b(center.encode(), digest_size=4).hexdigest()}"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file of bytes whole."""
+    files.write_with(path, lambda part: part.write_bytes(content))
+
+
+def save_model(model: FittedModel, folder: Path) -> None:
+    """Write a model into a folder; ``model.json`` last, so that its presence means completeness."""
+    files.folder(folder)
+    weights = save(model.network.tensors())
+    write_bytes(folder / WEIGHTS, weights)
+    files.write_json(folder / BOOK, model.book.to_json())
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "center": model.center,
+        "label": model.label,
+        "positive": model.positive,
+        "needs": list(model.needs),
+        "network": model.network.shape(),
+        "recalibration": asdict(model.recalibration),
+        "thresholds": dict(model.thresholds),
+        "ranges": {name: asdict(span) for name, span in model.ranges.items()},
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        **dict(model.about),
+    }
+    files.write_json(folder / MODEL, content)
+
+
+_OWN = {
+    "schema", "center", "label", "positive", "needs", "network", "recalibration", "thresholds", "ranges",
+    "weights_sha256",
+}  # fmt: skip
+
+
+def load_model(path: str | Path) -> FittedModel:
+    """The model in a folder that ``abps fit`` has written."""
+    folder = Path(path)
+    if not (folder / MODEL).is_file():
+        inside = sorted(p.parent.name for p in folder.glob(f"*/{MODEL}"))[:3] if folder.is_dir() else []
+        hint = f"; name a center's folder in it, such as {inside[0]}" if inside else "; `abps fit` makes one"
+        raise RequestError(f"{folder} holds no model ({MODEL} is missing){hint}")
+    try:
+        content = json.loads((folder / MODEL).read_text(encoding="utf-8"))
+        if content["schema"] != SCHEMA:
+            raise RequestError(f"{folder} is a model of another version ({content['schema']}, not {SCHEMA})")
+        weights = (folder / WEIGHTS).read_bytes()
+        if hashlib.sha256(weights).hexdigest() != content["weights_sha256"]:
+            raise RequestError(f"{folder / WEIGHTS} is not the file that {MODEL} describes; fit again")
+        tensors = {name: np.asarray(value) for name, value in load(weights).items()}
+        return FittedModel(
+            center=content["center"],
+            label=content["label"],
+            positive=content["positive"],
+            book=Codebook.from_json(json.loads((folder / BOOK).read_text(encoding="utf-8"))),
+            network=Network.of(tensors, content["network"]),
+            recalibration=Recalibration(**content["recalibration"]),
+            thresholds=content["thresholds"],
+            ranges={name: Range(**span) for name, span in content["ranges"].items()},
+            about={key: value for key, value in content.items() if key not in _OWN},
+        )
+    except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError) as error:
+        raise RequestError(f"{folder} is damaged ({error!r}); fit again") from error

@@ -1,0 +1,74 @@
+"""What a fit leaves on disk: a folder per center, whole or not at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from pathlib import Path
+
+import polars as pl
+
+from abps import files
+from abps.core.errors import RequestError
+from abps.fitted.card import Figure, card, draw, markdown, page
+from abps.fitted.curves import effects
+from abps.fitted.fit import Fitted
+from abps.fitted.folder import folder_name, save_model, write_bytes
+from abps.fitted.portable import to_onnx
+
+INDEX = "models.json"
+
+
+def check_new(out: Path) -> None:
+    """Find out before the work whether there is a place for it."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RequestError(f"{out} is there already; choose a new or empty folder")
+    files.check_writable(out.parent)
+
+
+def write_models(fitted: Fitted, out: Path, onnx: bool | None = None) -> dict[str, Path]:
+    """Write every center's folder; returns the folders by center.
+
+    onnx: whether to write model.onnx; None: where the library is installed.
+    """
+    check_new(out)
+    portable = importlib.util.find_spec("onnx") is not None if onnx is None else onnx
+    part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+    try:
+        names = {model.center: folder_name(model.center) for model in fitted.models}
+        for model in fitted.models:
+            place = part / names[model.center]
+            files.folder(place)
+            sections = card(fitted, model)
+            title = f"Model card: {model.label} at {model.center}"
+            files.write_text(place / "card.md", markdown(title, sections))
+            files.write_text(place / "card.html", page(title, sections))
+            for section in sections:
+                for block in section.blocks:
+                    if isinstance(block, Figure):
+                        files.write_text(place / block.file, block.svg)
+            for effect in effects(model):
+                if effect.curve is not None:
+                    files.write_text(place / f"{effect.file}.svg", draw(effect))
+            mine = fitted.probabilities.filter(pl.col("center") == model.center)
+            files.write_with(place / "probabilities.parquet", mine.write_parquet)
+            if portable:
+                write_bytes(place / "model.onnx", to_onnx(model))
+            save_model(model, place)
+        files.write_json(
+            part / INDEX,
+            {
+                "schema": "abps.models/1",
+                "method": fitted.method,
+                "centers": names,
+                "result": fitted.evaluated.to_json(),
+            },
+        )
+        part.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        part.rename(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return {center: out / name for center, name in names.items()}

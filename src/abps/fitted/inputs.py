@@ -1,0 +1,116 @@
+"""Whether a new table is one that a model can read: its columns are there, of their type, in their range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from abps.core.errors import RequestError, nearest
+from abps.data.codebook import Codebook
+from abps.data.repairs import Repair
+from abps.data.roles import Roles
+from abps.data.table import as_agreed, mended
+
+#: The share of a column's values that may lie outside its range before the column is refused.
+OUTSIDE = 0.05
+
+#: The share of a category's known cells that may be none of its levels before people are warned.
+STRANGE = 0.5
+
+#: Quantiles of the rows learned from, between which a number is ordinary.
+ORDINARY = (0.001, 0.999)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where a column's numbers are ordinary: its outer quantiles, widened by half of what lies between."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Readable:
+    """A table's columns as a model asks for them, what was mended, and what is unusual but was let pass."""
+
+    features: pl.DataFrame
+    repairs: tuple[Repair, ...]
+    warnings: tuple[str, ...]
+
+
+def ranges_of(features: pl.DataFrame, book: Codebook) -> dict[str, Range]:
+    """The range of every number that a codebook reads."""
+    found = {}
+    for name in book.numbers:
+        values = features[name].cast(pl.Float64).drop_nulls().drop_nans().to_numpy()
+        if len(values):
+            low, high = np.quantile(values, ORDINARY).tolist()
+            found[name] = Range(low - (high - low) / 2, high + (high - low) / 2)
+    return found
+
+
+def readable(
+    table: pl.DataFrame, book: Codebook, ranges: Mapping[str, Range], owner: str, anyway: bool = False
+) -> Readable:
+    """The columns that a model needs, or a sentence on what is wrong with them.
+
+    anyway: columns out of range are a warning instead of an error.
+    """
+    needed = tuple(dict.fromkeys(column.source for column in book.columns))
+    for name in needed:
+        if name not in table.columns:
+            raise RequestError(
+                f"the model of {owner} needs the column {name!r}, which the table does not have"
+                f"{nearest(name, table.columns)}; rename or add it (empty where unknown)"
+            )
+    if table.height == 0:
+        raise RequestError("the table has no rows; give at least one")
+    raw = table.select(needed)
+    whole, repairs, doubts = mended(raw, Roles("", ""))
+    levels: dict[str, set[str]] = {}
+    for column in book.columns:
+        if column.kind == "level":
+            levels.setdefault(column.source, set()).add(column.level)
+    for name in needed:
+        column_now = whole[name]
+        if name not in levels and column_now.dtype == pl.String and column_now.null_count() < len(column_now):
+            example = column_now.drop_nulls()[0]
+            raise RequestError(
+                f"the column {name!r} holds text ({example!r}) where the model of {owner} needs numbers; "
+                "mend the column"
+            )
+        if name in levels and column_now.dtype.is_float() and column_now.n_unique() > 50:
+            raise RequestError(
+                f"the column {name!r} holds numbers where the model of {owner} knows names such as "
+                f"{sorted(levels[name])[0]!r}; mend the column"
+            )
+    features = as_agreed(whole, raw, _plain(book), owner)
+    warnings = list(doubts)
+    for name, span in ranges.items():
+        values = features[name].cast(pl.Float64).to_numpy()
+        known = values[np.isfinite(values)]
+        outside = int(((known < span.low) | (known > span.high)).sum())
+        if not outside:
+            continue
+        words = (
+            f"{outside} of {len(known)} values of {name!r} lie outside {span.low:.4g} to {span.high:.4g}, "
+            f"where the model of {owner} has learned (middle value here: {np.median(known):.4g})"
+        )
+        if outside > OUTSIDE * len(known) and not anyway:
+            raise RequestError(f"{words}; is it another unit? mend the column")
+        warnings.append(words)
+    for name, known_levels in levels.items():
+        cells = features[name].drop_nulls()
+        strange = int((~cells.is_in(sorted(known_levels))).sum())
+        # Where two levels are one column, the other level is no name that the model knows.
+        if len(known_levels) > 1 and strange > STRANGE * len(cells):
+            warnings.append(f"{strange} of {len(cells)} cells of {name!r} are none of the levels learned")
+    return Readable(features, tuple(repairs), tuple(warnings))
+
+
+def _plain(book: Codebook) -> Codebook:
+    """The columns alone: what a center publishes besides is not needed to predict."""
+    return Codebook(book.columns)

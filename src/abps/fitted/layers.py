@@ -1,0 +1,108 @@
+"""A trained network as plain layers of numbers, so that it can be used without what trained it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from abps.core.errors import RequestError
+from abps.learn.models import MLP, layout_of
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """weight (out, in) times the input, plus bias (out,); then what is below zero is zero, if ``relu``."""
+
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    relu: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Branches of layers that see the same inputs; their outputs are added to one log odds."""
+
+    branches: tuple[tuple[Layer, ...], ...]
+
+    @property
+    def width(self) -> int:
+        """The number of inputs."""
+        return int(self.branches[0][0].weight.shape[1])
+
+    def log_odds(self, x: NDArray[np.float32]) -> Floats:
+        """(rows,) from inputs (rows, width)."""
+        total = np.zeros(len(x))
+        for branch in self.branches:
+            now = np.asarray(x, dtype=np.float64)
+            for layer in branch:
+                now = now @ layer.weight.T.astype(np.float64) + layer.bias
+                if layer.relu:
+                    now = np.maximum(now, 0.0)
+            total += now[:, 0]
+        return total
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """All numbers by name: branch.layer.weight and branch.layer.bias."""
+        named = {}
+        for b, branch in enumerate(self.branches):
+            for k, layer in enumerate(branch):
+                named[f"{b}.{k}.weight"] = np.ascontiguousarray(layer.weight)
+                named[f"{b}.{k}.bias"] = np.ascontiguousarray(layer.bias)
+        return named
+
+    def shape(self) -> list[list[bool]]:
+        """Whether each layer of each branch cuts at zero: what the numbers alone do not say."""
+        return [[layer.relu for layer in branch] for branch in self.branches]
+
+    @staticmethod
+    def of(tensors: Mapping[str, NDArray[np.float32]], shape: list[list[bool]]) -> Network:
+        """From numbers by name."""
+        return Network(
+            tuple(
+                tuple(
+                    Layer(tensors[f"{b}.{k}.weight"], tensors[f"{b}.{k}.bias"], bool(relu))
+                    for k, relu in enumerate(branch)
+                )
+                for b, branch in enumerate(shape)
+            )
+        )
+
+
+def network_of(module: nn.Module, weights: Tensor) -> Network:
+    """A trained module as plain layers.  weights: (P,) the flat row of its parameters."""
+    named = {name: value.numpy() for name, value in layout_of(module).unflatten(weights.cpu()).items()}
+    if isinstance(module, MLP):
+        branches: tuple[tuple[Layer, ...], ...] = (_mlp(module, named, ""),)
+    else:
+        raise RequestError(
+            f"a model of the kind {type(module).__name__} cannot be written as plain layers yet; "
+            "fit with mlp, linear, gam or gam+mlp"
+        )
+    return _checked(Network(branches), module, weights)
+
+
+def _mlp(module: MLP, named: Mapping[str, NDArray[np.float32]], prefix: str) -> tuple[Layer, ...]:
+    hidden = tuple(
+        Layer(named[f"{prefix}layers.{k}.weight"], named[f"{prefix}layers.{k}.bias"], True)
+        for k in range(len(module.layers))
+    )
+    return (*hidden, Layer(named[f"{prefix}head.weight"], named[f"{prefix}head.bias"], False))
+
+
+def _checked(network: Network, module: nn.Module, weights: Tensor) -> Network:
+    """The layers, once they have answered like the module they were taken from."""
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(64, network.width)).astype(np.float32))
+    module.eval()
+    with torch.no_grad():
+        theirs = torch.func.functional_call(module, layout_of(module).unflatten(weights.cpu()), (x,))
+    ours = network.log_odds(x.numpy())
+    if not np.allclose(ours, theirs.double().numpy(), rtol=1e-4, atol=1e-4):
+        raise AssertionError("the layers do not answer like the model they were taken from")
+    return network

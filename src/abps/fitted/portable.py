@@ -1,0 +1,170 @@
+"""A model as ONNX, for programs that are not ours.
+
+The graph does everything but look up words: inputs are ``numbers`` (rows, k), numbers and yes/no columns as
+they stand in the table with NaN for a gap, and ``levels`` (rows, m), 1 where a category has a certain level.
+``inputs`` in the file's metadata names them in order. Output is ``probability`` (rows,), recalibrated.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError
+from abps.data.statistics import FARTHEST
+from abps.fitted.model import FittedModel
+from abps.stats.calibration import EDGE
+
+Floats = NDArray[np.float64]
+
+#: The version of the operators; every one in use is older.
+OPSET = 17
+
+
+def onnx_library() -> Any:
+    """The library, or a sentence on how to get it."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise RequestError("ONNX needs the package onnx; install abps[onnx]") from error
+    return onnx
+
+
+def graph_inputs(model: FittedModel) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The columns of ``numbers``, and of ``levels`` as (column, level; "" for a gap), in order."""
+    book = model.book.columns
+    text = {c.source for c in book if c.kind == "level"}
+    numbers = tuple(dict.fromkeys(c.source for c in book if c.source not in text))
+    levels = tuple((c.source, c.level) for c in book if c.source in text)
+    return numbers, levels
+
+
+def graph_values(model: FittedModel, features: pl.DataFrame) -> dict[str, NDArray[Any]]:
+    """What the graph is given for columns as the codebook asks for them."""
+    numbers, levels = graph_inputs(model)
+    rows = features.height
+    one = [features[name].cast(pl.Float64).to_numpy() for name in numbers]
+    other = [
+        (features[name].is_null() if level == "" else (features[name] == level).fill_null(False)).to_numpy()
+        for name, level in levels
+    ]
+    return {
+        "numbers": np.column_stack(one) if one else np.zeros((rows, 0)),
+        "levels": np.column_stack(other).astype(np.float64) if other else np.zeros((rows, 0)),
+    }
+
+
+class _Graph:
+    """Nodes and constants of a graph in the making."""
+
+    def __init__(self, onnx: Any) -> None:
+        self.onnx = onnx
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self._count = 0
+
+    def constant(self, value: Any, kind: Any = np.float64) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(self.onnx.numpy_helper.from_array(np.asarray(value, dtype=kind), name))
+        return name
+
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        self._count += 1
+        name = f"n{self._count}"
+        self.nodes.append(self.onnx.helper.make_node(operator, list(inputs), [name], **attributes))
+        return name
+
+
+def to_onnx(model: FittedModel) -> bytes:
+    """The model as an ONNX file."""
+    onnx = onnx_library()
+    graph = _Graph(onnx)
+    x = _encoded(graph, model)
+    total = None
+    for branch in model.network.branches:
+        now = x
+        for layer in branch:
+            now = graph.node("MatMul", now, graph.constant(layer.weight.T))
+            now = graph.node("Add", now, graph.constant(layer.bias))
+            if layer.relu:
+                now = graph.node("Relu", now)
+        total = now if total is None else graph.node("Add", total, now)
+    assert total is not None
+    odds = graph.node("Squeeze", total, graph.constant([1], np.int64))
+    again = model.recalibration
+    if again.kind != "none":
+        edge = float(np.log((1 - EDGE) / EDGE))
+        odds = graph.node("Max", odds, graph.constant(-edge))
+        odds = graph.node("Min", odds, graph.constant(edge))
+        odds = graph.node("Mul", odds, graph.constant(again.slope))
+        odds = graph.node("Add", odds, graph.constant(again.intercept))
+    graph.nodes.append(onnx.helper.make_node("Sigmoid", [odds], ["probability"]))
+    numbers, levels = graph_inputs(model)
+    double = onnx.TensorProto.DOUBLE
+    made = onnx.helper.make_graph(
+        graph.nodes,
+        "abps",
+        [
+            onnx.helper.make_tensor_value_info("numbers", double, ["rows", len(numbers)]),
+            onnx.helper.make_tensor_value_info("levels", double, ["rows", len(levels)]),
+        ],
+        [onnx.helper.make_tensor_value_info("probability", double, ["rows"])],
+        graph.constants,
+    )
+    whole = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=8)
+    told = {"numbers": list(numbers), "levels": [list(pair) for pair in levels]}
+    onnx.helper.set_model_props(whole, {"center": model.center, "inputs": json.dumps(told)})
+    onnx.checker.check_model(whole)
+    return bytes(whole.SerializeToString())
+
+
+def _encoded(graph: _Graph, model: FittedModel) -> str:
+    """(rows, inputs of the network): standardised, gaps filled, smooth terms made."""
+    numbers, levels = graph_inputs(model)
+    scales = {} if model.book.statistics is None else model.book.statistics.scales
+    axis = graph.constant([1], np.int64)
+    parts = []
+    for k, column in enumerate(model.book.columns):
+        if column.source not in numbers:
+            place = levels.index((column.source, column.level))
+            parts.append(_column(graph, "levels", place, axis))
+            continue
+        raw = _column(graph, "numbers", numbers.index(column.source), axis)
+        gap = graph.node("IsNaN", raw)
+        if column.kind == "missing":
+            parts.append(graph.node("Cast", gap, to=graph.onnx.TensorProto.DOUBLE))
+            continue
+        if column.kind == "flag":
+            parts.append(graph.node("Where", gap, graph.constant(0.0), raw))
+            continue
+        scale = scales[column.source]
+        if not scale.spread > 0:
+            parts.append(
+                graph.node("Where", gap, graph.constant(0.0), graph.node("Mul", raw, graph.constant(0.0)))
+            )
+            continue
+        for bound, operator in ((scale.low, "Less"), (scale.high, "Greater")):
+            if np.isfinite(bound):
+                gap = graph.node("Or", gap, graph.node(operator, raw, graph.constant(bound)))
+        known = graph.node("Where", gap, graph.constant(scale.fill), raw)
+        z = graph.node("Sub", known, graph.constant(scale.center))
+        z = graph.node("Div", z, graph.constant(scale.spread))
+        z = graph.node("Min", graph.node("Max", z, graph.constant(-FARTHEST)), graph.constant(FARTHEST))
+        terms = None if model.design is None else model.design.terms[k]
+        if terms is not None:
+            beyond = graph.node("Relu", graph.node("Sub", z, graph.constant(terms.knots[None, :])))
+            bent = graph.node("Concat", z, beyond, axis=1)
+            bent = graph.node("Sub", bent, graph.constant(terms.middle[None, :]))
+            z = graph.node("MatMul", bent, graph.constant(terms.matrix))
+        parts.append(z)
+    return graph.node("Concat", *parts, axis=1)
+
+
+def _column(graph: _Graph, table: str, place: int, axis: str) -> str:
+    """(rows, 1) one column of an input."""
+    start, stop = graph.constant([place], np.int64), graph.constant([place + 1], np.int64)
+    return graph.node("Slice", table, start, stop, axis)

@@ -1,0 +1,248 @@
+"""The models that come out say what the run said, wherever they are used."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import abps
+from abps.cli.main import main
+from abps.core.errors import RequestError
+from abps.fitted.fit import fit
+from abps.fitted.folder import folder_name, load_model
+from abps.fitted.handover import write_models
+
+
+def hospitals(rows: int = 900) -> pl.DataFrame:
+    """Three hospitals with gaps, a category, a flag, a constant, and a name that no folder may have."""
+    rng = np.random.default_rng(7)
+    lactate = np.round(rng.gamma(2.0, 1.2, rows) + 0.2, 2)
+    age = np.round(rng.normal(65, 14, rows)).clip(18, 95)
+    sex = rng.choice(["male", "female"], rows)
+    ventilated = rng.random(rows) < 0.3
+    risk = -3.4 + 0.9 * lactate + 0.04 * (age - 65) + 0.7 * ventilated
+    names = np.array(["north", "../south <b>", "Žilina"])[np.arange(rows) % 3]
+    return pl.DataFrame(
+        {
+            "hospital": names,
+            "died": np.where(rng.random(rows) < 1 / (1 + np.exp(-risk)), "yes", "no"),
+            "lactate": pl.Series(np.where(rng.random(rows) < 0.1, np.nan, lactate)).fill_nan(None),
+            "age": age,
+            "sex": sex,
+            "unit": rng.choice(["MICU", "SICU", "CCU", None], rows).tolist(),
+            "ventilated": ventilated.astype(int),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("table") / "stays.csv"
+    hospitals().write_csv(path)
+    return path
+
+
+SETTINGS = [{"standardise": "own"}, {"standardise": "common"}]
+
+
+@pytest.fixture(scope="module", params=SETTINGS, ids=lambda s: ",".join(map(str, s.values())))
+def made(request, table, tmp_path_factory):
+    """A fit, and its folders."""
+    federation = abps.read_table(table, "died", "hospital")
+    fitted = fit(federation, "fedavg", rounds=8, settings=request.param, parts=("unit",))
+    out = tmp_path_factory.mktemp("fit") / "models"
+    return fitted, write_models(fitted, out)
+
+
+def test_fit_and_predict_say_what_the_run_said(made, table):
+    fitted, folders = made
+    frame = pl.read_csv(table)
+    for center, folder in folders.items():
+        model = load_model(folder)
+        mine = frame.with_row_index().filter(pl.col("hospital") == center)
+        run = fitted.probabilities.filter(pl.col("center") == center).sort("row")
+        assert run["row"].to_list() == mine["index"].to_list()
+        p = model.predict_proba(frame)[mine["index"].to_numpy(), 1]
+        own = model.recalibration.apply(run["run"].to_numpy())
+        assert np.abs(p - own).max() < 1e-6 and np.abs(own - run["probability"].to_numpy()).max() == 0
+        stored = pl.read_parquet(folder / "probabilities.parquet")
+        assert stored.equals(run)
+
+
+def test_no_row_is_idle_and_validation_rows_are_not_learned_from(made):
+    fitted, _ = made
+    counts = dict(fitted.probabilities.group_by("split").len().iter_rows())
+    assert counts["learned"] + counts["validation"] == 900
+    assert 0.8 < counts["learned"] / 900 < 0.9
+    assert fitted.overall.rows + counts["validation"] < counts["learned"]
+    assert fitted.overall.area.value > 0.7 and fitted.overall.area.events == fitted.overall.events
+
+
+def test_onnx_gives_the_same_numbers(made, table):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from abps.fitted.inputs import readable
+    from abps.fitted.portable import graph_values
+
+    _, folders = made
+    frame = pl.read_csv(table)
+    for folder in folders.values():
+        model = load_model(folder)
+        features = readable(frame, model.book, model.ranges, model.center).features
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+        (p,) = session.run(None, graph_values(model, features))
+        assert np.abs(p - model.predict_proba(frame)[:, 1]).max() < 1e-5
+
+
+def test_a_model_is_a_classifier(made, table):
+    _, folders = made
+    model = abps.load_model(folders["north"])
+    frame = pl.read_csv(table)
+    p = model.predict_proba(frame)
+    assert p.shape == (900, 2) and np.allclose(p.sum(axis=1), 1) and list(model.classes_) == [0, 1]
+    assert (model.predict(frame, 0.3) == (p[:, 1] >= 0.3)).all()
+    assert set(model.feature_names_in_) == {"lactate", "age", "sex", "unit", "ventilated"}
+    by_name = model.predict_proba({name: frame[name].to_list() for name in frame.columns})
+    np.testing.assert_array_equal(by_name, p)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda f: f.drop("lactate"), "needs the column 'lactate'"),
+        (lambda f: f.rename({"lactate": "lactat"}), "did you mean 'lactat'"),
+        (lambda f: f.with_columns(pl.lit("high").alias("lactate")), "holds text ('high')"),
+        (lambda f: f.with_columns(pl.col("age") * 12), "of 'age' lie outside"),
+        (lambda f: f.with_columns(pl.int_range(pl.len()).mul(0.37).alias("unit")), "holds numbers where"),
+        (lambda f: f.head(0), "no rows"),
+    ],
+)
+def test_tables_that_a_model_cannot_read(made, table, change, says):
+    _, folders = made
+    model = load_model(folders["north"])
+    with pytest.raises(RequestError) as raised:
+        model.predict_proba(change(pl.read_csv(table)))
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_cells_are_mended_as_they_were_for_learning(made, table):
+    _, folders = made
+    model = load_model(folders["north"])
+    frame = pl.read_csv(table)
+    spoiled = frame.with_columns(
+        pl.col("age").cast(pl.String).str.replace(r"\.0", " years"),
+        pl.col("sex").str.to_uppercase().str.head(1),
+    )
+    np.testing.assert_array_equal(model.predict_proba(spoiled), model.predict_proba(frame))
+
+
+def test_names_of_folders_are_safe(made):
+    _, folders = made
+    assert folders["north"].name == "north"
+    assert all(path.parent == folders["north"].parent for path in folders.values())
+    assert folder_name("../south <b>") != folder_name("../south <i>")
+    for name in ("..", "/", "a/b", "", "x" * 300, "ä\n"):
+        assert "/" not in folder_name(name) and folder_name(name).strip(".") and len(folder_name(name)) < 80
+
+
+def test_the_card_is_complete_and_its_names_are_text(made):
+    _, folders = made
+    for folder in folders.values():
+        html, md = (folder / "card.html").read_text(), (folder / "card.md").read_text()
+        for title in (
+            "Intended use", "Cohort and flow", "Predictors and missing values", "How it was made",
+            "Performance on rows that were not learned from", "Calibration", "Decisions and thresholds",
+            "Parts of the cohort", "Limits and versions",
+        ):  # fmt: skip
+            assert f"<h2>{title}</h2>" in html and f"## {title}" in md
+        assert "<b>" not in html and "http-equiv" in html and "<script" not in html
+        assert "nan" not in html.replace("finance", "") and "None" not in html
+        assert "female" in html and "MICU" in html
+        for name in ("calibration.svg", "decisions.svg"):
+            assert (folder / name).read_text().startswith("<svg")
+
+
+def test_a_damaged_model_is_refused(made, tmp_path):
+    import shutil
+
+    _, folders = made
+    copy = tmp_path / "copy"
+    shutil.copytree(folders["north"], copy)
+    (copy / "weights.safetensors").write_bytes((copy / "weights.safetensors").read_bytes()[:-4] + b"abcd")
+    with pytest.raises(RequestError, match="not the file"):
+        load_model(copy)
+    (copy / "model.json").write_text("{")
+    with pytest.raises(RequestError, match="damaged"):
+        load_model(copy)
+    with pytest.raises(RequestError, match="such as "):
+        load_model(folders["north"].parent)
+    with pytest.raises(RequestError, match="abps fit"):
+        load_model(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("method", ["local", "abps-pq-k1", "centralized", "ditto"])
+def test_other_methods_come_out_too(method, table):
+    fitted = fit(abps.read_table(table, "died", "hospital"), method, rounds=2)
+    model = fitted.models[0]
+    rows = fitted.probabilities.filter(pl.col("center") == model.center)
+    p = model.probabilities(fitted.federation.features[rows["row"].to_numpy()])
+    assert np.abs(p - rows["probability"].to_numpy()).max() < 1e-6
+
+
+def test_a_method_that_is_no_one_network_says_so(table):
+    with pytest.raises(RequestError, match="fit another method"):
+        fit(abps.read_table(table, "died", "hospital"), "bnn", rounds=2)
+
+
+def test_hospitals_that_stayed_away(table):
+    fitted = fit(abps.read_table(table, "died", "hospital"), "fedavg", rounds=8, leave_out=3)
+    assert [o.center for o in fitted.outsiders] == list(fitted.federation.centers)
+    assert sum(o.evaluation.rows for o in fitted.outsiders) == 900
+    assert all(o.evaluation.area.value > 0.7 for o in fitted.outsiders)
+    with pytest.raises(RequestError, match="2 to 3 groups"):
+        fit(abps.read_table(table, "died", "hospital"), "fedavg", rounds=1, leave_out=4)
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    out = capsys.readouterr()
+    return stop.value.code or 0, out.out, out.err
+
+
+def test_the_command_line(capsys, table, tmp_path):
+    roles = ["--label", "died", "--center", "hospital"]
+    models = tmp_path / "models"
+    code, out, err = call(
+        capsys, "fit", "--method", "fedavg", "--rounds", 3, "--data", table, *roles, "--out", models, "--json"
+    )
+    assert code == 0, err
+    told = json.loads(out)
+    assert set(told["folders"]) == {"north", "../south <b>", "Žilina"} and told["events"] > 10
+    p = tmp_path / "p.parquet"
+    code, out, err = call(
+        capsys, "predict", "--model", models / "north", "--data", table, "--carry", "hospital", "--out", p
+    )
+    assert code == 0 and "900 rows" in out, err
+    result = pl.read_parquet(p)
+    assert result.columns == ["row", "hospital", "probability"]
+    run = pl.read_parquet(models / "north" / "probabilities.parquet")
+    mine = result.filter(pl.col("hospital") == "north")["probability"].to_numpy()
+    assert np.abs(mine - run["probability"].to_numpy()).max() < 1e-6
+    code, _, err = call(capsys, "fit", "--method", "fedavg", "--data", table, *roles, "--out", models)
+    assert code == 2 and "is there already" in err
+    pl.read_csv(table).with_columns(pl.col("age") * 12).write_csv(tmp_path / "months.csv")
+    wrong = [
+        "predict",
+        "--model",
+        models / "north",
+        "--data",
+        tmp_path / "months.csv",
+        "--out",
+        tmp_path / "q.csv",
+    ]
+    code, _, err = call(capsys, *wrong)
+    assert code == 2 and "another unit" in err and not (tmp_path / "q.csv").exists()
+    code, _, err = call(capsys, *wrong, "--anyway")
+    assert code == 0 and "warning: " in err and (tmp_path / "q.csv").exists()
