@@ -53,11 +53,14 @@ class Processes:
             str(self.folder / "stores" / name),
             roles.patient,
             roles.time,
+            allow=("rotation",),
         )
 
     def start(self, name: str, kit: Path | None = None) -> None:
         kit = kit or (self.network.relay if name == "relay" else self.network.sites[name])
         command, environment = kits.command(kit)
+        foreign = str(Path(__file__).parents[1] / "foreign")
+        environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], foreign])
         if name == "relay" and self.spy is not None:
             environment["RELAY_SPY"] = str(self.spy)
             spy = str(Path(__file__).with_name("relay_spy"))

@@ -146,6 +146,32 @@ def test_processes_with_mutual_tls_do_what_the_simulation_does(federation):
         store.close()
 
 
+def test_a_method_of_ones_own_runs_between_real_sites(federation, monkeypatch):
+    """Thirty lines outside the package: partners, bytes and models are the simulation's."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "foreign")
+    agreement = replace(federation.given.agreement("rotation:ROTATION", rounds=3, share="0.3"), study="own")
+    outcome = federation.run(agreement, 3)
+    assert outcome.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
+    run = simulate(federation.given.together, "rotation:ROTATION", 11, 3, {"share": "0.3"})
+    told = outcome.report["bytes"]
+    assert told == {"edge": run.bytes.edge, "directed": run.bytes.directed, "control": run.bytes.control}
+    assert told["edge"] > 0
+    stores = {name: federation.store(name, "own") for name in federation.given.names}
+    models = np.stack([stores[name].model() for name in federation.given.names])
+    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    met = [len(row.partners) for store in stores.values() for row in store.rounds()]
+    assert np.mean(met) == run.partners_mean
+    for store in stores.values():
+        store.close()
+
+
+def test_a_package_that_sites_do_not_allow_is_not_imported(federation, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "foreign")
+    agreement = replace(federation.given.agreement("stranger:ROTATION", rounds=1), study="strange")
+    outcome = federation.run(agreement, 1)
+    assert "does not allow the package 'stranger'" in outcome.report["error"]
+
+
 def test_the_recipe_runs_in_the_engines_production_environment(federation):
     """The same recipe, submitted by the engine's own ``ProdEnv`` with the operator's kit."""
     agreement = replace(federation.given.agreement("abps-pq-k1", rounds=1), study="prod")

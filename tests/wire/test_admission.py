@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 
@@ -20,6 +21,8 @@ from abps.wire.messages import (
     MessageError,
     pack_alarm,
     pack_message,
+    pack_note,
+    pack_request,
     pack_vector,
     unpack_message,
     vector_size,
@@ -226,3 +229,22 @@ def test_only_an_alarm_passes_as_an_alarm(data):
         with pytest.raises(Refused) as refused:
             admission.admit_alarm(pack_alarm(7, center_id("bea")), peer, ("bea",), rounds)
         assert refused.value.reason == reason
+
+
+def test_requests_and_notes_are_of_this_round_and_of_their_kind():
+    ada = center_id("ada")
+    assert admission.admit_request(pack_request(3, ada), "ada", ("ada",), 3) is None
+    assert admission.admit_note(pack_note(12.5, 3), "ada", 3) == 12.5
+    for wrong, reason in (
+        (lambda: admission.admit_request(pack_request(3, ada), "eve", ("ada",), 3), Reason.STRANGER),
+        (lambda: admission.admit_request(pack_request(3, ada), "eve", ("eve",), 3), Reason.SENDER),
+        (lambda: admission.admit_request(pack_request(2, ada), "ada", ("ada",), 3), Reason.ROUND),
+        (lambda: admission.admit_request(pack_alarm(3, ada), "ada", ("ada",), 3), Reason.MALFORMED),
+        (lambda: admission.admit_note(pack_note(1.0, 2), "ada", 3), Reason.ROUND),
+        (lambda: admission.admit_note(pack_note(math.nan, 3), "ada", 3), Reason.MALFORMED),
+        (lambda: admission.admit_note(pack_request(3, ada), "ada", 3), Reason.MALFORMED),
+        (lambda: admission.admit_note(b"", "ada", 3), Reason.MALFORMED),
+    ):
+        with pytest.raises(Refused) as caught:
+            wrong()
+        assert caught.value.reason is reason

@@ -7,15 +7,19 @@ simulation uses, and refuses a job whose agreement is not the one its store was 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from abps.core.errors import RequestError
+from abps.core.goals import GOALS
 from abps.data.codebook import Codebook
 from abps.methods.base import Method
+from abps.methods.catalog import METHODS
 from abps.methods.settings import configure, describe
+from abps.wire.codecs import CODECS
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,27 @@ class Agreement:
     rounds: int = 50
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def admitted(self, allowed: Collection[str]) -> Agreement:
+        """The agreement, if a site that allows these packages may import what it names; else a sentence."""
+        for place in self._places():
+            package = place.partition(":")[0].partition(".")[0]
+            if package not in (*allowed, "abps"):
+                raise RequestError(
+                    f"the job names {place}, and this site does not allow the package {package!r}; "
+                    'add it to "allow" in the site\'s own file if it is to be trusted'
+                )
+        return self
+
+    def _places(self) -> Iterator[str]:
+        """Where the names lead that are not ours: ``package.module:NAME``."""
+        words = [self.method]
+        for value in self.settings.values():
+            words += value.replace("+", ",").split(",") if isinstance(value, str) else []
+        for word in words:
+            for door in (METHODS, CODECS, GOALS):
+                if ":" in word or (word not in door.builtin and word in door.others()):
+                    yield word if ":" in word else door.others()[word]
+
     def config(self) -> Method:
         """The method's configuration, the same object that the simulation runs."""
         config = configure(self.method, self.settings, self.rounds)
@@ -44,7 +69,7 @@ class Agreement:
     def digest(self) -> str:
         """Equal for two sites exactly if they would run the same thing."""
         content = json.dumps(
-            [self.study, describe(self.config()), self.seed, self.book.to_json()], sort_keys=True
+            [self.study, *_identity(self.config()), self.seed, self.book.to_json()], sort_keys=True
         )
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
@@ -91,3 +116,10 @@ class Agreement:
             raise RequestError(
                 f"the job's agreement cannot be read ({error!r}); submit it with abps"
             ) from error
+
+
+def _identity(config: Method) -> list[Any]:
+    """What a method is: its settings, its class and, of somebody else's, the code of its module."""
+    kind = type(config)
+    code = "" if kind.__module__.startswith("abps.") else inspect.getsource(inspect.getmodule(kind) or kind)
+    return [describe(config), f"{kind.__module__}:{kind.__qualname__}", code]

@@ -312,10 +312,13 @@ class Site:
         opinion = None
         if method.kind == "star":
             star = cast(StarMethod, method)
-            frames = [
-                self._pack(message, star.number(k, round))
-                for k, message in enumerate(star.upload(world, before, trained, round))
-            ]
+            messages = star.upload(world, before, trained, round)
+            if {message.shape[1] for message in messages} != {self.shared}:
+                raise RequestError(
+                    f"{self.agreement.method!r} sends {[message.shape[1] for message in messages]} numbers; "
+                    f"between sites a message has the {self.shared} shared weights"
+                )
+            frames = [self._pack(message, star.number(k, round)) for k, message in enumerate(messages)]
         elif self._by_peers and not alone and self._peer.exchanges(round):
             frames = [self._pack(self._peer.sent(before, trained), round)]
             if method.kind != "graph":

@@ -33,6 +33,8 @@ class SiteFile:
     """A site's own settings. table, store: paths.  label, patient, time, drop: columns of the table.
 
     limits: what it tolerates of a peer.  threads: cores for training.
+    allow: packages besides abps whose methods, codecs and goals a job may name; what is not listed is not
+    imported.
     """
 
     site: str
@@ -44,11 +46,12 @@ class SiteFile:
     drop: tuple[str, ...] = ()
     threads: int = 1
     limits: Limits = field(default_factory=Limits)
+    allow: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> Path:
         """Write the file into a folder."""
         path = Path(folder) / FILE
-        files.write_json(path, {"schema": _SCHEMA, **asdict(self), "drop": list(self.drop)})
+        files.write_json(path, {"schema": _SCHEMA, **asdict(self)})
         return path
 
     def store_of(self, study: str) -> Path:
@@ -72,7 +75,7 @@ def read(path: Path) -> SiteFile:
         unknown = set(data) - {f.name for f in fields(SiteFile)}
         if unknown:
             raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
-        data["drop"] = tuple(data.get("drop", ()))
+        data["drop"], data["allow"] = tuple(data.get("drop", ())), tuple(data.get("allow", ()))
         data["limits"] = Limits(**data.get("limits", {}))
         return SiteFile(**data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

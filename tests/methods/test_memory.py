@@ -1,0 +1,147 @@
+"""Any method's state as bytes and back; settings with a fixed list of values."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError
+from abps.core.settings import listed, validate
+from abps.learn.batched import StackedLearner
+from abps.methods.base import World
+from abps.methods.catalog import CATALOG
+from abps.methods.memory import StateError, freeze, thaw
+from abps.methods.settings import with_settings
+from abps.simulator.rounds import Course
+
+
+def same(a, b):
+    assert type(a) is type(b)
+    if dataclasses.is_dataclass(a):
+        for f in dataclasses.fields(a):
+            same(getattr(a, f.name), getattr(b, f.name))
+    elif isinstance(a, tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            same(x, y)
+    elif isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    else:
+        assert a == b or (a != a and b != b)
+
+
+#: Methods that can be written down at a site, each with what makes its state interesting.
+CASES = {name: {} for name, entry in CATALOG.items() if not entry.config.between_sites()} | {
+    "abps": {"forget": "alarm", "watch": "utility", "block": "2", "alarm_level": "0.9"},
+    "abps-p": {"forget": "window", "recall": "2"},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_state_survives_the_journey_and_the_run_goes_on(ready, name) -> None:
+    """After two rounds the state is written and read; the third round does not notice."""
+    method = with_settings(CATALOG[name].config, {"hidden": "8,4", "batch": "32"} | CASES[name])
+    learner = StackedLearner(ready, method.training, method.training.model, 11)
+    course = Course.start(method, World(learner, ready, learner.ids, 11, 5))
+    for t in (1, 2):
+        course, _ = course.round(t)
+    kind = type(method.init(course.world))
+    content = freeze(course.state, ("models",))
+    back = thaw(kind, content, models=course.state.models)
+    same(back, course.state)
+    assert freeze(back, ("models",)) == content
+    on, _ = course.round(3)
+    again, _ = dataclasses.replace(course, state=back).round(3)
+    assert torch.equal(on.state.models, again.state.models)
+
+
+@pytest.mark.parametrize("name", ["abps", "abps-p", "abps-plus", "defta", "gossip", "ditto"])
+def test_members_may_change_their_places(ready, name) -> None:
+    """Everybody moves one place on and somebody new comes first: opinions move along."""
+    method = with_settings(CATALOG[name].config, {"hidden": "8,4"} | CASES[name])
+    learner = StackedLearner(ready, method.training, method.training.model, 11)
+    course = Course.start(method, World(learner, ready, learner.ids, 11, 5))
+    for t in (1, 2):
+        course, _ = course.round(t)
+    before, n = course.state, ready.size
+    place = np.arange(n) + 1
+    after = before.placed(place, n + 1)
+    if name in ("abps", "abps-p"):
+        for i in range(n):
+            mine = before.beliefs.posterior(i, np.arange(n))
+            moved = after.beliefs.posterior(i + 1, place)
+            np.testing.assert_array_equal(mine.alpha, moved.alpha)
+        assert after.beliefs.observed == before.beliefs.observed > 0
+    elif name == "abps-plus":
+        np.testing.assert_array_equal(after.experience.peer, before.experience.peer + 1)
+    elif name == "defta":
+        np.testing.assert_array_equal(after.confidence[:, 1:], before.confidence)
+        assert not after.confidence[:, 0].any()
+    else:
+        assert after is before
+
+
+@dataclass(frozen=True, eq=False)
+class Inner:
+    table: NDArray[np.float64]
+    word: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    inner: tuple[Inner, ...]
+    one: Inner | None
+    number: float
+    counts: tuple[int, str]
+
+
+@given(
+    arrays.arrays(np.float64, arrays.array_shapes(max_dims=3, max_side=4)),
+    st.none() | st.text(max_size=5),
+    st.floats(),
+    st.integers(-(2**60), 2**60),
+)
+def test_nested_values(table, word, number, count) -> None:
+    value = Outer((Inner(table, word),) * 2, Inner(table.T, None), number, (count, "x"))
+    same(thaw(Outer, freeze(value)), value)
+    same(thaw(Outer, freeze(dataclasses.replace(value, one=None))), dataclasses.replace(value, one=None))
+
+
+def test_what_is_cut_off_or_cannot_be_written() -> None:
+    value = Outer((Inner(np.zeros(3), None),), None, 0.0, (1, "x"))
+    with pytest.raises(StateError, match="cut off"):
+        thaw(Outer, freeze(value)[:-1])
+    for wrong in (np.array([object()]), {1, 2}, lambda: None):
+        with pytest.raises(TypeError, match="cannot be written down"):
+            freeze(dataclasses.replace(value, one=wrong))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    color: Literal["red", "green", "blue"] = "red"
+    several: tuple[Literal["a", "b"], ...] = ("a",)
+    free: str = "anything"
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+
+def test_choices_are_checked_in_one_sentence() -> None:
+    assert Chosen("blue", ("a", "b"), "x").color == "blue"
+    with pytest.raises(RequestError, match=r"^color='pink': choose red, green or blue$"):
+        Chosen("pink")
+    with pytest.raises(RequestError, match=r"^several='c': choose a or b$"):
+        Chosen(several=("a", "c"))
+    assert listed(("one",)) == "one"
