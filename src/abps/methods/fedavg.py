@@ -14,7 +14,8 @@ from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.learn.training import PLAIN, Objective
-from abps.methods.base import Weighting, Wire, World, shares, weighted_mean
+from abps.methods.base import Weighting, Wire, World, shares
+from abps.methods.robust import AGGREGATES, Aggregate, trusted
 from abps.methods.star import Server, StarMethod
 
 
@@ -23,11 +24,13 @@ class FedAvg(StarMethod):
     """wire: codec and private layers.  weighting: size or uniform.
 
     smoothing: share of its previous trunk that the server keeps (the paper's EMA momentum); 0 is none.
+    aggregate: mean, or an average that a few bad senders cannot move far (:mod:`abps.methods.robust`).
     """
 
     wire: Wire = field(default_factory=Wire)
     weighting: Weighting = "size"
     smoothing: float = 0.0
+    aggregate: Aggregate = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,8 +44,8 @@ class FedAvg(StarMethod):
 
     @property
     def remembers(self) -> bool:
-        """For smoothing."""
-        return self.smoothing > 0
+        """For smoothing, and for trust in steps from the last average."""
+        return self.smoothing > 0 or self.aggregate == "trusted"
 
     def objective(self, state: Any) -> Objective:
         """What a center adds to its own loss: nothing here; FedAvg's relatives differ in it."""
@@ -61,9 +64,13 @@ class FedAvg(StarMethod):
         self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
     ) -> tuple[tuple[Tensor, ...], Any]:
         """The average, smoothed over rounds."""
-        trunk = weighted_mean(sent[0], shares(sizes, self.weighting))
+        say = shares(sizes, self.weighting)
+        before = server.last[0] if server.last else start[: sent[0].shape[1]]
+        if self.aggregate == "trusted":
+            trunk = trusted(sent[0], say, before)
+        else:
+            trunk = AGGREGATES[self.aggregate](sent[0], say)
         if self.smoothing:
-            before = server.last[0] if server.last else start[: len(trunk)]
             trunk = torch.lerp(trunk, before, self.smoothing)
         return (trunk,), None
 
