@@ -161,6 +161,12 @@ def test_rows_that_stand_there_four_times_are_taken_once(tmp_path, truth):
     assert score(federation) == pytest.approx(truth, abs=0.01)
 
 
+def test_a_few_rows_that_stand_there_twice_are_named_and_stay(tmp_path):
+    federation = read(pl.concat([clean(), clean().head(3)]), tmp_path)
+    assert federation.rows == 603 and federation.notes.copies == 0
+    assert any("3 of 603 rows repeat" in w and "stay" in w for w in federation.notes.warnings)
+
+
 def test_equal_rows_of_a_coarse_table_are_different_people(tmp_path):
     rng = np.random.default_rng(1)
     frame = pl.DataFrame(

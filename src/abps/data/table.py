@@ -40,6 +40,9 @@ MIN_STAYS = 50
 #: Positives and negatives that a center needs, so that each split can have one.
 MIN_CLASS = 3
 
+#: The share of rows that must repeat others before they are taken once; fewer change nothing, and stay.
+MANY_COPIES = 0.01
+
 #: The share of rows in centers that are left out from which on people are warned.
 MANY_LEFT_OUT = 0.1
 
@@ -99,7 +102,8 @@ def checked(raw: RawTable, roles: Roles, name: str, min_stays: int = MIN_STAYS) 
     label = binary_label(frame[roles.label], roles.label, roles.positive)
     found = suspicions(frame.drop(roles_of(raw.frame, roles), strict=False), label.values)
     named = [s.column for s in found if s.kind == "identifier"]
-    repeated = copies(frame.drop(named))
+    alike = copies(frame.drop(named))
+    repeated = alike if alike.sum() > MANY_COPIES * frame.height else np.zeros_like(alike)
     kept = frame.filter(pl.Series(~repeated))
     aside = {s.column: s.sentence for s in found if s.aside and s.column not in roles.keep}
     federation = federate(kept, roles, name, min_stays, aside)
@@ -109,10 +113,10 @@ def checked(raw: RawTable, roles: Roles, name: str, min_stays: int = MIN_STAYS) 
         *doubts,
         *(f"{s.column!r}: {s.sentence}{_done(s, roles)}" for s in found if s.kind != "identifier"),
     ]
-    if repeated.any():
+    if alike.any():
+        done = "each is taken once" if repeated.any() else "so few stay"
         warnings.append(
-            f"{int(repeated.sum())} of {frame.height} rows repeat another row in every column; "
-            "each is taken once"
+            f"{int(alike.sum())} of {frame.height} rows repeat another row in every column; {done}"
         )
     lost = sum(o.rows for o in federation.left_out)
     if lost > MANY_LEFT_OUT * kept.height:

@@ -67,11 +67,10 @@ def effects(model: FittedModel) -> list[Effect]:
 
 
 def _values(model: FittedModel, source: str, scale: Scale) -> Floats:
-    """Where a column's curve is drawn: its range without the widening, where it is known."""
+    """Where a column's curve is drawn: its range, where it is known."""
     span = model.ranges.get(source)
     if span is None:
         low, high = scale.center - 3 * scale.spread, scale.center + 3 * scale.spread
     else:
-        wide = (span.high - span.low) / 4
-        low, high = span.low + wide, span.high - wide
+        low, high = span.low, span.high
     return np.linspace(low, high, POINTS)

@@ -48,7 +48,9 @@ def ranges_of(features: pl.DataFrame, book: Codebook) -> dict[str, Range]:
         values = features[name].cast(pl.Float64).drop_nulls().drop_nans().to_numpy()
         if len(values):
             low, high = np.quantile(values, ORDINARY).tolist()
-            found[name] = Range(low - (high - low) / 2, high + (high - low) / 2)
+            least, most = low - (high - low) / 2, high + (high - low) / 2
+            # A column that is never negative does not become so by widening.
+            found[name] = Range(max(least, 0.0) if values.min() >= 0 else least, most)
     return found
 
 
