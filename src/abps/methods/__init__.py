@@ -1,1 +1,1 @@
-"""Methods: one file each, a frozen configuration with ``init`` and ``apply``."""
+"""Methods: one file each, a frozen configuration and pure functions over rows."""

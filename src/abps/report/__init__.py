@@ -1,0 +1,1 @@
+"""What runs mean: statistics, words, tables, figures and pages."""

@@ -1,0 +1,1 @@
+"""What travels: codecs, frames, messages, and what a center lets in."""
