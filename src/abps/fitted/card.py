@@ -78,6 +78,7 @@ def card(fitted: Fitted, model: FittedModel) -> list[Section]:
         *_outsiders(fitted),
         *_curves(model),
         _limits(fitted, model),
+        _people(),
     ]
 
 
@@ -93,7 +94,7 @@ def _use(fitted: Fitted, model: FittedModel) -> Section:
         "supports people who decide; it does not decide. It is no medical device unless "
         "somebody has had it approved."
     )
-    return Section("Intended use", "1, 3, 4", (Text(words), Text(ask)))
+    return Section("Intended use", "1, 3, 4, 27", (Text(words), Text(ask)))
 
 
 def _cohort(fitted: Fitted, model: FittedModel) -> Section:
@@ -130,7 +131,7 @@ def _cohort(fitted: Fitted, model: FittedModel) -> Section:
         blocks.append(Grid(("column mended", "by the rule", "cells"), lines))
     if notes is not None and notes.warnings:
         blocks.append(Text("Warnings of the check: " + "; ".join(notes.warnings) + "."))
-    return Section("Cohort and flow", "5, 6, 8, 20", tuple(blocks))
+    return Section("Cohort and flow", "5, 6, 7, 8, 20", tuple(blocks))
 
 
 def _predictors(model: FittedModel) -> Section:
@@ -154,7 +155,7 @@ def _predictors(model: FittedModel) -> Section:
     )
     return Section(
         "Predictors and missing values",
-        "7, 11",
+        "9, 11",
         (Grid(("column", "read as", "expected range"), tuple(rows)), Text(gaps)),
     )
 
@@ -177,7 +178,7 @@ def _making(fitted: Fitted, model: FittedModel) -> Section:
         "How good the models are was measured on test rows by a first run that had not seen them; the models "
         "here come from a second run that learned from those rows too."
     )
-    return Section("How it was made", "10, 12, 18", (Text(words), Text(again), Text(held)))
+    return Section("How it was made", "12, 16, 21, 22", (Text(words), Text(again), Text(held)))
 
 
 def _performance(own: Evaluation, every: Evaluation, model: FittedModel) -> Section:
@@ -191,7 +192,7 @@ def _performance(own: Evaluation, every: Evaluation, model: FittedModel) -> Sect
     )
     return Section(
         "Performance on rows that were not learned from",
-        "12, 23",
+        "12, 16, 23",
         (Grid(("rows of", "rows", "events", "AUROC", "Brier score"), rows), Text(words)),
     )
 
@@ -245,7 +246,7 @@ def _decisions(own: Evaluation, every: Evaluation) -> Section:
         svg = chart(lines, "threshold", "net benefit", "Decision curve of all centers")
         words = "Net benefit of acting at a threshold; gray: call everybody, orange: call nobody."
         blocks.append(Figure(svg, "decisions.svg", words))
-    return Section("Decisions and thresholds", "12, 23", tuple(blocks))
+    return Section("Decisions and thresholds", "15, 23", tuple(blocks))
 
 
 def _subgroups(fitted: Fitted) -> Section:
@@ -302,7 +303,7 @@ def _curves(model: FittedModel) -> list[Section]:
     ]
     for effect in [e for e in found if e.curve is not None][:SHOWN_CURVES]:
         blocks.append(Figure(draw(effect), f"{effect.file}.svg", effect.name))
-    return [Section("What every column says", "15, 22", tuple(blocks))]
+    return [Section("What every column says", "22", tuple(blocks))]
 
 
 def draw(effect: Effect) -> str:
@@ -330,6 +331,24 @@ def _limits(fitted: Fitted, model: FittedModel) -> Section:
     versions = ", ".join(f"{name} {value}" for name, value in model.about["versions"].items())
     blocks = (*(Text(line) for line in lines), Text(f"Made with {versions}."))
     return Section("Limits and versions", "18, 24, 25, 26", blocks)
+
+
+def _people() -> Section:
+    asked = (
+        ("2", "a summary for readers who see nothing else"),
+        ("3", "why this prediction is wanted, and what is known already"),
+        ("10", "why this many stays are enough"),
+        ("13", "whether rare outcomes need more than rows as they are, which is what was done"),
+        ("17", "who approved the use of the data"),
+        ("18", "money, interests, protocol, registration, where data and code can be had"),
+        ("19", "how patients and the public took part"),
+    )
+    words = Text(
+        "These items of the guideline ask for what no table holds. They are open until somebody answers."
+    )
+    return Section(
+        "What only people can answer", "2, 3, 10, 13, 17, 18, 19", (words, Grid(("item", "asks"), asked))
+    )
 
 
 def number(value: float) -> str:
