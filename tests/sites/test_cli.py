@@ -169,7 +169,7 @@ def test_submitting_to_nobody(kits, six, tmp_path, capsys):
     submit = ("site", "submit", "--study", "s", "--codebook", book)
     code, _, err = call(capsys, *submit, "--kit", kits / "north")
     assert code == 2 and "not an operator's startup kit" in err
-    code, _, err = call(capsys, *submit, "--kit", kits / "operator@federation.example", "--method", "fedprox")
+    code, _, err = call(capsys, *submit, "--kit", kits / "operator@federation.example", "--method", "wpfed")
     assert code == 2 and "does not run between sites" in err
 
 

@@ -72,6 +72,9 @@ def init(
     time: options.Time = None,
     drop: options.Drop = "",
     threads: Annotated[int, typer.Option(help="Cores for training.")] = 1,
+    allow: Annotated[
+        str, typer.Option(help="Packages besides abps that jobs may name, with commas between.")
+    ] = "",
     as_json: options.Json = False,
 ) -> None:
     """Tell a site which table is its own. Nothing of it leaves the machine.
@@ -95,10 +98,20 @@ def init(
     else:
         assert site is not None and out is not None
         folder = files.folder(out)
-    dropped = tuple(part.strip() for part in drop.split(",") if part.strip())
+    dropped, allowed = (
+        tuple(part.strip() for part in listed.split(",") if part.strip()) for listed in (drop, allow)
+    )
     remember = (store or folder / "studies").absolute()
     own = sitefile.SiteFile(
-        site, str(table.absolute()), label, str(remember), patient, time, dropped, threads
+        site,
+        str(table.absolute()),
+        label,
+        str(remember),
+        patient,
+        time,
+        dropped,
+        threads,
+        allow=allowed,
     )
     rows = own.read_table()
     book = codebook(rows, seed=0)

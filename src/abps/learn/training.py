@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.data.prepare import STANDARDISE, Prepared, Rows
+from abps.core.settings import validate
+from abps.data.prepare import Prepared, Rows
 from abps.learn.contrast import Contrast
 from abps.learn.gaussian import Gaussian
 from abps.learn.kernels import Kernel, kernel_for
@@ -36,12 +37,13 @@ class Training:
     batch: int = 128
     lr: float = 1e-3
     weight_decay: float = 1e-5
-    optimizer: str = "adam"
+    optimizer: Literal["adam", "sgd"] = "adam"
     hidden: tuple[int, ...] = (128, 64)
     dropout: float = 0.2
-    standardise: str = "own"
+    standardise: Literal["own", "common"] = "own"
 
     def __post_init__(self) -> None:
+        validate(self)
         if self.epochs < 1 or self.batch < 1:
             raise RequestError(f"epochs={self.epochs}, batch={self.batch}: both must be at least 1")
         if not 0 <= self.dropout <= 0.99:
@@ -50,10 +52,6 @@ class Training:
             raise RequestError(
                 f"lr={self.lr}, weight_decay={self.weight_decay}: choose lr above 0 and weight_decay from 0"
             )
-        if self.optimizer not in ("adam", "sgd"):
-            raise RequestError(f"optimizer={self.optimizer!r}: choose adam or sgd")
-        if self.standardise not in STANDARDISE:
-            raise RequestError(f"standardise={self.standardise!r}: choose {' or '.join(STANDARDISE)}")
 
     def model(self, width: int) -> nn.Module:
         """The default network for a number of features."""

@@ -56,9 +56,9 @@ class Filter:
     goals: tuple[str, ...] = ()
     goal_function: Goal | None = None
     keep: float = 0.25
-    tau_scope: str = "global_pairs"
+    tau_scope: Literal["global_pairs", "per_center"] = "global_pairs"
     metadata: Literal["base", "full"] = "base"
-    meta_scale: str = "raw"
+    meta_scale: Literal["raw", "zscore"] = "raw"
     mutual_filter: bool = True
     candidates: Literal["all", "group"] = "all"
 
