@@ -12,7 +12,8 @@ import polars as pl
 import pytest
 
 from abps.cli.main import main
-from abps.cohorts import meds_labels, meds_tasks, provenance
+from abps.cohorts import meds_events, meds_labels, meds_tasks, provenance
+from abps.cohorts.duck import session
 from abps.cohorts.meds_rows import RowOptions, build
 from abps.core.errors import RequestError
 
@@ -66,16 +67,11 @@ Labelled = dict[tuple[int, datetime], float]
 
 
 def labels_of(source: Path, name: str) -> Labelled:
-    from abps.cohorts import meds
-    from abps.cohorts.duck import quoted, session
-
-    paths = meds.find_events(source)
-    sql = f"(SELECT subject_id, time, code, value FROM read_parquet([{quoted(str(paths[0]))}]))"
+    paths = meds_events.find_events(source)
+    codes, task = meds_events.read_map(None), meds_tasks.read_task(name)
     with session() as duck:
-        frame = meds_tasks.make_labels(
-            duck, sql, meds.read_map(None), meds_tasks.read_task(name), tuple(paths)
-        ).frame
-    return {(p, t): v for p, t, v in frame.iter_rows()}
+        labels = meds_tasks.make_labels(duck, meds_events.events_sql(paths), codes, task, tuple(paths))
+    return {(p, t): v for p, t, v in labels.frame.iter_rows()}
 
 
 def test_death_and_length_of_stay(source: Path, events: dict[int, Any]) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from abps import files
-from abps.cohorts import eicu, heart, meds, meds_rows, meds_tasks, mimiciv, physionet2012, provenance
+from abps.cohorts import eicu, heart, meds, meds_rows, meds_tasks, mimiciv, omop, physionet2012, provenance
 from abps.cohorts.duck import Progress as Tell
 from abps.cohorts.tidy import Cohort
 from abps.report.pages import cohort_page as page
@@ -74,6 +74,7 @@ def register(app: typer.Typer) -> None:
     group.command("eicu")(eicu_command)
     group.command("physionet2012")(physionet2012_command)
     group.command("meds")(meds_command)
+    group.command("omop")(omop_command)
     group.command("task")(task_command)
     group.command("heart")(heart_command)
     app.add_typer(group, name="cohort")
@@ -168,6 +169,8 @@ def meds_command(
     charlson: Charlson = "12",
     min_age: MinAge = 18,
     max_age: MaxAge = 95,
+    features: Features = "",
+    first_stay: FirstStay = False,
     as_json: Json = False,
 ) -> None:
     """MEDS events (Parquet) with a small map of their codes; one for MIMIC-IV is built in.
@@ -175,8 +178,47 @@ def meds_command(
     Example: abps cohort meds mimic-iv-meds --out cohort.parquet
     """
     path = None if map_ is None else str(map_)
-    options = meds.MedsOptions(path, window, diagnoses, charlson, min_age, max_age)
+    options = meds.MedsOptions(
+        map_file=path,
+        window=window,
+        diagnoses=diagnoses,
+        charlson=charlson,
+        min_age=min_age,
+        max_age=max_age,
+        features=_names(features),
+        first_stay=first_stay,
+    )
     _make(lambda tell: meds.build(source, options, tell), "MEDS cohort", out, as_json)
+
+
+def omop_command(
+    source: Annotated[
+        Path, typer.Argument(help="A DuckDB database, or a folder of CDM tables (Parquet, CSV).")
+    ],
+    out: Out = Path("cohort.parquet"),
+    window: Window = "24h",
+    diagnoses: Diagnoses = "this",
+    charlson: Charlson = "12",
+    min_age: MinAge = 18,
+    max_age: MaxAge = 95,
+    features: Features = "",
+    first_stay: FirstStay = False,
+    as_json: Json = False,
+) -> None:
+    """OMOP CDM 5.3 and 5.4: hospital death of ICU stays, concepts and units by a shipped map.
+
+    Example: abps cohort omop cdm.duckdb --features labs,gcs --out cohort.parquet
+    """
+    options = omop.OmopOptions(
+        window=window,
+        diagnoses=diagnoses,
+        charlson=charlson,
+        min_age=min_age,
+        max_age=max_age,
+        features=_names(features),
+        first_stay=first_stay,
+    )
+    _make(lambda tell: omop.build(source, options, tell), "OMOP cohort", out, as_json)
 
 
 def task_command(

@@ -1,37 +1,39 @@
-"""MEDS events (Parquet) and a small map of their codes: the same cohort from the common event format.
+"""The cohort of ICU stays from MEDS events: hospital death, as from MIMIC-IV's own tables.
 
-The map says which codes carry what; one for MIMIC-IV is shipped, another is a JSON file of a page.
 MEDS has no stay identifiers, so an event belongs to the stay during which it happened; between two
-stays of one subject it belongs to the nearer one. A discharge ends the last admission before it; an
-admission that is followed by another one before any discharge has none, and its outcome is unknown.
-Sex, race and insurance are what was on record at ICU admission.
+stays of one subject it belongs to the nearer one. Laboratory values go by their time alone.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from importlib import resources
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from abps.cohorts import charlson, physiology, provenance, vitals
-from abps.cohorts.duck import Progress, Session, quoted, session, silent
+from abps.cohorts.duck import Progress, Session, session, silent
+from abps.cohorts.meds_events import (
+    CodeMap,
+    empty_context,
+    events_sql,
+    find_events,
+    icu_stays,
+    read_map,
+    starting,
+)
+from abps.cohorts.meds_window import measure
 from abps.cohorts.tidy import (
     Cohort,
     Column,
     Flow,
     comorbidity_columns,
-    fractional_year,
     in_order,
     keep_ages,
-    race_group,
+    keep_first,
     vital_columns,
 )
-from abps.core.errors import RequestError, nearest
+from abps.core.errors import RequestError
 from abps.data.synthetic.builtin import Roles
 
 RECIPE = "meds/2"
@@ -41,35 +43,11 @@ DIAGNOSES = ("this", "earlier", "none")
 
 
 @dataclass(frozen=True)
-class CodeMap:
-    """Beginnings of codes, by what they carry. Optional ones are empty where the source has none.
-
-    antibiotic: patterns (RE2, lower case) instead of beginnings; drugs are named in many ways.
-    """
-
-    source: str
-    birth: str
-    sex: str
-    icu_admission: str
-    icu_discharge: str
-    hospital_admission: str
-    hospital_discharge: str
-    died: tuple[str, ...]
-    vitals: dict[str, tuple[str, ...]]
-    diagnosis: dict[int, str]
-    race: str = ""
-    insurance: str = ""
-    labs: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    gcs: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    urine: tuple[str, ...] = ()
-    irrigant_in: tuple[str, ...] = ()
-    culture: tuple[str, ...] = ()
-    antibiotic: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class MedsOptions:
-    """As :class:`abps.cohorts.mimiciv.MimicOptions`; map_file: the code map, unset the shipped one."""
+    """As :class:`abps.cohorts.mimiciv.MimicOptions`; map_file: the code map, unset the shipped one.
+
+    features: labs, gcs and urine are told by the shipped map.
+    """
 
     map_file: str | None = None
     window: str = "24h"
@@ -77,68 +55,15 @@ class MedsOptions:
     charlson: str = "12"
     min_age: float | None = 18
     max_age: float | None = 95
+    features: tuple[str, ...] = ()
+    first_stay: bool = False
 
     def __post_init__(self) -> None:
+        physiology.parse_groups(self.features)
         vitals.window_of(self.window)
         charlson.table().columns(self.charlson)
         if self.diagnoses not in DIAGNOSES:
             raise RequestError(f"--diagnoses is {', '.join(DIAGNOSES)}, not {self.diagnoses!r}")
-
-
-def read_map(path: str | None) -> CodeMap:
-    """A code map from a JSON file, or the one shipped for MIMIC-IV."""
-    if path is None:
-        text = (
-            resources.files("abps.cohorts").joinpath("tables/meds_mimiciv.json").read_text(encoding="utf-8")
-        )
-    else:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise RequestError(f"cannot read the code map {path}: {error.strerror}") from None
-    try:
-        raw: dict[str, Any] = json.loads(text)
-        raw.pop("about", None)
-        raw["died"] = tuple(raw["died"])
-        for name in ("vitals", "labs", "gcs"):
-            raw[name] = {signal: tuple(codes) for signal, codes in raw.get(name, {}).items()}
-        for name in ("urine", "irrigant_in", "culture", "antibiotic"):
-            raw[name] = tuple(raw.get(name, ()))
-        raw["diagnosis"] = {int(version): code for version, code in raw.get("diagnosis", {}).items()}
-        made = CodeMap(**raw)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise RequestError(
-            f"the code map {path} is not what it should be ({error}); "
-            "start from the shipped meds_mimiciv.json"
-        ) from None
-    known: dict[str, Iterable[str]] = {
-        "vital": vitals.signals(),
-        "lab": physiology.labs(),
-        "part of the coma scale": ("gcs_motor", "gcs_verbal", "gcs_eyes", "gcs_total"),
-    }
-    for (kind, names), told in zip(known.items(), (made.vitals, made.labs, made.gcs)):
-        for name in told:
-            if name not in names:
-                raise RequestError(
-                    f"the code map {path} names an unknown {kind} {name!r}{nearest(name, names)}; "
-                    f"known are {', '.join(names)}"
-                )
-    return made
-
-
-def find_events(source: Path) -> list[Path]:
-    """The event files of a MEDS folder (``data/**/*.parquet``, or Parquet files in it), or one file."""
-    source = Path(source)
-    if source.is_file():
-        return [source]
-    if not source.is_dir():
-        raise RequestError(f"{source} does not exist; give a MEDS folder or a Parquet file of MEDS events")
-    found = sorted((source / "data").glob("**/*.parquet")) or sorted(source.glob("*.parquet"))
-    if not found:
-        raise RequestError(
-            f"no Parquet file is in {source} or {source / 'data'}; give a folder of MEDS events"
-        )
-    return found
 
 
 def build(source: Path, options: MedsOptions | None = None, progress: Progress = silent) -> Cohort:
@@ -146,21 +71,39 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
     options = options or MedsOptions()
     codes = read_map(options.map_file)
     paths = find_events(source)
-    value = check_columns(paths)
-    listed = "[" + ", ".join(quoted(str(p)) for p in paths) + "]"
-    events = f"(SELECT subject_id, time, code, {value} AS value FROM read_parquet({listed}))"
+    events = events_sql(paths)
+    groups = physiology.parse_groups(options.features)
     with session(progress) as duck:
-        flow = keep_ages(icu_stays(duck, events, codes, tuple(paths)), options.min_age, options.max_age)
+        flow = icu_stays(duck, events, codes, tuple(paths))
+        if options.first_stay:
+            flow = keep_first(flow, ("intime", "stay"))
+        flow = keep_ages(flow, options.min_age, options.max_age)
         first_day = _vitals(duck, events, codes, flow, options, tuple(paths))
         coded, warnings = _comorbidities(duck, events, codes, flow.table, options, tuple(paths))
-    table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
+        table = flow.table.join(first_day.table, on="stay", how="left").join(coded, on="stay", how="left")
+        more = None
+        if groups:
+            opens, closes = _window(options)
+            anchors = flow.table.select(
+                # the last instant counts here
+                *("stay", "patient"),
+                moment="intime",
+                opens=opens,
+                closes=closes + pl.duration(microseconds=1),
+            )
+            present = measure(duck, events, codes, anchors, tuple(paths))[1]
+            known, when = table.select("stay", "age", *vitals.columns()), vitals.window_words(options.window)
+            more = physiology.build(duck, known, groups, present, when, "mimiciv")
+            table = table.join(more.table, on="stay", how="left")
+            for name in sorted(physiology.inputs_of(groups) - present):
+                warnings.append(f"events of this map tell no {name}: there are no columns of it")
     without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
     if without:
         warnings.append(
             f"{without} stays have no vital sign in the window; they stay in, with missing values"
         )
     warnings += empty_context(table, codes)
-    dictionary = _dictionary(options)
+    dictionary = [*_dictionary(options), *(more.dictionary if more else ())]
     root = source if Path(source).is_dir() else Path(source).parent
     return Cohort(
         source="meds",
@@ -175,181 +118,18 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
             "stays_without_vitals": without,
             "vital_values_used": first_day.counted,
             "vital_values_out_of_range": first_day.dropped,
+            **({"lab_values_out_of_range": more.dropped} if more else {}),
         },
         warnings=(*warnings, *first_day.warnings()),
     )
 
 
-def check_columns(paths: list[Path]) -> str:
-    """The name of the column with numbers; every file must have the columns of the format."""
-    value = "numeric_value"
-    for path in paths:
-        try:
-            columns = pl.read_parquet_schema(path)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise RequestError(f"{path} is not a readable Parquet file ({error}); copy it again") from None
-        for column in ("subject_id", "time", "code"):
-            if column not in columns:
-                raise RequestError(
-                    f"{path} has no column {column!r}{nearest(column, columns)}; MEDS events have "
-                    "subject_id, time, code and numeric_value"
-                )
-        value = next((name for name in ("numeric_value", "value") if name in columns), "")
-        if not value:
-            raise RequestError(
-                f"{path} has no column 'numeric_value' (or 'value'); it has {', '.join(columns)}"
-            )
-    return value
-
-
-def starting(duck: Session, events: str, prefix: str, name: str, files: tuple[Path, ...]) -> pl.DataFrame:
-    """Events whose code begins with a prefix: patient, time and what follows the prefix."""
-    if not prefix:
-        return pl.DataFrame(schema={"patient": pl.Int64, "time": pl.Datetime("us"), name: pl.String})
-    return duck.frame(
-        f"SELECT subject_id AS patient, CAST(time AS TIMESTAMP) AS time, code[{len(prefix) + 1}:] AS {name} "
-        f"FROM {events} WHERE starts_with(code, {quoted(prefix)})",
-        f"reading {name.replace('_', ' ')}",
-        files,
-    )
-
-
-def icu_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> Flow:
-    """ICU stays: each admission with the next discharge, in the hospital stay that overlaps it most."""
-    enter = starting(duck, events, codes.icu_admission, "careunit_name", files)
-    leave = starting(duck, events, codes.icu_discharge, "left_to", files)
-    if enter.height == 0:
-        raise RequestError(
-            f"no event code begins with {codes.icu_admission!r} (icu_admission of the code map) in "
-            f"{files[0]}; give the code map of this source with --map"
-        )
-    stays = (
-        ended(enter.rename({"time": "intime"}), leave.rename({"time": "outtime"}))
-        .with_row_index("stay", offset=1)
-        .with_columns(pl.col("stay").cast(pl.Int64))
-    )
-    hospital = hospital_stays(duck, events, codes, files)
-    overlap = (
-        # an admission without a discharge reaches to the next one (min_horizontal leaves nulls out)
-        pl.min_horizontal(pl.col("outtime").fill_null(pl.col("intime")), "dischtime", "next_admittime")
-        - pl.max_horizontal("intime", "admittime")
-    ).dt.total_seconds()
-    best = (
-        stays.join(hospital, on="patient")
-        .with_columns(overlap=overlap)
-        .filter(pl.col("overlap") >= 0)
-        .sort("stay", "overlap", "admittime", descending=[False, True, False])
-        .unique("stay", keep="first", maintain_order=True)
-    )
-    extra = ["admittime", "dischtime", "admission_type", "admission_location", "discharge"]
-    table = stays.join(best.select("stay", *extra), on="stay", how="left")
-    birth = (
-        starting(duck, events, codes.birth, "birth", files)
-        .group_by("patient")
-        .agg(birth=pl.col("time").min())
-    )
-    table = table.join(birth, on="patient", how="left")
-    for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
-        told = starting(duck, events, prefix, name, files)
-        table = table.join(on_record(told, stays, name), on="stay", how="left")
-
-    def day(column: str) -> pl.Expr:  # of the year, such that 1 March is the same day in every year
-        return pl.col(column).dt.month().cast(pl.Int32) * 100 + pl.col(column).dt.day()
-
-    before_birthday = day("intime") < day("birth")
-    table = table.with_columns(
-        died=pl.when(pl.col("discharge").is_null())
-        .then(None)
-        .otherwise(pl.col("discharge").is_in([d.removeprefix(codes.hospital_discharge) for d in codes.died]))
-        .cast(pl.Int8),
-        careunit=pl.col("careunit_name").str.extract(r"\(([^()]+)\)\s*$").fill_null(pl.col("careunit_name")),
-        age=(pl.col("intime").dt.year() - pl.col("birth").dt.year() - before_birthday.cast(pl.Int32)).cast(
-            pl.Float64
-        ),
-        admission_year=fractional_year("intime"),
-        race=race_group("race_text"),
-    )
-    flow = Flow.start(table, "ICU admissions among the events")
-    flow = flow.keep(pl.col("outtime").is_not_null(), "ICU discharge missing", always=False)
-    return flow.keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
-
-
-def hospital_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> pl.DataFrame:
-    """Hospital admissions with the next discharge; the admission's code holds its type and location."""
-    admitted = starting(duck, events, codes.hospital_admission, "admission", files)
-    left = starting(duck, events, codes.hospital_discharge, "discharge", files)
-    parts = pl.col("admission").str.split("//")
-
-    def known(part: pl.Expr) -> pl.Expr:
-        return pl.when(part.is_in(["", "UNK"])).then(None).otherwise(part)
-
-    return ended(admitted.rename({"time": "admittime"}), left.rename({"time": "dischtime"})).with_columns(
-        admission_type=known(parts.list.get(0, null_on_oob=True)),
-        admission_location=known(parts.list.get(1, null_on_oob=True)),
-    )
-
-
-def ended(starts: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
-    """Every start with the first end after it, unless another start of the patient comes before that end.
-
-    Adds when the next start is (``next_`` and the name of the start's time).
-
-    starts and ends: patient, a time (the second column), and one more. An end at the very moment of a start
-    is the end of the one before (a transfer).
-    """
-    begun, over = starts.columns[1], ends.columns[1]
-    paired = (
-        starts.drop_nulls(begun)
-        .sort("patient", begun, starts.columns[2])
-        .with_columns(pl.col(begun).shift(-1).over("patient").alias(f"next_{begun}"))
-        .join_asof(
-            ends.drop_nulls(over).sort("patient", over, ends.columns[2]),
-            left_on=begun,
-            right_on=over,
-            by="patient",
-            strategy="forward",
-            allow_exact_matches=False,
-            check_sortedness=False,
-            coalesce=False,
-        )
-    )
-    following = pl.col(f"next_{begun}")
-    own = following.is_null() | (pl.col(over) <= following)
-    return paired.with_columns(
-        pl.when(own).then(pl.col(name)).alias(name) for name in ends.columns if name != "patient"
-    )
-
-
-def on_record(told: pl.DataFrame, stays: pl.DataFrame, name: str) -> pl.DataFrame:
-    """stay, name: the last value told by ICU admission (one without a time always was); later ones never."""
-    told = told.with_columns(pl.col("time").fill_null(pl.datetime(1, 1, 1))).sort("patient", "time", name)
-    return (
-        stays.select("stay", "patient", "intime")
-        .sort("patient", "intime")
-        .join_asof(
-            told,
-            left_on="intime",
-            right_on="time",
-            by="patient",
-            strategy="backward",
-            check_sortedness=False,
-        )
-        .select("stay", name)
-    )
-
-
-def empty_context(table: pl.DataFrame, codes: CodeMap) -> list[str]:
-    """A warning for each of sex, race and insurance that no stay has."""
-    found = []
-    for name, prefix in (("sex", codes.sex), ("race", codes.race), ("insurance", codes.insurance)):
-        if table[name].null_count() == table.height:
-            where = (
-                f"no event in time has a code that begins with {prefix!r}"
-                if prefix
-                else ("the code map names no code for it")
-            )
-            found.append(f"{name} is empty: {where}")
-    return found
+def _window(options: MedsOptions) -> tuple[pl.Expr, pl.Expr]:
+    """The first and last moment of a stay that count."""
+    window = vitals.window_of(options.window)
+    if window is None:
+        return pl.col("intime"), pl.col("outtime")
+    return tuple(pl.col("intime") + pl.duration(hours=hours) for hours in window)  # type: ignore[return-value]
 
 
 def _vitals(
@@ -364,9 +144,7 @@ def _vitals(
         "finding the codes of vitals",
         files,
     )
-    window = vitals.window_of(options.window)
-    opens = pl.col("intime") if window is None else pl.col("intime") + pl.duration(hours=window[0])
-    closes = pl.col("outtime") if window is None else pl.col("intime") + pl.duration(hours=window[1])
+    opens, closes = _window(options)
     previous_out = pl.col("outtime").shift(1).over("patient")
     # the hour between two stays goes to the nearer one: half way from the last exit to this entry
     border = (previous_out + (pl.col("intime") - previous_out) / 2).fill_null(pl.datetime(1, 1, 1))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import polars as pl
 
-from abps.cohorts import charlson, meds, physiology, provenance, vitals
-from abps.cohorts.duck import Progress, Session, quoted, session, silent
+from abps.cohorts import charlson, meds_events, physiology, provenance, vitals
+from abps.cohorts.duck import Progress, Session, session, silent
 from abps.cohorts.meds_labels import Labels, read_labels
 from abps.cohorts.meds_tasks import make_labels, read_task
 from abps.cohorts.meds_window import measure
@@ -75,13 +75,11 @@ class RowOptions:
 
 def build(source: Path, options: RowOptions, progress: Progress = silent) -> Cohort:
     """One row per prediction."""
-    codes = meds.read_map(options.map_file)
-    paths = meds.find_events(source)
-    value = meds.check_columns(paths)
+    codes = meds_events.read_map(options.map_file)
+    paths = meds_events.find_events(source)
     given = None if options.labels is None else read_labels(Path(options.labels))
     task = None if options.task is None else read_task(options.task)
-    listed = "[" + ", ".join(quoted(str(p)) for p in paths) + "]"
-    events = f"(SELECT subject_id, time, code, {value} AS value FROM read_parquet({listed}))"
+    events = meds_events.events_sql(paths)
     files = tuple(paths)
     groups = physiology.parse_groups(options.features)
     with session(progress) as duck:
@@ -100,7 +98,7 @@ def build(source: Path, options: RowOptions, progress: Progress = silent) -> Coh
         coded = _comorbidities(duck, events, codes, flow.table, options, files)
         table = table.join(coded, on="stay", how="left")
     empty = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
-    warnings = meds.empty_context(table, codes)
+    warnings = meds_events.empty_context(table, codes)
     if empty:
         warnings.append(
             f"{empty} predictions have no vital sign in the {options.hours} h before; they stay in"
@@ -127,7 +125,7 @@ def build(source: Path, options: RowOptions, progress: Progress = silent) -> Coh
 def _predictions(
     duck: Session,
     events: str,
-    codes: meds.CodeMap,
+    codes: meds_events.CodeMap,
     labels: Labels,
     options: RowOptions,
     files: tuple[Path, ...],
@@ -143,7 +141,7 @@ def _predictions(
     )
     table = _located(duck, events, codes, table, files)
     birth = (
-        meds.starting(duck, events, codes.birth, "birth", files)
+        meds_events.starting(duck, events, codes.birth, "birth", files)
         .group_by("patient")
         .agg(birth=pl.col("time").min())
     )
@@ -152,8 +150,8 @@ def _predictions(
         "stay", "patient", intime=pl.col("moment") - pl.duration(microseconds=1)
     ).drop_nulls()
     for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
-        told = meds.starting(duck, events, prefix, name, files)
-        table = table.join(meds.on_record(told, asked, name), on="stay", how="left")
+        told = meds_events.starting(duck, events, prefix, name, files)
+        table = table.join(meds_events.on_record(told, asked, name), on="stay", how="left")
 
     def day(column: str) -> pl.Expr:
         return pl.col(column).dt.month().cast(pl.Int32) * 100 + pl.col(column).dt.day()
@@ -182,16 +180,16 @@ def _predictions(
 
 
 def _located(
-    duck: Session, events: str, codes: meds.CodeMap, table: pl.DataFrame, files: tuple[Path, ...]
+    duck: Session, events: str, codes: meds_events.CodeMap, table: pl.DataFrame, files: tuple[Path, ...]
 ) -> pl.DataFrame:
     """Adds the hospital stay (admittime, type, location) and the care unit that hold the prediction."""
-    hospital = meds.hospital_stays(duck, events, codes, files)
+    hospital = meds_events.hospital_stays(duck, events, codes, files)
     admitted = hospital.select(
         "patient", "admittime", "dischtime", "next_admittime", "admission_type", "admission_location"
     )
-    unit = meds.ended(
-        meds.starting(duck, events, codes.icu_admission, "unit", files).rename({"time": "intime"}),
-        meds.starting(duck, events, codes.icu_discharge, "left_to", files).rename({"time": "outtime"}),
+    unit = meds_events.ended(
+        meds_events.starting(duck, events, codes.icu_admission, "unit", files).rename({"time": "intime"}),
+        meds_events.starting(duck, events, codes.icu_discharge, "left_to", files).rename({"time": "outtime"}),
     )
     for stays, start, end in ((admitted, "admittime", "dischtime"), (unit, "intime", "outtime")):
         inside = (
@@ -215,7 +213,7 @@ def _located(
 def _comorbidities(
     duck: Session,
     events: str,
-    codes: meds.CodeMap,
+    codes: meds_events.CodeMap,
     table: pl.DataFrame,
     options: RowOptions,
     files: tuple[Path, ...],
@@ -225,7 +223,7 @@ def _comorbidities(
         return table.select("stay")
     coded = pl.concat(
         [
-            meds.starting(duck, events, prefix, "icd_code", files).with_columns(
+            meds_events.starting(duck, events, prefix, "icd_code", files).with_columns(
                 icd_version=pl.lit(v, pl.Int16)
             )
             for v, prefix in codes.diagnosis.items()
@@ -240,7 +238,7 @@ def _comorbidities(
 
 def _dictionary(labels: Labels, options: RowOptions, when: str) -> list[Column]:
     unit = {"binary": "0/1"}.get(labels.outcome, "")
-    has_codes = bool(meds.read_map(options.map_file).diagnosis)
+    has_codes = bool(meds_events.read_map(options.map_file).diagnosis)
     return [
         Column("outcome", "label", unit, f"{labels.name}: {labels.about}"),
         Column("careunit", "context", "", "care unit at the prediction, short name"),

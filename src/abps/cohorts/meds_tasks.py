@@ -17,7 +17,7 @@ import polars as pl
 
 from abps.cohorts import physiology
 from abps.cohorts.duck import Session, quoted
-from abps.cohorts.meds import CodeMap, hospital_stays, icu_stays, starting
+from abps.cohorts.meds_events import CodeMap, hospital_stays, icu_stays, starting
 from abps.cohorts.meds_labels import Labels
 from abps.cohorts.meds_window import measure
 from abps.core.errors import RequestError, nearest

@@ -12,7 +12,7 @@ import polars as pl
 
 from abps.cohorts import physiology, vitals
 from abps.cohorts.duck import Session
-from abps.cohorts.meds import CodeMap
+from abps.cohorts.meds_events import CodeMap
 
 
 def measure(

@@ -1,0 +1,284 @@
+"""MEDS events (Parquet) read through a small map of their codes: stays, and what was on record when.
+
+The map says which codes carry what; one for MIMIC-IV is shipped, another is a JSON file of a page.
+A discharge ends the last admission before it; an admission that is followed by another one before any
+discharge has none. Sex, race and insurance are what was on record in time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from abps.cohorts import physiology, vitals
+from abps.cohorts.duck import Session, quoted
+from abps.cohorts.tidy import Flow, fractional_year, race_group
+from abps.core.errors import RequestError, nearest
+
+
+@dataclass(frozen=True)
+class CodeMap:
+    """Beginnings of codes, by what they carry. Optional ones are empty where the source has none.
+
+    antibiotic: patterns (RE2, lower case) instead of beginnings; drugs are named in many ways.
+    """
+
+    source: str
+    birth: str
+    sex: str
+    icu_admission: str
+    icu_discharge: str
+    hospital_admission: str
+    hospital_discharge: str
+    died: tuple[str, ...]
+    vitals: dict[str, tuple[str, ...]]
+    diagnosis: dict[int, str]
+    race: str = ""
+    insurance: str = ""
+    labs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    gcs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    urine: tuple[str, ...] = ()
+    irrigant_in: tuple[str, ...] = ()
+    culture: tuple[str, ...] = ()
+    antibiotic: tuple[str, ...] = ()
+
+
+def read_map(path: str | None) -> CodeMap:
+    """A code map from a JSON file, or the one shipped for MIMIC-IV."""
+    if path is None:
+        text = (
+            resources.files("abps.cohorts").joinpath("tables/meds_mimiciv.json").read_text(encoding="utf-8")
+        )
+    else:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"cannot read the code map {path}: {error.strerror}") from None
+    try:
+        raw: dict[str, Any] = json.loads(text)
+        raw.pop("about", None)
+        raw["died"] = tuple(raw["died"])
+        for name in ("vitals", "labs", "gcs"):
+            raw[name] = {signal: tuple(codes) for signal, codes in raw.get(name, {}).items()}
+        for name in ("urine", "irrigant_in", "culture", "antibiotic"):
+            raw[name] = tuple(raw.get(name, ()))
+        raw["diagnosis"] = {int(version): code for version, code in raw.get("diagnosis", {}).items()}
+        made = CodeMap(**raw)
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise RequestError(
+            f"the code map {path} is not what it should be ({error}); "
+            "start from the shipped meds_mimiciv.json"
+        ) from None
+    known: dict[str, Iterable[str]] = {
+        "vital": vitals.signals(),
+        "lab": physiology.labs(),
+        "part of the coma scale": ("gcs_motor", "gcs_verbal", "gcs_eyes", "gcs_total"),
+    }
+    for (kind, names), told in zip(known.items(), (made.vitals, made.labs, made.gcs)):
+        for name in told:
+            if name not in names:
+                raise RequestError(
+                    f"the code map {path} names an unknown {kind} {name!r}{nearest(name, names)}; "
+                    f"known are {', '.join(names)}"
+                )
+    return made
+
+
+def find_events(source: Path) -> list[Path]:
+    """The event files of a MEDS folder (``data/**/*.parquet``, or Parquet files in it), or one file."""
+    source = Path(source)
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise RequestError(f"{source} does not exist; give a MEDS folder or a Parquet file of MEDS events")
+    found = sorted((source / "data").glob("**/*.parquet")) or sorted(source.glob("*.parquet"))
+    if not found:
+        raise RequestError(
+            f"no Parquet file is in {source} or {source / 'data'}; give a folder of MEDS events"
+        )
+    return found
+
+
+def events_sql(paths: list[Path]) -> str:
+    """SQL that reads event files: subject_id, time, code, value."""
+    value = check_columns(paths)
+    listed = "[" + ", ".join(quoted(str(p)) for p in paths) + "]"
+    return f"(SELECT subject_id, time, code, {value} AS value FROM read_parquet({listed}))"
+
+
+def check_columns(paths: list[Path]) -> str:
+    """The name of the column with numbers; every file must have the columns of the format."""
+    value = "numeric_value"
+    for path in paths:
+        try:
+            columns = pl.read_parquet_schema(path)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise RequestError(f"{path} is not a readable Parquet file ({error}); copy it again") from None
+        for column in ("subject_id", "time", "code"):
+            if column not in columns:
+                raise RequestError(
+                    f"{path} has no column {column!r}{nearest(column, columns)}; MEDS events have "
+                    "subject_id, time, code and numeric_value"
+                )
+        value = next((name for name in ("numeric_value", "value") if name in columns), "")
+        if not value:
+            raise RequestError(
+                f"{path} has no column 'numeric_value' (or 'value'); it has {', '.join(columns)}"
+            )
+    return value
+
+
+def starting(duck: Session, events: str, prefix: str, name: str, files: tuple[Path, ...]) -> pl.DataFrame:
+    """Events whose code begins with a prefix: patient, time and what follows the prefix."""
+    if not prefix:
+        return pl.DataFrame(schema={"patient": pl.Int64, "time": pl.Datetime("us"), name: pl.String})
+    return duck.frame(
+        f"SELECT subject_id AS patient, CAST(time AS TIMESTAMP) AS time, code[{len(prefix) + 1}:] AS {name} "
+        f"FROM {events} WHERE starts_with(code, {quoted(prefix)})",
+        f"reading {name.replace('_', ' ')}",
+        files,
+    )
+
+
+def icu_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> Flow:
+    """ICU stays: each admission with the next discharge, in the hospital stay that overlaps it most."""
+    enter = starting(duck, events, codes.icu_admission, "careunit_name", files)
+    leave = starting(duck, events, codes.icu_discharge, "left_to", files)
+    if enter.height == 0:
+        raise RequestError(
+            f"no event code begins with {codes.icu_admission!r} (icu_admission of the code map) in "
+            f"{files[0]}; give the code map of this source with --map"
+        )
+    stays = (
+        ended(enter.rename({"time": "intime"}), leave.rename({"time": "outtime"}))
+        .with_row_index("stay", offset=1)
+        .with_columns(pl.col("stay").cast(pl.Int64))
+    )
+    hospital = hospital_stays(duck, events, codes, files)
+    overlap = (
+        # an admission without a discharge reaches to the next one (min_horizontal leaves nulls out)
+        pl.min_horizontal(pl.col("outtime").fill_null(pl.col("intime")), "dischtime", "next_admittime")
+        - pl.max_horizontal("intime", "admittime")
+    ).dt.total_seconds()
+    best = (
+        stays.join(hospital, on="patient")
+        .with_columns(overlap=overlap)
+        .filter(pl.col("overlap") >= 0)
+        .sort("stay", "overlap", "admittime", descending=[False, True, False])
+        .unique("stay", keep="first", maintain_order=True)
+    )
+    extra = ["admittime", "dischtime", "admission_type", "admission_location", "discharge"]
+    table = stays.join(best.select("stay", *extra), on="stay", how="left")
+    birth = (
+        starting(duck, events, codes.birth, "birth", files)
+        .group_by("patient")
+        .agg(birth=pl.col("time").min())
+    )
+    table = table.join(birth, on="patient", how="left")
+    for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
+        told = starting(duck, events, prefix, name, files)
+        table = table.join(on_record(told, stays, name), on="stay", how="left")
+
+    def day(column: str) -> pl.Expr:  # of the year, such that 1 March is the same day in every year
+        return pl.col(column).dt.month().cast(pl.Int32) * 100 + pl.col(column).dt.day()
+
+    before_birthday = day("intime") < day("birth")
+    table = table.with_columns(
+        died=pl.when(pl.col("discharge").is_null())
+        .then(None)
+        .otherwise(pl.col("discharge").is_in([d.removeprefix(codes.hospital_discharge) for d in codes.died]))
+        .cast(pl.Int8),
+        careunit=pl.col("careunit_name").str.extract(r"\(([^()]+)\)\s*$").fill_null(pl.col("careunit_name")),
+        age=(pl.col("intime").dt.year() - pl.col("birth").dt.year() - before_birthday.cast(pl.Int32)).cast(
+            pl.Float64
+        ),
+        admission_year=fractional_year("intime"),
+        race=race_group("race_text"),
+    )
+    flow = Flow.start(table, "ICU admissions among the events")
+    flow = flow.keep(pl.col("outtime").is_not_null(), "ICU discharge missing", always=False)
+    return flow.keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
+
+
+def hospital_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...]) -> pl.DataFrame:
+    """Hospital admissions with the next discharge; the admission's code holds its type and location."""
+    admitted = starting(duck, events, codes.hospital_admission, "admission", files)
+    left = starting(duck, events, codes.hospital_discharge, "discharge", files)
+    parts = pl.col("admission").str.split("//")
+
+    def known(part: pl.Expr) -> pl.Expr:
+        return pl.when(part.is_in(["", "UNK"])).then(None).otherwise(part)
+
+    return ended(admitted.rename({"time": "admittime"}), left.rename({"time": "dischtime"})).with_columns(
+        admission_type=known(parts.list.get(0, null_on_oob=True)),
+        admission_location=known(parts.list.get(1, null_on_oob=True)),
+    )
+
+
+def ended(starts: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
+    """Every start with the first end after it, unless another start of the patient comes before that end.
+
+    Adds when the next start is (``next_`` and the name of the start's time).
+
+    starts and ends: patient, a time (the second column), and one more. An end at the very moment of a start
+    is the end of the one before (a transfer).
+    """
+    begun, over = starts.columns[1], ends.columns[1]
+    paired = (
+        starts.drop_nulls(begun)
+        .sort("patient", begun, starts.columns[2])
+        .with_columns(pl.col(begun).shift(-1).over("patient").alias(f"next_{begun}"))
+        .join_asof(
+            ends.drop_nulls(over).sort("patient", over, ends.columns[2]),
+            left_on=begun,
+            right_on=over,
+            by="patient",
+            strategy="forward",
+            allow_exact_matches=False,
+            check_sortedness=False,
+            coalesce=False,
+        )
+    )
+    following = pl.col(f"next_{begun}")
+    own = following.is_null() | (pl.col(over) <= following)
+    return paired.with_columns(
+        pl.when(own).then(pl.col(name)).alias(name) for name in ends.columns if name != "patient"
+    )
+
+
+def on_record(told: pl.DataFrame, stays: pl.DataFrame, name: str) -> pl.DataFrame:
+    """stay, name: the last value told by ICU admission (one without a time always was); later ones never."""
+    told = told.with_columns(pl.col("time").fill_null(pl.datetime(1, 1, 1))).sort("patient", "time", name)
+    return (
+        stays.select("stay", "patient", "intime")
+        .sort("patient", "intime")
+        .join_asof(
+            told,
+            left_on="intime",
+            right_on="time",
+            by="patient",
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .select("stay", name)
+    )
+
+
+def empty_context(table: pl.DataFrame, codes: CodeMap) -> list[str]:
+    """A warning for each of sex, race and insurance that no stay has."""
+    found = []
+    for name, prefix in (("sex", codes.sex), ("race", codes.race), ("insurance", codes.insurance)):
+        if table[name].null_count() == table.height:
+            where = (
+                f"no event in time has a code that begins with {prefix!r}"
+                if prefix
+                else ("the code map names no code for it")
+            )
+            found.append(f"{name} is empty: {where}")
+    return found

@@ -1,0 +1,422 @@
+"""OMOP CDM 5.3 and 5.4: the same cohort from the common data model, hospital death of ICU stays.
+
+An ICU stay is a visit detail of an intensive-care concept; its hospital stay is the visit it belongs to.
+Concepts and units are a shipped map: values in another known unit are converted, values in an unknown
+unit are left out and counted.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from abps.cohorts import charlson, physiology, provenance, vitals
+from abps.cohorts.duck import Progress, Session, session, silent
+from abps.cohorts.omop_source import Cdm, open_cdm
+from abps.cohorts.tidy import (
+    Cohort,
+    Column,
+    Flow,
+    comorbidity_columns,
+    fractional_year,
+    in_order,
+    keep_ages,
+    keep_first,
+    race_group,
+    vital_columns,
+)
+from abps.core.errors import RequestError
+from abps.data.synthetic.builtin import Roles
+
+RECIPE = "omop/1"
+
+DIAGNOSES = ("this", "earlier", "none")
+
+TABLES = (
+    *("person", "visit_occurrence", "visit_detail", "measurement", "condition_occurrence", "concept"),
+    *("care_site", "death", "payer_plan_period"),
+)
+
+#: What the CDM can tell beyond vitals with the shipped map.
+GROUPS = ("labs", "gcs")
+
+
+@dataclass(frozen=True)
+class OmopOptions:
+    """As :class:`abps.cohorts.mimiciv.MimicOptions`; features: labs and gcs are told by the shipped map."""
+
+    window: str = "24h"
+    diagnoses: str = "this"
+    charlson: str = "12"
+    min_age: float | None = 18
+    max_age: float | None = 95
+    features: tuple[str, ...] = ()
+    first_stay: bool = False
+
+    def __post_init__(self) -> None:
+        physiology.parse_groups(self.features)
+        vitals.window_of(self.window)
+        charlson.table().columns(self.charlson)
+        if self.diagnoses not in DIAGNOSES:
+            raise RequestError(f"diagnoses is {', '.join(DIAGNOSES)}, not {self.diagnoses!r}")
+
+
+@cache
+def concepts() -> dict[str, Any]:
+    """The shipped map of concepts and units."""
+    text = resources.files("abps.cohorts").joinpath("tables/omop.json").read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)
+    return table
+
+
+def build(place: Path, options: OmopOptions | None = None, progress: Progress = silent) -> Cohort:
+    """Make the cohort from a DuckDB file or a folder of CDM tables."""
+    options = options or OmopOptions()
+    groups = physiology.parse_groups(options.features)
+    with session(progress) as duck:
+        cdm = open_cdm(duck, place, TABLES)
+        flow = _stays(duck, cdm)
+        everyone = flow.table.select("stay")
+        if options.first_stay:
+            flow = keep_first(flow, ("intime", "stay"))
+        flow = keep_ages(flow, options.min_age, options.max_age)
+        duck.table("stays", _windows(flow.table, options))
+        duck.table("all_stays", everyone)
+        rows, warnings = _measurements(duck, cdm)
+        known = ", ".join(f"'{name}'" for name in vitals.signals())
+        signals = f"(SELECT * FROM {rows} WHERE signal IN ({known}))"
+        first_day = vitals.summarise(duck, signals, "summarising vitals", tuple(cdm.files))
+        table = flow.table.join(first_day.table, on="stay", how="left")
+        physiology.empty_tables(duck)
+        duck.execute(
+            f"INSERT INTO measured SELECT * FROM {rows} WHERE signal NOT IN ({known})",
+            "reading laboratory values",
+        )
+        age = table.select("stay", "age", *vitals.columns())
+        when = vitals.window_words(options.window)
+        more = physiology.build(duck, age, groups, set(GROUPS), when, "omop")
+        table = table.join(more.table, on="stay", how="left")
+        coded, noted = _comorbidities(duck, cdm, flow.table, options)
+        table = table.join(coded, on="stay", how="left")
+    warnings += noted
+    for name in sorted(physiology.inputs_of(groups) - set(GROUPS)):
+        warnings.append(f"the shipped map tells no {name} of the CDM: there are no columns of it")
+    without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
+    if without:
+        warnings.append(
+            f"{without} stays have no vital sign in the window; they stay in, with missing values"
+        )
+    for name in ("sex", "race", "insurance", "admission_location"):
+        if table[name].null_count() == table.height:
+            warnings.append(f"{name} is empty: no table of the CDM tells it")
+    dictionary = [*_dictionary(options), *more.dictionary]
+    root = Path(place) if Path(place).is_dir() else Path(place).parent
+    return Cohort(
+        source="omop",
+        recipe=RECIPE,
+        table=in_order(table, dictionary),
+        roles=Roles("died", "careunit", "patient", "admission_year", drop=("stay", "hospital")),
+        steps=flow.steps,
+        dictionary=tuple(dictionary),
+        files=provenance.describe_files(cdm.files, root, progress),
+        options=asdict(options),
+        facts={
+            "stays_without_vitals": without,
+            "vital_values_used": first_day.counted,
+            "vital_values_out_of_range": first_day.dropped,
+            "lab_values_out_of_range": more.dropped,
+        },
+        warnings=(*warnings, *first_day.warnings()),
+    )
+
+
+def _numbers(values: list[int]) -> str:
+    return ", ".join(str(v) for v in values)
+
+
+def _stays(duck: Session, cdm: Cdm) -> Flow:
+    """ICU stays with their person and hospital visit."""
+    words = concepts()
+    person = cdm.need("person", "person_id", "gender_concept_id", "year_of_birth")
+    visit = cdm.need("visit_occurrence", "visit_occurrence_id", "person_id")
+    detail = cdm.need("visit_detail", "visit_detail_id", "visit_occurrence_id", "visit_detail_concept_id")
+    site = cdm.maybe("care_site", "care_site_id", "care_site_name")
+    death = cdm.maybe("death", "person_id")
+    payer = cdm.maybe("payer_plan_period", "person_id")
+    site_sql = (
+        f"(SELECT {site.number('care_site_id')} AS id, {site.word('care_site_name')} AS name FROM {site.sql})"
+        if site
+        else "(SELECT CAST(NULL AS BIGINT) AS id, CAST(NULL AS VARCHAR) AS name WHERE false)"
+    )
+    death_sql = (
+        f"(SELECT {death.number('person_id')} AS person, "
+        f"min({death.time('death_datetime', 'death_date')}) AS time "
+        f"FROM {death.sql} GROUP BY 1)"
+        if death
+        else "(SELECT CAST(NULL AS BIGINT) AS person, CAST(NULL AS TIMESTAMP) AS time WHERE false)"
+    )
+    raw = duck.frame(
+        f"""
+        WITH icu AS (
+            SELECT {detail.number("visit_detail_id")} AS stay, {detail.number("visit_occurrence_id")} AS hadm,
+                   {detail.time("visit_detail_start_datetime", "visit_detail_start_date")} AS intime,
+                   {detail.time("visit_detail_end_datetime", "visit_detail_end_date")} AS outtime,
+                   {detail.number("care_site_id")} AS site, {detail.word("visit_detail_source_value")} AS told
+            FROM {detail.sql}
+            WHERE {detail.number("visit_detail_concept_id")} IN ({_numbers(words["icu"])})
+        ), visit AS (
+            SELECT {visit.number("visit_occurrence_id")} AS hadm, {visit.number("person_id")} AS patient,
+                   {visit.time("visit_start_datetime", "visit_start_date")} AS admittime,
+                   {visit.time("visit_end_datetime", "visit_end_date")} AS dischtime,
+                   {visit.number("care_site_id")} AS hospital_site,
+                   {visit.word("admitted_from_source_value", "admitting_source_value")} AS admission_location,
+                   {visit.word("discharged_to_source_value", "discharge_to_source_value")} AS left_to,
+                   coalesce({visit.number("discharged_to_concept_id")},
+                            {visit.number("discharge_to_concept_id")}) AS left_concept
+            FROM {visit.sql}
+        ), people AS (
+            SELECT {person.number("person_id")} AS patient,
+                   {person.number("gender_concept_id")} AS sex_concept,
+                   {person.number("year_of_birth")} AS birth_year,
+                   {person.number("month_of_birth")} AS birth_month,
+                   {person.number("day_of_birth")} AS birth_day,
+                   {person.number("race_concept_id")} AS race_concept,
+                   {person.number("ethnicity_concept_id")} AS ethnicity,
+                   {person.word("race_source_value")} AS race_text
+            FROM {person.sql}
+        )
+        SELECT icu.*, v.* EXCLUDE (hadm), p.* EXCLUDE (patient), p.patient IS NOT NULL AS has_patient,
+               d.time AS deathtime, u.name AS unit_name, h.name AS hospital
+        FROM icu LEFT JOIN visit v ON icu.hadm = v.hadm LEFT JOIN people p ON v.patient = p.patient
+        LEFT JOIN {death_sql} d ON v.patient = d.person
+        LEFT JOIN {site_sql} u ON icu.site = u.id LEFT JOIN {site_sql} h ON v.hospital_site = h.id
+        """,
+        "reading visits and persons",
+        tuple(cdm.files),
+    )
+    if raw.height == 0:
+        raise RequestError(
+            f"no visit detail in {cdm.place} has an intensive-care concept ({_numbers(words['icu'])})"
+        )
+    if raw["stay"].n_unique() != raw.height:
+        raise RequestError(
+            f"a visit detail, visit, person or death occurs twice in {cdm.place}; each must occur once"
+        )
+    dead_words = "|".join(words["died_words"])
+    told = pl.col("left_to").str.to_uppercase().str.contains(dead_words)
+    named = pl.col("left_concept").is_in(words["died"])
+    # where the discharge does not say where to, a death between admission and discharge is one in hospital
+    unsaid = pl.col("left_to").is_null() & (pl.col("left_concept").fill_null(0) == 0)
+    day = pl.col("deathtime").dt.date()
+    recorded = day.is_between(pl.col("admittime").dt.date(), pl.col("dischtime").dt.date())
+    died = named.fill_null(False) | told.fill_null(False) | (unsaid & recorded).fill_null(False)
+    before_birthday = pl.col("intime").dt.month().cast(pl.Int64) * 100 + pl.col("intime").dt.day() < pl.col(
+        "birth_month"
+    ).fill_null(1) * 100 + pl.col("birth_day").fill_null(1)
+    race_of = {int(k): v for k, v in words["race"].items()}
+    unit = pl.coalesce("unit_name", "told")
+    table = raw.with_columns(
+        died=pl.when(pl.col("dischtime").is_not_null()).then(died).otherwise(None).cast(pl.Int8),
+        careunit=unit.str.extract(r"\(([^()]+)\)\s*$").fill_null(unit),
+        age=(pl.col("intime").dt.year() - pl.col("birth_year") - before_birthday.cast(pl.Int64)).cast(
+            pl.Float64
+        ),
+        admission_year=fractional_year("intime"),
+        sex=pl.col("sex_concept")
+        .cast(pl.String)
+        .replace_strict(words["sex"], default=None, return_dtype=pl.String),
+        race=pl.when(pl.col("race_text").is_not_null())
+        .then(race_group("race_text"))
+        .when(pl.col("ethnicity").is_in(words["hispanic"]))
+        .then(pl.lit("HISPANIC"))
+        .otherwise(pl.col("race_concept").replace_strict(race_of, default=None, return_dtype=pl.String)),
+        hours=(pl.col("outtime") - pl.col("intime")).dt.total_seconds() / 3600,
+    )
+    table = _insured(duck, cdm, table) if payer else table.with_columns(insurance=pl.lit(None, pl.String))
+    flow = Flow.start(table, "intensive-care visit details")
+    flow = flow.keep(pl.col("has_patient").fill_null(False), "no person or hospital visit", always=False)
+    flow = flow.keep(
+        pl.col("intime").is_not_null()
+        & (pl.col("outtime").is_null() | (pl.col("outtime") >= pl.col("intime"))),
+        "times missing or out of order (out of the ICU before into it)",
+        always=False,
+    )
+    return flow.keep(pl.col("died").is_not_null(), "hospital outcome unknown", always=False)
+
+
+def _insured(duck: Session, cdm: Cdm, table: pl.DataFrame) -> pl.DataFrame:
+    """Adds the payer of the period that holds the ICU admission (the one that began last)."""
+    payer = cdm.need("payer_plan_period", "person_id")
+    start = payer.time("payer_plan_period_start_datetime", "payer_plan_period_start_date")
+    end = payer.time("payer_plan_period_end_datetime", "payer_plan_period_end_date")
+    periods = duck.frame(
+        f"SELECT {payer.number('person_id')} AS patient, {start} AS begins, {end} AS ends, "
+        f"{payer.word('payer_source_value')} AS insurance FROM {payer.sql}",
+        "reading payers",
+        (payer.path,),
+    )
+    day = pl.col("intime").dt.date()
+    held = (
+        table.select("stay", "patient", "intime")
+        .join(periods, on="patient")
+        .filter((pl.col("begins").dt.date() <= day) & (pl.col("ends").dt.date() >= day))
+        .sort("stay", "begins", "insurance")
+        .unique("stay", keep="last", maintain_order=True)
+    )
+    return table.join(held.select("stay", "insurance"), on="stay", how="left")
+
+
+def _windows(stays: pl.DataFrame, options: OmopOptions) -> pl.DataFrame:
+    window = vitals.window_of(options.window)
+    if window is None:
+        far = pl.lit(datetime(9999, 1, 1))
+        opens, closes = pl.col("intime"), pl.col("outtime").fill_null(far)
+    else:
+        opens = pl.col("intime") + pl.duration(hours=window[0])
+        closes = pl.col("intime") + pl.duration(hours=window[1])
+    return stays.select("stay", "patient", "intime", opens=opens, closes=closes)
+
+
+def _measurements(duck: Session, cdm: Cdm) -> tuple[str, list[str]]:
+    """One pass over measurement, kept in a file: SQL with stay, moment, signal, value; and warnings.
+
+    What is booked on an ICU stay belongs to it; other values, and all of the laboratory, go by their time.
+    """
+    table = cdm.need("measurement", "person_id", "measurement_concept_id", "value_as_number")
+    words = concepts()
+    told = [(c, signal, False) for signal, many in (words["vitals"] | words["gcs"]).items() for c in many]
+    told += [(c, lab.lab, True) for lab in physiology.labs().values() for c in lab.omop]
+    schema = {"concept": pl.Int64, "signal": pl.String, "lab": pl.Boolean}
+    duck.table("concept_table", pl.DataFrame(told, schema=schema, orient="row"))
+    units = [(s, int(u), float(f)) for s, many in words["units"].items() for u, f in many.items()]
+    schema = {"signal": pl.String, "unit": pl.Int64, "factor": pl.Float64}
+    duck.table("unit_table", pl.DataFrame(units, schema=schema, orient="row"))
+    warm = f"c.signal = 'temperature' AND m.unit IN ({_numbers(words['fahrenheit'])})"
+    time = table.time("measurement_datetime", "measurement_date")
+    rows = duck.spool(
+        f"""
+        WITH m AS (
+            SELECT {table.number("person_id")} AS person, {table.number("measurement_concept_id")} AS concept,
+                   {time} AS time, {table.number("value_as_number", "DOUBLE")} AS value,
+                   {table.number("unit_concept_id")} AS unit, {table.number("visit_detail_id")} AS detail
+            FROM {table.sql}
+            WHERE {table.number("measurement_concept_id")} IN (SELECT concept FROM concept_table)
+        )
+        SELECT s.stay, CAST(date_diff('second', s.intime, m.time) AS BIGINT) AS moment,
+               CASE WHEN {warm} THEN 'temperature_f' ELSE c.signal END AS signal,
+               CASE WHEN coalesce(m.unit, 0) = 0 THEN m.value ELSE m.value * u.factor END AS value,
+               coalesce(m.unit, 0) <> 0 AND u.factor IS NULL AND m.value IS NOT NULL AS strange, m.unit
+        FROM m JOIN concept_table c ON m.concept = c.concept
+        JOIN stays s ON m.person = s.patient AND m.time >= s.opens AND m.time <= s.closes
+        LEFT JOIN unit_table u ON m.unit = u.unit
+            AND u.signal = CASE WHEN {warm} THEN 'temperature_f' ELSE c.signal END
+        WHERE c.lab OR m.detail IS NULL OR m.detail = s.stay OR m.detail NOT IN (SELECT stay FROM all_stays)
+        """,
+        "measured",
+        "reading measurement",
+        (table.path,),
+    )
+    strange = duck.frame(
+        f"SELECT signal, unit, count(*) AS many FROM {rows} WHERE strange "
+        "GROUP BY signal, unit ORDER BY 1, 2",
+        "checking units",
+    )
+    warnings = [
+        f"{many} values of {signal} have the unit concept {unit}, which the shipped map does not know; "
+        "they are left out"
+        for signal, unit, many in strange.iter_rows()
+    ]
+    return f"(SELECT stay, moment, signal, value FROM {rows} WHERE value IS NOT NULL)", warnings
+
+
+def _comorbidities(
+    duck: Session, cdm: Cdm, stays: pl.DataFrame, options: OmopOptions
+) -> tuple[pl.DataFrame, list[str]]:
+    """Charlson flags from the source codes of conditions; their version by the concept's vocabulary."""
+    if options.diagnoses == "none":
+        return stays.select("stay"), []
+    columns = charlson.table().columns(options.charlson)
+    table = cdm.maybe("condition_occurrence", "person_id", "condition_source_value")
+    if table is None:
+        empty = stays.select("stay", *(pl.lit(None, pl.Int8).alias(name) for name in columns))
+        return empty, ["condition_occurrence is absent: comorbidities are missing"]
+    concept = cdm.maybe("concept", "concept_id", "vocabulary_id")
+    vocabulary, join = "CAST(NULL AS VARCHAR)", ""
+    if concept:
+        vocabulary = "k.vocabulary"
+        join = (
+            f"LEFT JOIN (SELECT {concept.number('concept_id')} AS id, "
+            f"{concept.word('vocabulary_id')} AS vocabulary "
+            f"FROM {concept.sql}) k ON o.source = k.id"
+        )
+    visit = cdm.need("visit_occurrence", "visit_occurrence_id", "person_id")
+    duck.table("admitted", stays.select("stay", "hadm", "patient", "admittime"))
+    if options.diagnoses == "this":
+        which = "JOIN admitted s ON o.hadm = s.hadm"
+    else:
+        ended = visit.time("visit_end_datetime", "visit_end_date")
+        which = (
+            f"JOIN (SELECT {visit.number('visit_occurrence_id')} AS hadm, {ended} AS ended "
+            f"FROM {visit.sql}) e "
+            "ON o.hadm = e.hadm JOIN admitted s ON o.person = s.patient AND e.ended <= s.admittime"
+        )
+    coded = duck.frame(
+        f"""
+        SELECT DISTINCT s.stay AS key, o.code AS icd_code, {vocabulary} AS vocabulary
+        FROM (SELECT {table.number("person_id")} AS person, {table.number("visit_occurrence_id")} AS hadm,
+                     {table.number("condition_source_concept_id")} AS source,
+                     {table.word("condition_source_value")} AS code FROM {table.sql}) o
+        {join} {which} WHERE o.code IS NOT NULL
+        """,
+        "reading conditions",
+        (table.path, visit.path),
+    )
+    versions = concepts()["vocabularies"]
+    guess = pl.col("icd_code").map_elements(charlson.version_of, return_dtype=pl.Int64)
+    known = pl.col("vocabulary").replace_strict(versions, default=None, return_dtype=pl.Int64)
+    coded = coded.with_columns(icd_version=known)
+    guessed = coded.filter(pl.col("icd_version").is_null()).height
+    coded = coded.with_columns(pl.col("icd_version").fill_null(guess)) if guessed else coded
+    warnings = []
+    if guessed:
+        warnings.append(
+            f"{guessed} condition codes have no concept of ICD-9-CM or ICD-10; "
+            "their version is told by their form"
+        )
+    made = charlson.flags(coded.select("key", "icd_code", "icd_version"), stays["stay"], options.charlson)
+    return made.rename({"key": "stay"}), warnings
+
+
+def _dictionary(options: OmopOptions) -> list[Column]:
+    origin = {
+        "this": "condition codes of this visit (often coded after discharge)",
+        "earlier": "condition codes of earlier visits only",
+        "none": "",
+    }[options.diagnoses]
+    chosen = "none" if options.diagnoses == "none" else options.charlson
+    return [
+        Column(
+            "died", "label", "0/1", "left the hospital dead: discharge concept or word, or the death record"
+        ),
+        Column("careunit", "context", "", "care site of the intensive-care visit detail, short name"),
+        Column("hospital", "context", "", "care site of the hospital visit"),
+        Column("patient", "identifier", "", "person_id"),
+        Column("stay", "identifier", "", "visit_detail_id"),
+        Column("admission_year", "context", "year", "ICU admission"),
+        Column(
+            "age", "feature", "years", "completed years at ICU admission; a birth without a day is 1 January"
+        ),
+        Column("sex", "feature", "F/M", "gender concept"),
+        Column("race", "feature", "", "race in five groups, by its source value or else its concept"),
+        Column("admission_location", "feature", "", "where the patient came from, as in the source"),
+        Column("insurance", "feature", "", "payer of the period that holds ICU admission"),
+        *comorbidity_columns(chosen, origin),
+        *vital_columns(options.window),
+    ]
