@@ -34,5 +34,5 @@ def test_every_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
         del sys.modules["page"]
     auroc, edge, partners = capsys.readouterr().out.split()
     assert 0 < float(auroc) < 1 and int(edge) > 0 and 0 < float(partners) <= 1
-    run = simulate(load("icu-synthetic:centers=4,stays=400"), module.Near(), rounds=2)
+    run = simulate(load("icu-synthetic:centers=6,stays=600"), module.Near(), rounds=2)
     assert run.bytes.control == 0 and run.bytes.edge > 0
