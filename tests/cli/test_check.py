@@ -55,7 +55,7 @@ def test_machines_get_the_same(capsys, table):
 def test_strict_makes_warnings_errors_and_nothing_is_written(capsys, table, tmp_path):
     code, _, err = call(capsys, "check", table, *ROLES, "--strict")
     assert code == 2 and err.count("\n") == 1 and "--strict" in err
-    for command in (["run", "--method", "fedavg"], ["compare", "--methods", "fedavg"]):
+    for command in (["run", "--method", "fedavg"], ["compare", "--no-references", "--methods", "fedavg"]):
         out = tmp_path / command[0]
         code, _, err = call(capsys, *command, "--data", table, *ROLES, "--strict", "--out", out)
         assert code == 2 and "1 warning(s)" in err and not (out / "study.json").exists()
@@ -69,7 +69,15 @@ def test_a_run_says_what_it_mended_and_left_out(capsys, table, tmp_path):
     assert code == 0, err
     assert "mended: x [mg]: 3 cell(s)" in err and "left out: tiny" in err and "not used: outcome" in err
     code, _, err = call(
-        capsys, "compare", "--methods", "local,fedavg", "--seeds", 1, *arguments, tmp_path / "s"
+        capsys,
+        "compare",
+        "--no-references",
+        "--methods",
+        "local,fedavg",
+        "--seeds",
+        1,
+        *arguments,
+        tmp_path / "s",
     )
     assert code == 0 and "warning: 'outcome'" in err and "left out: tiny" in err
     study = json.loads((tmp_path / "s" / "study.json").read_text())

@@ -49,7 +49,18 @@ def test_the_report_is_written_again_from_the_runs(demo, capsys, tmp_path):
 
 
 def test_a_study_grows_by_methods_and_varied_settings(capsys, tmp_path):
-    first = ["compare", "--seeds", "1", *SMALL, "--out", tmp_path / "s", "--jobs", "1", "--json"]
+    first = [
+        "compare",
+        "--no-references",
+        "--seeds",
+        "1",
+        *SMALL,
+        "--out",
+        tmp_path / "s",
+        "--jobs",
+        "1",
+        "--json",
+    ]
     assert call(capsys, *first, "--methods", "local")[0] == 0
     code, out, _ = call(capsys, *first, "--methods", "local,fedavg")
     assert code == 0 and json.loads(out)["runs"]["reused"] == 1
@@ -59,7 +70,8 @@ def test_a_study_grows_by_methods_and_varied_settings(capsys, tmp_path):
 
 def test_several_federations_stand_in_one_report(capsys, tmp_path):
     code, out, _ = call(
-        capsys, "compare", "--methods", "local", "--seeds", "1", "--rounds", "1", "--out", tmp_path / "s",
+        capsys, "compare", "--no-references",
+        "--methods", "local", "--seeds", "1", "--rounds", "1", "--out", tmp_path / "s",
         "--data", "icu-synthetic:centers=8,stays=800", "--data", "fedprox-synthetic:centers=6", "--json",
     )  # fmt: skip
     assert code == 0 and [d["name"] for d in json.loads(out)["data"]] == [
@@ -73,7 +85,8 @@ def test_several_federations_stand_in_one_report(capsys, tmp_path):
 
 def test_one_failing_run_is_reported_and_the_report_is_written(capsys, tmp_path):
     code, out, err = call(
-        capsys, "compare", "--methods", "local,group-oracle-k1", "--seeds", "1", "--rounds", "1",
+        capsys, "compare", "--no-references",
+        "--methods", "local,group-oracle-k1", "--seeds", "1", "--rounds", "1",
         "--data", "fedprox-synthetic:centers=6", "--out", tmp_path / "s", "--json",
     )  # fmt: skip
     assert code == 1 and "failed: group-oracle-k1, seed 1" in err
@@ -99,7 +112,7 @@ def test_one_failing_run_is_reported_and_the_report_is_written(capsys, tmp_path)
 )
 def test_a_wrong_request_is_one_line_and_exit_code_two(capsys, tmp_path, arguments, told):
     data = [] if "--data" in arguments else SMALL
-    code, out, err = call(capsys, "compare", *arguments, *data, "--out", tmp_path / "s")
+    code, out, err = call(capsys, "compare", "--no-references", *arguments, *data, "--out", tmp_path / "s")
     assert code == 2 and told in err and out == "" and len(err.strip().splitlines()) == 1
     assert not list((tmp_path / "s").glob("runs/*/run.json"))
 

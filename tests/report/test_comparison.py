@@ -32,7 +32,9 @@ def federation():
 
 @pytest.fixture(scope="module")
 def study(federation):
-    return abps.compare(federation, ["local", "fedavg", Half(), "abps-pq-k1"], SEEDS, rounds=2)
+    return abps.compare(
+        federation, ["local", "fedavg", Half(), "abps-pq-k1"], SEEDS, rounds=2, references=False
+    )
 
 
 def test_a_frame_has_a_row_for_every_method_seed_and_center(study, federation):
@@ -66,9 +68,9 @@ def test_tables_figures_and_report(study, tmp_path):
 
 def test_a_folder_keeps_runs_and_finished_ones_are_not_computed_again(federation, tmp_path, monkeypatch):
     methods = {"mine": Half(), "plain": "fedavg"}
-    first = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s")
+    first = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s", references=False)
     monkeypatch.setattr("abps.simulator.simulate.simulate", None)  # nothing is left to compute
-    again = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s")
+    again = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s", references=False)
     assert first.frame().equals(again.frame()) and again.frame().equals(
         abps.load_study(tmp_path / "s").frame()
     )
@@ -77,25 +79,29 @@ def test_a_folder_keeps_runs_and_finished_ones_are_not_computed_again(federation
 
 
 def test_other_processes_compute_the_same(federation, tmp_path):
-    here = abps.compare(federation, ["local", "abps-pq-k1"], [11], rounds=1)
-    there = abps.compare(federation, ["local", "abps-pq-k1"], [11], rounds=1, out=tmp_path / "s", jobs=2)
+    here = abps.compare(federation, ["local", "abps-pq-k1"], [11], rounds=1, references=False)
+    there = abps.compare(
+        federation, ["local", "abps-pq-k1"], [11], rounds=1, out=tmp_path / "s", jobs=2, references=False
+    )
     assert here.frame().equals(there.frame())
     for name, out in ((Half(), tmp_path / "t"), ("local", None)):
         with pytest.raises(RequestError, match="jobs=1: other processes need"):
-            abps.compare(federation, [name], [11], rounds=1, out=out, jobs=1)
+            abps.compare(federation, [name], [11], rounds=1, out=out, jobs=1, references=False)
 
 
 def test_settings_may_vary(federation):
-    study = abps.compare(federation, ["fedavg"], [11], rounds=1, vary={"smoothing": [0.0, 0.5]})
+    study = abps.compare(
+        federation, ["fedavg"], [11], rounds=1, vary={"smoothing": [0.0, 0.5]}, references=False
+    )
     assert [run.label for run, _ in study.runs] == ["fedavg smoothing=0.0", "fedavg smoothing=0.5"]
     assert study.runs[1][1].config["smoothing"] == 0.5
 
 
 def test_two_methods_of_one_name_are_refused(federation):
     with pytest.raises(RequestError, match="two methods are called 'half'; give a mapping"):
-        abps.compare(federation, [Half(), Half(smoothing=0.1)], [11])
+        abps.compare(federation, [Half(), Half(smoothing=0.1)], [11], references=False)
     with pytest.raises(RequestError, match="no seed is named"):
-        abps.compare(federation, ["local"], [])
+        abps.compare(federation, ["local"], [], references=False)
 
 
 def test_a_run_comes_back_from_the_disk_as_it_was(federation, tmp_path):

@@ -64,16 +64,31 @@ def jobs():
 def test_slurm_gives_the_tables_that_local_processes_give(on_slurm, capsys, tmp_path):
     methods = ["--methods", "local,abps-pq-k1", "--seeds", "1"]
     code, out, err = call(
-        capsys, "compare", *methods, *SMALL, "--out", tmp_path / "slurm", "--executor", "slurm",
+        capsys, "compare", "--no-references",
+        *methods, *SMALL, "--out", tmp_path / "slurm", "--executor", "slurm",
         "--slurm-partition", "main", "--slurm-memory", 1, "--slurm-minutes", 5, "--slurm-deadline", 5,
         "--json",
     )  # fmt: skip
     assert code == 0, err
     assert json.loads(out)["runs"]["computed"] == 2
-    assert call(capsys, "compare", *methods, *SMALL, "--out", tmp_path / "local", "--jobs", 1)[0] == 0
+    assert (
+        call(
+            capsys, "compare", "--no-references", *methods, *SMALL, "--out", tmp_path / "local", "--jobs", 1
+        )[0]
+        == 0
+    )
     assert tables(tmp_path / "slurm") == tables(tmp_path / "local")
     again = call(
-        capsys, "compare", *methods, *SMALL, "--out", tmp_path / "slurm", "--executor", "slurm", "--json"
+        capsys,
+        "compare",
+        "--no-references",
+        *methods,
+        *SMALL,
+        "--out",
+        tmp_path / "slurm",
+        "--executor",
+        "slurm",
+        "--json",
     )
     assert json.loads(again[1])["runs"] | {"reused": 2, "computed": 0} == json.loads(again[1])["runs"]
 
@@ -82,7 +97,7 @@ def test_a_waiting_job_is_left_in_the_queue_collected_later_and_noticed_when_can
     on_slurm, capsys, tmp_path, monkeypatch
 ):
     asked = [
-        "compare", "--methods", "local", "--seeds", "1", *SMALL, "--out", tmp_path / "s",
+        "compare", "--no-references", "--methods", "local", "--seeds", "1", *SMALL, "--out", tmp_path / "s",
         "--executor", "slurm", "--slurm-cores", 3, "--slurm-memory", 1,
     ]  # fmt: skip
     code, _, err = call(capsys, *asked, "--slurm-deadline", 0.05)  # three cores: it waits forever
@@ -137,7 +152,8 @@ def test_a_job_that_dies_without_a_result_is_noticed(on_slurm, tmp_path, monkeyp
 )
 def test_what_slurm_refuses_is_one_sentence(on_slurm, capsys, tmp_path, option, told):
     code, _, err = call(
-        capsys, "compare", "--methods", "local", "--seeds", "1", *SMALL, "--out", tmp_path / "s",
+        capsys, "compare", "--no-references",
+        "--methods", "local", "--seeds", "1", *SMALL, "--out", tmp_path / "s",
         "--executor", "slurm", *option,
     )  # fmt: skip
     assert code == 2 and "Slurm refused the jobs" in err and told in err and "Traceback" not in err
@@ -146,7 +162,8 @@ def test_what_slurm_refuses_is_one_sentence(on_slurm, capsys, tmp_path, option, 
 def test_the_plain_script_computes_the_study(on_slurm, capsys, tmp_path):
     path = tmp_path / "study.sbatch"
     code, out, _ = call(
-        capsys, "compare", "--methods", "local,fedavg", "--seeds", "1", *SMALL, "--out", tmp_path / "s",
+        capsys, "compare", "--no-references",
+        "--methods", "local,fedavg", "--seeds", "1", *SMALL, "--out", tmp_path / "s",
         "--sbatch", path, "--slurm-memory", 1, "--slurm-partition", "main", "--json",
     )  # fmt: skip
     assert code == 0 and json.loads(out)["runs"] == 2
@@ -163,6 +180,7 @@ def test_no_sbatch_is_one_sentence(capsys, tmp_path, monkeypatch):
     code, _, err = call(
         capsys,
         "compare",
+        "--no-references",
         "--methods",
         "local",
         "--seeds",

@@ -12,7 +12,7 @@ import pytest
 import abps
 
 ARGUMENTS = [
-    "compare", "--methods", "local,fedavg,abps-x", "--seeds", "1,2",
+    "compare", "--no-references", "--methods", "local,fedavg,abps-x", "--seeds", "1,2",
     "--data", "icu-synthetic:centers=8,stays=800", "--rounds", "3",
 ]  # fmt: skip
 

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from abps.core.errors import RequestError
-from abps.methods.catalog import CATALOG, find
+from abps.methods.catalog import CATALOG, REFERENCES, find
 from abps.methods.settings import configure
 from abps.study import calculation
 from abps.study import plan as planning
@@ -144,3 +144,16 @@ def test_the_calculation_follows_imports_into_every_layer_below():
         assert f"abps.{needed}" in seen
     assert not any(name.startswith(("abps.cli", "abps.report", "abps.study")) for name in seen)
     assert "abps.methods.moon" not in seen and "abps.methods.catalog" not in seen
+
+
+def test_references_run_beside_the_methods_as_they_are():
+    plan = make_plan(
+        request(methods=("local", "local-best"), settings={"lr": "0.1"}, vary={"epochs": ("1", "2")},
+                references=REFERENCES, seeds=(1,), rounds=3)
+    )  # fmt: skip
+    beside = {run.label: run for run in plan.runs if not run.settings}
+    assert set(beside) == set(REFERENCES) - {"local-best"}  # what is asked for by name is set like all others
+    assert beside["local-stopped"].rounds == 3 and beside["glm-exact"].rounds is None
+    assert [run.label for run in plan.runs if run.method == "local-best"] == [
+        "local-best epochs=1", "local-best epochs=2",
+    ]  # fmt: skip

@@ -18,6 +18,7 @@ from abps.cli.options import split
 from abps.core.errors import RequestError
 from abps.data.roles import Roles
 from abps.data.synthetic.builtin import is_builtin
+from abps.methods.catalog import REFERENCES
 from abps.report.build import Report
 from abps.report.comparison import load_study
 from abps.report.tables import NOTHING, brief, percent, times, with_deviation
@@ -52,6 +53,10 @@ def compare(
         list[str] | None,
         typer.Option(help="A setting with several values: --vary gamma=0.1,0.25,0.5; a row for each."),
     ] = None,
+    references: Annotated[
+        bool,
+        typer.Option(help="Also run a hospital alone, pooled rows and a federated regression at their best."),
+    ] = True,
     jobs: Annotated[
         int | None, typer.Option(help="Processes at the same time; default: one per core.")
     ] = None,
@@ -95,7 +100,7 @@ def compare(
     words = split(methods)
     request = Request(
         sources, expand_methods(words), read_seeds(seeds), rounds, options.settings(set_ or []),
-        read_vary(vary or []),
+        read_vary(vary or []), REFERENCES if references else (),
     )  # fmt: skip
     if executor not in ("local", "slurm"):
         raise RequestError(f"--executor {executor}: choose local or slurm")

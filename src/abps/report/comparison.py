@@ -1,7 +1,8 @@
 """Comparisons in Python: many runs, and what they say together.
 
 >>> import abps
->>> study = abps.compare(abps.load("icu-synthetic:centers=8"), ["local", "fedavg"], seeds=[11], rounds=2)
+>>> federation = abps.load("icu-synthetic:centers=8")
+>>> study = abps.compare(federation, ["local", "fedavg"], seeds=[11], rounds=2, references=False)
 >>> study
 <Study of 2 methods on icu-synthetic:centers=8, 1 seed: 2 runs>
 >>> study.frame().columns
@@ -21,7 +22,7 @@ import polars as pl
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.methods.base import Method
-from abps.methods.catalog import find
+from abps.methods.catalog import REFERENCES, find
 from abps.report.build import Report, build, parts_of
 from abps.report.drawing import Drawing
 from abps.report.figures import draw_all
@@ -151,6 +152,7 @@ def compare(
     vary: Mapping[str, Sequence[Any]] | None = None,
     out: Path | str | None = None,
     jobs: int | None = None,
+    references: bool = True,
 ) -> Study:
     """Run methods over seeds and hold them against each other.
 
@@ -160,6 +162,7 @@ def compare(
     out: a folder that keeps the runs; asked for again, what is finished is not computed twice. Without one
     the runs live in memory, with their final models.
     jobs: compute in so many processes, each with its own cores; needs ``out``, and methods with a name.
+    references: also run what a hospital alone, pooled rows and a federated regression would give.
     """
     words, own = _named(methods)
     request = Request(
@@ -169,6 +172,7 @@ def compare(
         rounds,
         dict(settings or {}),
         {name: tuple(values) for name, values in (vary or {}).items()},
+        REFERENCES if references else (),
     )
     plan = make_plan(request, words, own, (federation,))
     if jobs is not None and (out is None or own):

@@ -56,7 +56,7 @@ class Request:
     """What was asked for.
 
     settings: replaced in every method that has them.  vary: a setting and its values; a method that has
-    the setting runs once with each value.
+    the setting runs once with each value.  references: run beside the methods as they are, whatever is set.
     """
 
     sources: tuple[Source, ...]
@@ -65,6 +65,7 @@ class Request:
     rounds: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    references: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -199,6 +200,12 @@ def make_plan(
                 config = configure(own.get(method, method), settings, request.rounds)
                 key = key_of(identity(method, config, fingerprint, seed))
                 runs.append(PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key))
+        for seed, method in itertools.product(request.seeds, request.references):
+            if method not in request.methods:
+                # A reference that is fitted at once knows no rounds.
+                rounds = None if getattr(find(method), "fitted", False) else request.rounds
+                key = key_of(identity(method, configure(method, {}, rounds), fingerprint, seed))
+                runs.append(PlannedRun(method, method, {}, rounds, seed, fingerprint, key))
     return Plan(request, federations, tuple(runs), tuple(left_out))
 
 
