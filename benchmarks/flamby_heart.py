@@ -7,8 +7,8 @@ HEART_DISEASE_DIR holds the four ``processed.*.data`` of UCI; FLAMBY_RESULTS_DIR
 
 FLamby's settings: ten columns without gaps, chest pain and electrocardiogram as levels, each center
 standardised by its own training rows, 34 % of rows for test (stratified, one fixed draw); logistic
-regression from torch's own start for seeds 42 to 46. Local: Adam, 0.001, batches of 4, 50 epochs. FedAvg: SGD,
-0.001, 15 rounds of 100 batches of 4 at every center, whatever its size.
+regression from the start that torch gives it for seeds 42 to 46. Local: Adam, 0.001, batches of 4, 50 epochs.
+FedAvg: SGD, 0.001, 15 rounds of 100 batches of 4 at every center, whatever its size.
 """
 
 from __future__ import annotations
