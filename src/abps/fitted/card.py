@@ -147,7 +147,9 @@ def _predictors(model: FittedModel) -> Section:
     rows = []
     for source, words in kinds.items():
         span = model.ranges.get(source)
-        rows.append((source, ", ".join(words), "" if span is None else f"{span.low:.4g} to {span.high:.4g}"))
+        rows.append(
+            (source, ", ".join(words), "" if span is None else "{:.4g} to {:.4g}".format(*span.allowed))
+        )
     gaps = (
         "A gap in a number is filled with the value agreed on (the mean), and where gaps are frequent a "
         "column tells that there was one. A level that was not learned counts as none of the known. Numbers "

@@ -26,10 +26,16 @@ ORDINARY = (0.001, 0.999)
 
 @dataclass(frozen=True)
 class Range:
-    """Where a column's numbers are ordinary: its outer quantiles, widened by half of what lies between."""
+    """Where a column's numbers are ordinary: its outer quantiles in the rows that were learned from."""
 
     low: float
     high: float
+
+    @property
+    def allowed(self) -> tuple[float, float]:
+        """The same, widened by half of what lies between; a column that is never negative stays so."""
+        wide = (self.high - self.low) / 2
+        return (max(self.low - wide, 0.0) if self.low >= 0 else self.low - wide), self.high + wide
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +54,7 @@ def ranges_of(features: pl.DataFrame, book: Codebook) -> dict[str, Range]:
         values = features[name].cast(pl.Float64).drop_nulls().drop_nans().to_numpy()
         if len(values):
             low, high = np.quantile(values, ORDINARY).tolist()
-            least, most = low - (high - low) / 2, high + (high - low) / 2
-            # A column that is never negative does not become so by widening.
-            found[name] = Range(max(least, 0.0) if values.min() >= 0 else least, most)
+            found[name] = Range(low, high)
     return found
 
 
@@ -94,11 +98,12 @@ def readable(
     for name, span in ranges.items():
         values = features[name].cast(pl.Float64).to_numpy()
         known = values[np.isfinite(values)]
-        outside = int(((known < span.low) | (known > span.high)).sum())
+        low, high = span.allowed
+        outside = int(((known < low) | (known > high)).sum())
         if not outside:
             continue
         words = (
-            f"{outside} of {len(known)} values of {name!r} lie outside {span.low:.4g} to {span.high:.4g}, "
+            f"{outside} of {len(known)} values of {name!r} lie outside {low:.4g} to {high:.4g}, "
             f"where the model of {owner} has learned (middle value here: {np.median(known):.4g})"
         )
         if outside > OUTSIDE * len(known) and not anyway:
