@@ -1,0 +1,129 @@
+"""What the README and the guides tell to type: Python blocks run, and every option of a command exists.
+
+A fence ``python`` runs as it stands, block after block, in a folder with a made table ``stays.csv`` and
+``stays.parquet``. A fence without a language holds commands: those of :data:`RUN` run as they stand, of all
+others the options must be known to the command. Commands between real sites are run by ``tests/sites``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+
+#: Commands that are quick enough to run as they stand.
+RUN = re.compile(r"abps (check|run|methods|fit|predict|--help|--version)\b")
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every ``abps …`` line of the page, as words; continued lines are one."""
+    found = []
+    for language, text in blocks(page):
+        if language in ("", "sh", "bash", "console"):
+            for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+                line = re.sub(r"\s+#\s.*$", "", line.strip().removeprefix("$ "))
+                if re.match(r"(\.venv/bin/)?abps\s", line) and "…" not in line and "..." not in line:
+                    found.append(["abps", *shlex.split(line)[1:]])
+    return found
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """A folder with a table of eight hospitals."""
+    place = tmp_path_factory.mktemp("blocks")
+    rng = np.random.default_rng(4)
+    rows = 960
+    hospital = np.repeat(np.arange(8), rows // 8)
+    age, lactate = rng.normal(65, 12, rows), rng.gamma(2.0, 1.2, rows)
+    risk = 0.05 * (age - 65) + 0.6 * (lactate - 2.4) - 1.2
+    frame = pl.DataFrame(
+        {
+            "patient_id": np.arange(rows) // 2 + 1000,
+            "hospital": [f"h{k}" for k in hospital],
+            "age": age.round(1),
+            "lactate": lactate.round(2),
+            "ward": np.array(["north", "south", "west"])[rng.integers(0, 3, rows)],
+            "died": (rng.random(rows) < 1 / (1 + np.exp(-risk))).astype(int),
+        }
+    )
+    frame.write_csv(place / "stays.csv")
+    frame.write_parquet(place / "stays.parquet")
+    frame.drop("died").head(50).write_csv(place / "new.csv")
+    return place
+
+
+def abps(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "abps", *words[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "COLUMNS": "240", "NO_COLOR": "1", "TERM": "dumb"},
+    )
+
+
+@functools.cache
+def help_of(*words: str) -> str:
+    done = abps(ROOT, ["abps", *words, "--help"])
+    return done.stdout if done.returncode == 0 else ""
+
+
+ALL = [(page, words) for page in PAGES for words in commands(page)]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), ALL, ids=[f"{page.stem}-{k}-{words[1]}" for k, (page, words) in enumerate(ALL)]
+)
+def test_options_exist(page, words):
+    command = [word for word in words[1:3] if not word.startswith("-")]
+    text = help_of(*command) or help_of(*command[:1])
+    assert text, f"{page.name}: {' '.join(words)}: there is no such command"
+    for word in words:
+        if word.startswith("--"):
+            option = word.partition("=")[0]
+            assert option in text, f"{page.name}: {' '.join(words)}: {option} is unknown"
+
+
+QUICK = [
+    (page, words)
+    for page, words in ALL
+    if RUN.match(" ".join(words)) and page.stem in ("README", "own-table")
+]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), QUICK, ids=[f"{page.stem}-{k}-{words[1]}" for k, (page, words) in enumerate(QUICK)]
+)
+def test_quick_commands_run(folder, page, words):
+    done = abps(folder, words)
+    assert done.returncode == 0, f"{page.name}: {' '.join(words)}: {done.stderr[-800:]}"
+
+
+PYTHON = [page for page in PAGES if any(language == "python" for language, _ in blocks(page))]
+
+
+@pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.stem)
+def test_python_blocks_run(folder, page):
+    code = "\n".join(text for language, text in blocks(page) if language == "python")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, f"{page.name}: {done.stderr[-1500:]}"
