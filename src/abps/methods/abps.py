@@ -297,7 +297,9 @@ class ABPS(PeerMethod):
 
             return Ranked(plan=plan, trail=trail, announcing=centers, beliefs=beliefs)
         seen = self.views(world, beliefs, t)
-        return Ranked(seen.rankings, seen.answer, seen.wanted, None, trail, centers, beliefs=beliefs)
+        # Views hand out their numbers one by one: few turns look beyond the first of n.
+        rankings = [listed.data for listed in seen.rankings]
+        return Ranked(rankings, seen.answer, seen.wanted, None, trail, centers, beliefs=beliefs)
 
     def views(self, world: World, beliefs: Beliefs, t: int) -> Views:
         """What the centers here think of the members."""
