@@ -52,6 +52,11 @@ def directory(centers: int, entries: int) -> Traffic:
     return Traffic(control=centers * (centers - 1) * (CONTROL_MESSAGE + 4 * entries))
 
 
+def roll_call(centers: int, answer: int, told: int) -> Traffic:
+    """Every center sends a board an answer, and hears back: a message each way, ``told`` bytes in all."""
+    return Traffic(control=centers * (2 * CONTROL_MESSAGE + answer) + told)
+
+
 @dataclass(frozen=True)
 class Ledger:
     """What has been spent, round by round, against a budget of edge bytes.

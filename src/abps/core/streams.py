@@ -46,6 +46,7 @@ PURPOSES: Final = {
     "calibration": 20,
     "watch": 21,
     "attack": 40,
+    "null": 22,
 }
 
 _MASK: Final = (1 << 64) - 1

@@ -103,6 +103,34 @@ class Learned:
     answers: tuple[Segments, Segments] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """What r centers answer to a roll call: values (r, entries), and the bytes that one answer takes."""
+
+    values: Floats
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Notice:
+    """What the board tells after a roll call: ``common`` (m,) to all, and to member i
+    ``own[start[i]:start[i+1]]``.  size: bytes of telling it to everybody."""
+
+    common: Floats
+    start: Ints
+    own: Floats
+    size: int
+
+    @staticmethod
+    def to_all(common: Floats, n: int, size: int) -> Notice:
+        """The same for all n members, ``size`` bytes each."""
+        return Notice(common, np.zeros(n + 1, dtype=np.int64), np.zeros(0), n * size)
+
+    def only(self, place: int) -> Floats:
+        """What member ``place`` alone is told."""
+        return self.own[self.start[place] : self.start[place + 1]]
+
+
 @dataclass(frozen=True)
 class PeerMethod(Method, ABC):
     """wire: codec and private layers of what centers send each other."""
@@ -129,6 +157,23 @@ class PeerMethod(Method, ABC):
     def turns(self, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
         """(n,) the members in the order in which they propose."""
         return turns_of.turns(Selection(), seed, t, ids)
+
+    def questions(self, world: World, t: int) -> int:
+        """How many roll calls come before round t. In each all members answer to a board, which works out
+        something from all answers and tells it; it is anybody who can count, and needs no data."""
+        return 0
+
+    def reply(self, world: World, state: Any, t: int, question: int) -> Reply:
+        """What the centers here answer."""
+        raise NotImplementedError
+
+    def board(self, answers: Floats, sizes: Floats, t: int, question: int) -> Notice:
+        """What follows from all answers (n, entries), NaN where a member gave none; sizes: (n,) rows."""
+        raise NotImplementedError
+
+    def informed(self, world: World, state: Any, notice: Notice, t: int, question: int) -> Any:
+        """The state after the board has told what it found."""
+        return state
 
     def opine(self, world: World, state: Any, trained: Callable[[], Any], t: int) -> Opinion:
         """Whom the centers here want to hear; ``trained()`` waits for their training, if that matters."""

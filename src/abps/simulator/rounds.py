@@ -76,9 +76,24 @@ class Course:
 
     def round(self, t: int) -> tuple[Course, Outcome]:
         """One round t = 1, 2, …"""
-        play = {"alone": self._alone, "star": self._star}.get(self.method.kind, self._peers)
-        after, outcome = play(t)
+        if isinstance(self.method, PeerMethod):
+            told, said = self._roll_calls(self.method, t)
+            after, outcome = told._peers(t)
+            outcome = replace(outcome, traffic=outcome.traffic + said)
+        else:
+            after, outcome = self._alone(t) if self.method.kind == "alone" else self._star(t)
         return replace(after, ledger=after.ledger.book(outcome.traffic)), outcome
+
+    def _roll_calls(self, method: PeerMethod, t: int) -> tuple[Course, Traffic]:
+        """Before a round: what the board asks all centers, and what they learn from it."""
+        state, said = self.state, Traffic()
+        for k in range(0 if self.ledger.closed else method.questions(self.world, t)):
+            reply = method.reply(self.world, state, t, k)
+            sizes = self.world.sizes().numpy().astype(np.float64)
+            notice = method.board(reply.values, sizes, t, k)
+            state = method.informed(self.world, state, notice, t, k)
+            said += bytes_of.roll_call(self.world.n, reply.size, notice.size)
+        return replace(self, state=state), said
 
     def _alone(self, t: int) -> tuple[Course, Outcome]:
         trained = self.method.train(self.world, self.state, t, True)
