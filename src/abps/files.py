@@ -25,7 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
         handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except OSError as error:
         raise RequestError(
-            f"cannot write in {path.parent}: {error.strerror}; choose another --out"
+            f"cannot write in {path.parent}: {error.strerror}; choose another place"
         ) from error
     os.close(handle)
     try:
@@ -41,7 +41,7 @@ def folder(path: Path) -> Path:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(
-            f"cannot make the folder {path}: {error.strerror}; choose another --out"
+            f"cannot make the folder {path}: {error.strerror}; choose another place"
         ) from error
     return Path(path)
 
@@ -53,7 +53,7 @@ def check_writable(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise RequestError(f"cannot write in {path}: {error.strerror}; choose another --out") from error
+        raise RequestError(f"cannot write in {path}: {error.strerror}; choose another place") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -105,7 +105,7 @@ def test_one_failing_run_is_reported_and_the_report_is_written(capsys, tmp_path)
         (["--methods", "local", "--vary", "lr"], "write key=value,value"),
         (["--methods", "local", "--set", "nothing=1"], "none of the methods has a setting 'nothing'"),
         (["--methods", "local", "--executor", "cloud"], "choose local or slurm"),
-        (["--methods", "local", "--jobs", "0"], "jobs=0"),
+        (["--methods", "local", "--jobs", "0"], "--jobs 0"),
         (["--methods", "local", "--data", "nowhere.csv"], "nowhere.csv"),
         (["--methods", "local", "--slurm-cores", "0"], "--slurm-cores 0"),
     ],

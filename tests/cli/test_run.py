@@ -78,7 +78,7 @@ def test_own_table_from_the_command_line(capsys, tmp_path):
         (["run", "--method", "abpss", "--out", "o"], "did you mean 'abps'"),
         (["run", "--method", "abps", "--set", "gamma", "--out", "o"], "write key=value"),
         (["run", "--method", "abps", "--seed", "-1", "--out", "o"], "--seed -1"),
-        (["run", "--method", "abps", "--rounds", "0", "--out", "o"], "rounds=0"),
+        (["run", "--method", "abps", "--rounds", "0", "--out", "o"], "--rounds 0"),
         (
             ["run", "--method", "local", "--data", "icu-synthetic:centres=5", "--out", "o"],
             "did you mean 'centers'",

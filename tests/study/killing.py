@@ -56,9 +56,8 @@ def kill_at(arguments, out, more, seconds):
 
 
 if __name__ == "__main__":
-    from abps.cli.main import app
-
-    app()  # import everything before the first fork
+    import abps.cli.study_outcome
+    import abps.report.comparison  # noqa: F401 (everything is imported before the first fork)
 
     seed, kills, *arguments = sys.argv[1:]
     out = Path(arguments[arguments.index("--out") + 1])

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from abps.cli import options
-from abps.cli.compare_command import read_seeds, split
+from abps.cli.compare_command import read_seeds
+from abps.cli.options import split
 from abps.core.errors import RequestError
 from abps.papers import adaptation as study
 from abps.study.execute import conduct
@@ -76,7 +76,7 @@ def adapt(
     if as_json:
         print(json.dumps({**summary(scenario, courses, method), "report": str(page)}))
         return
-    Console().print(result_table(scenario, courses))
+    options.terminal().print(result_table(scenario, courses))
     for seen in study.watched(scenario, courses):
         rate = seen.false / seen.looks if seen.looks else 0.0
         print(

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from abps.cli import options
@@ -38,7 +37,7 @@ def bench(
     if turns < 1:
         raise RequestError(f"--turns {turns}: choose at least 1")
     prepared = _uniform(data) if data.startswith("uniform") else prepare(load(data), 11)
-    console = Console(stderr=True)
+    console = options.terminal(stderr=True)
     with console.status("measuring in turns") as status:
         found = benchmark.measure(
             prepared, turns, progress=lambda what, k, of: status.update(f"{what}: turn {k} of {of}")
@@ -71,7 +70,7 @@ def bench(
         table.add_row(
             f"selection among {n:,} centers", f"{cost.seconds:.2f} s per round, {cost.peak_mb:,.0f} MB"
         )
-    Console().print(table)
+    options.terminal().print(table)
 
 
 def _scale(costs: dict[int, bench_scale.SelectionCost]) -> dict[str, dict[str, float]]:

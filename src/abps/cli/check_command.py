@@ -54,7 +54,7 @@ def check(
     if as_json:
         print(json.dumps(notes.to_json(), ensure_ascii=False))
     else:
-        show(notes, Console())
+        show(notes, options.terminal())
     refuse_doubts(notes, strict)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from abps import files
+from abps.cli import options
 from abps.cohorts import eicu, heart, meds, meds_rows, meds_tasks, mimiciv, omop, physionet2012, provenance
 from abps.cohorts.duck import Progress as Tell
 from abps.cohorts.tidy import Cohort
@@ -309,7 +310,7 @@ def telling(console: Console) -> Iterator[Tell]:
 def _make(build: Callable[[Tell], Cohort], title: str, out: Path, as_json: bool) -> None:
     """Build, then write everything; nothing is written before all of it is made."""
     provenance.check_out(out)
-    console = Console(stderr=True)
+    console = options.terminal(stderr=True)
     with telling(console) as tell:
         made = build(tell)
         tell("drawing the report", 0.0)

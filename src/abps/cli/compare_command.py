@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import functools
-import json
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from abps.cli import options
-from abps.cli.check_command import announce
 from abps.cli.options import split
 from abps.core.errors import RequestError
-from abps.data.roles import Roles
-from abps.data.synthetic.builtin import is_builtin
-from abps.methods.catalog import REFERENCES
-from abps.report.build import Report
-from abps.report.comparison import load_study
-from abps.report.tables import NOTHING, brief, percent, times, with_deviation
-from abps.study.execute import Outcome, conduct
-from abps.study.plan import Plan, Request, Source, expand_methods, make_plan
-from abps.study.workers.processes import run_local
-from abps.study.workers.slurm import Slurm, run_slurm, write_script
+
+if TYPE_CHECKING:
+    from abps.data.roles import Roles
+    from abps.study.plan import Source
 
 
 def register(app: typer.Typer) -> None:
@@ -34,10 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    methods: Annotated[
-        str,
-        typer.Option(help="Names with commas between, or paper (the paper's table and controls), or all."),
-    ],
+    methods: options.Methods,
     out: options.Out,
     data: Annotated[
         list[str] | None,
@@ -93,6 +79,13 @@ def compare(
 
     Example: abps compare --methods local,fedavg,random-k1,abps-pq-k1 --seeds 11,22,33 --out my-study
     """
+    from abps.cli.check_command import announce
+    from abps.cli.study_outcome import finish, prepare_script
+    from abps.data.roles import Roles
+    from abps.study.plan import Request, expand_methods, make_plan
+    from abps.study.workers.processes import run_local
+    from abps.study.workers.slurm import Slurm, run_slurm
+
     roles = Roles(
         label or "", center or "", patient, time, group, split(drop), eras, every, split(keep), positive
     )
@@ -118,20 +111,11 @@ def compare(
         finish(plan, out, functools.partial(run_local, jobs=jobs), as_json)
 
 
-def prepare_script(plan: Plan, out: Path, slurm: Slurm, path: Path, as_json: bool) -> None:
-    """Store the plan and its data, and write the script that computes it."""
-    outcome = conduct(plan, out, functools.partial(write_script, slurm=slurm, path=path))
-    todo = len(outcome.missing)
-    if as_json:
-        print(json.dumps({"script": str(path) if todo else None, "study": str(out), "runs": todo}))
-    elif todo:
-        print(f"{path}: {todo} runs; submit it with `sbatch {path}`, then `abps report {out}`")
-    else:
-        print(f"all runs are there already; `abps report {out}` writes the report")
-
-
 def source(data: str, roles: Roles, min_stays: int | None) -> Source:
     """A ``--data`` argument with the roles of its columns."""
+    from abps.data.synthetic.builtin import is_builtin
+    from abps.study.plan import Source
+
     roles = options.complete(data, roles)
     if not is_builtin(data) and Path(data).exists() and not (roles.label and roles.center):
         raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
@@ -157,104 +141,3 @@ def read_vary(pairs: list[str]) -> dict[str, tuple[str, ...]]:
             raise RequestError(f"--vary {pair}: write key=value,value, for instance --vary gamma=0.1,0.5")
         given[key.strip()] = split(values)
     return given
-
-
-def finish(plan: Plan, out: Path, executor: Any, as_json: bool, words: tuple[str, ...] = ()) -> None:
-    """Conduct a study, write its report, and say what came out; failed runs end it with their exit code."""
-    try:
-        outcome = conduct(plan, out, executor)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped; the same command goes on from here", highlight=False)
-        raise
-    if outcome.failed and len(outcome.failed) == outcome.planned:
-        run, error = outcome.failed[0]
-        raise RequestError(
-            f"all {outcome.planned} runs failed, the first ({run.label}, seed {run.seed}) with: {error}"
-        )
-    if outcome.missing and len(outcome.missing) + len(outcome.failed) == outcome.planned:
-        print("no run is finished yet; the same command goes on from here", file=sys.stderr)
-        raise typer.Exit(1)
-    report = load_study(out).report()
-    if as_json:
-        print(json.dumps(summary(report, outcome)))
-    else:
-        show(report, words)
-    if outcome.failed or outcome.missing:
-        raise typer.Exit(1)
-
-
-def summary(report: Report, outcome: Outcome | None = None) -> dict[str, Any]:
-    """What came out, for machines."""
-    content: dict[str, Any] = {"report": str(report.page), "absent": list(report.absent), "data": []}
-    if outcome is not None:
-        content["runs"] = {
-            "planned": outcome.planned,
-            "reused": outcome.reused,
-            "computed": outcome.computed,
-            "failed": [
-                {"method": run.label, "seed": run.seed, "error": error} for run, error in outcome.failed
-            ],
-            "missing": len(outcome.missing),
-        }
-    for section in report.sections:
-        lines = []
-        for line in section.part.lines:
-            r = line.result
-            entry: dict[str, Any] = {
-                "method": r.label,
-                "auroc": r.mean,
-                "sd": r.deviation if len(r.seeds) > 1 else None,
-                "vs_fedavg": r.vs_fedavg,
-                "rest": r.rest,
-                "seeds": len(r.seeds),
-            }
-            for name, d in (("fedavg", line.to_fedavg), ("random", line.to_random), ("alone", line.to_alone)):
-                if d is not None:
-                    entry[f"to_{name}"] = {
-                        "estimate": d.estimate,
-                        "low": d.low,
-                        "high": d.high,
-                        "p": d.p,
-                        "p_holm": d.corrected,
-                        "verdict": d.verdict,
-                    }
-            if line.harm is not None:
-                entry["harmed_expected"], entry["harmed_surely"] = line.harm.expected, line.harm.sure
-                entry["compared_centers"] = line.harm.centers
-            lines.append(entry)
-        content["data"].append(
-            {"name": section.part.data.name, "methods": lines, "summary": section.sentences}
-        )
-    return content
-
-
-def show(report: Report, words: tuple[str, ...] = ()) -> None:
-    """The headline on the terminal, and what it means."""
-    console = Console()
-    for section in report.sections:
-        part = section.part
-        table = Table(
-            title=f"{part.data.name}: {part.data.centers} centers, {part.seeds()} seed(s)",
-            box=None,
-            padding=(0, 1, 0, 0),
-        )
-        for name in ("method", "AUROC", "bytes", "to FedAvg", "to random", "harmed", "rest"):
-            table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-        for line in part.lines:
-            r = line.result
-            table.add_row(
-                r.label,
-                with_deviation(r.mean, r.deviation),
-                times(r.vs_fedavg),
-                brief(line.to_fedavg),
-                brief(line.to_random),
-                NOTHING if line.harm is None else percent(line.harm.expected, line.harm.centers),
-                percent(r.rest, 1) if r.rest else NOTHING,
-            )
-        console.print(table)
-        console.print(f"equal: within {part.margin:g}; ?: cannot tell; harmed: noise taken out", style="dim")
-        for sentence in words or section.sentences:
-            console.print(f"• {sentence}", highlight=False, markup=False)
-    for missing in report.absent:
-        console.print(f"not in the report: {missing}", style="yellow", highlight=False, markup=False)
-    console.print(f"report: {report.page}", highlight=False, markup=False, soft_wrap=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 
 from abps.cli import options
 from abps.study.workers.processes import Local
@@ -37,7 +36,7 @@ def demo(
     Every center alone, FedAvg, random pairs, pairs chosen by ABPS, and ABPS-X: accuracy, bytes and who
     loses, after 30 rounds. Writes abps-demo/report.html.
     """
-    console = Console(stderr=True)
+    console = options.terminal(stderr=True)
     if console.is_terminal:
         console.print(
             f"comparing {', '.join(METHODS)} on {data}, seeds {seeds} → {out}/report.html",
@@ -48,7 +47,8 @@ def demo(
         if not out.exists():
             local.get_ready(len(METHODS))
         # Imported while the workers get ready.
-        from abps.cli.compare_command import finish, read_seeds
+        from abps.cli.compare_command import read_seeds
+        from abps.cli.study_outcome import finish
         from abps.study.plan import Request, Source, make_plan
 
         plan = make_plan(Request((Source(data),), METHODS, read_seeds(seeds), rounds))

@@ -98,7 +98,6 @@ def _read(data: str) -> tuple[pl.DataFrame, dict[str, str]]:
 
 
 def _say(found: analysis.Drift) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{found.between[0]} compared with {found.between[1]}")
@@ -116,7 +115,7 @@ def _say(found: analysis.Drift) -> None:
             p_value(shift.spread_p),
             p_value(shift.spread_p_holm),
         )
-    console = Console()
+    console = options.terminal()
     console.print(table)
     many = max((s.mean.clusters for s in found.shifts if s.mean is not None), default=0)
     if many:

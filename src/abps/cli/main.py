@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 
 import typer
 
-from abps.cli.commands import COMMANDS
+from abps.cli.commands import Commands
+from abps.cli.flags import as_flags
 from abps.core.errors import RequestError
 from abps.release import VERSION
 
@@ -19,12 +21,12 @@ Start with `abps demo`. Then bring your own table:
 """
 
 
-def app(asked: str = "") -> typer.Typer:
-    """The command line with the command that is asked for, or else with all of them."""
+def app() -> typer.Typer:
+    """The command line."""
     cli = typer.Typer(
+        cls=Commands,
         help=HELP,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode="markdown",
@@ -43,9 +45,6 @@ def app(asked: str = "") -> typer.Typer:
     ) -> None:
         pass
 
-    for name, register in COMMANDS.items():
-        if asked == name or asked not in COMMANDS:
-            register(cli)
     return cli
 
 
@@ -53,17 +52,24 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line: exit 0 done, 2 the request was wrong, 1 a fault of ours."""
     sys.path.append(str(Path.cwd()))  # last: modules beside the user's data, but never instead of a library's
     try:
-        given = sys.argv[1:] if arguments is None else arguments
-        code = app(given[0] if given else "")(args=arguments, standalone_mode=False)
+        code = app()(args=arguments, standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except RequestError as error:
-        print(f"abps: {error}", file=sys.stderr)
+        print(f"abps: {as_flags(str(error))}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         print("abps: stopped", file=sys.stderr)
         sys.exit(130)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stdout = None
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
+            raise
+        print(f"abps: {error.strerror}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        sys.exit(1)
     except Exception as error:
         # Usage errors come from the click that this typer carries (its own copy in newer versions).
         if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):

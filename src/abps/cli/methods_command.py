@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from abps.cli import options
@@ -39,7 +38,7 @@ def methods(as_json: options.Json = False) -> None:
         table.add_column(column, overflow="fold", no_wrap=column == "method")
     for name, e in CATALOG.items():
         table.add_row(name, e.family, e.summary, e.source, defaults(describe(e.config)))
-    Console().print(table)
+    options.terminal().print(table)
 
 
 def defaults(config: dict[str, Any]) -> str:

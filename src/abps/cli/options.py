@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from abps.cli.method_names import complete_method, complete_methods
 from abps.core.errors import RequestError
-from abps.data.federation import Federation
-from abps.data.roles import Roles, completed
-from abps.data.synthetic.builtin import is_builtin
-from abps.data.table import load
+
+if TYPE_CHECKING:  # a command line that is only completed or helped should not wait for them
+    from abps.data.federation import Federation
+    from abps.data.roles import Roles
+
+Method = Annotated[
+    str,
+    typer.Option(
+        help="A method's name (`abps methods` lists them), or package.module:CONFIG for one of your own.",
+        autocompletion=complete_method,
+    ),
+]
+Methods = Annotated[
+    str,
+    typer.Option(
+        help="Names with commas between (also package.module:CONFIG), or paper (the paper's table and "
+        "controls), or all.",
+        autocompletion=complete_methods,
+    ),
+]
 
 Data = Annotated[
     str,
@@ -65,6 +83,10 @@ def federation(
     positive: str | None = None,
 ) -> Federation:
     """The federation that the options describe."""
+    from abps.data.roles import Roles
+    from abps.data.synthetic.builtin import is_builtin
+    from abps.data.table import load
+
     given = Roles(
         label or "", center or "", patient, time, group, split(drop), eras, every, split(keep), positive
     )
@@ -76,6 +98,9 @@ def federation(
 
 def complete(data: str, given: Roles) -> Roles:
     """The roles that the user named, completed by those that a table of ours carries."""
+    from abps.data.roles import completed
+    from abps.data.synthetic.builtin import is_builtin
+
     return given if is_builtin(data) else completed(Path(data), given)
 
 
@@ -93,3 +118,8 @@ def settings(pairs: list[str]) -> dict[str, str]:
             raise RequestError(f"--set {pair}: write key=value, for instance --set gamma=0.5")
         given[key.strip()] = value.strip()
     return given
+
+
+def terminal(stderr: bool = False) -> Console:
+    """Where people read: names from data and folders are shown as they are, never as markup."""
+    return Console(stderr=stderr, markup=False, highlight=False)

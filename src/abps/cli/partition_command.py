@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from abps.cli import options
 from abps.cohorts import provenance
 from abps.core.errors import RequestError
 from abps.data.partition import CellRule, Partition, Recipe, divide, parse_only
@@ -114,7 +114,7 @@ def _roles(
 
 
 def _say(made: Partition, out: Path, roles: dict[str, object], as_json: bool) -> None:
-    console = Console(stderr=True)
+    console = options.terminal(stderr=True)
     for cell in made.dropped:
         console.print(
             f"left out: {cell.center} ({cell.reason})", highlight=False, markup=False, soft_wrap=True

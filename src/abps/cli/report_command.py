@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from abps.cli import options
-from abps.cli.compare_command import show, split, summary
+from abps.cli.options import split
+from abps.cli.study_outcome import show, summary
 from abps.core.errors import RequestError
 from abps.report.comparison import load_study
 from abps.report.statistics import MARGIN

@@ -58,7 +58,7 @@ def _engine() -> None:
 
 
 def _say(text: str) -> None:
-    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+    options.terminal(stderr=True).print(text, soft_wrap=True)
 
 
 def init(
@@ -212,7 +212,7 @@ def submit(
     book = merged([_codebook(path) for path in codebook_])
     agreement = Agreement(study, method, book, seed, rounds, options.settings(set_ or []))
     agreement.config()
-    console = Console(stderr=True)
+    console = options.terminal(stderr=True)
     with console.status("submitting") if console.is_terminal else Console(quiet=True).status("") as state:
         done = jobs.submit(
             kit, agreement, job_rounds, min_sites, wait=wait or None, progress=lambda word: state.update(word)
@@ -278,7 +278,7 @@ def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None
     if as_json:
         typer.echo(json.dumps(told))
         return
-    console = Console()
+    console = options.terminal()
     of = "" if told["of"] is None else f" of {told['of']}"
     console.print(
         f"{told['site']} in the study {told['study']} ({told['method']}): round {told['round']}{of}"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -49,7 +48,7 @@ def theory(
     if seed < 0:
         raise RequestError(f"--seed {seed}: choose a whole number from 0")
     names = _chosen(detectors)
-    console = Console(stderr=True)
+    console = options.terminal(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -75,10 +74,10 @@ def theory(
     if as_json:
         print(json.dumps({**summary(checked, found), "report": str(page)}, ensure_ascii=False))
         return
-    Console().print(verdicts(checked))
+    options.terminal().print(verdicts(checked))
     if found:
-        Console().print(delays(found))
-    Console().print(f"written to {page}", highlight=False)
+        options.terminal().print(delays(found))
+    options.terminal().print(f"written to {page}", highlight=False)
 
 
 def _chosen(detectors: str) -> list[str]:

@@ -36,7 +36,7 @@ class CharlsonTable:
             return {f"cci_{name}": (name,) for name in self.prefixes}
         if choice == "none":
             return {}
-        raise RequestError(f"--charlson is {', '.join(CHOICES)}, not {choice!r}")
+        raise RequestError(f"charlson={choice!r}: choose one of {', '.join(CHOICES)}")
 
 
 @cache

@@ -48,9 +48,9 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.window_years < 1:
-            raise RequestError(f"--window {self.window_years} must be at least 1 year")
+            raise RequestError(f"window={self.window_years} must be at least 1 year")
         if not self.deviations > 0:
-            raise RequestError(f"--deviations {self.deviations:g} must be above 0")
+            raise RequestError(f"deviations={self.deviations:g} must be above 0")
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,14 +218,14 @@ def _eras(table: pl.DataFrame, question: Question) -> tuple[pl.Series, str]:
     if column is not None:
         if table[column].n_unique() > 200:
             raise RequestError(
-                f"--era {column} has {table[column].n_unique()} different values; an era groups many stays "
-                "(for a time column use --time)"
+                f"era={column} has {table[column].n_unique()} different values; an era groups many stays "
+                "(for a time column use time=COL)"
             )
         return table[column].cast(pl.String), column
     if question.time is None:
         raise RequestError(
-            "there is nothing to tell early from late by; name a column with --era (like era in MIMIC-IV) "
-            "or --time (a year)"
+            "there is nothing to tell early from late by; name a column, era=COL (like era in MIMIC-IV) "
+            "or time=COL (a year)"
         )
     return _windows(table, question), "window"
 
@@ -237,7 +237,7 @@ def _windows(table: pl.DataFrame, question: Question) -> pl.Series:
     if column.dtype.is_temporal():
         column = column.dt.year().cast(pl.Float64)
     if not column.dtype.is_numeric():
-        raise RequestError(f"--time {question.time} must hold years or dates, not {column.dtype}")
+        raise RequestError(f"time={question.time} must hold years or dates, not {column.dtype}")
     width = question.window_years
     return ((column / width).floor() * width).cast(pl.Int64).cast(pl.String)
 
@@ -247,11 +247,11 @@ def _pair(names: list[str], wanted: tuple[str, str] | None, source: str) -> tupl
         for name in wanted:
             if name not in names:
                 raise RequestError(
-                    f"--between names {name!r}, which no row has in {source}{nearest(name, names)}; "
+                    f"between={name!r}: this is an era that no row has in {source}{nearest(name, names)}; "
                     f"there are {', '.join(names[:20])}"
                 )
         if wanted[0] == wanted[1]:
-            raise RequestError("--between needs two different eras")
+            raise RequestError("between=A,B needs two different eras")
         return wanted
     if len(names) < 2:
         raise RequestError(
@@ -271,7 +271,7 @@ def _default_columns(table: pl.DataFrame, question: Question) -> tuple[str, ...]
         if c not in roles and table[c].dtype.is_numeric() and table[c].n_unique() > 10
     ]
     if not numbers:
-        raise RequestError("no column of numbers to compare; name some with --columns")
+        raise RequestError("no column of numbers to compare; name some (columns=A,B)")
     return tuple(numbers[:MOST_COLUMNS])
 
 
@@ -279,7 +279,7 @@ def _incomparable(column: pl.Series, era: pl.Series, between: tuple[str, str]) -
     """Why a column cannot be compared between two eras; None if it can."""
     if not column.dtype.is_numeric():
         raise RequestError(
-            f"the column {column.name!r} holds {column.dtype}, not numbers; leave it out of --columns"
+            f"the column {column.name!r} holds {column.dtype}, not numbers; leave it out of the columns"
         )
     numbers = [_known(column, era, name)[0] for name in between]
     for name, values in zip(between, numbers):

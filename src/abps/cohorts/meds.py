@@ -63,7 +63,7 @@ class MedsOptions:
         vitals.window_of(self.window)
         charlson.table().columns(self.charlson)
         if self.diagnoses not in DIAGNOSES:
-            raise RequestError(f"--diagnoses is {', '.join(DIAGNOSES)}, not {self.diagnoses!r}")
+            raise RequestError(f"diagnoses={self.diagnoses!r}: choose one of {', '.join(DIAGNOSES)}")
 
 
 def build(source: Path, options: MedsOptions | None = None, progress: Progress = silent) -> Cohort:
@@ -182,7 +182,7 @@ def _comorbidities(
         for version, prefix in codes.diagnosis.items()
     ]
     if not coded:
-        raise RequestError("the code map has no 'diagnosis'; use --diagnoses none")
+        raise RequestError("the code map has no 'diagnosis'; use diagnoses=none")
     if options.diagnoses == "this":
         inside = pl.col("time").is_between(pl.col("admittime"), pl.col("dischtime"))
     else:

@@ -63,7 +63,7 @@ class MimicOptions:
         vitals.window_of(self.window)
         charlson.table().columns(self.charlson)
         if self.diagnoses not in DIAGNOSES:
-            raise RequestError(f"--diagnoses is {', '.join(DIAGNOSES)}, not {self.diagnoses!r}")
+            raise RequestError(f"diagnoses={self.diagnoses!r}: choose one of {', '.join(DIAGNOSES)}")
 
     @property
     def comorbidities(self) -> str:

@@ -83,7 +83,7 @@ class PhysionetOptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.hours <= 48:
-            raise RequestError(f"--hours {self.hours:g} must be between 0 and 48 (what was recorded)")
+            raise RequestError(f"hours={self.hours:g} must be between 0 and 48 (what was recorded)")
 
 
 def build(root: Path, options: PhysionetOptions | None = None, progress: Progress = silent) -> Cohort:
@@ -353,7 +353,7 @@ def _dictionary(options: PhysionetOptions) -> list[Column]:
         Column(
             "careunit", "context", "", "ICU type: coronary (CCU), cardiac surgery recovery (CSRU), MICU, SICU"
         ),
-        Column("set", "context", "", "set of the challenge: a, b or c; for windows of time (--eras set)"),
+        Column("set", "context", "", "set of the challenge: a, b or c; for windows of time (eras=set)"),
         Column("stay", "identifier", "", "RecordID"),
         Column("age", "feature", "years", "age (90 for all above)"),
         Column("sex", "feature", "F/M", "gender"),

@@ -87,12 +87,12 @@ def write_table(table: pl.DataFrame, provenance: dict[str, Any], out: Path) -> N
 
 
 def check_out(out: Path) -> Path:
-    """An --out that a Parquet table can be written to; asked before the work, not after it."""
+    """A path that a Parquet table can be written to; asked before the work, not after it."""
     out = Path(out)
     if out.suffix != ".parquet":
-        raise RequestError(f"--out {out} must end in .parquet (the cohort is one Parquet table)")
+        raise RequestError(f"out={out} must end in .parquet (the cohort is one Parquet table)")
     if out.is_dir():
-        raise RequestError(f"--out {out} is a folder; give a file name that ends in .parquet")
+        raise RequestError(f"out={out} is a folder; give a file name that ends in .parquet")
     files.folder(out.parent)
     return out
 

@@ -77,7 +77,7 @@ class Flow:
 def keep_ages(flow: Flow, low: float | None, high: float | None) -> Flow:
     """The age filter, if any; a missing age cannot pass one."""
     if low is not None and high is not None and low > high:
-        raise RequestError(f"--min-age {low:g} is above --max-age {high:g}; swap them")
+        raise RequestError(f"min_age={low:g} is above max_age={high:g}; swap them")
     if low is None and high is None:
         return flow
     condition = pl.col("age").is_between(low if low is not None else -1e9, high if high is not None else 1e9)

@@ -79,7 +79,7 @@ def signals() -> dict[str, Signal]:
 def window_of(name: str) -> tuple[float, float] | None:
     """The hours of a named window."""
     if name not in WINDOWS:
-        raise RequestError(f"--window is {', '.join(WINDOWS)}, not {name!r}")
+        raise RequestError(f"window={name!r}: choose one of {', '.join(WINDOWS)}")
     return WINDOWS[name]
 
 

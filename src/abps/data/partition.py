@@ -43,9 +43,9 @@ class CellRule:
 
     def __post_init__(self) -> None:
         if self.small not in SMALL:
-            raise RequestError(f"--small is {', '.join(SMALL)}, not {self.small!r}")
+            raise RequestError(f"small={self.small!r}: choose one of {', '.join(SMALL)}")
         if min(self.min_stays, self.min_positives, self.min_negatives) < 0:
-            raise RequestError("--min-stays and --min-positives cannot be below 0")
+            raise RequestError("the smallest numbers of stays and positives cannot be below 0")
 
     def reason(self, stays: int, positives: int) -> str | None:
         """Why a cell is too small; None if it is not."""
@@ -75,19 +75,19 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.dirichlet is not None and self.iid:
-            raise RequestError("--dirichlet and --iid exclude each other; choose one")
+            raise RequestError("dirichlet=ALPHA and iid=N exclude each other; choose one")
         random = self.dirichlet is not None or self.iid
         if not self.by and not random:
-            raise RequestError("say how to divide: --by COLUMNS, --dirichlet ALPHA --centers N, or --iid N")
+            raise RequestError("say how to divide: by=COLUMNS, dirichlet=ALPHA centers=N, or iid=N")
         if self.dirichlet is not None and not self.dirichlet > 0:
             raise RequestError(
-                f"--dirichlet {self.dirichlet:g} must be above 0 (small is uneven, 100 nearly even)"
+                f"dirichlet={self.dirichlet:g} must be above 0 (small is uneven, 100 nearly even)"
             )
         if random and (self.centers is None or self.centers < 1):
-            raise RequestError("--dirichlet needs --centers N with N at least 1")
+            raise RequestError("dirichlet=ALPHA needs centers=N with N at least 1")
         if not random and self.centers is not None:
             raise RequestError(
-                "--centers goes with --dirichlet; with --by alone the columns say how many there are"
+                "centers=N goes with dirichlet=ALPHA; with by=COLUMNS alone the columns say how many there are"
             )
 
 
@@ -139,7 +139,7 @@ def divide(
     for name in ("center", "group"):
         if name in table.columns and name in recipe.by:
             raise RequestError(
-                f"--by {name}: the table already has this column and it would be replaced; rename it"
+                f"by={name}: the table already has this column and it would be replaced; rename it"
             )
     _check(table, [label, *([patient] if patient else [])])
     values = set(table[label].unique().to_list())
@@ -151,7 +151,9 @@ def divide(
         table = _keep_only(table, column, allowed)
     random = recipe.dirichlet is not None or recipe.iid
     if rule.small == "redraw" and not random:
-        raise RequestError("--small redraw goes with --dirichlet or --iid; cells of --by are what they are")
+        raise RequestError(
+            "small=redraw goes with dirichlet=ALPHA or iid=N; cells of columns are what they are"
+        )
     cells = _cells(table, recipe.by, time)
     draws, names = 1, cells
     empty: tuple[LeftOut, ...] = ()
@@ -170,7 +172,7 @@ def divide(
     if kept.height == 0:
         raise RequestError(
             f"none of {len(dropped)} cells is large enough ({dropped[0].center}: {dropped[0].reason})"
-            "; lower --min-stays or --min-positives, or divide more coarsely"
+            "; ask for fewer stays or positives in a center, or divide more coarsely"
         )
     return Partition(kept, recipe, rule, dropped, draws, _shared(kept, patient))
 
@@ -180,7 +182,7 @@ def parse_only(text: str) -> tuple[str, tuple[str, ...]]:
     column, equals, values = text.partition("=")
     allowed = tuple(v.strip() for v in values.split(",") if v.strip())
     if not equals or not column.strip() or not allowed:
-        raise RequestError(f"--only {text!r} is not COLUMN=VALUE,VALUE")
+        raise RequestError(f"only={text!r} is not COLUMN=VALUE,VALUE")
     return column.strip(), allowed
 
 
@@ -200,7 +202,7 @@ def _keep_only(table: pl.DataFrame, column: str, allowed: tuple[str, ...]) -> pl
     for value in allowed:
         if value not in present:
             raise RequestError(
-                f"--only {column}={value}: no row has it{nearest(value, present)}; "
+                f"only={column}={value}: no row has it{nearest(value, present)}; "
                 f"there are {', '.join(sorted(present)[:20])}"
             )
     return table.filter(text.is_in(list(allowed)))
@@ -216,14 +218,13 @@ def _cells(table: pl.DataFrame, by: tuple[str, ...], time: str | None) -> pl.Ser
         if window:
             parts.append(_window(table, int(window[1]), time))
         elif key.startswith("window"):
-            raise RequestError(f"--by {key!r}: a window is written window:2y (whole years)")
+            raise RequestError(f"by={key!r}: a window is written window:2y (whole years)")
         else:
             _check(table, [key])
             column = table[key]
             if column.dtype.is_float() and column.n_unique() > 100:
                 raise RequestError(
-                    f"--by {key}: {column.n_unique()} different numbers are no groups; "
-                    "for years use window:2y"
+                    f"by={key}: {column.n_unique()} different numbers are no groups; for years use window:2y"
                 )
             text = column.cast(pl.String).str.strip_chars()
             parts.append(
@@ -243,10 +244,10 @@ def _window(table: pl.DataFrame, years: int, time: str | None) -> pl.Series:
     if time is None or time not in table.columns:
         raise RequestError(
             f"window:{years}y needs the column with the year of admission; "
-            f"{'give it with --time' if time is None else f'the table has no {time!r}'}"
+            f"{'name it with time=COL' if time is None else f'the table has no {time!r}'}"
         )
     if not table[time].dtype.is_numeric():
-        raise RequestError(f"--time {time} must be a number of years (like 2150.4), not {table[time].dtype}")
+        raise RequestError(f"time={time} must be a number of years (like 2150.4), not {table[time].dtype}")
     start = (table[time] / years).floor() * years
     return start.cast(pl.Int64).cast(pl.String).fill_null(UNKNOWN)
 
@@ -262,7 +263,7 @@ def _draw(
     order = cells.value_counts().sort(["count", "center"], descending=[True, False])
     names: list[str] = order["center"].to_list()
     if recipe.centers < len(names):
-        raise RequestError(f"--centers {recipe.centers} is fewer than the {len(names)} cells of --by")
+        raise RequestError(f"centers={recipe.centers} is fewer than the {len(names)} cells of the columns")
     share, extra = divmod(recipe.centers, len(names))
     result = np.empty(table.height, dtype=object)
     cell_of = cells.to_numpy()
@@ -286,8 +287,8 @@ def _draw(
         else:
             raise RequestError(
                 f"in {ATTEMPTS} draws no division of {cell or 'the table'} into {parts} gave every center "
-                f"{rule.min_stays} stays and {rule.min_positives} positive; use a larger --dirichlet, "
-                "fewer --centers or --small drop"
+                f"{rule.min_stays} stays and {rule.min_positives} positive; use a larger dirichlet=ALPHA, "
+                "fewer centers=N or small=drop"
             )
         width = len(str(parts))
         prefix = f"{cell}/" if cell else "center-"

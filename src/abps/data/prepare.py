@@ -174,7 +174,7 @@ def encode(
     if not blocks:
         raise RequestError(
             f"{federation.name}: no feature is left after encoding (all are constant or empty); "
-            "check --drop and the columns of the table"
+            "check what is dropped and the columns of the table"
         )
     if book is None:
         book = Codebook(tuple(columns), federation.descriptors, federation.time is not None)

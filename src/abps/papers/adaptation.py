@@ -47,13 +47,13 @@ class Scenario:
     def of(spec: str) -> Scenario:
         """From the specification of an ``icu-stream``."""
         if not is_builtin(spec) or spec.partition(":")[0] != "icu-stream":
-            raise RequestError(f"--data {spec}: give an icu-stream, such as {DEFAULT}")
+            raise RequestError(f"data={spec}: give an icu-stream, such as {DEFAULT}")
         knobs, _ = parse_builtin(spec)
         assert isinstance(knobs, IcuStream)
         if knobs.change == "none":
-            raise RequestError(f"--data {spec}: nothing changes in it; set change=risk, for instance")
+            raise RequestError(f"data={spec}: nothing changes in it; set change=risk, for instance")
         if not 1 < knobs.at <= knobs.rounds - 1:
-            raise RequestError(f"--data {spec}: the change at round {knobs.at} is not within the rounds")
+            raise RequestError(f"data={spec}: the change at round {knobs.at} is not within the rounds")
         name, _, text = spec.partition(":")
         kept = [part for part in text.split(",") if part and part.split("=")[0].strip() != "change"]
         return Scenario(spec, f"{name}:{','.join([*kept, 'change=none'])}", knobs)
@@ -77,11 +77,11 @@ def plan(
     forget: never, alarm, window (the setting of that name), and discount (in every round).
     """
     if "forget" not in names(configure(method)):
-        raise RequestError(f"--method {method} keeps no beliefs to forget; choose abps or a variant of it")
+        raise RequestError(f"method={method} keeps no beliefs to forget; choose abps or a variant of it")
     common = {**SETTINGS, **settings}
     share = common.pop("discount", None)
     if share is not None and "discount" not in forget:
-        raise RequestError(f"--set discount={share}: name it as a way to forget, --forget alarm,discount")
+        raise RequestError(f"discount={share}: name it as a way to forget, forget=alarm,discount")
     request = Request(
         (Source(scenario.changing), Source(scenario.still)),
         (method,),

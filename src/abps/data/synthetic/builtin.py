@@ -29,7 +29,7 @@ BUILTIN: dict[str, tuple[type[IcuSynthetic] | type[FedproxSynthetic], Roles]] = 
 
 
 def is_builtin(spec: str) -> bool:
-    """Whether a --data argument names a built-in federation (rather than a file)."""
+    """Whether a word names a built-in federation (rather than a file)."""
     return spec.partition(":")[0] in BUILTIN
 
 

@@ -130,11 +130,11 @@ def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
                 f"the site name {name!r} cannot be used; letters, digits, - and _, and not 'server'"
             )
     if not _HOST_NAME.match(host) or host in sites:
-        raise RequestError(f"--host {host!r} is not a host name of its own; give the relay's DNS name")
+        raise RequestError(f"host={host!r} is not a host name of its own; give the relay's DNS name")
     if not 1 <= port <= 65535:
-        raise RequestError(f"--port {port}: choose 1 to 65535")
+        raise RequestError(f"port={port}: choose 1 to 65535")
     if not _EMAIL.match(operator):
-        raise RequestError(f"--operator {operator!r}: the engine knows operators by e-mail address; give one")
+        raise RequestError(f"operator={operator!r}: the engine knows operators by e-mail address; give one")
 
 
 def _own_rules(kit: Path) -> None:

@@ -56,10 +56,10 @@ class Slurm:
             ("deadline", 1 if self.deadline is None else self.deadline),
         ):
             if value <= 0:
-                raise RequestError(f"--slurm-{name} {value}: choose a number above 0")
+                raise RequestError(f"slurm_{name}={value}: choose a number above 0")
         for name, text in (("account", self.account), ("partition", self.partition)):
             if text is not None and not re.fullmatch(r"[\w.,-]+", text):
-                raise RequestError(f"--slurm-{name} {text!r}: letters, digits and . _ - only")
+                raise RequestError(f"slurm_{name}={text!r}: letters, digits and . _ - only")
 
 
 # ---------------------------------------------------------------- asking Slurm
@@ -111,9 +111,7 @@ def run_slurm(study: StudyFolder, todo: Sequence[PlannedRun], board: Board, slur
     if not todo:
         return
     if shutil.which("sbatch") is None:
-        raise RequestError(
-            "--executor slurm: there is no sbatch here; run this on a login node, or leave --executor out"
-        )
+        raise RequestError("there is no sbatch here; run this on a login node, or use executor=local")
     jobs = _still_queued(study, todo)
     fresh = [run for run in todo if run.key not in jobs]
     for start in range(0, len(fresh), ARRAY):
@@ -133,7 +131,7 @@ def submit(study: StudyFolder, runs: Sequence[PlannedRun], slurm: Slurm) -> list
         import submitit
     except ImportError as error:
         raise RequestError(
-            "--executor slurm needs submitit: install it with `pip install 'abps[slurm]'`"
+            "executor=slurm needs submitit: install it with `pip install 'abps[slurm]'`"
         ) from error
 
     executor = submitit.SlurmExecutor(folder=study.root.resolve() / "slurm", python=_python())
@@ -154,7 +152,7 @@ def submit(study: StudyFolder, runs: Sequence[PlannedRun], slurm: Slurm) -> list
     except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         told = lines[-1].strip() if lines else "no reason given"
-        raise RequestError(f"Slurm refused the jobs ({told}); change the --slurm-… options") from error
+        raise RequestError(f"Slurm refused the jobs ({told}); change what the jobs ask for") from error
     return [job.job_id for job in jobs]
 
 

@@ -1,0 +1,29 @@
+"""Names of methods for completion: written down, so that a shell need not wait for the catalog."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Every name of the catalog (a test holds the two against each other).
+_NAMES = (
+    "centralized local fedavg fedavg-p fedavg-pq fedavg-x fedprox feddyn moon bnn fedavgm scaffold fedper "
+    "fedrep ditto decefl defta wpfed dpsgd gossip random-k1 random-k3 group-oracle-k1 abps abps-p abps-q "
+    "abps-pq-k1 abps-pq-k1-hom abps-pq-k1-div abps-pq-k1-align abps-x abps-plus abps-plus-int4 "
+    "abps-plus-bf16 abps-plus-shapley abps-plus-flat abps-plus-open abps-plus-greedy"
+)
+NAMES: Final = _NAMES.split()
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """Names that begin so."""
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """The same for the last of several names with commas between.
+
+    >>> complete_methods("local,fedavg-p")
+    ['local,fedavg-p', 'local,fedavg-pq']
+    """
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in complete_method(last)]

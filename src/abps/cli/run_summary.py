@@ -1,0 +1,66 @@
+"""A run in a few numbers, on the terminal and for machines."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from abps.simulator.result import Run
+
+
+def summary(result: Run) -> dict[str, object]:
+    """The numbers of a run that people ask for first."""
+    content = result.to_json()
+    return {
+        "method": result.method,
+        "seed": result.seed,
+        "rounds": result.rounds,
+        "centers": result.data.centers,
+        "auroc": content["auroc"]["mean"],
+        "scored_centers": result.auroc.scored_centers,
+        "at_best_validation": content["auroc"]["at_best_validation"],
+        "auprc": content["auprc"]["mean"],
+        "brier": content["brier"]["mean"],
+        "bytes": content["bytes"],
+        "cost_usd": result.cost_usd,
+        "partners_mean": result.partners_mean,
+        "rest": content["rest"],
+        "seconds": result.seconds,
+    }
+
+
+def summary_table(result: Run) -> Table:
+    """A run as a table for the terminal."""
+    table = Table(title=f"{result.method} on {result.data.name}, seed {result.seed}", show_header=False)
+    rows = [
+        (
+            "centers",
+            f"{result.data.centers} ({result.auroc.scored_centers} scored), {result.data.rows:,} stays",
+        ),
+        ("rounds", str(result.rounds)),
+        ("AUROC, mean over centers", f"{result.auroc.mean:.3f}"),
+        ("… at the best validation round", f"{result.auroc.at_best_validation:.3f}"),
+        ("AUPRC, Brier", f"{result.auprc.mean:.3f}, {result.brier.mean:.3f}"),
+        ("bytes (once per edge)", f"{result.bytes.edge:,} = {result.bytes.vs_fedavg:.3g} × FedAvg"),
+        ("egress cost", f"${result.cost_usd:.4f}"),
+        ("partners per center and round", f"{result.partners_mean:.2f}"),
+    ]
+    if result.rest.share:
+        causes = (
+            f"{100 * result.rest.no_candidates:.1f} no candidates, "
+            f"{100 * result.rest.all_full:.1f} all full, "
+            f"{100 * result.rest.declined:.1f} declined, {100 * result.rest.budget:.1f} budget"
+        )
+        rows.append(("rest, % of center-rounds", f"{100 * result.rest.share:.1f} ({causes})"))
+    if result.history.beliefs:
+        now = result.history.beliefs[-1]
+        rows.append(
+            (
+                "beliefs (Theorem 1, δ = 5 %)",
+                f"{now.pairs:,} peers observed, error up to {now.radius:.2f}; "
+                f"{now.useful} shown useful, {now.harmful} harmful",
+            )
+        )
+    rows.append(("seconds", f"{result.seconds:.1f}"))
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
