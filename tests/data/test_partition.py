@@ -155,7 +155,7 @@ def test_dirichlet_inside_cells_draws_until_every_center_is_large_enough() -> No
     sizes = made.table.group_by("center").agg(pl.len(), pl.col("died").sum())
     assert sizes["len"].min() >= 50 and sizes["died"].min() >= 3  # type: ignore[operator]
     assert (made.table["group"] == made.table["careunit"]).all()
-    with pytest.raises(RequestError, match=r"in 2000 draws no division of .* use a larger --dirichlet"):
+    with pytest.raises(RequestError, match=r"in 2000 draws no division of .* use a larger dirichlet"):
         divide(table(1_000), recipe, CellRule(small="redraw"))
 
 
@@ -213,7 +213,7 @@ def test_wrong_requests(recipe: dict[str, object], message: str) -> None:
 
 
 def test_wrong_columns() -> None:
-    with pytest.raises(RequestError, match="give it with --time"):
+    with pytest.raises(RequestError, match="name it with time=COL"):
         divide(table(), Recipe(by=("window:2y",)))
     with pytest.raises(RequestError, match="must be a number of years"):
         divide(table(), Recipe(by=("window:2y",)), time="careunit")
@@ -221,7 +221,7 @@ def test_wrong_columns() -> None:
         divide(table(), Recipe(by=("careunit",)), label="age")
     with pytest.raises(RequestError, match="redraw goes with"):
         divide(table(), Recipe(by=("careunit",)), CellRule(small="redraw"))
-    with pytest.raises(RequestError, match="--small is drop"):
+    with pytest.raises(RequestError, match="small=.*choose one of drop"):
         CellRule(small="pool")
 
 

@@ -242,5 +242,5 @@ def test_the_script_asks_for_what_was_said_and_only_for_what_is_missing(tmp_path
     ],
 )
 def test_wrong_slurm_options_are_refused(wrong):
-    with pytest.raises(RequestError, match="--slurm-"):
+    with pytest.raises(RequestError, match="slurm_"):
         Slurm(**wrong)

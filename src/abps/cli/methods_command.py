@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from abps.cli import options
-from abps.methods.catalog import CATALOG
+from abps.methods.catalog import CATALOG, METHODS, find
 from abps.methods.settings import describe
 
 
@@ -18,8 +18,20 @@ def register(app: typer.Typer) -> None:
     app.command("methods")(methods)
 
 
-def methods(as_json: options.Json = False) -> None:
+def methods(
+    check: Annotated[
+        str | None,
+        typer.Option(help="Hold a method to the checks that ours pass: a name, or package.module:CONFIG."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
     """List every method with its paper and its defaults (--json for machines)."""
+    if check is not None:
+        from abps.checks import check_method
+
+        passed = check_method(find(check), name=check)
+        print(json.dumps({"method": check, "passed": passed}) if as_json else f"{check}: {', '.join(passed)}")
+        return
     if as_json:
         listed = [
             {
@@ -38,6 +50,8 @@ def methods(as_json: options.Json = False) -> None:
         table.add_column(column, overflow="fold", no_wrap=column == "method")
     for name, e in CATALOG.items():
         table.add_row(name, e.family, e.summary, e.source, defaults(describe(e.config)))
+    for name, place in METHODS.others().items():
+        table.add_row(name, "installed", place, "", defaults(describe(find(name))))
     options.terminal().print(table)
 
 

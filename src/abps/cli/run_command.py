@@ -53,13 +53,17 @@ def run(
 
     Example: abps run --method abps-pq-k1 --data stays.csv --label died --center hospital --out my-run
     """
+    from abps.checks import glance
     from abps.cli.check_command import announce
     from abps.cli.run_summary import summary, summary_table
     from abps.learn.devices import device_name, find_device
+    from abps.methods.catalog import CATALOG
     from abps.methods.settings import configure, describe
     from abps.simulator.output import check_free, save
     from abps.simulator.simulate import simulate
 
+    if method not in CATALOG:
+        glance(configure(method), method)
     config = configure(method, options.settings(set_ or []), rounds)
     if seed < 0:
         raise RequestError(f"--seed {seed}: choose a whole number from 0")

@@ -87,7 +87,7 @@ class Recipe:
             raise RequestError("dirichlet=ALPHA needs centers=N with N at least 1")
         if not random and self.centers is not None:
             raise RequestError(
-                "centers=N goes with dirichlet=ALPHA; with by=COLUMNS alone the columns say how many there are"
+                "centers=N goes with dirichlet=ALPHA; by=COLUMNS alone say how many there are"
             )
 
 

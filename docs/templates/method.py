@@ -1,0 +1,46 @@
+"""A method of one's own, to copy: neighbours on a ring that turns, each taking half of what it hears.
+
+Run it from the folder where this file lies:
+
+    abps methods --check method:TURNING
+    abps compare --methods local,fedavg,method:TURNING --seeds 11,22 --out my-study
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from abps.core import streams
+from abps.methods.base import Kind, Models
+from abps.methods.peers import Learned, PeerMethod
+
+
+@dataclass(frozen=True)
+class Turning(PeerMethod):
+    """Every field is a setting (``--set share=0.3``); training, stop, budget and wire come with the class.
+
+    share: what a center takes over of the model that it hears.
+    """
+
+    share: float = 0.5
+
+    @property
+    def kind(self) -> Kind:
+        """graph: who hears whom follows from the seed, so nobody asks, and control costs no bytes."""
+        return "graph"
+
+    def transfers(self, world, t):
+        """(receivers, senders) of round t. Draws come from a purpose of one's own, and belong to centers' names."""
+        order = np.argsort(streams.uniforms(world.seed, "turning:ring", t, world.ids))
+        return (order, np.roll(order, 1)) if world.n > 1 else (order[:0], order[:0])
+
+    def learn(self, world, state, trained, heard, t):
+        """What centers make of what arrived. The driver has sent, encoded, counted and paid for it."""
+        models, shared = trained.models.clone(), heard.arrived.shape[1]
+        to, by = torch.from_numpy(heard.to), torch.from_numpy(heard.by)
+        models[to, :shared] = torch.lerp(models[to, :shared], heard.arrived[by], self.share)
+        return Learned(Models(models))
+
+
+TURNING = Turning()

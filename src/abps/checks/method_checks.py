@@ -1,0 +1,254 @@
+"""What a method must do to be run, compared and trusted: seen on a small federation, in short runs.
+
+Every check is a function of a :class:`Trial` that returns nothing, or in half a sentence what it saw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+import torch
+
+from abps.checks.failure import CheckFailed
+from abps.core import streams
+from abps.data.federation import Federation
+from abps.learn.batched import StackedLearner
+from abps.methods.base import Method, World
+from abps.methods.memory import freeze, thaw
+from abps.methods.settings import names, with_settings
+from abps.registry import first_line
+from abps.simulator.result import Run
+from abps.simulator.rounds import Course
+from abps.simulator.simulate import simulate
+
+ROUNDS: Final = 2
+SEED: Final = 11
+
+#: A network small enough for the plain loop, and batches of unequal size.
+SMALL: Final = {"batch": 32, "hidden": (16, 8)}
+
+#: How far weights may differ between engines: Adam divides by the gradient, and where that vanishes rounding
+#: alone may move a few weights by up to the learning rate.
+FEW, FAR, NEAR = 1e-3, 2e-3, 1e-4
+
+
+def small_federation() -> Federation:
+    """Six centers of 40 to 115 stays in two groups, with a category and gaps; the same every time."""
+    rng = streams.generator(5, "generate")
+    center = np.repeat(np.arange(6), [40, 55, 70, 85, 100, 115]).astype(np.int32)
+    x = rng.normal(size=(len(center), 4)) + 0.3 * center[:, None]
+    score = x[:, 0] - 0.7 * x[:, 1] + 0.5 * rng.normal(size=len(center))
+    gaps = rng.random(len(center)) < 0.1
+    ward = np.array(["north", "south", "west"])[rng.integers(0, 3, len(center))]
+    features = pl.DataFrame(
+        {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "d": pl.Series(np.where(gaps, np.nan, x[:, 3])).fill_nan(None)}
+        | {"smoker": (rng.random(len(center)) < 0.3).astype(np.int8), "ward": ward}
+    )
+    return Federation(
+        name="six small centers",
+        features=features,
+        label=(score > np.quantile(score, 0.7)).astype(np.int8),
+        center=center,
+        centers=tuple(f"center {i}" for i in range(6)),
+        time=2010.0 + center,
+        groups=("even", "odd") * 3,
+        descriptors=("smoker",),
+        in_order=True,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A method on trial: its configuration with a small network, and where it is tried."""
+
+    config: Method
+    federation: Federation
+
+    def run(self, engine: str = "simulate", seed: int = SEED, rounds: int = ROUNDS, **settings: Any) -> Run:
+        """A short run."""
+        config = with_settings(self.config, settings) if settings else self.config
+        return simulate(self.federation, config, seed, rounds, engine=engine, name="on trial")
+
+    @cached_property
+    def once(self) -> Run:
+        """The run that others are held against."""
+        return self.run()
+
+
+def settings_have_names(trial: Trial) -> str | None:
+    """Settings are fields of a frozen dataclass."""
+    config = trial.config
+    if not dataclasses.is_dataclass(config) or not type(config).__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return "its class is not a frozen dataclass, so that its settings could change under a run"
+    missing = [name for name in ("rounds", "lr", "epochs", "batch", "budget") if name not in names(config)]
+    return f"it has no setting {missing[0]!r}; derive it from abps.Method and keep its fields" if missing else None
+
+
+def numbers_are_numbers(trial: Trial) -> str | None:
+    """Models and metrics are finite."""
+    models = trial.once.models
+    if models is None or models.ndim != 2 or len(models) != trial.federation.size:
+        return "its state has no matrix 'models' with a row for every center"
+    if not torch.isfinite(models).all():
+        return "its models hold numbers that are not finite"
+    return None if trial.once.auroc.scored_centers == trial.federation.size else "some predictions are not numbers"
+
+
+def the_same_twice(trial: Trial) -> str | None:
+    """A run is a function of data, configuration and seed."""
+    again = trial.run()
+    if not torch.equal(_models(again), _models(trial.once)):
+        return "two runs with one seed end with different models; draw random numbers from abps.core.streams only"
+    if _content(again) != _content(trial.once) or not again.decisions.equals(trial.once.decisions):
+        return "two runs with one seed end with the same models but tell different stories"
+    return None
+
+
+def seeds_matter(trial: Trial) -> str | None:
+    """Another seed is another run."""
+    same = torch.equal(_models(trial.run(seed=SEED + 1)), _models(trial.once))
+    return "another seed gives the same models; take the world's seed into every draw" if same else None
+
+
+def engines_agree(trial: Trial) -> str | None:
+    """One center at a time, with a plain module and optimiser, comes to the same."""
+    other = trial.run(engine="debug")
+    apart = (_models(other) - _models(trial.once)).abs()
+    if float((apart > NEAR).float().mean()) >= FEW or float(apart.max()) >= FAR:
+        return f"computed one center at a time, weights differ by up to {float(apart.max()):.2g}"
+    return "computed one center at a time, it sends other bytes" if other.bytes != trial.once.bytes else None
+
+
+def order_is_nothing(trial: Trial) -> str | None:
+    """Centers may be listed in any order."""
+    given = trial.federation
+    last = given.size - 1
+    turned = replace(
+        given,
+        center=(last - given.center).astype(np.int32),
+        centers=given.centers[::-1],
+        groups=None if given.groups is None else given.groups[::-1],
+    )
+    found, wanted = replace(trial, federation=turned).run().auroc.per_center, trial.once.auroc.per_center
+    worst = max(abs(found[name] - value) for name, value in wanted.items())
+    return f"with centers listed backwards an AUROC changes by {worst:.3f}" if worst > 1e-3 else None
+
+
+def bytes_add_up(trial: Trial) -> str | None:
+    """What is sent is booked, in every round."""
+    spent, history = trial.once.bytes, trial.once.history
+    if not 0 <= spent.edge <= spent.directed <= 2 * spent.edge + 1:
+        return f"{spent.edge} bytes over edges and {spent.directed} one way do not fit together"
+    if history.edge_bytes[-1] != spent.edge or list(history.edge_bytes) != sorted(history.edge_bytes):
+        return "the bytes of its rounds do not add up to those of the run"
+    if trial.config.kind == "alone" and spent.directed:
+        return "it says that its centers are alone, and sends bytes"
+    rest = trial.once.rest
+    causes = rest.no_candidates + rest.all_full + rest.declined + rest.budget
+    return None if abs(rest.share - causes) < 1e-9 else "the causes of rest do not add up to its share"
+
+
+def a_budget_ends_it(trial: Trial) -> str | None:
+    """Nothing is sent beyond the budget, and centers go on alone."""
+    first = trial.once.history.edge_bytes[0]
+    if not first:
+        return None
+    run = trial.run(rounds=3, budget=float(first + 1))
+    if run.history.edge_bytes != (first, first, first):
+        return f"with a budget of {first + 1} bytes it sends {run.bytes.edge}"
+    if run.history.rest[1:] != (1.0, 1.0) or abs(run.rest.budget - 2 / 3) > 1e-9:
+        return "when its budget is spent its centers do not rest for that cause"
+    if torch.equal(_models(run)[0], _models(run)[1]):
+        return "when its budget is spent its centers still have one model"
+    return None if torch.isfinite(_models(run)).all() else "after its budget its models are not finite"
+
+
+def it_can_be_written_down(trial: Trial) -> str | None:
+    """A result survives its file, and a state the night between two rounds."""
+    content = json.loads(json.dumps(trial.once.to_json(), allow_nan=False))
+    if Run.from_json(content).to_json() != content:
+        return "its result is not the same when read back from its file"
+    with_small = trial.config
+    data = _prepared(trial)
+    learner = StackedLearner(data, with_small.training, with_small.training.model, SEED)
+    world = World(learner, data, streams.center_ids(data.centers), SEED, ROUNDS)
+    course, _ = Course.start(with_small, world).round(1)
+    try:
+        back = thaw(type(course.state), freeze(course.state))
+    except (TypeError, ValueError) as error:
+        return f"its state cannot be written down: {first_line(error)}"
+    return None if freeze(back) == freeze(course.state) else "its state is another one when read back"
+
+
+def _prepared(trial: Trial) -> Any:
+    from abps.data.timeline import timeline
+
+    return timeline(trial.federation, SEED, ROUNDS, trial.config.training.standardise).at(1)
+
+
+def _models(run: Run) -> torch.Tensor:
+    assert run.models is not None
+    return run.models
+
+
+def _content(run: Run) -> dict[str, Any]:
+    return run.to_json() | {"seconds": 0}
+
+
+Check = Callable[[Trial], str | None]
+
+#: Every check by the name that failures carry, the cheap ones first.
+CHECKS: Final[dict[str, Check]] = {
+    "settings have names": settings_have_names,
+    "numbers are numbers": numbers_are_numbers,
+    "bytes add up": bytes_add_up,
+    "the same twice": the_same_twice,
+    "seeds matter": seeds_matter,
+    "engines agree": engines_agree,
+    "order is nothing": order_is_nothing,
+    "a budget ends it": a_budget_ends_it,
+    "it can be written down": it_can_be_written_down,
+}
+
+#: What is looked at before a method from elsewhere enters a study.
+AT_THE_DOOR: Final = ("settings have names", "numbers are numbers", "bytes add up", "the same twice")
+
+
+def check_method(
+    config: Method,
+    federation: Federation | None = None,
+    skip: Collection[str] = (),
+    only: Collection[str] = (),
+    name: str = "",
+) -> tuple[str, ...]:
+    """Hold a method to what everything else relies on.
+
+    federation: where to try it; default: six small centers.  skip, only: names of checks.
+    name: what to call it in a failure.
+    Returns the names of the checks that it passed; raises :class:`CheckFailed` at the first that it does not.
+    """
+    known = [s for s in SMALL if s in names(config)] if dataclasses.is_dataclass(config) else []
+    small = with_settings(config, {key: SMALL[key] for key in known})
+    trial = Trial(small, federation if federation is not None else small_federation())
+    chosen = [check for check in CHECKS if check not in skip and (not only or check in only)]
+    called = name or type(config).__name__
+    for check in chosen:
+        try:
+            why = CHECKS[check](trial)
+        except Exception as error:  # whatever a foreign method does wrong is its failure
+            raise CheckFailed(called, check, f"{type(error).__name__}: {first_line(error)}") from error
+        if why is not None:
+            raise CheckFailed(called, check, why)
+    return tuple(chosen)
+
+
+def glance(config: Method, name: str = "") -> None:
+    """The cheap checks: two short runs."""
+    check_method(config, only=AT_THE_DOOR, name=name)

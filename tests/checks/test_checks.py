@@ -1,0 +1,156 @@
+"""The checks see what is wrong, and say it in a sentence; the templates pass them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import abps
+from abps.checks import CheckFailed, check_codec, check_method, glance
+from abps.checks.method_checks import CHECKS
+from abps.cli.main import main
+from abps.methods.base import Models
+from abps.methods.fedavg import FedAvg
+from abps.methods.local import Local
+from abps.wire.codecs import CODECS, Float32
+
+TEMPLATES = Path(__file__).parents[2] / "docs" / "templates"
+
+
+@pytest.fixture
+def templates(monkeypatch):
+    monkeypatch.syspath_prepend(TEMPLATES)
+    yield
+    for name in ("method", "codec"):
+        sys.modules.pop(name, None)
+
+
+def test_the_templates_pass(templates):
+    assert check_method(abps.find("method:TURNING")) == tuple(CHECKS)
+    assert len(check_codec(CODECS.find("codec:HALF"))) == 8
+    run = abps.simulate(abps.load("icu-synthetic:centers=8"), "fedavg", rounds=1, settings={"codec": "codec:HALF"})
+    whole = abps.simulate(abps.load("icu-synthetic:centers=8"), "fedavg", rounds=1)
+    assert 0.5 < run.bytes.edge / whole.bytes.edge < 0.51
+    assert run.auroc.mean == pytest.approx(whole.auroc.mean, abs=0.02)
+
+
+@pytest.mark.parametrize("name", CODECS.builtin)
+def test_our_codecs_pass(name):
+    check_codec(CODECS.find(name))
+
+
+@dataclass(frozen=True)
+class Noisy(Local):
+    def train(self, world, state, t, alone):
+        return Models(world.learner.train(state.models, t) + 1e-3 * torch.randn(world.r, 1))
+
+
+@dataclass(frozen=True)
+class Broken(Local):
+    def train(self, world, state, t, alone):
+        return Models(state.models * np.nan)
+
+
+@dataclass(frozen=True)
+class Frozen(Local):
+    def init(self, world):
+        return Models(torch.zeros(world.r, world.learner.layout.size))
+
+    def train(self, world, state, t, alone):
+        return state
+
+
+@dataclass(frozen=True)
+class Crashing(Local):
+    def train(self, world, state, t, alone):
+        raise ZeroDivisionError("oh dear\nand more")
+
+
+@dataclass(frozen=True, eq=False)
+class Odd(Models):
+    friend: object = None
+
+
+@dataclass(frozen=True)
+class Unwritable(Local):
+    def init(self, world):
+        return Odd(world.common_start(), print)
+
+
+@dataclass(frozen=True)
+class ByPlace(Local):
+    def train(self, world, state, t, alone):
+        trained = world.learner.train(state.models, t)
+        return replace(state, models=trained * torch.linspace(-1, 1, world.r)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("config", "check"),
+    [
+        (Noisy(), "the same twice"),
+        (Broken(), "numbers are numbers"),
+        (Frozen(), "seeds matter"),
+        (Crashing(), "numbers are numbers"),
+        (Unwritable(), "it can be written down"),
+        (ByPlace(), "order is nothing"),
+    ],
+)
+def test_what_is_wrong_is_seen(config, check):
+    with pytest.raises(CheckFailed) as caught:
+        check_method(config)
+    assert caught.value.check == check and type(config).__name__ in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Long(Float32):
+    def size(self, count):
+        return 4 * count + 1
+
+
+@dataclass(frozen=True)
+class Rounded(Float32):
+    def arrive(self, weights, keys=None, base=np.zeros(0, np.float32), out=None):  # noqa: B008
+        return np.round(weights, 2)
+
+
+@pytest.mark.parametrize(("codec", "check"), [(Long(), "size"), (Rounded(), "arrive is decode of encode")])
+def test_what_is_wrong_with_a_codec_is_seen(codec, check):
+    with pytest.raises(CheckFailed, match=check):
+        check_codec(codec)
+
+
+def test_a_method_is_looked_at_when_it_enters_a_study(tmp_path):
+    federation = abps.load("icu-synthetic:centers=8")
+    with pytest.raises(CheckFailed, match="noisy fails the check 'the same twice'"):
+        abps.compare(federation, ["local", Noisy()], [11], rounds=1)
+    glance(FedAvg())
+
+
+def test_the_command_line_checks_too(templates, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.py").write_text(
+        "import torch\nfrom dataclasses import dataclass\nfrom abps.methods.local import Local\n"
+        "from abps.methods.base import Models\n"
+        "@dataclass(frozen=True)\nclass Bad(Local):\n"
+        "    def train(self, world, state, t, alone):\n        return Models(torch.randn_like(state.models))\n"
+    )
+
+    def call(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        told = capsys.readouterr()
+        return ended.value.code, told.out, told.err
+
+    code, out, _ = call("methods", "--check", "method:TURNING")
+    assert code == 0 and "engines agree" in out
+    for words in (["methods", "--check", "bad:Bad"], ["run", "--method", "bad:Bad", "--out", "x"]):
+        code, out, err = call(*words)
+        assert (code, out) == (2, "") and "bad:Bad fails the check 'the same twice'" in err
+        assert len(err.strip().splitlines()) == 1 and not Path("x").exists()
+    sys.modules.pop("bad", None)
