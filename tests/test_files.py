@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -25,3 +27,24 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         raise KeyError
     assert (tmp_path / "a.txt").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+FULL = """
+import resource, sys
+from abps.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (MOST, MOST))
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("limit", [100, 6000])
+def test_a_full_disk_is_one_sentence(tmp_path, limit):
+    """Files may not grow beyond a limit: the operating system refuses as on a full disk."""
+    words = ["run", "--method", "abps-pq-k1", "--rounds", "1", "--data", "icu-synthetic:centers=8", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", FULL.replace("MOST", str(limit)), *words, "--out", str(tmp_path / "r")],
+        capture_output=True, text=True, check=False, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr, done.stderr[-600:]
+    assert "File too large" in done.stderr and not (tmp_path / "r" / "result.json").exists()
+    assert not list((tmp_path / "r").glob(".*"))

@@ -1,7 +1,7 @@
 """A codec of one's own, to copy: half precision floats.
 
-    python -c "from abps.checks import check_codec; from codec import HALF; print(check_codec(HALF))"
-    abps run --method fedavg --set codec=codec:HALF --out my-run
+python -c "from abps.checks import check_codec; from codec import HALF; print(check_codec(HALF))"
+abps run --method fedavg --set codec=codec:HALF --out my-run
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Half:
         return 2 * count
 
     def encode(self, weights, key=0):
-        """(count,) float32 to bytes; key: the message's own random stream, for codecs that round at random."""
+        """(count,) float32 to bytes; key: for codecs that round at random."""
         return weights.astype("<f2").tobytes()
 
     def decode(self, data, count):

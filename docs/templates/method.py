@@ -31,7 +31,7 @@ class Turning(PeerMethod):
         return "graph"
 
     def transfers(self, world, t):
-        """(receivers, senders) of round t. Draws come from a purpose of one's own, and belong to centers' names."""
+        """(receivers, senders) of round t. Draws have a purpose of their own and belong to names."""
         order = np.argsort(streams.uniforms(world.seed, "turning:ring", t, world.ids))
         return (order, np.roll(order, 1)) if world.n > 1 else (order[:0], order[:0])
 

@@ -31,6 +31,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield part
         part.replace(path)
+    except OSError as error:  # a full disk, a quota, a file system that went away
+        why = error.strerror or str(error)
+        raise RequestError(f"cannot write {path}: {why}; make room or choose another place") from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -70,4 +73,12 @@ def write_json(path: Path, value: Any) -> None:
 def write_with(path: Path, writer: Callable[[Path], object]) -> None:
     """Write a file whole with a library's own writer."""
     with replacing(path) as part:
-        writer(part)
+        try:
+            writer(part)
+        except Exception as error:
+            # Libraries in Rust tell of the operating system's refusals in errors of their own.
+            _, told, code = str(error).partition("(os error ")
+            if not told:
+                raise
+            number = int(code.partition(")")[0])
+            raise OSError(number, os.strerror(number)) from error

@@ -33,7 +33,9 @@ def templates(monkeypatch):
 def test_the_templates_pass(templates):
     assert check_method(abps.find("method:TURNING")) == tuple(CHECKS)
     assert len(check_codec(CODECS.find("codec:HALF"))) == 8
-    run = abps.simulate(abps.load("icu-synthetic:centers=8"), "fedavg", rounds=1, settings={"codec": "codec:HALF"})
+    run = abps.simulate(
+        abps.load("icu-synthetic:centers=8"), "fedavg", rounds=1, settings={"codec": "codec:HALF"}
+    )
     whole = abps.simulate(abps.load("icu-synthetic:centers=8"), "fedavg", rounds=1)
     assert 0.5 < run.bytes.edge / whole.bytes.edge < 0.51
     assert run.auroc.mean == pytest.approx(whole.auroc.mean, abs=0.02)
@@ -138,7 +140,7 @@ def test_the_command_line_checks_too(templates, capsys, tmp_path, monkeypatch):
         "import torch\nfrom dataclasses import dataclass\nfrom abps.methods.local import Local\n"
         "from abps.methods.base import Models\n"
         "@dataclass(frozen=True)\nclass Bad(Local):\n"
-        "    def train(self, world, state, t, alone):\n        return Models(torch.randn_like(state.models))\n"
+        "    def train(self, world, state, t, alone):\n        return Models(torch.rand_like(state.models))\n"
     )
 
     def call(*words):

@@ -77,7 +77,9 @@ def test_what_anybody_may_check(tiny, case) -> None:
     name, settings = CASES[case]
     family, skip = CATALOG[name].family, set()
     if family == "reference" and name != "local":
-        skip = {"order is nothing"}  # the pooled rows are one center's, shuffled in the order they are pooled in
+        skip = {
+            "order is nothing"
+        }  # the pooled rows are one center's, shuffled in the order they are pooled in
     if family in ("abps", "control"):
         skip = {"order is nothing"}  # ties between peers are broken by their place in the list
     assert len(check_method(with_settings(find(name), settings), tiny, skip)) == len(CHECKS) - len(skip)

@@ -161,7 +161,7 @@ def test_partition_of_an_own_csv(table: Path, tmp_path: Path, capsys: pytest.Cap
         (("drift", "--data", "icu-synthetik"), "no such file"),
         (("cohort", "heart", "nowhere"), "is missing"),
         (("cohort", "mimiciv", "nowhere"), "does not exist"),
-        (("cohort", "mimiciv", "nowhere", "--window", "36h"), "is 24h, 6h, 12h, 48h, mimic-code"),
+        (("cohort", "mimiciv", "nowhere", "--window", "36h"), "choose one of 24h, 6h, 12h, 48h, mimic-code"),
         (("cohort", "physionet2012", "nowhere", "--hours", "99"), "between 0 and 48"),
     ],
 )

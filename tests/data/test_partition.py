@@ -197,9 +197,9 @@ def test_only() -> None:
     [
         ({}, "say how to divide"),
         ({"dirichlet": 0.0, "centers": 3}, "must be above 0"),
-        ({"dirichlet": 0.5}, "needs --centers"),
+        ({"dirichlet": 0.5}, "needs centers"),
         ({"dirichlet": 0.5, "iid": True, "centers": 3}, "exclude each other"),
-        ({"by": ("careunit",), "centers": 3}, "--centers goes with"),
+        ({"by": ("careunit",), "centers": 3}, "centers=N goes with"),
         ({"by": ("care_unit",)}, "no column 'care_unit'; did you mean 'careunit'"),
         ({"by": ("window:2",)}, "window:2y"),
         ({"by": ("window:0y",)}, "at least one year"),
@@ -221,7 +221,7 @@ def test_wrong_columns() -> None:
         divide(table(), Recipe(by=("careunit",)), label="age")
     with pytest.raises(RequestError, match="redraw goes with"):
         divide(table(), Recipe(by=("careunit",)), CellRule(small="redraw"))
-    with pytest.raises(RequestError, match="small=.*choose one of drop"):
+    with pytest.raises(RequestError, match=r"small=.*choose one of drop"):
         CellRule(small="pool")
 
 

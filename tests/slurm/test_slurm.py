@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -228,6 +229,32 @@ def test_the_script_asks_for_what_was_said_and_only_for_what_is_missing(tmp_path
     assert f"'{(tmp_path / 'my study').resolve()}' --task" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     assert ranges([4]) == "4"
+    assert f'#SBATCH --output="{(tmp_path / "my study").resolve()}/slurm/%A_%a.log"' in text
+
+
+@pytest.mark.parametrize("name", ["two\nlines", 'quo"te'])
+def test_a_folder_that_slurm_cannot_write_to_is_refused(tmp_path, name):
+    plan = make_plan(Request((Source(DATA),), ("local",), (1,), 2))
+    study = StudyFolder(tmp_path / name)
+    study.open(plan)
+    with pytest.raises(RequestError, match="Slurm cannot write into a folder of this name"):
+        script(study, plan.runs, Slurm())
+    assert not list(study.root.glob("slurm/*"))
+
+
+def test_a_method_from_elsewhere_runs_on_slurm_and_here_alike(on_slurm, capsys, tmp_path, monkeypatch):
+    """A module that only lies in the folder from which the study is started."""
+    beside = tmp_path / "beside"
+    shutil.copytree(Path(__file__).parents[1] / "foreign", beside)
+    monkeypatch.chdir(beside)
+    words = ["compare", "--methods", "local,rotation:ROTATION", "--seeds", "1", *SMALL, "--json", "--out"]
+    code, out, err = call(capsys, *words, tmp_path / "there", "--executor", "slurm", "--slurm-memory", 1)
+    assert code == 0, err
+    assert json.loads(out)["runs"]["computed"] == 2
+    assert call(capsys, *words, tmp_path / "here")[0] == 0
+    assert tables(tmp_path / "there") == tables(tmp_path / "here")
+    there, here = (abps.load_study(tmp_path / name).runs[1][1] for name in ("there", "here"))
+    assert there.decisions.equals(here.decisions) and there.bytes == here.bytes and there.bytes.edge > 0
 
 
 @pytest.mark.parametrize(

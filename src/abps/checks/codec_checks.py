@@ -30,9 +30,12 @@ def check_codec(codec: Codec) -> tuple[str, ...]:
             arrived = codec.arrive(weights, keys)
             shifted = codec.arrive(weights + common, keys, common)
         except Exception as error:  # whatever a foreign codec does wrong is its failure
-            raise CheckFailed(codec.name, "it runs", f"{type(error).__name__}: {first_line(error)}") from error
+            raise CheckFailed(
+                codec.name, "it runs", f"{type(error).__name__}: {first_line(error)}"
+            ) from error
         for check, right, why in (
-            ("size", {len(data) for data in sent} == {codec.size(count)}, "bytes are not as many as size() says"),
+            ("size", {len(data) for data in sent} == {codec.size(count)},
+             "size() says another number of bytes"),
             ("shape", {(s.shape, s.dtype) for s in seen} == {((count,), np.dtype(np.float32))},
              "decode() does not give (count,) float32"),
             ("finite", all(np.isfinite(s).all() for s in seen), "what arrives is not finite"),
@@ -52,4 +55,13 @@ def check_codec(codec: Codec) -> tuple[str, ...]:
                 raise CheckFailed(codec.name, "frames", first_line(error)) from error
             if not np.array_equal(framed.weights, seen[0]):
                 raise CheckFailed(codec.name, "frames", "a frame does not carry the same weights")
-    return ("it runs", "size", "shape", "finite", "the same twice", "arrive is decode of encode", "differences", "frames")
+    return (
+        "it runs",
+        "size",
+        "shape",
+        "finite",
+        "the same twice",
+        "arrive is decode of encode",
+        "differences",
+        "frames",
+    )

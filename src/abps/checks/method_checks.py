@@ -48,7 +48,12 @@ def small_federation() -> Federation:
     gaps = rng.random(len(center)) < 0.1
     ward = np.array(["north", "south", "west"])[rng.integers(0, 3, len(center))]
     features = pl.DataFrame(
-        {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "d": pl.Series(np.where(gaps, np.nan, x[:, 3])).fill_nan(None)}
+        {
+            "a": x[:, 0],
+            "b": x[:, 1],
+            "c": x[:, 2],
+            "d": pl.Series(np.where(gaps, np.nan, x[:, 3])).fill_nan(None),
+        }
         | {"smoker": (rng.random(len(center)) < 0.3).astype(np.int8), "ward": ward}
     )
     return Federation(
@@ -57,7 +62,7 @@ def small_federation() -> Federation:
         label=(score > np.quantile(score, 0.7)).astype(np.int8),
         center=center,
         centers=tuple(f"center {i}" for i in range(6)),
-        time=2010.0 + center,
+        time=(2010.0 + center).astype(np.float64),
         groups=("even", "odd") * 3,
         descriptors=("smoker",),
         in_order=True,
@@ -88,24 +93,32 @@ def settings_have_names(trial: Trial) -> str | None:
     if not dataclasses.is_dataclass(config) or not type(config).__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return "its class is not a frozen dataclass, so that its settings could change under a run"
     missing = [name for name in ("rounds", "lr", "epochs", "batch", "budget") if name not in names(config)]
-    return f"it has no setting {missing[0]!r}; derive it from abps.Method and keep its fields" if missing else None
+    return (
+        f"it has no setting {missing[0]!r}; derive it from abps.Method and keep its fields"
+        if missing
+        else None
+    )
 
 
 def numbers_are_numbers(trial: Trial) -> str | None:
     """Models and metrics are finite."""
     models = trial.once.models
-    if models is None or models.ndim != 2 or len(models) != trial.federation.size:
-        return "its state has no matrix 'models' with a row for every center"
+    if models is None or models.ndim != 2 or len(models) not in (1, trial.federation.size):
+        return "its state has no matrix 'models' with a row for every center (or one for all)"
     if not torch.isfinite(models).all():
         return "its models hold numbers that are not finite"
-    return None if trial.once.auroc.scored_centers == trial.federation.size else "some predictions are not numbers"
+    return (
+        None
+        if trial.once.auroc.scored_centers == trial.federation.size
+        else "some predictions are not numbers"
+    )
 
 
 def the_same_twice(trial: Trial) -> str | None:
     """A run is a function of data, configuration and seed."""
     again = trial.run()
     if not torch.equal(_models(again), _models(trial.once)):
-        return "two runs with one seed end with different models; draw random numbers from abps.core.streams only"
+        return "two runs with one seed differ in their models; draw only from abps.core.streams"
     if _content(again) != _content(trial.once) or not again.decisions.equals(trial.once.decisions):
         return "two runs with one seed end with the same models but tell different stories"
     return None

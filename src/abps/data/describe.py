@@ -15,7 +15,7 @@ def wilson(positives: int, total: int, z: float = Z95) -> tuple[float, float]:
     """The Wilson score interval of a proportion.
 
     >>> tuple(round(v, 4) for v in wilson(20, 140))
-    (0.0945, 0.2103)
+    (0.0944, 0.2104)
     """
     if total == 0:
         return math.nan, math.nan

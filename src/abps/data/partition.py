@@ -86,9 +86,7 @@ class Recipe:
         if random and (self.centers is None or self.centers < 1):
             raise RequestError("dirichlet=ALPHA needs centers=N with N at least 1")
         if not random and self.centers is not None:
-            raise RequestError(
-                "centers=N goes with dirichlet=ALPHA; by=COLUMNS alone say how many there are"
-            )
+            raise RequestError("centers=N goes with dirichlet=ALPHA; by=COLUMNS alone say how many there are")
 
 
 @dataclass(frozen=True, eq=False)

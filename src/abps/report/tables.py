@@ -77,7 +77,7 @@ def times(value: float) -> str:
     """A multiple of FedAvg's bytes, with enough digits to tell small ones from nothing.
 
     >>> times(1.5), times(0.0312), times(0.00004), times(0.0)
-    ('1.50×', '0.031×', '0.00004×', '0.00×')
+    ('1.50×', '0.031×', '0.000040×', '0.00×')
     """
     if not math.isfinite(value):
         return NOTHING

@@ -274,6 +274,10 @@ def script(study: StudyFolder, todo: Sequence[PlannedRun], slurm: Slurm) -> str:
     """A batch script that computes the runs that are not there yet, one array task each."""
     plan = [run.key for run in study.runs()]
     root = study.root.resolve()
+    if any(character in str(root) for character in '"\n\r'):
+        raise RequestError(
+            f"{str(root)!r}: Slurm cannot write into a folder of this name; choose another one"
+        )
     hours, minutes = divmod(slurm.minutes, 60)
     lines = [
         "#!/bin/bash",
@@ -282,7 +286,7 @@ def script(study: StudyFolder, todo: Sequence[PlannedRun], slurm: Slurm) -> str:
         f"#SBATCH --time={hours:02d}:{minutes:02d}:00",
         f"#SBATCH --mem={max(1, round(slurm.memory_gb * 1024))}M",
         f"#SBATCH --cpus-per-task={slurm.cores}",
-        f"#SBATCH --output={root}/slurm/%A_%a.log",
+        f'#SBATCH --output="{str(root).replace("%", "%%")}/slurm/%A_%a.log"',
         *([f"#SBATCH --account={slurm.account}"] if slurm.account else []),
         *([f"#SBATCH --partition={slurm.partition}"] if slurm.partition else []),
         "",
