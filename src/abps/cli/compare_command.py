@@ -82,6 +82,7 @@ def compare(
     from abps.cli.check_command import announce
     from abps.cli.study_outcome import finish, prepare_script
     from abps.data.roles import Roles
+    from abps.methods.catalog import REFERENCES
     from abps.study.plan import Request, expand_methods, make_plan
     from abps.study.workers.processes import run_local
     from abps.study.workers.slurm import Slurm, run_slurm

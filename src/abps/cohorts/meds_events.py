@@ -153,7 +153,7 @@ def icu_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...
     if enter.height == 0:
         raise RequestError(
             f"no event code begins with {codes.icu_admission!r} (icu_admission of the code map) in "
-            f"{files[0]}; give the code map of this source with --map"
+            f"{files[0]}; give the code map of this source (map=FILE)"
         )
     stays = (
         ended(enter.rename({"time": "intime"}), leave.rename({"time": "outtime"}))
