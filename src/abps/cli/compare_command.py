@@ -39,6 +39,10 @@ def compare(
         list[str] | None,
         typer.Option(help="A setting with several values: --vary gamma=0.1,0.25,0.5; a row for each."),
     ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(help="Cross-validation by patient: every row is scored once for each seed."),
+    ] = None,
     references: Annotated[
         bool,
         typer.Option(help="Also run a hospital alone, pooled rows and a federated regression at their best."),
@@ -94,7 +98,7 @@ def compare(
     words = split(methods)
     request = Request(
         sources, expand_methods(words), read_seeds(seeds), rounds, options.settings(set_ or []),
-        read_vary(vary or []), REFERENCES if references else (),
+        read_vary(vary or []), REFERENCES if references else (), folds,
     )  # fmt: skip
     if executor not in ("local", "slurm"):
         raise RequestError(f"--executor {executor}: choose local or slurm")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
 
 
-def folds_of(
-    patient: NDArray[np.int64] | None, y: NDArray[np.floating], count: int, seed: int
-) -> NDArray[np.int64]:
+def folds_of(patient: NDArray[np.int64] | None, y: NDArray[Any], count: int, seed: int) -> NDArray[np.int64]:
     """(rows,) the fold 0 … count - 1 of every row: patients dealt out in turn, those with an event first.
 
     patient: (rows,) numbers; None: every row is a patient of its own.  The order in which patients are dealt
@@ -27,7 +27,7 @@ def folds_of(
     return fold[unit]
 
 
-def most_folds(patient: NDArray[np.int64] | None, y: NDArray[np.floating]) -> int:
+def most_folds(patient: NDArray[np.int64] | None, y: NDArray[Any]) -> int:
     """How many folds can each have a patient with an event and one without."""
     if patient is None:
         events = int((y > 0).sum())

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.data.federation import Federation
+from abps.data.folds import folds_of
 
 #: Shares of training, validation and test rows.
 SHARES = (0.70, 0.15, 0.15)
@@ -165,6 +166,29 @@ def assign_splits(federation: Federation, seed: int, shared_patients: bool = Fal
                 free = rng.permutation(np.flatnonzero(members & ~fixed))
                 part[free] = np.repeat(np.arange(3, dtype=np.int8), _left(members, fixed, part))
         split[rows] = part[unit]
+    return split
+
+
+def assign_folds(federation: Federation, seed: int, count: int) -> NDArray[np.int64]:
+    """(rows,) the fold 0 … count - 1 of every row, by the same rules: one fold a patient, in all centers.
+
+    The patients of one center are dealt out in turn, those with an event first.
+    """
+    units = _units(federation)
+    shared = np.isin(units, _placed(federation, units, False))
+    place = streams.uniforms(seed, "split", 3, units.view(np.uint64))
+    fold = np.floor(place * count).astype(np.int64)
+    for i in range(federation.size):
+        rows = np.flatnonzero((federation.center == i) & ~shared)
+        fold[rows] = folds_of(units[rows], federation.label[rows], count, seed)
+    return fold
+
+
+def fold_split(fold: NDArray[np.int64], k: int, count: int) -> NDArray[np.int8]:
+    """(rows,) the split in which fold k is for test, the next one for validation, all others for training."""
+    split = np.zeros(len(fold), dtype=np.int8)
+    split[fold == (k + 1) % count] = 1
+    split[fold == k] = 2
     return split
 
 

@@ -28,8 +28,8 @@ from abps.report.drawing import Drawing
 from abps.report.figures import draw_all
 from abps.report.statistics import MARGIN
 from abps.report.tables import Table, headline
+from abps.simulator.crossvalidation import compute
 from abps.simulator.result import Run
-from abps.simulator.simulate import simulate
 from abps.study.execute import conduct
 from abps.study.plan import PlannedRun, Request, Source, expand_methods, make_plan
 from abps.study.records import StudyFolder, StudyRecord, record_of
@@ -153,6 +153,7 @@ def compare(
     out: Path | str | None = None,
     jobs: int | None = None,
     references: bool = True,
+    folds: int | None = None,
 ) -> Study:
     """Run methods over seeds and hold them against each other.
 
@@ -163,6 +164,7 @@ def compare(
     the runs live in memory, with their final models.
     jobs: compute in so many processes, each with its own cores; needs ``out``, and methods with a name.
     references: also run what a hospital alone, pooled rows and a federated regression would give.
+    folds: score every row once by cross-validation over patients; each seed deals them out anew.
     """
     words, own = _named(methods)
     request = Request(
@@ -173,12 +175,16 @@ def compare(
         dict(settings or {}),
         {name: tuple(values) for name, values in (vary or {}).items()},
         REFERENCES if references else (),
+        folds,
     )
     plan = make_plan(request, words, own, (federation,))
     if jobs is not None and (out is None or own):
         raise RequestError(f"jobs={jobs}: other processes need a folder (out) and methods that have a name")
     if out is None:
-        runs = [(run, simulate(federation, run.config(own), run.seed, name=run.method)) for run in plan.runs]
+        runs = [
+            (run, compute(federation, run.config(own), run.seed, run.folds, name=run.method))
+            for run in plan.runs
+        ]
         return Study(record_of(plan), tuple(runs), plan.left_out)
     if jobs is not None:
         conduct(plan, Path(out), functools.partial(run_local, jobs=jobs))

@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
 from abps.data.federation import About
+from abps.learn.metrics import Segments
 from abps.release import VERSION
 from abps.stats.guarantees import Standing
+from abps.stats.roc import FEWEST_EVENTS, area
 
 SCHEMA = "abps.run/1"
 
@@ -37,6 +39,23 @@ class Accuracy:
     at_best_validation: float = math.nan
     per_center: dict[str, float] = field(default_factory=dict)
     honest_mean: float = math.nan
+
+
+@dataclass(frozen=True)
+class Scored:
+    """On what every center's AUROC stands.
+
+    per_center_rows, per_center_events: scored rows, and those with the outcome.  per_center_low,
+    per_center_high: the 95 % interval by DeLong.  cannot_tell: centers with too few events or non-events, and
+    why.  folds: into how many parts patients were divided, each scored once; 0: one split, test rows only.
+    """
+
+    per_center_rows: dict[str, int] = field(default_factory=dict)
+    per_center_events: dict[str, int] = field(default_factory=dict)
+    per_center_low: dict[str, float] = field(default_factory=dict)
+    per_center_high: dict[str, float] = field(default_factory=dict)
+    cannot_tell: dict[str, str] = field(default_factory=dict)
+    folds: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +115,7 @@ class Run:
 
     device: where centers trained and predicted; another one rounds otherwise.
     trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
-    models, beliefs: of a run that was just computed; they are not written to disk.
+    models, beliefs, answers (logits of the test rows): of a run that was just computed; not written to disk.
     """
 
     method: str
@@ -114,10 +133,12 @@ class Run:
     history: History
     seconds: float
     device: str = "cpu"
+    scored: Scored = field(default_factory=Scored)
     versions: dict[str, str] = field(default_factory=versions)
     trail: pl.DataFrame | Path | None = None
     models: torch.Tensor | None = None
     beliefs: Beliefs | None = None
+    answers: Segments | None = None
 
     @property
     def decisions(self) -> pl.DataFrame:
@@ -168,10 +189,11 @@ class Run:
         return f"<table><caption>{title}</caption>{body}</table>"
 
 
+#: Of a run that was just computed only.
+UNWRITTEN: Final = ("trail", "models", "beliefs", "answers")
+
 #: What is written, in this order, and its type; and where null says something else than "not defined".
-_WRITTEN: Final = {
-    name: kind for name, kind in get_type_hints(Run).items() if name not in ("trail", "models", "beliefs")
-}
+_WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name not in UNWRITTEN}
 _NULLABLE: Final = ("data", "config")
 
 
@@ -207,3 +229,23 @@ def accuracy(
 
     apart = math.nan if honest is None else mean(scored & honest)
     return Accuracy(mean(scored), int(scored.sum()), at_best, dict(zip(centers, values.tolist())), apart)
+
+
+def scored_on(centers: tuple[str, ...], logits: Segments, labels: Segments, folds: int = 0) -> Scored:
+    """On what every center's AUROC stands, from the logits and labels of all that was scored."""
+    areas = {
+        name: area(logits[i].astype(np.float64), labels[i].astype(np.float64))
+        for i, name in enumerate(centers)
+    }
+    return Scored(
+        {name: a.events + a.others for name, a in areas.items()},
+        {name: a.events for name, a in areas.items()},
+        {name: a.low for name, a in areas.items()},
+        {name: a.high for name, a in areas.items()},
+        {
+            name: f"{a.events} events and {a.others} others; an area needs {FEWEST_EVENTS} of each"
+            for name, a in areas.items()
+            if not a.told
+        },
+        folds,
+    )

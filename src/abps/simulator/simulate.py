@@ -32,7 +32,7 @@ from abps.learn.training import Learner
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
-from abps.simulator.result import Bytes, History, RestShares, Run, accuracy
+from abps.simulator.result import Bytes, History, RestShares, Run, accuracy, scored_on
 from abps.simulator.rounds import Course, Outcome
 from abps.stats.guarantees import Standing, standing
 from abps.wire.codecs import codec
@@ -154,6 +154,8 @@ def simulate(
         trail=track.trail(),
         models=getattr(final, "models", None),
         beliefs=config.beliefs(final),
+        answers=logits,
+        scored=scored_on(data.centers, logits, labels),
     )
 
 

@@ -58,6 +58,7 @@ class Request:
 
     settings: replaced in every method that has them.  vary: a setting and its values; a method that has
     the setting runs once with each value.  references: run beside the methods as they are, whatever is set.
+    folds: score every row once by cross-validation instead of one split's test rows.
     """
 
     sources: tuple[Source, ...]
@@ -67,6 +68,7 @@ class Request:
     settings: Mapping[str, Any] = field(default_factory=dict)
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     references: tuple[str, ...] = ()
+    folds: int | None = None
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -97,6 +99,7 @@ class PlannedRun:
     seed: int
     data: str
     key: str
+    folds: int | None = None
 
     @property
     def folder(self) -> str:
@@ -144,9 +147,12 @@ def expand_methods(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def identity(method: str, config: Method, fingerprint: str, seed: int) -> dict[str, Any]:
+def identity(
+    method: str, config: Method, fingerprint: str, seed: int, folds: int | None = None
+) -> dict[str, Any]:
     """Everything that decides a run's result."""
-    return {
+    divided = {} if folds is None else {"folds": folds}
+    return divided | {
         "method": method,
         "kind": f"{type(config).__module__}.{type(config).__qualname__}",
         "config": describe(config),
@@ -202,14 +208,18 @@ def make_plan(
         for seed, method in itertools.product(request.seeds, methods):
             for label, settings in _variants(method, plain[method], request):
                 config = configure(own.get(method, method), settings, request.rounds)
-                key = key_of(identity(method, config, fingerprint, seed))
-                runs.append(PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key))
+                key = key_of(identity(method, config, fingerprint, seed, request.folds))
+                runs.append(
+                    PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key, request.folds)
+                )
         for seed, method in itertools.product(request.seeds, request.references):
             if method not in request.methods:
                 # A reference that is fitted at once knows no rounds.
                 rounds = None if getattr(find(method), "fitted", False) else request.rounds
-                key = key_of(identity(method, configure(method, {}, rounds), fingerprint, seed))
-                runs.append(PlannedRun(method, method, {}, rounds, seed, fingerprint, key))
+                content = identity(method, configure(method, {}, rounds), fingerprint, seed, request.folds)
+                runs.append(
+                    PlannedRun(method, method, {}, rounds, seed, fingerprint, key_of(content), request.folds)
+                )
     return Plan(request, federations, tuple(runs), tuple(left_out))
 
 

@@ -61,7 +61,7 @@ class Runner:
     def compute(self, run: PlannedRun, tell: Tell) -> bool:
         """Compute and store one run; a failure is told and noted, not raised."""
         from abps.core.errors import RequestError
-        from abps.simulator.simulate import simulate
+        from abps.simulator.crossvalidation import compute
         from abps.study.plan import identity, key_of
         from abps.study.records import write_run
 
@@ -77,7 +77,7 @@ class Runner:
                 tell({"event": "round", "round": t, "rounds": rounds})
 
             federation = self.federation(run.data)
-            result = simulate(federation, config, run.seed, progress=progress, name=run.method)
+            result = compute(federation, config, run.seed, run.folds, progress, run.method)
             write_run(self.study.folder(run), result, content)
         except Exception as error:  # whatever a method does wrong must not end the study
             told = str(error).strip().splitlines()
