@@ -127,3 +127,18 @@ def test_a_report_of_nothing_is_refused(capsys, tmp_path):
     assert call(capsys, "report", tmp_path / "nowhere")[0] == 2
     code, _, err = call(capsys, "report", tmp_path)
     assert code == 2 and "holds no study" in err
+
+
+def test_folds_and_references_on_the_command_line(capsys, tmp_path):
+    code, out, err = call(
+        capsys, "compare", "--methods", "local", "--seeds", "1", "--rounds", "1", "--folds", "3", "--json",
+        "--data", "icu-synthetic:centers=6,stays=900", "--out", tmp_path / "s", "--jobs", "1",
+    )  # fmt: skip
+    assert code == 0, err
+    content = json.loads(out)
+    assert content["runs"]["computed"] == 6
+    assert {"local", "local-best", "pooled-best", "glm-exact"} <= {
+        line["method"] for line in content["data"][0]["methods"]
+    }
+    results = [json.loads(path.read_text()) for path in (tmp_path / "s" / "runs").glob("*/result.json")]
+    assert {sum(r["scored"]["per_center_rows"].values()) for r in results} == {900}

@@ -67,7 +67,7 @@ class Runner:
 
         try:
             config = run.config(self._own)
-            content = identity(run.method, config, run.data, run.seed)
+            content = identity(run.method, config, run.data, run.seed, run.folds)
             if key_of(content) != run.key:
                 raise RuntimeError(
                     "this run was planned by another version of the program; ask for the comparison again"
