@@ -211,7 +211,8 @@ def test_history_and_rest(once, case) -> None:
     assert history.edge_bytes[-1] == result.bytes.edge
     assert history.auroc[-1] == pytest.approx(result.auroc.mean)
     rest = result.rest
-    assert rest.share == pytest.approx(rest.no_candidates + rest.all_full + rest.declined + rest.budget)
+    causes = (rest.no_candidates, rest.all_full, rest.declined, rest.budget, rest.quiet)
+    assert rest.share == pytest.approx(sum(causes))
     assert rest.share == pytest.approx(np.mean(history.rest))
 
 

@@ -57,7 +57,7 @@ class Rest(IntEnum):
 
 
 #: The causes that a simulated round can have, as results list them.
-CAUSES = (Rest.NO_CANDIDATES, Rest.ALL_FULL, Rest.DECLINED, Rest.BUDGET)
+CAUSES = (Rest.NO_CANDIDATES, Rest.ALL_FULL, Rest.DECLINED, Rest.BUDGET, Rest.QUIET)
 
 
 @dataclass(frozen=True, eq=False)

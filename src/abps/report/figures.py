@@ -34,6 +34,7 @@ CAUSES = {
     "all_full": ("#e08a2e", "all candidates taken"),
     "declined": ("#d6455d", "all candidates declined"),
     "budget": ("#8a8f98", "budget used up"),
+    "quiet": ("#c9ccd1", "no exchange in this round"),
 }
 GAIN, EVEN, LOSS = "#2a9d74", "#8a8f98", "#d6455d"
 

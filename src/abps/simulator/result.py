@@ -81,6 +81,7 @@ class RestShares:
     all_full: float
     declined: float
     budget: float = 0.0
+    quiet: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Course:
         # Whom to ask seldom depends on this round's models: centers choose while they train.
         trained = cache(method.begin(world, self.state, t, self.ledger.closed))
         if not method.exchanges(t):
-            return self._rested(trained(), t, Rest.NOT)
+            return self._rested(trained(), t, Rest.QUIET)
         if self.ledger.closed:
             return self._rested(trained(), t, Rest.BUDGET)
         opinion = Opinion() if method.kind == "graph" else method.opine(world, self.state, trained, t)
