@@ -169,6 +169,19 @@ def read_header(path: Path) -> tuple[str, ...]:
     return tuple(header)
 
 
+def _whole(path: Path) -> bool:
+    """Whether a gzip file can be unpacked to its end; other files are not looked at."""
+    if path.suffix != ".gz":
+        return True
+    try:
+        with gzip.open(path) as stream:
+            while stream.read(1 << 22):
+                pass
+    except (EOFError, zlib.error, OSError):
+        return False
+    return True
+
+
 def _broken(path: Path | str) -> str:
     return (
         f"{path} is cut off or damaged (its gzip data end early); download it again "
@@ -213,10 +226,11 @@ class Session:
         worker = threading.Thread(target=work, daemon=True)
         worker.start()
         self._progress(what, 0.0)
+        measured = getattr(self._connection, "query_progress", None)  # not in every release
         try:
             while worker.is_alive():
                 worker.join(0.1)
-                done = self._connection.query_progress()
+                done = measured() if measured else -1.0
                 if 0 <= done <= 100:
                     self._progress(what, done / 100)
         except KeyboardInterrupt:
@@ -266,6 +280,9 @@ class Session:
             self._duckdb.ConversionException,
             self._duckdb.IOException,
         )
+        cut = next((f for f in files if isinstance(error, expected) and not _whole(f)), None)
+        if cut:  # older releases of DuckDB see a short last line and no more
+            return RequestError(_broken(cut))
         if isinstance(error, expected):
             return RequestError(
                 f"{names} cannot be read: {_what_is_wrong(text)}; use the file as distributed"

@@ -96,7 +96,7 @@ def charted(duck: Session, events: Events, inputs: set[str]) -> str:
             items += [(item, signal) for signal in signals for item in names[signal]]
     duck.table("items", pl.DataFrame(items, schema={"itemid": pl.Int32, "signal": pl.String}, orient="row"))
     types = {"stay_id": "BIGINT", "charttime": "TIMESTAMP", "itemid": "INTEGER", "valuenum": "DOUBLE"}
-    text = "NULL"
+    text = "CAST(NULL AS VARCHAR)"
     if events.has_text and {"gcs", "ventilation"} & inputs:
         types["value"] = "VARCHAR"
         text = "CASE WHEN signal LIKE 'gcs%' OR signal LIKE '%device' OR signal LIKE 'vent%' THEN e.value END"
@@ -175,7 +175,11 @@ def _labs(duck: Session, events: Events, rows: str) -> None:
     kinds = (
         {"specimen_id": "BIGINT", "value": "VARCHAR"} if {"specimen_id", "value"} <= set(table.names) else {}
     )
-    told = "e.specimen_id, CASE WHEN i.signal = 'specimen' THEN trim(e.value) END" if kinds else "NULL, NULL"
+    told = (
+        "e.specimen_id, CASE WHEN i.signal = 'specimen' THEN trim(e.value) END"
+        if kinds
+        else "CAST(NULL AS BIGINT), CAST(NULL AS VARCHAR)"
+    )
     found = duck.spool(
         f"""
         SELECT stay, moment, signal, value, specimen, text FROM (
