@@ -26,6 +26,7 @@ import time
 from collections import defaultdict
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TextIO
 
 ROWS_PER_STAY = 4_600
 V31_ROWS = 433_000_000
@@ -39,8 +40,8 @@ LAB_ITEMS = "[50912, 51006, 50971, 50983, 51265, 51301, 50885, 50813, 51222, 508
 VITAL_ITEMS = "[220045, 220179, 220180, 220181, 220210, 220277, 223761, 220052]"
 
 
-def generate(folder: Path, rows: int) -> int:
-    """Write the tables; returns the number of stays."""
+def generate(folder: Path, rows: int, plain: bool) -> int:
+    """Write the tables, compressed unless plain; returns the number of stays."""
     import duckdb
 
     stays = rows // ROWS_PER_STAY
@@ -51,7 +52,8 @@ def generate(folder: Path, rows: int) -> int:
     intime = "TIMESTAMP '2150-01-01' + to_hours(CAST(hash(s) % 300000 AS BIGINT))"
 
     def write(name: str, sql: str) -> None:
-        con.execute(f"COPY ({sql}) TO '{folder / name}' (HEADER, COMPRESSION gzip)")
+        path = folder / (name.removesuffix(".gz") if plain else name)
+        con.execute(f"COPY ({sql}) TO '{path}' (HEADER, COMPRESSION {'none' if plain else 'gzip'})")
 
     write(
         "hosp/patients.csv.gz",
@@ -114,15 +116,21 @@ def generate(folder: Path, rows: int) -> int:
     return stays
 
 
+def opened(folder: Path, name: str) -> TextIO:
+    """A table's lines, compressed or not."""
+    path = folder / f"{name}.csv"
+    return path.open(newline="") if path.exists() else gzip.open(f"{path}.gz", "rt", newline="")  # type: ignore[return-value]
+
+
 def first_stays(folder: Path, stays: int) -> dict[int, float]:
     """Mean systolic pressure of the first stays, in plain Python."""
     begin = {}
-    with gzip.open(folder / "icu" / "icustays.csv.gz", "rt", newline="") as lines:
+    with opened(folder, "icu/icustays") as lines:
         for row in csv.DictReader(lines):
             begin[int(row["stay_id"])] = datetime.fromisoformat(row["intime"])
     wanted = set(range(30_000_000, 30_000_000 + stays))
     moments: dict[int, dict[datetime, list[float]]] = defaultdict(lambda: defaultdict(list))
-    with gzip.open(folder / "icu" / "chartevents.csv.gz", "rt", newline="") as lines:
+    with opened(folder, "icu/chartevents") as lines:
         for number, row in enumerate(csv.DictReader(lines)):
             if number > 3_000_000:  # written by two threads: the first stays are near the beginning
                 break
@@ -185,13 +193,14 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=40_000_000)
     parser.add_argument("--folder", type=Path, help="keep the generated tables here and use them again")
+    parser.add_argument("--plain", action="store_true", help="tables without gzip: quicker to generate")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary) / "mimic"
-        chart = folder / "icu" / "chartevents.csv.gz"
+        chart = folder / "icu" / ("chartevents.csv" if arguments.plain else "chartevents.csv.gz")
         if not chart.exists():
             begin = time.perf_counter()
-            generate(folder, arguments.rows)
+            generate(folder, arguments.rows, arguments.plain)
             print(
                 f"generated {arguments.rows:,} rows in {time.perf_counter() - begin:.0f} s", file=sys.stderr
             )
@@ -214,6 +223,7 @@ def main() -> None:
             {
                 "rows": arguments.rows,
                 "lab_rows": labs,
+                "plain": arguments.plain,
                 "chartevents_mb": megabytes,
                 "stays": build["rows"],
                 "seconds": round(build["build_s"], 1),

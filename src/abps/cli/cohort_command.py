@@ -16,7 +16,10 @@ from abps import files
 from abps.cli import options
 from abps.cohorts import eicu, heart, meds, meds_rows, meds_tasks, mimiciv, omop, physionet2012, provenance
 from abps.cohorts.duck import Progress as Tell
+from abps.cohorts.recipes import RECIPES
 from abps.cohorts.tidy import Cohort
+from abps.core.errors import RequestError
+from abps.methods.settings import with_settings
 from abps.report.pages import cohort_page as page
 
 Out = Annotated[Path, typer.Option(help="The Parquet file to write; the report and the rest go beside it.")]
@@ -78,6 +81,7 @@ def register(app: typer.Typer) -> None:
     group.command("omop")(omop_command)
     group.command("task")(task_command)
     group.command("heart")(heart_command)
+    group.command("other")(other_command)
     app.add_typer(group, name="cohort")
 
 
@@ -279,6 +283,32 @@ def heart_command(
     Example: abps cohort heart heart-disease --out heart.parquet
     """
     _make(lambda tell: heart.build(source, tell), "UCI Heart Disease", out, as_json)
+
+
+def other_command(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe: package.module:NAME, an installed package's, or one of ours.")
+    ],
+    source: Annotated[Path, typer.Argument(help="Where its data are.")],
+    out: Out = Path("cohort.parquet"),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the recipe: key=value.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """A cohort of your own: a CohortRecipe in any module that Python can import.
+
+    Example: abps cohort other mypackage.cohorts:WARD data --set hours=12 --out cohort.parquet
+    """
+    found = RECIPES.find(recipe)
+    settings = {}
+    for text in set_ or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise RequestError(f"--set {text!r} is not key=value")
+        settings[key.strip()] = value
+    options = with_settings(found.options, settings) if settings else found.options
+    _make(lambda tell: found.build(source, options, tell), found.about, out, as_json)
 
 
 def _names(text: str) -> tuple[str, ...]:
