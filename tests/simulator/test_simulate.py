@@ -197,7 +197,7 @@ def test_group_oracle_stays_in_the_group_and_needs_one():
     trail = run(data, "group-oracle-k1", rounds=4).decisions.filter(pl.col("decision") == "accepted")
     index = dict(zip(data.centers, groups))
     assert all(index[a] == index[b] for a, b in trail.select("center", "peer").iter_rows())
-    with pytest.raises(RequestError, match="--group"):
+    with pytest.raises(RequestError, match="group=COL"):
         run(tiny((30,) * 4), "group-oracle-k1", rounds=1)
 
 

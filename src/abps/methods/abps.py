@@ -88,7 +88,7 @@ class Filter:
         if self.candidates == "group":
             if groups is None:
                 raise RequestError(
-                    "partners inside a declared group need groups; name the column with --group COL"
+                    "partners inside a declared group need groups; name the column with group=COL"
                 )
             group = np.unique(np.array(groups), return_inverse=True)[1]
         return candidates_of(vectors, self._goals(len(vectors)), self.keep, self.tau_scope, group)
