@@ -51,7 +51,7 @@ def measure(federation: Federation, seed: int, peers: int) -> tuple[np.ndarray, 
     run = simulate(data, "abps-plus", seed=seed)
     belief, models = run.beliefs, run.models
     assert isinstance(belief, Usefulness) and models is not None
-    learner = StackedLearner(data, training, training.model, seed)
+    learner = StackedLearner(data, training, training.factory, seed)
     rows, shared = pooled(data), learner.layout.shared(1)
     own = auroc(learner.logits(models, rows), labels_of(rows))
     rng = np.random.default_rng(seed)

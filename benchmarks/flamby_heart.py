@@ -154,7 +154,7 @@ def measured(folder: Path) -> dict[str, np.ndarray]:
             config = with_settings(find(name), {})
             run = simulate(held, config, seed)
             found.setdefault(f"{name}, our settings", []).append(
-                of_models(held, config.training, config.training.model, seed, run.models)
+                of_models(held, config.training, config.training.factory, seed, run.models)
             )
         own, answers = data.train, []
         for i in range(4):

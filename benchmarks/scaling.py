@@ -61,7 +61,7 @@ def round_cost(centers: int, rows: int, kappa: int, hidden: tuple[int, ...], tur
     """Whole rounds of ABPS on centers of one size."""
     data = bench.uniform(centers, rows)
     method = ABPS(training=Training(hidden=hidden), selection=Selection(kappa=kappa))
-    learner = StackedLearner(data, method.training, method.training.model, 1)
+    learner = StackedLearner(data, method.training, method.training.factory, 1)
     world = World(learner, data, streams.center_ids(data.centers), 1, turns + 1)
     course, _ = Course.start(method, world).round(1)  # warm
     train, whole = [], []

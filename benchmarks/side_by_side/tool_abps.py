@@ -33,7 +33,7 @@ training = Training(
     hidden=SIZES[1:-1],
     dropout=job.dropout,
 )
-learner = StackedLearner(data, training, training.model, 1)
+learner = StackedLearner(data, training, training.factory, 1)
 shared = torch.from_numpy(np.concatenate([w.ravel() for w in both_orders(job.start)]))
 
 

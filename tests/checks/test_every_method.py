@@ -96,7 +96,7 @@ def test_chunks_do_not_matter(tiny, once, case, monkeypatch) -> None:
 def test_answers_that_a_round_hands_on_are_those_of_its_models(ready, case) -> None:
     name, settings = CASES[case]
     method = with_settings(find(name), SMALL | settings)
-    learner = StackedLearner(ready, method.training, method.training.model, 11)
+    learner = StackedLearner(ready, method.training, method.training.factory, 11)
     world = World(learner, ready, learner.ids, 11, ROUNDS)
     course = Course.start(method, world)
     for t in range(1, ROUNDS + 1):

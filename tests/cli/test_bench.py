@@ -66,7 +66,7 @@ def test_useful_operations_are_counted_by_hand():
 
 def test_the_plain_loop_learns_what_the_engine_learns():
     data, training = bench.uniform(3, 200, 6), Training(hidden=(16, 8), lr=0.01)
-    models = [training.model(6) for _ in range(3)]
+    models = [training.factory(6) for _ in range(3)]
     for _ in range(15):
         bench.plain_round(data, training, models)
     import torch
@@ -75,7 +75,7 @@ def test_the_plain_loop_learns_what_the_engine_learns():
     from abps.learn.loop import LoopLearner
     from abps.learn.metrics import auroc, labels_of
 
-    learner = LoopLearner(data, training, training.model, 1)
+    learner = LoopLearner(data, training, training.factory, 1)
     w = learner.start.expand(3, -1).clone()
     plain = torch.stack([parameters_to_vector(m.parameters()).detach() for m in models])
     for t in range(15):

@@ -202,7 +202,7 @@ def test_a_tensor_left_on_the_cpu_is_found(plant, monkeypatch) -> None:
     data, training = tiny(SIZES), Training(batch=32, hidden=(8,))
     plant(monkeypatch)
     with PretendDevice():
-        learner = StackedLearner(data, training, training.model, SEED, THERE)
+        learner = StackedLearner(data, training, training.factory, SEED, THERE)
         w = learner.start.expand(data.size, -1)
         with pytest.raises(MixedDevices):
             learner.train(w, 1, Objective(0.1, w))
@@ -239,12 +239,12 @@ def test_units_are_dropped_by_the_same_bits_everywhere(rows, units) -> None:
 def test_a_device_takes_as_many_centers_at_once_as_fit(monkeypatch) -> None:
     data = tiny((64,) * 70, width=5)
     training = Training(hidden=(6,))
-    w = StackedLearner(data, training, training.model, SEED).start.expand(70, -1)
-    whole = StackedLearner(data, training, training.model, SEED, CPU)
+    w = StackedLearner(data, training, training.factory, SEED).start.expand(70, -1)
+    whole = StackedLearner(data, training, training.factory, SEED, CPU)
     assert [len(chunk.members) for chunk in whole._chunks] == [70]
-    assert len(StackedLearner(data, training, training.model, SEED)._chunks) == 3
+    assert len(StackedLearner(data, training, training.factory, SEED)._chunks) == 3
     monkeypatch.setattr(abps.learn.batched, "DEVICE_ROOM", 40_000)
-    cut = StackedLearner(data, training, training.model, SEED, CPU)
+    cut = StackedLearner(data, training, training.factory, SEED, CPU)
     assert len(cut._chunks) > 5
     alike(whole.train(w, 1), cut.train(w, 1))
     alike(whole.gradient(w, data.train), cut.gradient(w, data.train))

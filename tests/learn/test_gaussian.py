@@ -69,7 +69,7 @@ def test_all_three_ways_of_training_gaussians_agree(own: bool, dropout: float) -
     of a gradient that vanishes into a step."""
     data = tiny((300, 140, 129, 20, 1))
     training = Training(hidden=(16, 8), optimizer="sgd", lr=0.05, weight_decay=0.0, dropout=dropout)
-    stacked, loop = (kind(data, training, training.model, SEED) for kind in (StackedLearner, LoopLearner))
+    stacked, loop = (kind(data, training, training.factory, SEED) for kind in (StackedLearner, LoopLearner))
     n, size = data.size, stacked.layout.size
     around = torch.randn(n, size, generator=torch.Generator().manual_seed(1))
     center, spread = (

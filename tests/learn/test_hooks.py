@@ -78,7 +78,7 @@ def test_a_center_without_rows_has_no_gradient(ready: Prepared) -> None:
         assert not learner.gradient(models(learner, 6), empty).any()
 
 
-@pytest.mark.parametrize("factory", [Training().model, Other])
+@pytest.mark.parametrize("factory", [Training().factory, Other])
 def test_representation_is_the_modules_own(ready: Prepared, factory) -> None:
     stacked, loop = (kind(ready, Training(), factory, 11) for kind in (StackedLearner, LoopLearner))
     w, x = models(stacked, 2), torch.from_numpy(ready.train.x[:10]).view(2, 5, -1)

@@ -55,7 +55,7 @@ def test_stacked_equals_a_plain_loop_after_three_rounds(hidden):
     # by noise, and the order of summation decides; in about one of 300,000 weights it shows above 1e-5.
     data = tiny(seed=1)
     training = Training(hidden=hidden)
-    stacked = StackedLearner(data, training, training.model, SEED)
+    stacked = StackedLearner(data, training, training.factory, SEED)
     w = stacked.start.expand(data.size, -1).clone()
     for t in (1, 2, 3):
         w = stacked.train(w, t)
@@ -140,18 +140,18 @@ def test_the_general_kernel_gives_the_fast_kernels_numbers():
 def test_chunks_do_not_change_the_numbers(most, monkeypatch):
     data = tiny((300, 290, 280, 140, 139, 20))
     training = Training(hidden=(16, 8))
-    whole = StackedLearner(data, training, training.model, SEED)
+    whole = StackedLearner(data, training, training.factory, SEED)
     w = whole.start.expand(data.size, -1).clone()
     monkeypatch.setattr(StackedLearner, "most", most)
-    cut = StackedLearner(data, training, training.model, SEED)
+    cut = StackedLearner(data, training, training.factory, SEED)
     torch.testing.assert_close(whole.train(w, 1), cut.train(w, 1), atol=1e-6, rtol=1e-5)
 
 
 def test_the_number_of_cores_does_not_change_a_bit():
     data = tiny((300, 290, 280, 140, 139, 20))
     training = Training()
-    many = StackedLearner(data, training, training.model, SEED)
-    one = StackedLearner(data, training, training.model, SEED)
+    many = StackedLearner(data, training, training.factory, SEED)
+    one = StackedLearner(data, training, training.factory, SEED)
     many._workers, one._workers = 3, 1
     w = many.start.expand(data.size, -1).clone()
     assert torch.equal(many.train(w, 1), one.train(w, 1))
@@ -160,18 +160,18 @@ def test_the_number_of_cores_does_not_change_a_bit():
 def test_a_center_learns_the_same_alone_as_among_others():
     data = tiny()
     training = Training(hidden=(16, 8))
-    together = StackedLearner(data, training, training.model, SEED)
+    together = StackedLearner(data, training, training.factory, SEED)
     w = together.start.expand(data.size, -1).clone()
     after = together.train(w, 4)
     for i in range(data.size):
-        alone = StackedLearner(data.only(i), training, training.model, SEED)
+        alone = StackedLearner(data.only(i), training, training.factory, SEED)
         torch.testing.assert_close(alone.train(w[:1], 4)[0], after[i], atol=1e-6, rtol=1e-5)
 
 
 def test_the_input_is_left_alone_and_streams_differ_by_round():
     data = tiny((60, 60))
     training = Training(hidden=(8,))
-    learner = StackedLearner(data, training, training.model, SEED)
+    learner = StackedLearner(data, training, training.factory, SEED)
     w = learner.start.expand(2, -1).clone()
     before = w.clone()
     first, second = learner.train(w, 1), learner.train(w, 2)
@@ -183,14 +183,14 @@ def test_only_the_named_columns_move():
     data = tiny((60, 200))
     training = Training(hidden=(8,))
     for kind in (StackedLearner, LoopLearner):
-        learner = kind(data, training, training.model, SEED)
+        learner = kind(data, training, training.factory, SEED)
         w = learner.start.expand(2, -1).clone()
         cut = learner.layout.shared(1)
         head = learner.train(w, 1, columns=slice(cut, None))
         assert torch.equal(head[:, :cut], w[:, :cut]) and not torch.equal(head[:, cut:], w[:, cut:])
     torch.testing.assert_close(
         head,
-        StackedLearner(data, training, training.model, SEED).train(w, 1, columns=slice(cut, None)),
+        StackedLearner(data, training, training.factory, SEED).train(w, 1, columns=slice(cut, None)),
         atol=1e-6,
         rtol=1e-5,
     )
@@ -201,7 +201,7 @@ def test_extra_terms_of_the_objective_agree_between_the_learners():
     training = Training(hidden=(8, 6), optimizer="sgd", lr=0.05)
     results = []
     for kind in (StackedLearner, LoopLearner):
-        learner = kind(data, training, training.model, SEED)
+        learner = kind(data, training, training.factory, SEED)
         w = learner.start.expand(3, -1).clone()
         objective = Objective(
             strength=torch.tensor([0.1, 0.5, 2.0]),
@@ -286,12 +286,12 @@ def test_a_center_gets_the_same_numbers_alone_as_among_others():
     columns = tuple(str(k) for k in range(66))
     data = Prepared("x", names, columns, rows, rows, rows, np.zeros((len(sizes), 2)), ("a", "b"), 2, None, 11)
     training = Training()
-    whole = StackedLearner(data, training, training.model, 11)
+    whole = StackedLearner(data, training, training.factory, 11)
     together = whole.start.expand(len(sizes), -1).clone()
     for t in (1, 2):
         together = whole.train(together, t)
     for i in range(len(sizes)):
-        one = StackedLearner(data.only(i), training, training.model, 11)
+        one = StackedLearner(data.only(i), training, training.factory, 11)
         alone = one.start[None].clone()
         for t in (1, 2):
             alone = one.train(alone, t)
@@ -328,7 +328,7 @@ def test_the_stacked_optimisers_step_like_torchs(kind):
 def test_the_compiled_round_equals_the_one_in_batches(optimizer, dropout, monkeypatch):
     data = tiny((300, 140, 129, 20, 1))
     training = Training(hidden=(16, 12, 8), optimizer=optimizer, dropout=dropout, lr=0.01)
-    learner = StackedLearner(data, training, training.model, SEED)
+    learner = StackedLearner(data, training, training.factory, SEED)
     w = learner.start.expand(data.size, -1).clone()
     objective = Objective(
         strength=torch.linspace(0.0, 1.0, 5),
@@ -354,7 +354,7 @@ def test_compiled_answers_of_models_and_of_mixtures_equal_plain_ones():
     rng = np.random.default_rng(1)
     data = tiny((300, 140, 20, 1))
     training = Training(hidden=(16, 8))
-    learners = [kind(data, training, training.model, SEED) for kind in (StackedLearner, LoopLearner)]
+    learners = [kind(data, training, training.factory, SEED) for kind in (StackedLearner, LoopLearner)]
     size = learners[0].layout.size
     own = torch.from_numpy(rng.normal(size=(4, size)).astype(np.float32))
     sent = torch.from_numpy(rng.normal(size=(4, learners[0].layout.shared(1))).astype(np.float32))

@@ -30,7 +30,7 @@ def world(ready: Prepared) -> Callable[..., World]:
     """A world for a training, by default of all centers and with the stacked learner."""
 
     def make(training: Training, data: Prepared = ready, loop: bool = False) -> World:
-        learner = (LoopLearner if loop else StackedLearner)(data, training, training.model, 11)
+        learner = (LoopLearner if loop else StackedLearner)(data, training, training.factory, 11)
         return World(learner, data, streams.center_ids(data.centers), 11, 50)
 
     return make

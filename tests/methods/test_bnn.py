@@ -98,7 +98,7 @@ def test_predictions_are_the_mean_probability(world) -> None:
     found = method.logits(here, state, here.data.test).values
     # The same draws through a plain module, one center after the other.
     rng = streams.generator(here.seed, "sample-weights")
-    network, total = QUIET.model(here.data.width).eval(), 0.0
+    network, total = QUIET.factory(here.data.width).eval(), 0.0
     for _ in range(60):
         drawn = torch.from_numpy(rng.standard_normal(here.learner.layout.size, dtype=np.float32))
         chances = []

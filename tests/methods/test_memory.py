@@ -53,7 +53,7 @@ CASES = {name: {} for name, entry in CATALOG.items() if not entry.config.between
 def test_every_state_survives_the_journey_and_the_run_goes_on(ready, name) -> None:
     """After two rounds the state is written and read; the third round does not notice."""
     method = with_settings(CATALOG[name].config, {"hidden": "8,4", "batch": "32"} | CASES[name])
-    learner = StackedLearner(ready, method.training, method.training.model, 11)
+    learner = StackedLearner(ready, method.training, method.training.factory, 11)
     course = Course.start(method, World(learner, ready, learner.ids, 11, 5))
     for t in (1, 2):
         course, _ = course.round(t)
@@ -71,7 +71,7 @@ def test_every_state_survives_the_journey_and_the_run_goes_on(ready, name) -> No
 def test_members_may_change_their_places(ready, name) -> None:
     """Everybody moves one place on and somebody new comes first: opinions move along."""
     method = with_settings(CATALOG[name].config, {"hidden": "8,4"} | CASES[name])
-    learner = StackedLearner(ready, method.training, method.training.model, 11)
+    learner = StackedLearner(ready, method.training, method.training.factory, 11)
     course = Course.start(method, World(learner, ready, learner.ids, 11, 5))
     for t in (1, 2):
         course, _ = course.round(t)

@@ -55,7 +55,7 @@ def test_second_round_follows_the_whole_loss(world, play, one_step) -> None:
     method = MOON(training=one_step, mu=3.0)
     state = play(method, here, 1)[-1]
     after = here.learner.train(state.models, 2, method.objective(state))
-    network = one_step.model(here.data.width)
+    network = one_step.factory(here.data.width)
 
     def represent(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         torch.nn.utils.vector_to_parameters(weights.clone(), network.parameters())

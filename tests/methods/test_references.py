@@ -166,7 +166,7 @@ def test_early_stopping_keeps_each_centers_best_round(federation):
     wanted = {}
     for rounds in range(1, 13):
         run = abps.simulate(federation, "local", SEED, rounds=rounds, settings={"lr": 0.01})
-        learner = StackedLearner(data, abps.find("local").training, abps.find("local").training.model, SEED)
+        learner = StackedLearner(data, abps.find("local").training, abps.find("local").training.factory, SEED)
         loss = losses_of(learner.logits(run.models, data.validation), labels_of(data.validation))
         for i, name in enumerate(data.centers):
             if loss[i] < best[i]:

@@ -64,7 +64,7 @@ def test_areas_are_those_of_all_predictions_by_models_that_saw_none_of_the_patie
         seen = set(data.own.patient.tolist())
         assert not seen & set(data.test.patient.tolist())
         run = abps.simulate(data, config, 11)
-        learner = StackedLearner(data, config.training, config.training.model, 11)
+        learner = StackedLearner(data, config.training, config.training.factory, 11)
         logits = learner.logits(run.models, data.test)
         for i, name in enumerate(data.centers):
             scores[name] += logits[i].tolist()

@@ -136,7 +136,7 @@ def test_a_resting_center_still_trains():
     assert torch.equal(result.models[k], alone.models[k])
     assert not torch.equal(
         result.models[k],
-        abps.simulator.simulate.StackedLearner(data, ABPS().training, ABPS().training.model, 3).start[
+        abps.simulator.simulate.StackedLearner(data, ABPS().training, ABPS().training.factory, 3).start[
             : result.models.shape[1]
         ],
     )
@@ -185,7 +185,7 @@ def test_smoothing_keeps_half_of_the_old_trunk():
     start = abps.simulator.simulate.StackedLearner(
         data,
         abps.methods.settings.configure("fedavg", SMALL).training,
-        abps.methods.settings.configure("fedavg", SMALL).training.model,
+        abps.methods.settings.configure("fedavg", SMALL).training.factory,
         3,
     ).start
     torch.testing.assert_close(half.models[0], 0.5 * start + 0.5 * plain.models[0], atol=1e-6, rtol=1e-5)

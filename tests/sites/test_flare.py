@@ -115,7 +115,7 @@ def trained_weights(given, seed=11):
     """What each site sends in the first round: its weights after the first local epochs."""
     data = prepare(given.together, seed)
     config = given.agreement("abps").config().training
-    learner = StackedLearner(data, config, config.model, seed)
+    learner = StackedLearner(data, config, config.factory, seed)
     start = learner.start.expand(data.size, -1).clone()
     return learner.train(start, 1)
 

@@ -190,7 +190,7 @@ def it_can_be_written_down(trial: Trial) -> str | None:
         return "its result is not the same when read back from its file"
     with_small = trial.config
     data = _prepared(trial)
-    learner = StackedLearner(data, with_small.training, with_small.training.model, SEED)
+    learner = StackedLearner(data, with_small.training, with_small.training.factory, SEED)
     world = World(learner, data, streams.center_ids(data.centers), SEED, ROUNDS)
     course, _ = Course.start(with_small, world).round(1)
     try:

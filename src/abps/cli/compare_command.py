@@ -31,6 +31,7 @@ def compare(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Whole numbers with commas between.")] = "11,22,33,44,55",
     rounds: Annotated[int | None, typer.Option(help="Rounds, instead of each method's own number.")] = None,
+    model: options.Model = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting for every method that has it: --set gamma=0.5."),
@@ -97,7 +98,7 @@ def compare(
     sources = tuple(source(d, roles, min_stays) for d in data or ["icu-synthetic"])
     words = split(methods)
     request = Request(
-        sources, expand_methods(words), read_seeds(seeds), rounds, options.settings(set_ or []),
+        sources, expand_methods(words), read_seeds(seeds), rounds, options.settings(set_ or [], model),
         read_vary(vary or []), REFERENCES if references else (), folds,
     )  # fmt: skip
     if executor not in ("local", "slurm"):

@@ -64,6 +64,13 @@ Keep = Annotated[
 Positive = Annotated[str | None, typer.Option(help="The label's value that counts as the event.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Warnings about the table are errors.")]
 MinStays = Annotated[int | None, typer.Option(help="The smallest center that takes part (own tables: 50).")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="What is shared: mlp (the paper's network), linear, gam (additive, smooth terms), or "
+        "package.module:FACTORY. Default: the method's own."
+    ),
+]
 Out = Annotated[Path, typer.Option(help="The folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON line.")]
 
@@ -109,9 +116,9 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def settings(pairs: list[str]) -> dict[str, str]:
-    """``--set key=value`` as a mapping."""
-    given: dict[str, str] = {}
+def settings(pairs: list[str], model: str | None = None) -> dict[str, str]:
+    """``--set key=value`` as a mapping, with the model that was asked for."""
+    given: dict[str, str] = {} if model is None else {"model": model}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():

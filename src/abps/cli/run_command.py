@@ -24,6 +24,7 @@ def run(
     data: options.Data = "icu-synthetic",
     seed: Annotated[int, typer.Option(help="Splits, initial weights and every other draw.")] = 11,
     rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the method's own number.")] = None,
+    model: options.Model = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting of the method: --set gamma=0.5 --set kappa=2."),
@@ -64,7 +65,7 @@ def run(
 
     if method not in CATALOG:
         glance(configure(method), method)
-    config = configure(method, options.settings(set_ or []), rounds)
+    config = configure(method, options.settings(set_ or [], model), rounds)
     if seed < 0:
         raise RequestError(f"--seed {seed}: choose a whole number from 0")
     place = device_name(find_device(device))

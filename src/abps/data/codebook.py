@@ -221,7 +221,8 @@ def standardised(
     count = np.maximum(sums(center[fit], n, np.ones(fit.sum())), 1)
     mean = sums(center[fit], n, filled[fit]) / count
     deviation = np.where(fit, filled - mean[center], 0.0)
-    spread = np.sqrt(sums(center, n, deviation**2) / count)
+    with np.errstate(over="ignore"):  # one value of 1e300: the column then says nothing at that center
+        spread = np.sqrt(sums(center, n, deviation**2) / count)
     usable = spread > 1e-8 * (1.0 + np.abs(mean))
     scale = np.where(usable, 1.0 / np.where(usable, spread, 1.0), 0.0)
     z = np.where(known, (filled - mean[center]) * scale[center], 0.0)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, candidates, encode_column, sums
 from abps.data.federation import About, Federation
+from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
 from abps.data.statistics import Summary, agree, oddities, summaries
 
@@ -81,6 +82,7 @@ class Prepared:
     plain: features as the paper's rows have them, before a model's design adds to them; 0: all of them.
     agreed: bytes that the centers sent and received for common statistics.
     warnings: what looks wrong in the columns, one sentence each.
+    splines: whether numeric columns are there as the smooth terms of an additive model.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Prepared:
     plain: int = 0
     agreed: int = 0
     warnings: tuple[str, ...] = ()
+    splines: bool = False
 
     @property
     def size(self) -> int:
@@ -245,9 +248,11 @@ def prepare(
     book: Codebook | None = None,
     split: NDArray[np.int8] | None = None,
     standardise: str = "own",
+    splines: bool = False,
 ) -> Prepared:
     """Split and encode a federation for one seed, by an agreed codebook or by its own.
 
+    splines: numeric columns become the smooth terms of an additive model (see :mod:`abps.data.splines`).
     The order of rows in a file changes nothing.
     """
     if split is None:
@@ -257,6 +262,10 @@ def prepare(
         federation, split = federation.take(order), split[order]
     encoded = encode(federation, split, book, standardise)
     x, made = encoded.x, encoded.book
+    columns = tuple(column.name for column in made.columns)
+    if splines:
+        design = design_of(made)
+        x, columns = design.of(x), design.names
     vectors, names, base = metadata(federation, split)
 
     def rows(part: int) -> Rows:
@@ -273,7 +282,7 @@ def prepare(
     return Prepared(
         name=federation.name,
         centers=federation.centers,
-        columns=tuple(column.name for column in made.columns),
+        columns=columns,
         train=rows(0),
         validation=rows(1),
         test=rows(2),
@@ -286,4 +295,5 @@ def prepare(
         plain=len(made.columns),
         agreed=made.statistics.spent if standardise == "common" and made.statistics is not None else 0,
         warnings=encoded.warnings,
+        splines=splines,
     )

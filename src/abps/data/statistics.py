@@ -318,7 +318,7 @@ def agree(told: Mapping[str, Summary], given: Statistics | None = None) -> Stati
     used = all_told.used[:, needed]
     sent = int((4 + (used > 0) * (8 + 4 * used)).sum()) + len(used) * _HEADER.size
     received = len(used) * (_HEADER.size + 4 * (2 + len(PROBABILITIES)) * len(needed))
-    return Statistics(scales, sent + received if needed else 0)
+    return Statistics(scales, (0 if given is None else given.spent) + (sent + received if needed else 0))
 
 
 def _quantiles(told: _Told, c: int) -> Floats:

@@ -27,6 +27,7 @@ class Timeline:
     _federation: Federation | None
     _seed: int
     _standardise: str = "own"
+    _splines: bool = False
     _split: NDArray[np.int8] | None = None
     _book: Codebook | None = None
     _now: tuple[int, Prepared] | None = field(default=None)
@@ -42,24 +43,38 @@ class Timeline:
         federation = self._federation
         assert federation is not None
         if federation.era is None:
-            return prepare(federation, self._seed, standardise=self._standardise)
+            return prepare(federation, self._seed, standardise=self._standardise, splines=self._splines)
         if self._split is None:
             self._split = assign_splits(federation, self._seed)
         if self._book is None:
             first = federation.era == 0
             self._book = codebook(federation.only(first), self._seed, self._split[first], self._standardise)
         rows = federation.era == era
-        return prepare(federation.only(rows), self._seed, self._book, self._split[rows], self._standardise)
+        return prepare(
+            federation.only(rows),
+            self._seed,
+            self._book,
+            self._split[rows],
+            self._standardise,
+            self._splines,
+        )
 
 
-def timeline(federation: Federation | Prepared, seed: int, rounds: int, standardise: str = "own") -> Timeline:
+def timeline(
+    federation: Federation | Prepared,
+    seed: int,
+    rounds: int,
+    standardise: str = "own",
+    splines: bool = False,
+) -> Timeline:
     """The windows of a run of so many rounds."""
     if isinstance(federation, Prepared):
         book = federation.book  # rows of one's own making have none, and are taken as they are
-        if book is not None and (book.statistics is None) != (standardise == "own"):
+        made_so = "own" if book is None or book.statistics is None else "common"
+        if book is not None and (made_so, federation.splines) != (standardise, splines):
             raise RequestError(
-                f"{federation.name} was not prepared with standardise={standardise!r}; "
-                "prepare it so, or give the federation itself"
+                f"{federation.name} was not prepared with standardise={standardise!r}, splines={splines}, as "
+                "the model wants it; prepare it so, or give the federation itself"
             )
         return Timeline((1,), None, seed, _now=(0, federation))
     eras = federation.eras
@@ -69,4 +84,4 @@ def timeline(federation: Federation | Prepared, seed: int, rounds: int, standard
         raise RequestError(f"{eras} windows of time in {rounds} round(s): choose at least {eras} rounds")
     else:
         starts = tuple(1 + rounds * era // eras for era in range(eras))
-    return Timeline(starts, federation, seed, standardise)
+    return Timeline(starts, federation, seed, standardise, splines)

@@ -144,14 +144,20 @@ def _train(
     progress: Progress | None,
 ) -> _Trained:
     """One run on rows split in this way, and its models as networks."""
-    data = prepare(federation, seed, split=split, standardise=config.training.standardise)
+    data = prepare(
+        federation,
+        seed,
+        split=split,
+        standardise=config.training.standardise,
+        splines=config.training.splines,
+    )
     if not len(data.test.y):
         data = replace(data, test=data.validation)  # the run wants rows to score; nobody reads the score
     run = simulate(data, config, seed, progress=progress, name=name)
     if run.models is None:
         raise RequestError(f"{name} keeps no weights of its own for every center; fit another method")
     weights = run.models.expand(data.size, -1) if len(run.models) == 1 else run.models
-    networks = tuple(network_of(config.training.model(data.width), row) for row in weights)
+    networks = tuple(network_of(config.training.factory(data.width), row) for row in weights)
     made = _Trained(data, run, networks)
     labels = labels_of(data.test)
     ours = brier(replace(labels, values=_log_odds(made, data.test)), labels)
@@ -268,7 +274,7 @@ def _probabilities(
 ) -> pl.DataFrame:
     """Every row's probability: as the run's own learner gives it, and as the model that comes out does."""
     data = trained.data
-    learner = StackedLearner(data, config.training, config.training.model, seed)
+    learner = StackedLearner(data, config.training, config.training.factory, seed)
     assert trained.run.models is not None
     weights = trained.run.models.expand(data.size, -1).contiguous()
     rows = side_by_side(data.train, data.validation)

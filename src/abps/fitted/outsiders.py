@@ -54,16 +54,17 @@ def outsiders(federation: Federation, method: Method, name: str, seed: int, grou
         if n - away.sum() < 2:
             raise RequestError("leaving centers out needs at least two that stay; choose more groups")
         others = without(federation, away)
-        inside = prepare(others, seed, standardise=method.training.standardise)
+        training = method.training
+        inside = prepare(others, seed, standardise=training.standardise, splines=training.splines)
         run = simulate(inside, method, seed, name=name)
         if run.models is None or inside.book is None:
             raise RequestError(f"{name} keeps no weights of its own for every center; fit another method")
         sizes = inside.train.sizes.astype(np.float32)
         weights = run.models.new_tensor(sizes)
         mean = run.models[0] if len(run.models) == 1 else weighted_mean(run.models, weights)
-        network = network_of(method.training.model(inside.width), mean)
+        network = network_of(method.training.factory(inside.width), mean)
         split = assign_splits(federation, seed)
-        theirs = prepare(federation, seed, inside.book, split, method.training.standardise)
+        theirs = prepare(federation, seed, inside.book, split, training.standardise, training.splines)
         for i in np.flatnonzero(away):
             rows = [part.only(int(i)) for part in (theirs.train, theirs.validation, theirs.test)]
             x, y = np.concatenate([r.x for r in rows]), np.concatenate([r.y for r in rows])

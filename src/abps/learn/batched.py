@@ -29,8 +29,8 @@ from abps.learn.gaussian import noise
 from abps.learn.kernels import MLPKernel
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
-from abps.learn.native.bridge import FusedNetwork, held
-from abps.learn.optimizers import SGD, Adam, Optimizer
+from abps.learn.native.bridge import FusedLinear, FusedNetwork, held
+from abps.learn.optimizers import SGD, Adam, Descent, Optimizer
 from abps.learn.threads import Crew
 from abps.learn.training import PLAIN, Common, Objective
 from abps.learn.workspace import Workspace
@@ -60,17 +60,17 @@ class StackedLearner(Common):
         self._there = CPU if self.device is None else self.device
         self._x = torch.from_numpy(self.data.train.x).to(self._there)
         self._y = torch.from_numpy(self.data.train.y).to(self._there)
-        batch = self.training.batch
+        batch = self.batch
         self._chunks = batches.chunks(self.data.train.sizes, batch, self._at_once(batch))
         self._idle = torch.from_numpy(np.flatnonzero(self.data.train.sizes == 0))
         self._crew = Crew()
         self._shares = batches.shares(self.data.train.sizes, self._crew.cores)
         self._spaces = threading.local()
-        self._fused = (
-            FusedNetwork(self.kernel, self.data, self.training, self.seed, self.ids)
-            if isinstance(self.kernel, MLPKernel) and self.device is None
-            else None
-        )
+        self._fused: FusedNetwork | FusedLinear | None = None
+        if self.device is None and isinstance(self.kernel, MLPKernel):
+            self._fused = FusedNetwork(self.kernel, self.data, self.training, self.seed, self.ids)
+        elif self.device is None and self.training.optimizer == "descent":
+            self._fused = FusedLinear(self.data, self.training, self.steps)
 
     def _space(self) -> Workspace:
         """This thread's buffers."""
@@ -125,6 +125,8 @@ class StackedLearner(Common):
         after[self._idle] = w[self._idle]
         count = epochs if epochs is not None else self.training.epochs
         fused, models = self._fused, held(w)
+        if fused is not None and not fused.takes(objective):
+            fused = None
 
         def batched(k: int) -> None:
             self._train_chunk(self._chunks[k], w, after, round, objective, columns, count)
@@ -164,7 +166,13 @@ class StackedLearner(Common):
         gaussian, lesson = objective.gaussian, objective.lesson
         at = w if gaussian is None else space.take("drawn weights", m, self.layout.size)
         slope_at = self.kernel.slope(at, gradient, space)
-        optimizer, terms = self._optimizer(moving, space), objective.terms(members, self._there)
+        if self.training.optimizer == "descent":
+            steps = torch.from_numpy(self.steps(objective))[members, None].to(self._there)
+            decay = self.decay(w.shape[1])[columns].to(self._there)
+            optimizer: Optimizer = Descent(moving, steps, decay)
+        else:
+            optimizer = self._optimizer(moving, space)
+        terms = objective.terms(members, self._there)
         orders = batches.row_orders(self.seed, ids, round, chunk.sizes, epochs)
         table = torch.from_numpy(chunk.table(orders, self.data.train.start[chunk.members])).to(self._there)
         weights = [torch.from_numpy(weight).to(self._there) for weight in chunk.weights]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from abps.core.errors import RequestError
+from abps.learn.additive import Linear
 from abps.learn.dropout import DropSite
 from abps.learn.models import MLP, Layout, layout_of
 from abps.learn.workspace import Workspace
@@ -342,6 +343,10 @@ class ModuleKernel:
         return torch.func.vmap(one)(w, x, keep)
 
 
+class LinearKernel(ModuleKernel):
+    """The linear model, told apart because its steps may follow its curvature."""
+
+
 class _Representation(nn.Module):
     """A model seen through its ``representation`` method."""
 
@@ -355,4 +360,6 @@ class _Representation(nn.Module):
 
 def kernel_for(model: nn.Module, width: int) -> Kernel:
     """The fast kernel for the built-in network, the general one for everything else."""
-    return MLPKernel(model) if type(model) is MLP else ModuleKernel(model, width)
+    if type(model) is MLP:
+        return MLPKernel(model)
+    return LinearKernel(model, width) if type(model) is Linear else ModuleKernel(model, width)

@@ -52,12 +52,17 @@ class LoopLearner(Common):
         self, i: int, w: Tensor, round: int, objective: Objective, columns: slice, epochs: int
     ) -> Tensor:
         """(P,) center i's model after its local epochs."""
-        rows, size = self.data.train.only(i), self.training.batch
+        rows, size = self.data.train.only(i), self.batch
         x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
         model = with_given_dropout(self.factory(self.data.width), self.data.width)
         flat = w[columns].clone().requires_grad_()
+        descent = self.training.optimizer == "descent"
         kind = torch.optim.Adam if self.training.optimizer == "adam" else torch.optim.SGD
-        optimizer = kind([flat], lr=self.training.lr, weight_decay=self.training.weight_decay)
+        optimizer = kind(
+            [flat],
+            lr=float(self.steps(objective)[i]) if descent else self.training.lr,
+            weight_decay=0.0 if descent else self.training.weight_decay,
+        )
         whole = w.clone()
         center, member = int(self.ids[i]), torch.tensor([i])
         terms = objective.terms(member, CPU)
@@ -96,6 +101,8 @@ class LoopLearner(Common):
             if objective.gaussian is not None:
                 gradient = objective.gaussian.back(whole[None], drawn, gradient, member)
             terms.add(whole[None], gradient)
+            if descent:
+                gradient = gradient + self.decay(len(whole)) * whole
             flat.grad = gradient[0][columns].clone()
             optimizer.step()
             whole[columns] = flat.detach()

@@ -50,6 +50,17 @@ class Adam:
         )
 
 
+class Descent:
+    """Gradient descent with a step (m, 1) of every center's own, and a penalty (P,) of every parameter's."""
+
+    def __init__(self, w: Tensor, steps: Tensor, decay: Tensor) -> None:
+        self._w, self._steps, self._decay = w, steps, decay
+
+    def step(self, gradient: Tensor) -> None:
+        """One step of all centers."""
+        self._w.sub_((gradient + self._decay * self._w) * self._steps)
+
+
 class SGD:
     """Plain gradient descent, on weights (m, P) that change in place."""
 

@@ -7,23 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.settings import validate
 from abps.data.prepare import Prepared, Rows
+from abps.learn.additive import largest_curvature
 from abps.learn.contrast import Contrast
 from abps.learn.gaussian import Gaussian
-from abps.learn.kernels import Kernel, kernel_for
+from abps.learn.kernels import Kernel, LinearKernel, kernel_for
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
-from abps.learn.models import MLP, Layout, ModelFactory, initial_weights
+from abps.learn.models import Layout, ModelFactory, initial_weights
+from abps.learn.specs import find_model
+
+#: The longest step down a gradient, as a share of what keeps the loss from ever rising (2 / curvature).
+LONGEST = 0.95
 
 
 @dataclass(frozen=True)
@@ -31,16 +37,21 @@ class Training:
     """How a center trains between two exchanges, and on what (the paper's settings).
 
     standardise: numeric columns by each center's own mean and deviation, or by common ones.
+    model: a name (``mlp``, ``linear``, ``gam``), ``package.module:FACTORY``, or a factory.
+    optimizer: adam or sgd on batches; descent (linear models) on all rows at every step, ``epochs`` of them,
+    each as long as ``lr`` and the curvature of the center's own loss allow, the intercept without penalty.
+    hidden, dropout: the layers of the paper's network.
     """
 
     epochs: int = 2
     batch: int = 128
     lr: float = 1e-3
     weight_decay: float = 1e-5
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd", "descent"] = "adam"
     hidden: tuple[int, ...] = (128, 64)
     dropout: float = 0.2
     standardise: Literal["own", "common"] = "own"
+    model: str | ModelFactory = "mlp"
 
     def __post_init__(self) -> None:
         validate(self)
@@ -53,9 +64,28 @@ class Training:
                 f"lr={self.lr}, weight_decay={self.weight_decay}: choose lr above 0 and weight_decay from 0"
             )
 
-    def model(self, width: int) -> nn.Module:
-        """The default network for a number of features."""
-        return MLP(width, self.hidden, self.dropout)
+    @property
+    def factory(self) -> ModelFactory:
+        """Builds the model for a number of inputs."""
+        return find_model(self.model).build(self.hidden, self.dropout)
+
+    @property
+    def splines(self) -> bool:
+        """Whether the model looks at smooth terms of numeric columns."""
+        return find_model(self.model).splines
+
+    @staticmethod
+    def of(model: str | ModelFactory, **settings: Any) -> Training:
+        """The training that suits a model; settings replace its own."""
+        return Training(**{"model": model, **find_model(model).training, **settings})
+
+    def suited(self, model: str | ModelFactory) -> Training:
+        """The training that suits a model; epochs, penalty and layers of a method's own stay."""
+        usual = Training.of(self.model)
+        named = {name: getattr(self, name) for name in ("epochs", "weight_decay", "hidden", "dropout")}
+        return Training.of(
+            model, **{name: value for name, value in named.items() if value != getattr(usual, name)}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +224,37 @@ class Common:
         self.kernel = kernel_for(self.factory(self.data.width), self.data.width)
         self.start = initial_weights(self.factory, self.data.width, self.seed)
         self.ids = streams.center_ids(self.data.centers)
+        if self.training.optimizer == "descent" and not isinstance(self.kernel, LinearKernel):
+            raise RequestError(
+                "optimizer=descent: its steps follow the curvature of a linear model's loss; "
+                "choose model=gam or model=linear, or another optimizer"
+            )
+
+    @property
+    def batch(self) -> int:
+        """The most rows of a step."""
+        if self.training.optimizer != "descent":
+            return self.training.batch
+        return max(1, int(self.data.train.sizes.max()))
+
+    @cached_property
+    def curvature(self) -> NDArray[np.float64]:
+        """(n,) the largest curvature of each center's mean loss, for linear models."""
+        return largest_curvature(self.data.train.x, self.data.train.start)
+
+    def steps(self, objective: Objective) -> NDArray[np.float32]:
+        """(n,) how far each center goes along its gradient: no farther than where its loss could rise."""
+        strength = objective.strength if objective.anchor is not None else 0.0
+        extra = strength.numpy() if isinstance(strength, Tensor) else strength
+        most = 2.0 * LONGEST / (self.curvature + self.training.weight_decay + extra + 1e-12)
+        return np.minimum(self.training.lr, most).astype(np.float32)
+
+    def decay(self, count: int) -> Tensor:
+        """(count,) the penalty of every parameter: none on the intercept, where one is told apart."""
+        free = [b.stop - 1 for b in self.layout.blocks if b.name.startswith("intercept.")]
+        decay = torch.full((self.layout.size,), self.training.weight_decay)
+        decay[free] = 0.0
+        return decay.repeat(count // self.layout.size)
 
     @property
     def layout(self) -> Layout:

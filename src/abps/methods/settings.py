@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from abps.core.errors import RequestError, nearest
-from abps.methods.base import Method
+from abps.learn.models import ModelFactory
+from abps.learn.specs import find_model
+from abps.methods.base import Method, Wire
 from abps.methods.catalog import find
 
 
@@ -61,9 +63,27 @@ def configure(
 ) -> Method:
     """A method's configuration: by name or as it is, with settings replaced."""
     config = find(method) if isinstance(method, str) else method
+    given = dict(settings or {})
+    for name in ("model", "training.factory"):
+        if name in given:
+            # First of all: a model brings the training that suits it, which other settings may change.
+            config = with_model(config, given.pop(name))
     if rounds is not None:
         config = with_settings(config, {"rounds": rounds})
-    return with_settings(config, settings or {})
+    return with_settings(config, given)
+
+
+def with_model(config: Method, model: str | ModelFactory) -> Method:
+    """The configuration with another model, trained as suits it.
+
+    Where a method keeps more layers private than the model has, all but one stay private.
+    """
+    config = dataclasses.replace(config, training=config.training.suited(model))
+    layers, wire = find_model(model).layers, getattr(config, "wire", None)
+    if layers is not None and isinstance(wire, Wire) and wire.private_layers >= layers:
+        private = dataclasses.replace(wire, private_layers=layers - 1)
+        config = dataclasses.replace(config, wire=private)  # type: ignore[call-arg]
+    return config
 
 
 def _put(config: Any, path: tuple[str, ...], name: str, value: Any) -> Any:

@@ -28,7 +28,7 @@ from abps.learn.loop import LoopLearner
 from abps.learn.metrics import auprc, auroc, brier, labels_of, mean_over_centers
 from abps.learn.models import ModelFactory
 from abps.learn.native.network import BLAS
-from abps.learn.training import Learner
+from abps.learn.training import Learner, Training
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
@@ -53,7 +53,7 @@ def simulate(
     seed: int = 11,
     rounds: int | None = None,
     settings: Mapping[str, Any] | None = None,
-    model: ModelFactory | None = None,
+    model: str | ModelFactory | None = None,
     engine: str = "simulate",
     device: str = "cpu",
     progress: Progress | None = None,
@@ -64,7 +64,8 @@ def simulate(
 
     federation: a :class:`Federation`, or one already prepared for this seed.
     method: a name of the catalog, or a configuration (also of a method of one's own).
-    model: builds a ``torch.nn.Module`` for a number of features; default: the paper's MLP.
+    model: a name (mlp, linear, gam), ``package.module:FACTORY``, or a function that builds a
+    ``torch.nn.Module`` for a number of inputs; default: the method's own, the paper's MLP for most.
     device: where centers train and predict: cpu, cuda, cuda:1 and so on, mps, or auto (a GPU where there is
     one). Devices round otherwise, so the result says which one it was.
     name: what the result calls the method; default: its catalog name, or the configuration's class.
@@ -78,15 +79,16 @@ def simulate(
     place = find_device(device)
     if engine == "debug" and place is not None:
         raise RequestError(f"device={device!r}: engine='debug' runs on the CPU; leave one of the two out")
-    config = configure(method, settings, rounds)
+    config = configure(method, ({} if model is None else {"model": model}) | dict(settings or {}), rounds)
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
-    source = timeline(federation, seed, config.stop.rounds, config.training.standardise)
+    training = config.training
+    source = timeline(federation, seed, config.stop.rounds, training.standardise, training.splines)
     window = data = source.at(1)
     ids = streams.center_ids(data.centers)
     siege = None if attack is None else besieged(attack, seed, ids)
     if siege is not None:
         data = siege.attack.on_rows(data, siege.who)
-    training, factory = config.training, model or config.training.model
+    factory = training.factory
     learner: Learner = (
         LoopLearner(data, training, factory, seed)
         if engine == "debug"
@@ -117,7 +119,7 @@ def simulate(
 
     final, ledger = best if config.stop.restore_best else course.state, course.ledger
     logits, labels = config.logits(course.world, final, data.test), labels_of(data.test)
-    fedavg = data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), learner.layout.size)
+    fedavg = fedavg_bytes(data)
     done = len(track.validation)
     shares = {cause.key: float(np.mean([np.mean(r == cause) for r in track.rest])) for cause in CAUSES}
     return Run(
@@ -157,6 +159,14 @@ def simulate(
         answers=logits,
         scored=scored_on(data.centers, logits, labels),
     )
+
+
+def fedavg_bytes(data: Prepared) -> int:
+    """The unit of bytes: fifty fp32 rounds of FedAvg with the paper's network on this federation, whatever
+    model a run has."""
+    paper = Training().factory(data.plain or data.width)
+    weights = sum(parameter.numel() for parameter in paper.parameters())
+    return data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), weights)
 
 
 class Track:

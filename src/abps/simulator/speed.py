@@ -151,10 +151,10 @@ def measure(
 ) -> Speed:
     """Engine, loop and roof in turns; medians of each, and of the ratios within a turn."""
     training, cores = Training(), len(available_cores())
-    learner = StackedLearner(data, training, training.model, 1)
+    learner = StackedLearner(data, training, training.factory, 1)
     w = learner.start.expand(data.size, -1).clone()
     few = min(loop_centers, data.size)
-    models = [training.model(data.width) for _ in range(few)]
+    models = [training.factory(data.width) for _ in range(few)]
     share = float(data.train.sizes[:few].sum() / data.train.sizes.sum())
     threads = torch.get_num_threads()
     learner.train(w, 0)  # warm: buffers, threads, kernels

@@ -16,6 +16,9 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.core.goals import GOALS
 from abps.data.codebook import Codebook
+from abps.data.federation import Federation
+from abps.data.prepare import Prepared, prepare
+from abps.data.splines import design_of
 from abps.methods.base import Method
 from abps.methods.catalog import METHODS
 from abps.methods.settings import configure, describe
@@ -64,7 +67,29 @@ class Agreement:
         why = config.between_sites()
         if why:
             raise RequestError(f"{self.method!r} does not run between sites: {why}")
+        scales = {} if self.book.statistics is None else self.book.statistics.scales
+        lacking = [name for name in self.book.numbers if name not in scales]
+        if config.training.standardise == "common" and lacking:
+            # A site that agreed with itself alone would read its columns by a scale that nobody else has.
+            raise RequestError(
+                f"standardise=common: the codebook has no common scale for {lacking[0]!r} (and "
+                f"{len(lacking) - 1} more columns); put statistics into it, or set standardise=own"
+            )
         return config
+
+    @property
+    def width(self) -> int:
+        """How many inputs the model has."""
+        if self.config().training.splines:
+            return len(design_of(self.book).names)
+        return len(self.book.columns)
+
+    def prepare(self, table: Federation) -> Prepared:
+        """A site's own table as the model sees it."""
+        training = self.config().training
+        return prepare(
+            table, self.seed, self.book, standardise=training.standardise, splines=training.splines
+        )
 
     def digest(self) -> str:
         """Equal for two sites exactly if they would run the same thing."""

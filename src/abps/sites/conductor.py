@@ -322,7 +322,7 @@ class Conductor:
         if not names:
             self._remember(course.server, t)
             return Rest.UNREACHABLE
-        start = initial_weights(self.method.training.model, self._width, self.agreement.seed)
+        start = initial_weights(self.method.training.factory, self._width, self.agreement.seed)
         base = line.base(start, self._shared())
         sent = tuple(
             torch.from_numpy(np.stack([unpack(frames[name][k]).weights for name in names])) + base
@@ -344,12 +344,12 @@ class Conductor:
 
     @property
     def _width(self) -> int:
-        """How many columns the sites agreed on."""
-        return len(self.agreement.book.columns)
+        """How many inputs the model has by what the sites agreed on."""
+        return self.agreement.width
 
     def _shared(self) -> int:
         """How many weights are shared."""
-        layout = kernel_for(self.method.training.model(self._width), self._width).layout
+        layout = kernel_for(self.method.training.factory(self._width), self._width).layout
         return layout.shared(self.method.line.private_layers)
 
     def _file(self, memory: Path, t: int) -> Path:

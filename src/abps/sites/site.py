@@ -113,7 +113,7 @@ class Site:
         self._lock = threading.RLock()
         self.data = data
         training = self.method.training
-        self.learner = StackedLearner(data, training, training.model, agreement.seed)
+        self.learner = StackedLearner(data, training, training.factory, agreement.seed)
         self.codec = codec(self.method.line.codec)
         self.shared = self.learner.layout.shared(self.method.line.private_layers)
         self.base = self.method.line.base(self.learner.start, self.shared)

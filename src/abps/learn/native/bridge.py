@@ -1,4 +1,4 @@
-"""The paper's network with everything compiled: from the learner's objects to ``compiled`` and back.
+"""The paper's network and linear models with everything compiled: from the learner's objects and back.
 
 The same interface for a chunk of work as the general path of ``stacked``, without its batches over centers:
 one center after the other, each whole round in the cache of one core.
@@ -7,6 +7,7 @@ one center after the other, each whole round in the cache of one core.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from abps.learn import batches
 from abps.learn.gaussian import noise_keys
 from abps.learn.kernels import MLPKernel
 from abps.learn.mixtures import Mixtures
+from abps.learn.native import linear
 from abps.learn.native import network as compiled
 from abps.learn.training import Objective, Training
 
@@ -28,6 +30,83 @@ Floats = NDArray[np.float32]
 def held(w: Tensor) -> Floats:
     """Models as compiled code reads them: (n, P), or (1, P) where one model was expanded for all."""
     return (w[:1] if w.stride(0) == 0 else w).contiguous().numpy()
+
+
+def _rows(value: Tensor | None, size: int) -> Floats:
+    """(n, P) as it is, (1, P) for one that all share, (0, P) for none."""
+    if value is None:
+        return np.empty((0, size), dtype=np.float32)
+    return held(value.reshape(-1, value.shape[-1]))
+
+
+def _terms(objective: Objective, n: int, size: int) -> compiled.Terms:
+    """What is added to the gradient, as arrays."""
+    given = objective.strength
+    each = given.numpy() if isinstance(given, Tensor) else given
+    strength = np.full(n, each, dtype=np.float32)
+    return compiled.Terms(strength, _rows(objective.anchor, size), _rows(objective.shift, size))
+
+
+class FusedLinear:
+    """Local rounds and predictions of linear models; the same interface as the network's."""
+
+    def __init__(self, data: Prepared, training: Training, steps: Callable[[Objective], Floats]) -> None:
+        self._data, self._training, self._steps = data, training, steps
+
+    def takes(self, objective: Objective) -> bool:
+        """Whether there is compiled code for an objective: for terms in the weights alone."""
+        return objective.contrast is None and objective.lesson is None and objective.gaussian is None
+
+    def train(
+        self,
+        members: Ints,
+        before: Floats,
+        after: Floats,
+        round: int,
+        objective: Objective,
+        columns: slice,
+        epochs: int,
+    ) -> None:
+        """The round of some centers (m,); writes their rows of ``after`` (n, P)."""
+        rows, size = self._data.train, before.shape[1]
+        first, last, _ = columns.indices(size)
+        linear.descend(
+            members,
+            before,
+            after,
+            rows.x,
+            rows.y,
+            rows.start,
+            epochs,
+            self._steps(objective),
+            np.float32(self._training.weight_decay),
+            (first, last),
+            tuple(_terms(objective, self._data.size, size)),
+        )
+
+    def logits(self, models: Floats, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Floats) -> None:
+        """Logits of the models ``which`` (k, P), or of one (1, P), on owners' rows, from ``place`` on."""
+        linear.answers(models, which, owner, rows.x, rows.start, place, out)
+
+    def settle(
+        self,
+        own: Floats,
+        others: Floats,
+        parts: Mixtures,
+        rows: Rows,
+        which: Ints,
+        place: Ints,
+        models: Floats,
+        out: Floats,
+    ) -> None:
+        """The mixtures ``which`` themselves, and their logits on their owners' rows, from ``place`` on."""
+        linear.settle(own, others, parts.plain(), which, rows.x, rows.start, place, models, out)
+
+    def mixture_logits(
+        self, own: Floats, others: Floats, parts: Mixtures, rows: Rows, which: Ints, place: Ints, out: Floats
+    ) -> None:
+        """Logits of the mixtures ``which`` on their owners' rows, each from ``place`` on."""
+        linear.mixed_answers(own, others, parts.plain(), which, rows.x, rows.start, place, out)
 
 
 class FusedNetwork:
@@ -42,6 +121,10 @@ class FusedNetwork:
         blocks = -(-training.batch // 16)
         self._places = streams.places(8 * blocks * max(kernel.hidden))
         self._rooms = threading.local()
+
+    def takes(self, objective: Objective) -> bool:
+        """Whether there is compiled code for an objective: for all of them."""
+        return True
 
     def _room(self) -> compiled.Room:
         """This thread's memory."""
@@ -102,10 +185,7 @@ class FusedNetwork:
 
     def _terms(self, objective: Objective) -> compiled.Terms:
         """What is added to the gradient, as arrays."""
-        given = objective.strength
-        each = given.numpy() if isinstance(given, Tensor) else given
-        strength = np.full(self._data.size, each, dtype=np.float32)
-        return compiled.Terms(strength, self._rows(objective.anchor), self._rows(objective.shift))
+        return _terms(objective, self._data.size, self._size)
 
     def _frozen(self, objective: Objective) -> compiled.Frozen:
         """The models that representations are compared with."""
@@ -141,9 +221,7 @@ class FusedNetwork:
 
     def _rows(self, value: Tensor | None) -> Floats:
         """(n, P) as it is, (1, P) for one that all share, (0, P) for none."""
-        if value is None:
-            return np.empty((0, self._size), dtype=np.float32)
-        return held(value.reshape(-1, value.shape[-1]))
+        return _rows(value, self._size)
 
     def logits(self, models: Floats, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Floats) -> None:
         """Logits of the models ``which`` (k, P), or of one (1, P), on owners' rows, from ``place`` on."""

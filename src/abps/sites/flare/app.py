@@ -152,7 +152,6 @@ class FlareSite:
             return
         import torch
 
-        from abps.data.prepare import prepare
         from abps.sites import sitefile
         from abps.sites.agreement import Agreement
         from abps.sites.site import Patience, Site
@@ -161,7 +160,7 @@ class FlareSite:
         own = sitefile.find(self._name, self._local)
         torch.set_num_threads(own.threads)
         agreement = Agreement.from_json(json.loads(self.agreement)).admitted(own.allow)
-        data = prepare(own.read_table(agreement.book), agreement.seed, agreement.book)
+        data = agreement.prepare(own.read_table(agreement.book))
         path, digest = own.store_of(agreement.study), agreement.digest()
         store = _open_store(lambda: Store.open(path, self._name, digest, agreement.notes()))
         patience = Patience(turn_seconds=self.turn_seconds)

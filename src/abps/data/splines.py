@@ -1,0 +1,126 @@
+"""The design of an additive model: every numeric column as a few smooth terms.
+
+A column becomes a piecewise-linear function of its standardised value: bends at five common quantiles,
+straight tails beyond. As inputs of a model such bends are nearly copies of each other, and steps along a
+gradient would crawl. So they are turned into their principal components over the federation's quantiles: the
+first term is nearly the column itself, later ones bend more and more. Later terms are made smaller (by the
+fourth root of the share of the first component's variance that they have), so that one penalty for all
+prefers smooth functions.
+
+All of it follows from the scales in the codebook, so every center makes the same terms without asking.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook, Column
+from abps.data.statistics import FARTHEST, Scale
+
+Floats = NDArray[np.float64]
+
+#: Which of the agreed quantiles are knots: at 0.125, 0.325, 0.525, 0.675 and 0.875.
+KNOTS = (2, 6, 10, 13, 17)
+
+#: Components with less than this share of the first one's variance say nothing.
+LEAST = 1e-4
+
+#: Terms have the power of their variance (as a share of the first one's) that is told here as theirs.
+TEMPER = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """The smooth terms of one column: bends at ``knots`` (k,), then ``matrix`` (k + 1, terms) of what is
+    left after ``middle`` (k + 1,)."""
+
+    knots: Floats
+    middle: Floats
+    matrix: Floats
+
+    def of(self, z: Floats) -> Floats:
+        """(rows, terms) from standardised values (rows,)."""
+        part = bends(z, self.knots) - self.middle
+        # Column by column: a library's product would round by how many rows there are.
+        found = part[:, :1] * self.matrix[0]
+        for k in range(1, len(self.matrix)):
+            found += part[:, k : k + 1] * self.matrix[k]
+        return found
+
+
+def bends(z: Floats, knots: Floats) -> Floats:
+    """(rows, k + 1) the value itself, and how far it lies beyond each knot."""
+    return np.column_stack([z, np.maximum(z[:, None] - knots, 0.0)])
+
+
+def terms_of(scale: Scale) -> Terms | None:
+    """The smooth terms of a column of this scale; None where it has too few distinct values to bend."""
+    if not scale.spread > 0 or not scale.quantiles:
+        return None
+    z = np.clip((np.array(scale.quantiles) - scale.center) / scale.spread, -FARTHEST, FARTHEST)
+    knots = np.unique(z[list(KNOTS)])
+    base = bends(z, knots)
+    size = base.std(axis=0)
+    usable = size > 1e-3
+    if usable.sum() < 2:
+        return None
+    weight = np.where(usable, 1.0 / np.where(usable, size, 1.0), 0.0)
+    part = (base - base.mean(axis=0)) * weight
+    variance, turn = np.linalg.eigh(part.T @ part / len(z))
+    variance, turn = variance[::-1], turn[:, ::-1]
+    kept = variance > LEAST * variance[0]
+    variance, turn = variance[kept], turn[:, kept]
+    # Which way a component points is a library's whim: here it points up at the upper end.
+    turn = turn * np.where(part[-1] @ turn < 0, -1.0, 1.0)
+    size = (variance / variance[0]) ** (TEMPER / 2) / np.sqrt(variance)
+    return Terms(knots, base.mean(axis=0), weight[:, None] * turn * size)
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """How the encoded columns of a codebook become the inputs of an additive model.
+
+    columns: the encoded columns.  terms: the smooth terms of each, None where it stays as it is.
+    """
+
+    columns: tuple[Column, ...]
+    terms: tuple[Terms | None, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The inputs' names: a term's is that of its column, and which one it is."""
+        return tuple(
+            name if terms is None else f"{name} ~{k + 1}"
+            for name, terms in ((column.name, terms) for column, terms in zip(self.columns, self.terms))
+            for k in range(1 if terms is None else terms.matrix.shape[1])
+        )
+
+    @cached_property
+    def owner(self) -> NDArray[np.int64]:
+        """(inputs,) the encoded column that each input comes from."""
+        count = [1 if terms is None else terms.matrix.shape[1] for terms in self.terms]
+        return np.repeat(np.arange(len(count)), count)
+
+    def of(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(rows, inputs) from encoded rows (rows, columns)."""
+        parts = [
+            x[:, k : k + 1] if terms is None else terms.of(x[:, k].astype(np.float64)).astype(np.float32)
+            for k, terms in enumerate(self.terms)
+        ]
+        return np.concatenate(parts, axis=1)
+
+
+def design_of(book: Codebook) -> Design:
+    """The design that follows from a codebook with common statistics."""
+    if book.statistics is None:
+        raise RequestError("smooth terms need common statistics; set standardise=common")
+    scales = book.statistics.scales
+    return Design(
+        book.columns,
+        tuple(terms_of(scales[c.source]) if c.kind == "number" else None for c in book.columns),
+    )
