@@ -67,7 +67,7 @@ def test_finite_and_learning(ready, once, case) -> None:
     assert torch.isfinite(result.models).all()
     assert 0.0 <= result.auroc.mean <= 1.0
     assert result.auroc.scored_centers == 6
-    start = initial_weights(Training(hidden=(16, 8)).model, ready.width, 11)
+    start = initial_weights(Training(hidden=(16, 8)).factory, ready.width, 11)
     steps = 8 * 1e-3  # what two rounds of four Adam steps can move a weight, give or take
     assert 0.05 * steps < (result.models - start).abs().mean() < 10 * steps
 

@@ -214,7 +214,7 @@ def test_a_lesson_that_stays_on_the_cpu_is_found(monkeypatch) -> None:
         Lesson, "blend", lambda self, gradient, taught, members: gradient * self.share[members, None]
     )
     with PretendDevice():
-        learner = StackedLearner(data, TRAINING, TRAINING.model, SEED, THERE)
+        learner = StackedLearner(data, TRAINING, TRAINING.factory, SEED, THERE)
         w = learner.start.expand(data.size, -1)
         with pytest.raises(MixedDevices):
             learner.train(w, 1, Objective(lesson=Lesson(data.validation, torch.ones(data.size))))

@@ -42,7 +42,7 @@ def models(learner: StackedLearner | LoopLearner, count: int) -> torch.Tensor:
     return learner.start + 0.1 * noise
 
 
-@pytest.mark.parametrize("factory", [PLAIN.model, Other])
+@pytest.mark.parametrize("factory", [PLAIN.factory, Other])
 def test_gradient_is_autograds_over_all_rows(ready: Prepared, factory) -> None:
     stacked = StackedLearner(ready, PLAIN, factory, 11)  # four batches of 16 a piece: several pieces a center
     loop = LoopLearner(ready, PLAIN, factory, 11)
@@ -53,7 +53,7 @@ def test_gradient_is_autograds_over_all_rows(ready: Prepared, factory) -> None:
 
 
 def test_gradient_of_chosen_owners_and_soft_labels(ready: Prepared) -> None:
-    stacked = StackedLearner(ready, PLAIN, PLAIN.model, 11)
+    stacked = StackedLearner(ready, PLAIN, PLAIN.factory, 11)
     rows = ready.train
     soft = Rows(rows.x, np.random.default_rng(0).random(len(rows.y)).astype(np.float32), rows.start)
     owner = np.array([4, 0, 4])
@@ -74,7 +74,7 @@ def test_gradient_of_chosen_owners_and_soft_labels(ready: Prepared) -> None:
 def test_a_center_without_rows_has_no_gradient(ready: Prepared) -> None:
     empty = Rows(ready.train.x[:0], ready.train.y[:0], np.zeros(7, dtype=np.int64))
     for kind in (StackedLearner, LoopLearner):
-        learner = kind(ready, PLAIN, PLAIN.model, 11)
+        learner = kind(ready, PLAIN, PLAIN.factory, 11)
         assert not learner.gradient(models(learner, 6), empty).any()
 
 
@@ -85,7 +85,7 @@ def test_representation_is_the_modules_own(ready: Prepared, factory) -> None:
     torch.testing.assert_close(stacked.representation(w, x), loop.representation(w, x), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("factory", [PLAIN.model, lambda width: Other(width, 0.0)])
+@pytest.mark.parametrize("factory", [PLAIN.factory, lambda width: Other(width, 0.0)])
 @pytest.mark.parametrize("kind", [StackedLearner, LoopLearner])
 def test_a_contrast_adds_the_gradient_of_its_loss(ready: Prepared, kind, factory) -> None:
     """One SGD step on BCE + 3 * contrast, against autograd on the sum."""
@@ -112,7 +112,7 @@ def test_a_contrast_adds_the_gradient_of_its_loss(ready: Prepared, kind, factory
         torch.testing.assert_close(after[i], w[i] - 0.1 * slope, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("factory", [PLAIN.model, lambda width: Other(width, 0.0)])
+@pytest.mark.parametrize("factory", [PLAIN.factory, lambda width: Other(width, 0.0)])
 @pytest.mark.parametrize("kind", [StackedLearner, LoopLearner])
 def test_a_lesson_has_its_share_in_every_step(ready: Prepared, kind, factory) -> None:
     training = Training(epochs=1, batch=32, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
