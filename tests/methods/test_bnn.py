@@ -51,7 +51,7 @@ def test_gradient_is_autograds_of_the_bound(world, one_step, prior) -> None:
     both = torch.cat([state.models, state.raw], dim=1) + 0.01
     after = here.learner.train(both, 1, method.objective(here, state))
     drawn = noise(here.seed, here.ids, 1, 0, size)
-    network = one_step.model(here.data.width)
+    network = one_step.factory(here.data.width)
     names = [name for name, _ in network.named_parameters()]
     shapes = [p.shape for p in network.parameters()]
     for i in range(here.n):
