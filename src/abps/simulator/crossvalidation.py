@@ -64,7 +64,8 @@ def cross_validate(
     tests: list[Rows] = []
     for k in range(folds):
         split = fold_split(fold, k, folds)
-        data = prepare(federation, seed, split=split, standardise=config.training.standardise)
+        how = config.training
+        data = prepare(federation, seed, split=split, standardise=how.standardise, splines=how.splines)
         told: Progress | None = None
         if progress is not None:
             before, told = k * config.stop.rounds, progress
