@@ -1,0 +1,30 @@
+"""UCI Heart by FLamby's split: its sizes, and the FedAvg that it published."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from abps.learn.training import Training
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import flamby_heart as heart
+
+
+@pytest.mark.slow
+def test_fedavg_is_flambys(data):
+    rows = heart.prepared(data("heart-disease"))
+    assert rows.train.sizes.tolist() == [199, 172, 30, 85]
+    assert rows.test.sizes.tolist() == [104, 89, 16, 45]
+    assert rows.width == 13
+    steps = Training(epochs=1, batch=heart.BATCH, lr=1e-3, weight_decay=0.0, dropout=0.0, optimizer="sgd")
+    ours = []
+    for seed in heart.SEEDS:
+        factory = heart.linear_from(seed)
+        run = heart.simulate(rows, heart.EqualUpdates(training=steps), seed, rounds=15, model=factory)
+        ours.append(heart.of_models(rows, steps, factory, seed, run.models))
+    published = heart.published(data("flamby") / "published")["FedAvg"]
+    np.testing.assert_allclose(np.mean(ours, axis=0), published.mean(axis=0), atol=0.01)
