@@ -44,7 +44,7 @@ def table(tmp_path_factory) -> Path:
     return path
 
 
-SETTINGS = [{"standardise": "own"}, {"standardise": "common"}]
+SETTINGS = [{"standardise": "own"}, {"standardise": "common"}, {"model": "linear"}, {"model": "gam"}]
 
 
 @pytest.fixture(scope="module", params=SETTINGS, ids=lambda s: ",".join(map(str, s.values())))
@@ -246,3 +246,22 @@ def test_the_command_line(capsys, table, tmp_path):
     assert code == 2 and "another unit" in err and not (tmp_path / "q.csv").exists()
     code, _, err = call(capsys, *wrong, "--anyway")
     assert code == 0 and "warning: " in err and (tmp_path / "q.csv").exists()
+
+
+def test_curves_of_an_additive_model_are_what_it_computes(table):
+    from abps.fitted.curves import effects
+
+    federation = abps.read_table(table, "died", "hospital")
+    model = fit(federation, "fedavg", rounds=8, settings={"model": "gam"}).models[0]
+    frame = federation.features.head(1)
+    base = model.log_odds(frame.with_columns(pl.lit(None, dtype=pl.Float64).alias("age")))[0]
+    curve = next(e for e in effects(model) if e.name == "age")
+    values, adds = curve.curve
+    for value, added in list(zip(values, adds))[::17]:
+        now = model.log_odds(frame.with_columns(pl.lit(float(value)).alias("age")))[0]
+        assert now - base == pytest.approx(added, abs=1e-5)
+    assert curve.knots and np.ptp(adds) == pytest.approx(curve.amount)
+    assert adds[-1] > adds[0]  # older is riskier, as the table was made
+    flag = next(e for e in effects(model) if e.name == "ventilated")
+    one, none = (model.log_odds(frame.with_columns(pl.lit(v).alias("ventilated")))[0] for v in (1.0, 0.0))
+    assert flag.curve is None and one - none == pytest.approx(flag.amount, abs=1e-5)

@@ -11,10 +11,12 @@ import pytest
 
 from abps.cli.main import main
 from abps.data.codebook import Codebook
+from abps.fitted.folder import load_model
 from abps.sites import sitefile
 from abps.sites.conductor import Conductor, Seconds
 from abps.sites.loopback import Memory
 from abps.sites.sitefile import SiteFile
+from abps.stats.roc import area
 
 from .network import close, open_site
 
@@ -123,6 +125,28 @@ def test_status_and_export_tell_what_happened(six, tmp_path, capsys):
     assert "its proposal to be partners in round" in text and " round 0: " not in text
     assert pl.read_csv(tmp_path / "export" / "rounds.csv").height == 3
     assert (tmp_path / "export" / "model-current.npy").stat().st_size > 1000
+    assert not (tmp_path / "export" / "model").exists()  # there is no table "-"
+
+    own = SiteFile(
+        "site-1",
+        str(six.tables["site-1"]),
+        "died",
+        str(tmp_path / "home" / "studies"),
+        "patient",
+        "admission_year",
+    )
+    own.write(tmp_path / "home")
+    code, _, err = call(capsys, "site", "export", tmp_path / "home", "--out", tmp_path / "again")
+    assert code == 0, err
+    folder = tmp_path / "again" / "model" / "site-1"
+    assert "Model card: died at site-1" in (folder / "card.md").read_text()
+    # The model says on the validation rows what the site's own scores said in the last round.
+    last = pl.read_csv(tmp_path / "again" / "rounds.csv")["validation_auroc"].to_list()[-1]
+    rows = pl.read_parquet(folder / "probabilities.parquet").filter(pl.col("split") == "validation")
+    table = own.read_table(agreement.book)
+    p = load_model(folder).probabilities(table.features[rows["row"].to_numpy()])
+    assert p == pytest.approx(rows["probability"].to_numpy(), abs=1e-6)
+    assert area(p, table.label[rows["row"].to_numpy()]).value == pytest.approx(last, abs=1e-6)
 
 
 def wrong(tmp_path, kits, six):

@@ -29,6 +29,7 @@ def fit(
     data: options.Data = "icu-synthetic",
     seed: Annotated[int, typer.Option(help="Splits, initial weights and every other draw.")] = 11,
     rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the method's own number.")] = None,
+    model: options.Model = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of the method: --set gamma=0.5.")
     ] = None,
@@ -58,7 +59,7 @@ def fit(
 
     Example: abps fit --method abps-plus --data stays.csv --label died --center hospital --out models
     """
-    config = configure(method, options.settings(set_ or []), rounds)
+    config = configure(method, options.settings(set_ or [], model), rounds)
     if seed < 0:
         raise RequestError(f"--seed {seed}: choose a whole number from 0")
     check_new(out)

@@ -252,10 +252,14 @@ def _show_report(console: Console, report: dict | None) -> None:
     console.print(table)
 
 
+def _own(where: Path) -> sitefile.SiteFile:
+    """The settings of the site whose kit or folder this is."""
+    return sitefile.read((where / "local" if (where / "local").is_dir() else where) / sitefile.FILE)
+
+
 def _store(where: Path, study: str | None) -> Store:
     """The store of a study at the site whose kit or folder this is."""
-    folder = where / "local" if (where / "local").is_dir() else where
-    own = sitefile.read(folder / sitefile.FILE)
+    own = _own(where)
     if study is not None:
         return Store.look(own.store_of(study))
     found = sorted(Path(own.store).glob("*.sqlite"))
@@ -305,13 +309,21 @@ def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None
 
 
 def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
-    """Write what a site remembers as files: the audit log in plain words, rounds, beliefs, model.
+    """Write what a site remembers as files: the audit log in plain words, rounds, beliefs, and its model as
+    `abps fit` would, with its card.
 
     Example: abps site export kits/north --out north-export
     """
+    from abps.fitted.at_site import site_model
+    from abps.fitted.handover import write_models
+
     store = _store(kit, study)
     try:
         written = account.export(store, out)
+        try:
+            written += write_models(site_model(store, _own(kit)), out / "model").values()
+        except RequestError as error:
+            typer.echo(f"no model folder: {error}", err=True)
     finally:
         store.close()
     if as_json:

@@ -322,7 +322,8 @@ def own_table(
 
     With a codebook the features are those that it asks for; without, all that can be learned from.
     """
-    raw = read_frame(Path(path))
+    table = read_raw(Path(path))
+    raw = table.frame
     roles = Roles(label, "", patient, time, None, tuple(drop))
     for column, role in (
         (label, "label"),
@@ -332,8 +333,9 @@ def own_table(
     ):
         if column is not None:
             _column(raw, column, role)
-    frame, _, _ = mended(raw, roles)
-    values = binary_label(frame[label], label).values
+    frame, repairs, doubts = mended(raw, roles)
+    outcome = binary_label(frame[label], label)
+    values = outcome.values
     if min(values.sum(), len(values) - values.sum()) < MIN_CLASS:
         raise RequestError(
             f"{path}: {int(values.sum())} positive of {len(values)} rows; "
@@ -343,10 +345,12 @@ def own_table(
         raise RequestError(f"{site}: the codebook asks for a time column; name it with time")
     rest = frame.drop(roles_of(frame, roles))
     if book is None:
-        aside = [s.column for s in suspicions(rest, values) if s.aside]
-        features, _ = judged(rest.drop(aside))
+        aside = {s.column: s.sentence for s in suspicions(rest, values) if s.aside}
+        features, reasons = judged(rest.drop(list(aside)))
+        reasons |= aside
     else:
         features = as_agreed(rest, raw, book, site)
+        reasons = dict.fromkeys(rest.columns, "not in the codebook")
     if features.width == 0:
         raise RequestError(f"{path}: no column is left to learn from; check drop and the table")
     years = None if time is None or (book is not None and not book.time) else _years(frame[time], time)
@@ -359,6 +363,20 @@ def own_table(
         patient=None if patient is None else _patients(frame[patient], features, values, years),
         time=years,
         descriptors=_descriptors(features) if book is None else book.descriptors,
+        notes=TableCheck(
+            name=site,
+            form=table.form,
+            rows=len(values),
+            copies=0,
+            label=label,
+            positive=outcome.positive,
+            negative=outcome.negative,
+            events=int(values.sum()),
+            columns=_column_notes(frame, roles, features, reasons),
+            repairs=tuple(repairs),
+            warnings=tuple(([outcome.doubt] if outcome.doubt else []) + doubts),
+            centers=(site,),
+        ),
     )
 
 

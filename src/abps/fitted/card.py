@@ -65,15 +65,15 @@ class Section:
 
 def card(fitted: Fitted, model: FittedModel) -> list[Section]:
     """The card of one center's model."""
-    own, every = fitted.evaluations[model.center], fitted.overall
+    every = fitted.overall
     return [
         _use(fitted, model),
         _cohort(fitted, model),
         _predictors(model),
         _making(fitted, model),
-        _performance(own, every, model),
-        _calibration(own, every, model),
-        _decisions(own, every),
+        _performance(_both(fitted, model)),
+        _calibration(_both(fitted, model)),
+        _decisions(every),
         _subgroups(fitted),
         *_outsiders(fitted),
         *_curves(model),
@@ -82,11 +82,21 @@ def card(fitted: Fitted, model: FittedModel) -> list[Section]:
     ]
 
 
+def _both(fitted: Fitted, model: FittedModel) -> list[tuple[str, Evaluation]]:
+    """The center's own rows, and those of all where there are others."""
+    own = (model.center, fitted.evaluations[model.center])
+    return (
+        [own]
+        if fitted.federation.size == 1
+        else [own, ("all centers, each by its own model", fitted.overall)]
+    )
+
+
 def _use(fitted: Fitted, model: FittedModel) -> Section:
     words = (
         f"The model gives the probability that {model.label!r} is {model.positive!r} for a new stay at "
         f"{model.center}, from {len(model.needs)} columns that a table of stays has. It was made together "
-        f"with {fitted.federation.size - 1} other centers by the method {fitted.method}."
+        f"with {fitted.making.others} other centers by the method {fitted.making.method}."
     )
     ask = (
         "To be filled in by the people who answer for it: for whom the prediction is meant, at what moment "
@@ -163,30 +173,25 @@ def _predictors(model: FittedModel) -> Section:
 
 
 def _making(fitted: Fitted, model: FittedModel) -> Section:
-    run = fitted.final
+    making = fitted.making
+    size = number(sum(v.size for v in model.network.tensors().values()))
     words = (
-        f"Method {fitted.method}, {run.rounds} rounds, seed {run.seed}. No row left its center: models and "
-        f"small summaries were exchanged, {number(run.bytes.directed)} bytes in all, {run.partners_mean:.2f} "
-        "partners per center and round on average. The model has "
-        f"{number(sum(v.size for v in model.network.tensors().values()))} numbers. Every setting stands in "
-        "model.json."
+        f"Method {making.method}, {making.rounds} rounds, seed {making.seed}. No row left its center: models "
+        f"and small summaries were exchanged, {number(making.sent)} bytes in all, {making.partners:.2f} "
+        f"partners per center and round on average. The model has {size} numbers. Every "
+        "setting stands in model.json."
     )
     again = {
         "none": "The validation rows gave no reason to recalibrate.",
         "intercept": "The level of the probabilities was shifted on validation rows.",
         "intercept and slope": "Level and spread of the probabilities were refitted on validation rows.",
     }[model.recalibration.kind]
-    held = (
-        "How good the models are was measured on test rows by a first run that had not seen them; the models "
-        "here come from a second run that learned from those rows too."
-    )
-    return Section("How it was made", "12, 16, 21, 22", (Text(words), Text(again), Text(held)))
+    return Section("How it was made", "12, 16, 21, 22", (Text(words), Text(again), Text(making.measured)))
 
 
-def _performance(own: Evaluation, every: Evaluation, model: FittedModel) -> Section:
+def _performance(both: list[tuple[str, Evaluation]]) -> Section:
     rows = tuple(
-        (name, number(e.rows), number(e.events), area_words(e.area), decimal(e.brier))
-        for name, e in ((model.center, own), ("all centers, each by its own model", every))
+        (name, number(e.rows), number(e.events), area_words(e.area), decimal(e.brier)) for name, e in both
     )
     words = (
         "95 % intervals by DeLong. With fewer than 5 events or non-events nothing is told. Brier score: mean "
@@ -199,7 +204,7 @@ def _performance(own: Evaluation, every: Evaluation, model: FittedModel) -> Sect
     )
 
 
-def _calibration(own: Evaluation, every: Evaluation, model: FittedModel) -> Section:
+def _calibration(both: list[tuple[str, Evaluation]]) -> Section:
     rows = tuple(
         (
             name,
@@ -209,14 +214,14 @@ def _calibration(own: Evaluation, every: Evaluation, model: FittedModel) -> Sect
             estimate_words(e.calibration.slope),
             "cannot tell" if e.curve is None else decimal(e.curve.error),
         )
-        for name, e in ((model.center, own), ("all centers", every))
+        for name, e in both
     )
     right = ("in the large (0 is right)", "slope (1 is right)", "mean distance (0 is right)")
     header = ("rows of", "events", "expected", *right)
     blocks: list[Block] = [Grid(header, rows)]
-    curve = own.curve or every.curve
-    if curve is not None:
-        whose = model.center if own.curve is not None else "all centers"
+    drawn = next(((name, e.curve) for name, e in both if e.curve is not None), None)
+    if drawn is not None:
+        whose, curve = drawn
         ends = np.array([float(min(curve.at.min(), curve.observed.min())), float(curve.at.max())])
         lines = [
             Line("observed", curve.at, curve.observed, curve.low, curve.high),
@@ -227,7 +232,7 @@ def _calibration(own: Evaluation, every: Evaluation, model: FittedModel) -> Sect
     return Section("Calibration", "12, 23", tuple(blocks))
 
 
-def _decisions(own: Evaluation, every: Evaluation) -> Section:
+def _decisions(every: Evaluation) -> Section:
     rows = []
     for name, at in every.thresholds.items():
         shares = (at.called, at.sensitivity, at.specificity, at.positive_value, at.negative_value)

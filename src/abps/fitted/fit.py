@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
@@ -31,7 +32,7 @@ from abps.fitted.outsiders import Outsider, outsiders
 from abps.learn.batched import StackedLearner
 from abps.learn.metrics import brier, labels_of
 from abps.methods.base import Method
-from abps.methods.settings import configure
+from abps.methods.settings import configure, describe
 from abps.simulator.result import Run, versions
 from abps.simulator.simulate import Progress, simulate
 from abps.stats.calibration import expit, recalibration
@@ -40,8 +41,31 @@ from abps.stats.subgroups import Part, subgroups
 
 Floats = NDArray[np.float64]
 
+#: How the numbers of a fit come about.
+TWO_RUNS = (
+    "How good the models are was measured on test rows by a first run that had not seen them; the models "
+    "here come from a second run that learned from those rows too."
+)
+
 #: The sensitivity that a threshold is chosen for.
 SENSITIVITY = 0.9
+
+
+@dataclass(frozen=True)
+class Making:
+    """How models were made, as their cards tell it.
+
+    others: centers besides the one a card is of.  sent: bytes of all exchanges that are known of.
+    partners: per center and round.  measured: how the numbers on the card came about.
+    """
+
+    method: str
+    rounds: int
+    seed: int
+    others: int
+    sent: int
+    partners: float
+    measured: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,27 +77,30 @@ class Fitted:
     parts: by column, performance in parts of the cohort.
     probabilities: of every row by its own center's final model: row (of the federation), center, split
     (learned from, or validation), run (as the run's own learner gives it), probability (recalibrated).
-    evaluated, final: the two runs.  outsiders: every center as one that stayed away, where asked for.
+    evaluated: the run that was scored, where there was one.
+    outsiders: every center as one that stayed away, where asked for.
     """
 
     federation: Federation
-    method: str
+    making: Making
     models: tuple[FittedModel, ...]
     evaluations: Mapping[str, Evaluation]
     overall: Evaluation
     parts: Mapping[str, list[Part]]
     probabilities: pl.DataFrame
-    evaluated: Run
-    final: Run
+    evaluated: Run | None = None
     outsiders: tuple[Outsider, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class _Trained:
-    """One run and what its models say: networks and log odds of all rows, in the order of ``rows``."""
+class Trained:
+    """Rows and the models that were trained on them.
+
+    weights: (centers, P).  networks: the same, as layers.
+    """
 
     data: Prepared
-    run: Run
+    weights: Tensor
     networks: tuple[Network, ...]
 
 
@@ -102,36 +129,59 @@ def fit(
         if column not in known:
             raise RequestError(f"there is no column {column!r} to tell parts of the cohort apart by")
     split = assign_splits(federation, seed)
-    first = _train(federation, config, name, seed, split, progress)
-    scored = _recalibrated(first, first.data.test)
+    first, scored = _train(federation, config, name, seed, split, progress)
+    learned = np.where(split == 2, 0, split).astype(np.int8)
+    last, run = _train(federation, config, name, seed, learned, progress)
+    making = Making(
+        name, run.rounds, seed, federation.size - 1, run.bytes.directed, run.partners_mean, TWO_RUNS
+    )
+    away = tuple(outsiders(federation, config, name, seed, leave_out)) if leave_out else ()
+    made = put_together(federation, config, making, (first, split), (last, learned), parts)
+    return replace(made, evaluated=scored, outsiders=away)
+
+
+def put_together(
+    federation: Federation,
+    config: Method,
+    making: Making,
+    scored: tuple[Trained, NDArray[np.int8]],
+    final: tuple[Trained, NDArray[np.int8]],
+    parts: Sequence[str] = (),
+) -> Fitted:
+    """Final models with the evaluation of those that were scored; each with the split it was trained by."""
+    first, split = scored
+    probability = _recalibrated(first, first.data.test)
     labels = first.data.test
     thresholds = _thresholds(_recalibrated(first, first.data.validation), first.data.validation.y)
     evaluations = {
-        center: evaluate(_of(scored, labels, i), _of(labels.y, labels, i), thresholds)
+        center: evaluate(_of(probability, labels, i), _of(labels.y, labels, i), thresholds)
         for i, center in enumerate(federation.centers)
     }
     index = _index(federation, split, 2)
     told = {
-        column: subgroups(scored, labels.y.astype(np.float64), [names[k] for k in index.tolist()])
+        column: subgroups(probability, labels.y.astype(np.float64), [names[k] for k in index.tolist()])
         for column, names in groups_of(federation, parts).items()
     }
-
-    learned = np.where(split == 2, 0, split).astype(np.int8)
-    last = _train(federation, config, name, seed, learned, progress)
+    last, learned = final
     models = tuple(
-        _model(federation, last, i, learned, thresholds, name, seed) for i in range(federation.size)
+        _model(federation, config, making, last, i, learned, thresholds) for i in range(federation.size)
     )
     return Fitted(
         federation,
-        name,
+        making,
         models,
         evaluations,
-        evaluate(scored, labels.y.astype(np.float64), thresholds),
+        evaluate(probability, labels.y.astype(np.float64), thresholds),
         told,
-        _probabilities(federation, config, last, models, learned, seed),
-        first.run,
-        last.run,
-        tuple(outsiders(federation, config, name, seed, leave_out)) if leave_out else (),
+        _probabilities(federation, config, last, models, learned, making.seed),
+    )
+
+
+def trained(data: Prepared, config: Method, weights: Tensor) -> Trained:
+    """Models (centers, P), or one for all (1, P), with their networks."""
+    weights = weights.expand(data.size, -1).contiguous() if len(weights) == 1 else weights
+    return Trained(
+        data, weights, tuple(network_of(config.training.factory(data.width), row) for row in weights)
     )
 
 
@@ -142,7 +192,7 @@ def _train(
     seed: int,
     split: NDArray[np.int8],
     progress: Progress | None,
-) -> _Trained:
+) -> tuple[Trained, Run]:
     """One run on rows split in this way, and its models as networks."""
     data = prepare(
         federation,
@@ -156,9 +206,7 @@ def _train(
     run = simulate(data, config, seed, progress=progress, name=name)
     if run.models is None:
         raise RequestError(f"{name} keeps no weights of its own for every center; fit another method")
-    weights = run.models.expand(data.size, -1) if len(run.models) == 1 else run.models
-    networks = tuple(network_of(config.training.factory(data.width), row) for row in weights)
-    made = _Trained(data, run, networks)
+    made = trained(data, config, run.models)
     labels = labels_of(data.test)
     ours = brier(replace(labels, values=_log_odds(made, data.test)), labels)
     theirs = np.array([run.brier.per_center[center] for center in data.centers])
@@ -167,17 +215,17 @@ def _train(
             f"{name} predicts with more than one network per center, which cannot be written as a model; "
             "fit another method"
         )
-    return made
+    return made, run
 
 
-def _log_odds(trained: _Trained, rows: Rows) -> Floats:
+def _log_odds(trained: Trained, rows: Rows) -> Floats:
     """(rows,) every row by its own center's network."""
     return np.concatenate(
         [network.log_odds(rows.only(i).x) for i, network in enumerate(trained.networks)] or [np.zeros(0)]
     )
 
 
-def _recalibrated(trained: _Trained, rows: Rows) -> Floats:
+def _recalibrated(trained: Trained, rows: Rows) -> Floats:
     """(rows,) probabilities after each center's recalibration on its validation rows."""
     told = expit(_log_odds(trained, rows))
     validation = trained.data.validation
@@ -226,12 +274,12 @@ def own_book(federation: Federation, book: Codebook, rows: NDArray[np.bool_]) ->
 
 def _model(
     federation: Federation,
-    trained: _Trained,
+    config: Method,
+    making: Making,
+    trained: Trained,
     i: int,
     split: NDArray[np.int8],
     thresholds: Mapping[str, float],
-    method: str,
-    seed: int,
 ) -> FittedModel:
     """Center i's model."""
     data, notes = trained.data, federation.notes
@@ -245,20 +293,21 @@ def _model(
         positive=notes.positive if notes else "1",
         book=own_book(federation, data.book, mine),
         network=trained.networks[i],
+        splines=data.splines,
         recalibration=recalibration(told, validation.y.astype(np.float64)),
         thresholds=thresholds,
         ranges=ranges_of(federation.features.filter(pl.Series(split == 0)), data.book),
         about={
-            "method": method,
-            "seed": seed,
-            "rounds": trained.run.rounds,
+            "method": making.method,
+            "seed": making.seed,
+            "rounds": making.rounds,
             "data": {"name": federation.name, "fingerprint": federation.fingerprint()},
             "rows": {"learned": int(mine.sum()), "validation": len(validation.y)},
             "events": {
                 "learned": int(federation.label[mine].sum()),
                 "validation": int(validation.y.sum()),
             },
-            "config": trained.run.config,
+            "config": describe(config),
             "versions": versions(),
         },
     )
@@ -267,7 +316,7 @@ def _model(
 def _probabilities(
     federation: Federation,
     config: Method,
-    trained: _Trained,
+    trained: Trained,
     models: Sequence[FittedModel],
     split: NDArray[np.int8],
     seed: int,
@@ -275,10 +324,8 @@ def _probabilities(
     """Every row's probability: as the run's own learner gives it, and as the model that comes out does."""
     data = trained.data
     learner = StackedLearner(data, config.training, config.training.factory, seed)
-    assert trained.run.models is not None
-    weights = trained.run.models.expand(data.size, -1).contiguous()
     rows = side_by_side(data.train, data.validation)
-    told = expit(learner.logits(weights, rows).values.astype(np.float64))
+    told = expit(learner.logits(trained.weights, rows).values.astype(np.float64))
     owner = np.repeat(np.arange(data.size), rows.sizes)
     order = np.concatenate([_index(federation, split, 0), _index(federation, split, 1)])
     order = order[np.argsort(federation.center[order], kind="stable")]

@@ -59,6 +59,7 @@ def save_model(model: FittedModel, folder: Path) -> None:
         "positive": model.positive,
         "needs": list(model.needs),
         "network": model.network.shape(),
+        "splines": model.splines,
         "recalibration": asdict(model.recalibration),
         "thresholds": dict(model.thresholds),
         "ranges": {name: asdict(span) for name, span in model.ranges.items()},
@@ -69,8 +70,8 @@ def save_model(model: FittedModel, folder: Path) -> None:
 
 
 _OWN = {
-    "schema", "center", "label", "positive", "needs", "network", "recalibration", "thresholds", "ranges",
-    "weights_sha256",
+    "schema", "center", "label", "positive", "needs", "network", "splines", "recalibration", "thresholds",
+    "ranges", "weights_sha256",
 }  # fmt: skip
 
 
@@ -95,6 +96,7 @@ def load_model(path: str | Path) -> FittedModel:
             positive=content["positive"],
             book=Codebook.from_json(json.loads((folder / BOOK).read_text(encoding="utf-8"))),
             network=Network.of(tensors, content["network"]),
+            splines=bool(content["splines"]),
             recalibration=Recalibration(**content["recalibration"]),
             thresholds=content["thresholds"],
             ranges={name: Range(**span) for name, span in content["ranges"].items()},

@@ -60,9 +60,9 @@ def write_models(fitted: Fitted, out: Path, onnx: bool | None = None) -> dict[st
             part / INDEX,
             {
                 "schema": "abps.models/1",
-                "method": fitted.method,
+                "method": fitted.making.method,
                 "centers": names,
-                "result": fitted.evaluated.to_json(),
+                "result": None if fitted.evaluated is None else fitted.evaluated.to_json(),
             },
         )
         part.chmod(0o755)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from abps.core.errors import RequestError
+from abps.learn.additive import Linear
 from abps.learn.models import MLP, layout_of
 
 Floats = NDArray[np.float64]
@@ -80,10 +81,12 @@ def network_of(module: nn.Module, weights: Tensor) -> Network:
     named = {name: value.numpy() for name, value in layout_of(module).unflatten(weights.cpu()).items()}
     if isinstance(module, MLP):
         branches: tuple[tuple[Layer, ...], ...] = (_mlp(module, named, ""),)
+    elif isinstance(module, Linear):
+        branches = ((Layer(named["terms.weight"], named["intercept.value"], False),),)
     else:
         raise RequestError(
             f"a model of the kind {type(module).__name__} cannot be written as plain layers yet; "
-            "fit with mlp, linear, gam or gam+mlp"
+            "fit with mlp, linear or gam"
         )
     return _checked(Network(branches), module, weights)
 

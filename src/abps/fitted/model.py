@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.data.codebook import Codebook, encode_column
+from abps.data.splines import Design, design_of
 from abps.fitted.inputs import Range, readable
 from abps.fitted.layers import Network
 from abps.stats.calibration import Recalibration, expit
@@ -23,6 +25,7 @@ class FittedModel:
     """One center's model. Used like a classifier of scikit-learn: ``predict_proba`` of a table.
 
     book: the columns that it reads, with the scale of each number as it is used here.
+    splines: whether numbers are read as smooth terms.
     ranges: where the numbers of each column lay in the rows that were learned from.
     recalibration: fitted on rows that were not learned from.  thresholds: by what they promise.
     about: where it comes from: method, seed, rows, events, versions.
@@ -34,6 +37,7 @@ class FittedModel:
     book: Codebook
     network: Network
     recalibration: Recalibration = field(default_factory=Recalibration)
+    splines: bool = False
     thresholds: Mapping[str, float] = field(default_factory=dict)
     ranges: Mapping[str, Range] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -53,10 +57,10 @@ class FittedModel:
         """The columns of a table that the model needs."""
         return tuple(dict.fromkeys(column.source for column in self.book.columns))
 
-    @property
-    def design(self) -> Any:
+    @cached_property
+    def design(self) -> Design | None:
         """How encoded columns become smooth terms; None where they are inputs as they are."""
-        return None
+        return design_of(self.book) if self.splines else None
 
     def encode(self, features: pl.DataFrame) -> NDArray[np.float32]:
         """(rows, inputs) from columns as the codebook asks for them."""
@@ -67,7 +71,8 @@ class FittedModel:
             encode_column(column, features[column.source], nobody, none, 1, scales.get(column.source))
             for column in self.book.columns
         ]
-        return np.stack(blocks, axis=1)
+        x = np.stack(blocks, axis=1)
+        return x if self.design is None else self.design.of(x)
 
     def log_odds(self, features: pl.DataFrame) -> Floats:
         """(rows,) the network's own log odds, before recalibration."""

@@ -107,6 +107,7 @@ class Agreement:
             "seed": str(self.seed),
             "rounds": str(self.rounds),
             "prior": json.dumps(list(self.config().belief_prior)),
+            "codebook": json.dumps(self.book.to_json(), sort_keys=True),
         }
 
     def to_json(self) -> dict[str, Any]:
