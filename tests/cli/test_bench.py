@@ -62,6 +62,12 @@ def test_useful_operations_are_counted_by_hand():
     forward = 2 * (4 * 3 + 3 * 2 + 2 * 1)
     inner = 2 * (3 * 2 + 2 * 1)
     assert bench.flops_per_round(data, training) == 20 * 2 * (2 * forward + inner)
+    assert bench.flops_per_round(data, Training.of("gam", epochs=3)) == 20 * 3 * 2 * (2 * 4)
+
+
+def test_linear_models_are_measured_as_they_train():
+    found = bench.measure(bench.uniform(12, 40, 5), turns=1, loop_centers=4, training=Training.of("gam"))
+    assert found.center_rounds_per_s > 0 and found.loop_center_rounds_per_s > 0
 
 
 def test_the_plain_loop_learns_what_the_engine_learns():

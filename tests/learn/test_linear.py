@@ -19,6 +19,7 @@ from abps.data.statistics import Scale, agree, summarise
 from abps.learn.additive import Linear, largest_curvature
 from abps.learn.batched import StackedLearner
 from abps.learn.loop import LoopLearner
+from abps.learn.metrics import labels_of, log_loss
 from abps.learn.mixtures import mixtures
 from abps.learn.specs import MODELS, ModelSpec, find_model
 from abps.learn.training import Objective, Training
@@ -280,3 +281,20 @@ def test_hostile_columns_are_named_with_their_centers():
     assert "'unit': the values of 'h3' lie apart" in said
     assert "'gone': fewer than 10 values at 'h0', 'h1'" in said
     assert "'tails': values far outside the rest at" in said
+
+
+def test_the_best_round_by_validation_loss_is_restored():
+    fed = abps.load("icu-synthetic:centers=6,stays=1200")
+    hasty = {"metric": "loss", "restore_best": "yes", "lr": "5", "epochs": "60", "weight_decay": "0"}
+    run = abps.simulate(fed, "local", rounds=8, model="gam", settings=hasty)
+    data = prepare(fed, 11, standardise="common", splines=True)
+    training = Training.of("gam", lr=5.0, epochs=60, weight_decay=0.0)
+    learner = StackedLearner(data, training, training.factory, 11)
+    w, losses, kept = torch.zeros(data.size, data.width + 1), [], []
+    for t in range(1, 9):
+        w = learner.train(w, t)
+        kept.append(w)
+        losses.append(np.nanmean(log_loss(learner.logits(w, data.validation), labels_of(data.validation))))
+    assert np.argmin(losses) < 7  # it overfits, so that there is something to choose
+    torch.testing.assert_close(run.models, kept[int(np.argmin(losses))], rtol=0, atol=0)
+    assert run.auroc.mean == pytest.approx(run.auroc.at_best_validation)

@@ -13,6 +13,7 @@ from abps.cli import options
 from abps.core.errors import RequestError
 from abps.data.prepare import prepare
 from abps.data.table import load
+from abps.learn.training import Training
 from abps.simulator import speed as benchmark
 from abps.simulator import speed_scale as bench_scale
 
@@ -27,6 +28,7 @@ def bench(
         str,
         typer.Option(help="A built-in federation, or uniform:CENTERSxROWSxFEATURES (230x256x64)."),
     ] = "icu-synthetic",
+    model: options.Model = None,
     turns: Annotated[int, typer.Option(help="How often each is measured, in turns.")] = 5,
     scale: Annotated[
         bool, typer.Option("--scale", help="Also selection among 1,000, 10,000 and 100,000 centers.")
@@ -36,11 +38,19 @@ def bench(
     """Measure local training against a plain PyTorch loop and the machine's matrix-multiply speed."""
     if turns < 1:
         raise RequestError(f"--turns {turns}: choose at least 1")
-    prepared = _uniform(data) if data.startswith("uniform") else prepare(load(data), 11)
+    training = Training.of(model or "mlp")
+    prepared = (
+        _uniform(data)
+        if data.startswith("uniform")
+        else prepare(load(data), 11, standardise=training.standardise, splines=training.splines)
+    )
     console = options.terminal(stderr=True)
     with console.status("measuring in turns") as status:
         found = benchmark.measure(
-            prepared, turns, progress=lambda what, k, of: status.update(f"{what}: turn {k} of {of}")
+            prepared,
+            turns,
+            progress=lambda what, k, of: status.update(f"{what}: turn {k} of {of}"),
+            training=training,
         )
         costs = {}
         for n in bench_scale.SIZES if scale else ():

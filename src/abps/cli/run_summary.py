@@ -41,6 +41,10 @@ def summary_table(result: Run) -> Table:
         ("… at the best validation round", f"{result.auroc.at_best_validation:.3f}"),
         ("AUPRC, Brier", f"{result.auprc.mean:.3f}, {result.brier.mean:.3f}"),
         ("bytes (once per edge)", f"{result.bytes.edge:,} = {result.bytes.vs_fedavg:.3g} × FedAvg"),
+        (
+            "… per center and round",
+            f"{result.bytes.edge / max(1, result.rounds * result.data.centers) / 1000:.3g} kB",
+        ),
         ("egress cost", f"${result.cost_usd:.4f}"),
         ("partners per center and round", f"{result.partners_mean:.2f}"),
     ]

@@ -108,6 +108,8 @@ class Stopping:
     grace: rounds at the start that are not held against a run. A fresh network first learns that outcomes are
     rare, and its AUROC falls before it rises; patience counted from round 1 would end there.
     restore_best: report the models of the best validation round instead of the last.
+    metric: what is best: the highest mean validation AUROC, or the lowest mean validation loss, which a few
+    rows tell with less noise.
     """
 
     rounds: int = 50
@@ -115,8 +117,10 @@ class Stopping:
     grace: int = 0
     min_delta: float = 0.0
     restore_best: bool = False
+    metric: Literal["auroc", "loss"] = "auroc"
 
     def __post_init__(self) -> None:
+        validate(self)
         if self.rounds < 1:
             raise RequestError(f"rounds={self.rounds}: a run needs at least 1 round")
         if self.patience is not None and self.patience < 1:

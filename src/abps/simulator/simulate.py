@@ -25,7 +25,7 @@ from abps.data.timeline import timeline
 from abps.learn.batched import StackedLearner
 from abps.learn.devices import device_name, find_device
 from abps.learn.loop import LoopLearner
-from abps.learn.metrics import auprc, auroc, brier, labels_of, mean_over_centers
+from abps.learn.metrics import auprc, auroc, brier, labels_of, log_loss, mean_over_centers
 from abps.learn.models import ModelFactory
 from abps.learn.native.network import BLAS
 from abps.learn.training import Learner, Training
@@ -180,10 +180,11 @@ class Track:
         self.partners: list[float] = []
         self.standing: list[Standing] = []
         self.best = 1
+        self._score: list[float] = []
         self._decisions: list[tuple[int, Decisions]] = []
 
     def add(self, course: Course, outcome: Outcome) -> bool:
-        """Note a round; True if its mean validation AUROC is the best so far."""
+        """Note a round; True if it is the best so far on validation rows, by what the method goes by."""
         config, world, state, data = course.method, course.world, course.state, course.world.data
         # Both splits in one pass over the models.
         answers = outcome.answers or config.logits(world, state, data.held_out).split(data.validation.sizes)
@@ -200,8 +201,10 @@ class Track:
             self.standing.append(standing(known.mean, known.count, prior=beliefs.prior))
         if outcome.decisions is not None:
             self._decisions.append((t, outcome.decisions))
-        best = self.validation[self.best - 1]
-        better = t == 1 or config.stop.better(self.validation[-1], best)
+        self._score.append(self.validation[-1])
+        if config.stop.metric == "loss":
+            self._score[-1] = -mean_over_centers(log_loss(answers[0], labels_of(data.validation)))[0]
+        better = t == 1 or config.stop.better(self._score[-1], self._score[self.best - 1])
         if better:
             self.best = t
         return better

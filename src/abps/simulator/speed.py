@@ -107,7 +107,8 @@ def uniform(centers: int = 230, rows: int = 256, width: int = 64, seed: int = 0)
 def flops_per_round(data: Prepared, training: Training) -> float:
     """Useful floating-point operations of one round of local training (multiplications and additions of
     the matrix products; the first layer needs no gradient with respect to its input)."""
-    sizes = [data.width, *training.hidden, 1]
+    hidden = () if training.optimizer == "descent" else training.hidden
+    sizes = [data.width, *hidden, 1]
     products = [a * b for a, b in itertools.pairwise(sizes)]
     per_row = 2 * (2 * sum(products) + sum(products[1:]))
     return float(per_row * len(data.train.y) * training.epochs)
@@ -118,10 +119,12 @@ def plain_round(data: Prepared, training: Training, models: list[nn.Module]) -> 
     for i, model in enumerate(models):
         rows = data.train.only(i)
         x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
-        optimizer = torch.optim.Adam(model.parameters(), lr=training.lr, weight_decay=training.weight_decay)
+        descent = training.optimizer == "descent"
+        kind = torch.optim.SGD if descent else torch.optim.Adam
+        optimizer = kind(model.parameters(), lr=training.lr, weight_decay=training.weight_decay)
         model.train()
         for _ in range(training.epochs):
-            for index in torch.randperm(len(y)).split(training.batch):
+            for index in torch.randperm(len(y)).split(len(y) if descent else training.batch):
                 loss = F.binary_cross_entropy_with_logits(model(x[index]), y[index])
                 optimizer.zero_grad()
                 loss.backward()
@@ -147,10 +150,14 @@ def peak_mb() -> float:
 
 
 def measure(
-    data: Prepared, turns: int = 5, loop_centers: int = 24, progress: Progress | None = None
+    data: Prepared,
+    turns: int = 5,
+    loop_centers: int = 24,
+    progress: Progress | None = None,
+    training: Training | None = None,
 ) -> Speed:
     """Engine, loop and roof in turns; medians of each, and of the ratios within a turn."""
-    training, cores = Training(), len(available_cores())
+    training, cores = training or Training(), len(available_cores())
     learner = StackedLearner(data, training, training.factory, 1)
     w = learner.start.expand(data.size, -1).clone()
     few = min(loop_centers, data.size)

@@ -67,6 +67,8 @@ class Agreement:
         why = config.between_sites()
         if why:
             raise RequestError(f"{self.method!r} does not run between sites: {why}")
+        if config.stop.metric != "auroc":
+            raise RequestError("metric=loss: sites tell each other validation AUROCs; set metric=auroc")
         scales = {} if self.book.statistics is None else self.book.statistics.scales
         lacking = [name for name in self.book.numbers if name not in scales]
         if config.training.standardise == "common" and lacking:
