@@ -117,3 +117,23 @@ def test_attacks_by_their_words():
 def test_what_is_no_attack_is_said_in_a_sentence(words, why):
     with pytest.raises(RequestError, match=why):
         parse(words)
+
+
+def test_an_attack_from_the_command_line_is_in_the_result_and_in_a_study(tmp_path):
+    from typer.testing import CliRunner
+
+    from abps.cli.main import app
+
+    data = "icu-synthetic:centers=8,stays=800"
+    ask = ["run", "--method", "random-k1", "--data", data, "--rounds", "2", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app(), [*ask, "--attack", "nan:share=0.25"])
+    assert done.exit_code == 0, done.output
+    found = abps.load_run(tmp_path / "run")
+    assert found.attack.startswith("nan:share=0.25")
+    assert np.isfinite(found.auroc.honest_mean)
+    study = ["compare", "--methods", "random-k1", "--data", data, "--rounds", "2", "--seeds", "11"]
+    more = ["--no-references", "--jobs", "1", "--out", str(tmp_path / "study"), "--attack", "nan:share=0.25"]
+    done = CliRunner().invoke(app(), [*study, *more])
+    assert done.exit_code == 0, done.output
+    (run,) = abps.load_study(tmp_path / "study").runs
+    assert run.auroc.honest_mean == found.auroc.honest_mean

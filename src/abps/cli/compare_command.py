@@ -44,6 +44,7 @@ def compare(
         int | None,
         typer.Option(help="Cross-validation by patient: every row is scored once for each seed."),
     ] = None,
+    attack: options.Attack = None,
     references: Annotated[
         bool,
         typer.Option(help="Also run a hospital alone, pooled rows and a federated regression at their best."),
@@ -99,7 +100,7 @@ def compare(
     words = split(methods)
     request = Request(
         sources, expand_methods(words), read_seeds(seeds), rounds, options.settings(set_ or [], model),
-        read_vary(vary or []), REFERENCES if references else (), folds,
+        read_vary(vary or []), REFERENCES if references else (), folds, attack,
     )  # fmt: skip
     if executor not in ("local", "slurm"):
         raise RequestError(f"--executor {executor}: choose local or slurm")

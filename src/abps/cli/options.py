@@ -61,6 +61,13 @@ Keep = Annotated[
         "by commas."
     ),
 ]
+Attack = Annotated[
+    str | None,
+    typer.Option(
+        help="Members that attack: sign-flip:share=0.2; or label-flip, scale, random, nan, huge, free-rider, "
+        "copy, liar, clique, poison."
+    ),
+]
 Positive = Annotated[str | None, typer.Option(help="The label's value that counts as the event.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Warnings about the table are errors.")]
 MinStays = Annotated[int | None, typer.Option(help="The smallest center that takes part (own tables: 50).")]

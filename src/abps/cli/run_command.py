@@ -36,6 +36,7 @@ def run(
         str,
         typer.Option(help="Where centers train: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."),
     ] = "cpu",
+    attack: options.Attack = None,
     label: options.Label = None,
     center: options.Center = None,
     patient: options.Patient = None,
@@ -60,6 +61,7 @@ def run(
     from abps.learn.devices import device_name, find_device
     from abps.methods.catalog import CATALOG
     from abps.methods.settings import configure, describe
+    from abps.simulator.attacks import parse
     from abps.simulator.output import check_free, save
     from abps.simulator.simulate import simulate
 
@@ -75,6 +77,7 @@ def run(
             data, label, center, patient, time, group, drop, min_stays, eras, every, keep, positive
         )
         identity = {"method": method, "seed": seed, "config": describe(config), "device": place}
+        identity["attack"] = str(parse(attack)) if attack else ""
         check_free(out, identity, federation.fingerprint())
     announce(federation.notes, strict, f"{out}/result.json")
     with Progress(
@@ -95,6 +98,7 @@ def run(
             engine=engine,
             device=device,
             name=method,
+            attack=attack,
             progress=lambda t, _most, value: bar.update(task, completed=t, auroc=value),
         )
     save(result, out)

@@ -66,6 +66,9 @@ class Attack:
         if not 0 < self.share < 1:
             raise RequestError(f"share={self.share}: a share of the centers, choose between 0 and 1")
 
+    def __str__(self) -> str:
+        return f"{self.name}:share={self.share:g},strength={self.strength:g},round={self.round}"
+
     def attackers(self, seed: int, ids: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """(n,) who attacks: the same centers whatever the method; at least one, never all."""
         draw = streams.uniforms(seed, "attack", 0, ids)

@@ -34,10 +34,13 @@ def compute(
     folds: int | None = None,
     progress: Progress | None = None,
     name: str | None = None,
+    attack: str | None = None,
 ) -> Run:
-    """One method, one seed: on one split, or in so many folds."""
+    """One method, one seed: on one split, perhaps with members that attack, or in so many folds."""
     if folds is None:
-        return simulate(federation, method, seed, progress=progress, name=name)
+        return simulate(federation, method, seed, progress=progress, name=name, attack=attack)
+    if attack is not None:
+        raise RequestError(f"folds={folds} with attack={attack!r}: choose one of them")
     return cross_validate(federation, method, seed, folds, progress, name)
 
 

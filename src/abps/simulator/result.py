@@ -115,6 +115,7 @@ class Run:
     """One method, one seed, one federation.
 
     device: where centers trained and predicted; another one rounds otherwise.
+    attack: members that attacked, as they were asked for; nothing where none did.
     trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
     models, beliefs, answers (logits of the test rows): of a run that was just computed; not written to disk.
     """
@@ -134,6 +135,7 @@ class Run:
     history: History
     seconds: float
     device: str = "cpu"
+    attack: str = ""
     scored: Scored = field(default_factory=Scored)
     versions: dict[str, str] = field(default_factory=versions)
     trail: pl.DataFrame | Path | None = None

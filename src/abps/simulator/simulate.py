@@ -129,6 +129,7 @@ def simulate(
         data=replace(federation.about(), features=data.width),
         config=describe(config),
         device=device_name(place),
+        attack="" if siege is None else str(siege.attack),
         auroc=accuracy(data.centers, auroc(logits, labels), track.test[track.best - 1], honest(siege)),
         auprc=accuracy(data.centers, auprc(logits, labels)),
         brier=accuracy(data.centers, brier(logits, labels)),

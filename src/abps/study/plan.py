@@ -19,6 +19,7 @@ from abps.data.table import load
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, find
 from abps.methods.settings import configure, describe, names
+from abps.simulator.attacks import parse as parse_attack
 from abps.study.calculation import calculation
 
 #: The 19 rows of the paper's table in its order.
@@ -59,6 +60,7 @@ class Request:
     settings: replaced in every method that has them.  vary: a setting and its values; a method that has
     the setting runs once with each value.  references: run beside the methods as they are, whatever is set.
     folds: score every row once by cross-validation instead of one split's test rows.
+    attack: members that attack, in every run but the references'.
     """
 
     sources: tuple[Source, ...]
@@ -69,6 +71,7 @@ class Request:
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     references: tuple[str, ...] = ()
     folds: int | None = None
+    attack: str | None = None
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -78,6 +81,8 @@ class Request:
         for seed in self.seeds:
             if seed < 0:
                 raise RequestError(f"seed {seed}: choose whole numbers from 0")
+        if self.attack is not None:
+            parse_attack(self.attack)
         for what, values in (("seed", self.seeds), ("method", self.methods)):
             twins = [v for v in values if values.count(v) > 1]
             if twins:
@@ -100,6 +105,7 @@ class PlannedRun:
     data: str
     key: str
     folds: int | None = None
+    attack: str | None = None
 
     @property
     def folder(self) -> str:
@@ -148,11 +154,16 @@ def expand_methods(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def identity(
-    method: str, config: Method, fingerprint: str, seed: int, folds: int | None = None
+    method: str,
+    config: Method,
+    fingerprint: str,
+    seed: int,
+    folds: int | None = None,
+    attack: str | None = None,
 ) -> dict[str, Any]:
     """Everything that decides a run's result."""
-    divided = {} if folds is None else {"folds": folds}
-    return divided | {
+    more = {name: value for name, value in (("folds", folds), ("attack", attack)) if value is not None}
+    return more | {
         "method": method,
         "kind": f"{type(config).__module__}.{type(config).__qualname__}",
         "config": describe(config),
@@ -208,10 +219,9 @@ def make_plan(
         for seed, method in itertools.product(request.seeds, methods):
             for label, settings in _variants(method, plain[method], request):
                 config = configure(own.get(method, method), settings, request.rounds)
-                key = key_of(identity(method, config, fingerprint, seed, request.folds))
-                runs.append(
-                    PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key, request.folds)
-                )
+                how = (request.folds, request.attack)
+                key = key_of(identity(method, config, fingerprint, seed, *how))
+                runs.append(PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key, *how))
         for seed, method in itertools.product(request.seeds, request.references):
             if method not in request.methods:
                 # A reference that is fitted at once knows no rounds.

@@ -67,7 +67,7 @@ class Runner:
 
         try:
             config = run.config(self._own)
-            content = identity(run.method, config, run.data, run.seed, run.folds)
+            content = identity(run.method, config, run.data, run.seed, run.folds, run.attack)
             if key_of(content) != run.key:
                 raise RuntimeError(
                     "this run was planned by another version of the program; ask for the comparison again"
@@ -77,7 +77,7 @@ class Runner:
                 tell({"event": "round", "round": t, "rounds": rounds})
 
             federation = self.federation(run.data)
-            result = compute(federation, config, run.seed, run.folds, progress, run.method)
+            result = compute(federation, config, run.seed, run.folds, progress, run.method, run.attack)
             write_run(self.study.folder(run), result, content)
         except Exception as error:  # whatever a method does wrong must not end the study
             told = str(error).strip().splitlines()
