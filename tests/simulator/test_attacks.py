@@ -135,5 +135,5 @@ def test_an_attack_from_the_command_line_is_in_the_result_and_in_a_study(tmp_pat
     more = ["--no-references", "--jobs", "1", "--out", str(tmp_path / "study"), "--attack", "nan:share=0.25"]
     done = CliRunner().invoke(app(), [*study, *more])
     assert done.exit_code == 0, done.output
-    (run,) = abps.load_study(tmp_path / "study").runs
+    ((_, run),) = abps.load_study(tmp_path / "study").runs
     assert run.auroc.honest_mean == found.auroc.honest_mean
