@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 
 from abps.simulator.result import Run
 
@@ -56,3 +57,20 @@ def made_run(
             "versions": {"abps": "0", "python": "3"},
         }
     )
+
+
+def made_trail(seed: int, rest: float = 0.0, kappa=None, rounds: int = 6) -> pl.DataFrame:
+    """Decisions of a method with pairs: in every round some rest and the others pair up at random."""
+    columns = ("round", "center", "peer", "decision", "score", "posterior_mean", "count", "reason")
+    rows = []
+    rng = np.random.default_rng([seed, 7])
+    for t in range(1, rounds + 1) if kappa else ():
+        order = rng.permutation(len(CENTERS))
+        resting = round(rest * len(CENTERS))
+        for k in order[:resting]:
+            rows.append((t, CENTERS[k], None, "rested", None, None, None, "all full"))
+        for a, b in zip(order[resting::2], order[resting + 1 :: 2]):
+            rows.append((t, CENTERS[b], CENTERS[a], "proposed", 0.7, 0.6, 1.0, "promising"))
+            rows.append((t, CENTERS[a], CENTERS[b], "accepted", 0.6, 0.6, 1.0, "useful before"))
+    types = [pl.Int32, pl.String, pl.String, pl.String, pl.Float64, pl.Float64, pl.Float64, pl.String]
+    return pl.DataFrame(rows, schema=dict(zip(columns, types)), orient="row")

@@ -22,7 +22,7 @@ from abps.report.statistics import analyse, gather
 from abps.report.words import summary
 from abps.study.plan import Request, Source, key_of, make_plan
 from abps.study.records import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, StudyFolder, digest
-from made_runs import CENTERS, made_run
+from made_runs import CENTERS, made_run, made_trail
 
 #: method -> (AUROC, bytes, rest, κ)
 METHODS = {
@@ -60,7 +60,7 @@ def stored_study(root, methods=METHODS, seeds=SEEDS):
         (folder / RESULT).write_text(
             json.dumps(made_run(run.method, run.seed, level, cost, rest, kappa=kappa).to_json())
         )
-        (folder / DECISIONS).write_bytes(b"trail")
+        made_trail(run.seed, rest, kappa).write_parquet(folder / DECISIONS)
         from abps.study.plan import identity
 
         content = identity(run.method, run.config(), run.data, run.seed)
@@ -258,7 +258,7 @@ def test_names_from_the_data_cannot_become_markup(tmp_path):
     data = (replace(found.record.data[0], name="<script>alert(1)</script>"),)
     found = replace(found, record=replace(found.record, data=data), absent=("<img src=x>",))
     page = found.report(tmp_path / "page").page.read_text()
-    assert "<script" not in page and "<img" not in page and "&lt;script&gt;" in page
+    assert "<script>alert" not in page and "<img" not in page and "&lt;script&gt;alert" in page
 
 
 # ---------------------------------------------------------------- in a browser
@@ -309,7 +309,7 @@ def test_the_page_opens_without_network_and_without_complaint(study, browser, wi
             and figure["marks"] > 10
             and figure["texts"] > 5
         )
-    headline = page.locator("table").first
+    headline = page.locator("table.sortable").first
     assert headline.locator("tbody tr").count() == len(METHODS)
     assert headline.locator(".verdict.equal").count() > 0 and headline.locator(".verdict.better").count() > 0
     ink, paper = page.evaluate(
@@ -330,4 +330,131 @@ def test_the_page_prints(study, browser, tmp_path):
     assert colour == "rgb(0, 0, 0)"  # black on white, also when the screen is dark
     page.pdf(path=str(tmp_path / "report.pdf"), prefer_css_page_size=True)
     assert (tmp_path / "report.pdf").stat().st_size > 20_000
+    page.close()
+
+
+def opened(browser, path, **more):
+    """A page, and the list of what it complains about."""
+    page = browser.new_page(**more)
+    complaints = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(path.resolve().as_uri())
+    return page, complaints
+
+
+def test_a_hospital_is_found_by_its_name_and_by_its_address(study, browser):
+    page, complaints = opened(browser, study.root / "report.html")
+    page.get_by_label("Your hospital").fill("unit 07")
+    page.get_by_role("button", name="Show").click()
+    chosen = page.locator("details.hospital[open]")
+    assert chosen.count() == 1 and chosen.locator("summary").inner_text().startswith("unit 07")
+    assert page.url.endswith("#unit%2007")
+    text = chosen.inner_text()
+    assert "fedavg" in text and "MB a run" in text
+    page.get_by_label("Your hospital").fill("nowhere")
+    page.keyboard.press("Enter")
+    assert page.locator("form.picker output").inner_text() == "no hospital of this name"
+    page.close()
+    page, more = opened(browser, Path(f"{study.root}/report.html"))
+    page.goto((study.root / "report.html").resolve().as_uri() + "#unit%2003")
+    assert page.locator("details.hospital[open] summary").inner_text().startswith("unit 03")
+    page.locator("svg.hospitals a").first.click()  # a row of the picture leads to its hospital
+    assert page.locator("details.hospital[open]").count() == 2
+    assert complaints == [] and more == []
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def paired_study(tmp_path_factory):
+    """A study whose lead works in pairs, rests, and leaves one hospital far below."""
+    root = tmp_path_factory.mktemp("paired") / "study"
+    methods = {name: METHODS[name] for name in ("local", "fedavg", "random-k1")}
+    found, _ = stored_study(root, methods | {"abps-plus": (0.77, 0.05, 0.2, 1)}, (1, 2, 3))
+    load_study(root).report()
+    return found
+
+
+def test_the_map_moves_with_its_slider(paired_study, browser):
+    page, complaints = opened(browser, paired_study.root / "report.html")
+    slider, said = page.locator(".map input"), page.locator(".map output")
+    assert slider.get_attribute("max") == "6"
+
+    def links():
+        return page.evaluate(
+            "[...document.querySelectorAll('.map line')].map(l => l.getAttribute('x1')).sort()"
+        )
+
+    first, told = links(), said.inner_text()
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    assert said.inner_text().startswith("round 2 of 6: 12 pairs, 6 without") and told.startswith(
+        "round 1 of 6"
+    )
+    assert len(first) == 12 and links() != first
+    assert page.locator(".map circle.resting").count() == 6 and complaints == []
+    text = page.locator("details.hospital").first.text_content()
+    assert (
+        "Worked with unit" in text
+        and "useful before" in text
+        and re.search(r"Rested in \d+ of 18 rounds", text)
+    )
+    page.close()
+
+
+def test_tables_sort_and_files_come_out(paired_study, browser):
+    page, complaints = opened(browser, paired_study.root / "report.html")
+    table = page.locator("table.sortable").first
+    names = lambda: table.locator("tbody th").all_inner_texts()  # noqa: E731
+    table.get_by_role("button", name="AUROC").click()
+    assert names() == ["local", "random-k1", "fedavg", "abps-plus"]
+    table.get_by_role("button", name="AUROC").click()
+    assert names() == ["abps-plus", "fedavg", "random-k1", "local"]
+    assert table.locator("th[aria-sort=descending]").count() == 1
+    with page.expect_download() as waiting:
+        page.get_by_role("link", name="hospitals.csv").click()
+    rows = list(csv.DictReader(io.StringIO(Path(waiting.value.path()).read_text(encoding="utf-8"))))
+    assert [row["hospital"] for row in rows] == CENTERS and float(rows[0]["together"]) > 0.5
+    assert complaints == []
+    page.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (375, "light")])
+def test_nothing_stands_in_the_way_of_a_screen_reader(paired_study, browser, width, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = browser.new_page(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
+    )  # the checker is a script of its own
+    page.goto((paired_study.root / "report.html").resolve().as_uri())
+    page.evaluate("document.querySelectorAll('details.hospital').forEach((d, k) => { d.open = k < 3; })")
+    found = axe.run(page).response["violations"]
+    serious = [v for v in found if v["impact"] in ("serious", "critical")]
+    assert not serious, [(v["id"], v["nodes"][0]["html"][:200]) for v in serious]
+    page.close()
+
+
+def test_a_hospital_may_be_called_anything(tmp_path, browser, monkeypatch):
+    evil = [
+        "<script>alert(1)</script>",
+        "</script><img src=x onerror=alert(1)>",
+        "=cmd|' /C calc'!A0",
+        "a#b c/ü?%41",
+    ]
+    names = [*evil, *CENTERS[4:]]
+    monkeypatch.setattr("made_runs.CENTERS", names)
+    methods = {"local": METHODS["local"], "abps-plus": (0.77, 0.05, 0.2, 1)}
+    study, _ = stored_study(tmp_path / "s", methods, (1, 2))
+    path = load_study(study.root).report().page
+    page, complaints = opened(browser, path)
+    page.on("dialog", lambda dialog: pytest.fail("a name ran"))
+    assert page.locator("img").count() == 0 and complaints == []
+    for name in evil:
+        page.get_by_label("Your hospital").fill(name)
+        page.keyboard.press("Enter")
+        shown = page.locator("form.picker output").inner_text()
+        assert shown == " ".join(name.split())
+    chosen = page.locator("details.hospital[open]")
+    assert {chosen.nth(k).get_attribute("data-name") for k in range(chosen.count())} == set(evil)
+    cells = (study.root / "tables" / "centers.csv").read_text()
+    assert "'=cmd" in cells
     page.close()

@@ -150,7 +150,8 @@ def corrected(differences: Sequence[Difference | None]) -> list[Difference | Non
 class Harm:
     """Centers that a method leaves more than HARM below what they reach alone.
 
-    expected: how many, with the noise taken out.  sure: those for which it is 95 % certain.
+    expected: how many, with the noise taken out.  sure: those for which it is 95 % certain and whose own mean
+    says the same.
     centers: how many are compared.  gains: of every center.
     """
 
@@ -172,7 +173,7 @@ def harmed(a: Results, alone: Results) -> Harm | None:
         return None
     chance = gains.below(-HARM)
     known = np.isfinite(chance)
-    sure = int((chance[known] > CONFIDENCE).sum())
+    sure = int(((chance[known] > CONFIDENCE) & (gains.raw[known] < -HARM)).sum())
     return Harm(float(chance[known].sum()), sure, int(known.sum()), gains)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from abps.core.matching import CAUSES
 from abps.report.statistics import (
@@ -27,6 +28,9 @@ from abps.report.statistics import (
     stages,
     to_target,
 )
+
+if TYPE_CHECKING:
+    from abps.report.hospitals import Hospitals
 
 #: What stands where there is nothing to say.
 NOTHING = "–"
@@ -83,6 +87,15 @@ def times(value: float) -> str:
         return NOTHING
     digits = 2 if value == 0 or abs(value) >= 0.1 else 1 - math.floor(math.log10(abs(value)))
     return f"{value:.{digits}f}×"
+
+
+def money(dollars: float) -> str:
+    """A price; fractions of a cent are none.
+
+    >>> money(0.0004), money(1.5)
+    ('< $0.01', '$1.50')
+    """
+    return "< $0.01" if 0 < dollars < 0.01 else f"${dollars:.2f}"
 
 
 def percent(part: int | float, whole: int | float) -> str:
@@ -301,6 +314,19 @@ def centers(part: Part) -> Table:
             mean = float(known.mean()) if len(known) else math.nan
             rows.append((line.result.label, name, _plain(mean), str(len(known))))
     return Table("centers", "Every center.", ("method", "center", "auroc", "seeds"), tuple(rows))
+
+
+def hospitals(part: Part, found: Hospitals) -> Table:
+    """One line per hospital under the method that the page is about."""
+    rows = []
+    for h in found.all:
+        m = h.main
+        values = [_plain(v) for v in (h.alone, m.auroc, m.gain, m.low, m.high)]
+        price = [_plain(h.megabytes), _plain(h.dollars), str(sum(h.rested.values())), str(h.rounds)]
+        rows.append((h.name, *values, m.verdict, *price))
+    columns = ("hospital", "alone", "together", "gain", "gain_low", "gain_high", "verdict")
+    more = ("megabytes", "dollars", "rested", "rounds")
+    return Table("hospitals", f"{part.alone} and {found.lead.result.label}.", (*columns, *more), tuple(rows))
 
 
 # ---------------------------------------------------------------- the three forms

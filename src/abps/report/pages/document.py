@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
+from markupsafe import Markup
 
 from abps.report import tables
 
@@ -28,15 +32,18 @@ def render(template: str, **context: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    filters: dict[str, Callable[..., str]] = {
         "thousands": lambda value: "" if value is None else f"{value:,}",
         "percent": lambda value: f"{100 * value:.1f}",
+        "anchor": anchor,
         "p": p_value,
         "figures": significant,
         "number": tables.number,
+        "money": tables.money,
         "signed": tables.signed,
         "times": tables.times,
     }
+    environment.filters |= filters
     html = environment.get_template(template).render(policy=_POLICY, **context)
     return html.replace(_POLICY, policy(html), 1)
 
@@ -58,6 +65,19 @@ def policy(html: str) -> str:
 
 def _digest(content: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+def anchor(name: str) -> str:
+    """The name of a hospital as it stands after ``report.html#``."""
+    return quote(name, safe="")
+
+
+def script_json(value: Any) -> Markup:
+    """Data inside a page: JSON in which no tag can begin or end."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from abps.report import tables
+from markupsafe import Markup
+
+from abps.report import story, tables
 from abps.report.figures import FAMILIES, family
-from abps.report.pages.document import render
+from abps.report.hospitals import Hospitals, hospitals_of
+from abps.report.pages.document import render, script_json
+from abps.report.pages.hospital_picture import picture
 from abps.report.statistics import Part
 from abps.study.plan import Request
 
@@ -22,6 +28,7 @@ def page(request: Request, sections: Sequence[Section], absent: Sequence[str]) -
     return render(
         "report.html",
         title=f"{names} – federated comparison",
+        stories=[_story(section) for section in sections],
         request=request,
         sections=sections,
         scale=[_scale(section.part) for section in sections],
@@ -33,6 +40,55 @@ def page(request: Request, sections: Sequence[Section], absent: Sequence[str]) -
         harm=tables.harm,
         verdict=tables.verdict,
     )
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file inside the page."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, eq=False)
+class Story:
+    """What a section shows before its methods."""
+
+    answer: str
+    beside: list[str]
+    tiles: list[story.Tile]
+    steps: list[str]
+    hospitals: Hospitals | None
+    picture: Markup
+    map_json: Markup
+    downloads: list[Download]
+
+
+def _story(section: Section) -> Story:
+    part = section.part
+    found = hospitals_of(part)
+    drawn = drawn_map = Markup()
+    if found is not None:
+        drawn = picture(found.by_gain(), part.alone or "alone", found.lead.result.label)
+        if found.map is not None:
+            drawn_map = script_json({"centers": found.map.centers, "rounds": found.map.rounds})
+    sheets = [tables.hospitals(part, found)] if found is not None else []
+    sheets += [tables.numbers(part), tables.centers(part)]
+    return Story(
+        story.answer(part, found),
+        story.beside(part, found),
+        story.tiles(part, found),
+        story.steps(part, found),
+        found,
+        drawn,
+        drawn_map,
+        [Download(f"{sheet.name}.csv", _inline(tables.as_csv(sheet))) for sheet in sheets],
+    )
+
+
+def _inline(text: str) -> str:
+    """A CSV file as an address that needs no network."""
+    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
 
 
 def _scale(part: Part) -> dict[str, float]:

@@ -1,0 +1,237 @@
+"""What a study says to every single hospital: alone and together, how sure, with whom, at what price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.report.statistics import BETTER, CONFIDENCE, EQUAL, HARM, UNSURE, WORSE, Line, Part, Results
+
+#: Partners that are named; the rest is counted.
+MOST_PARTNERS = 6
+UNSCORED = "not scored"
+NO_VERDICT = "no verdict"
+
+
+@dataclass(frozen=True)
+class Partner:
+    """Another hospital that this one worked with: in how many rounds of all runs, and why the last time."""
+
+    name: str
+    rounds: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One method at one hospital: its AUROC, the gain over training alone with its interval, the verdict."""
+
+    method: str
+    auroc: float
+    gain: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    verdict: str = NO_VERDICT
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """One center of the federation.
+
+    alone: AUROC without the others.  together: with the method that the page is about, first; then others.
+    partners, more: those named, and how many there were besides.
+    rested: rounds without a partner, by cause, of all ``rounds`` (over all seeds).
+    megabytes, dollars: sent by this hospital in one run, on average; NaN where that is not known.
+    """
+
+    name: str
+    alone: float
+    together: tuple[Standing, ...]
+    partners: tuple[Partner, ...] = ()
+    more: int = 0
+    rested: Mapping[str, int] = field(default_factory=dict)
+    rounds: int = 0
+    megabytes: float = math.nan
+    dollars: float = math.nan
+
+    @property
+    def main(self) -> Standing:
+        """The method that the page is about."""
+        return self.together[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Who worked with whom in each round of one run: pairs of indices into ``centers``."""
+
+    seed: int
+    centers: tuple[str, ...]
+    rounds: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Hospitals:
+    """All hospitals, by name, under one method."""
+
+    lead: Line
+    all: tuple[Hospital, ...]
+    map: Map | None
+
+    def by_gain(self) -> list[Hospital]:
+        """From the largest loss to the largest gain; those without a score last."""
+        return sorted(self.all, key=lambda h: (math.isnan(h.main.gain), h.main.gain, h.name))
+
+    def with_verdict(self, verdict: str) -> list[Hospital]:
+        """Those of which this is said, the clearest first."""
+        found = [h for h in self.all if h.main.verdict == verdict]
+        return sorted(found, key=lambda h: -abs(h.main.gain))
+
+
+def lead_of(part: Part) -> Line | None:
+    """The method that a page is about: ABPS+ if it ran, else the most accurate one that exchanges models."""
+    sending = [line for line in part.lines if line.result.vs_fedavg > 0]
+    if not sending:
+        return None
+    plus = [line for line in sending if line.result.method == "abps-plus"]
+    return plus[0] if plus else max(sending, key=lambda line: line.result.mean)
+
+
+def hospitals_of(part: Part) -> Hospitals | None:
+    """Every hospital's story; None if no method exchanged anything."""
+    lead = lead_of(part)
+    if lead is None:
+        return None
+    names = [lead.result.label, "fedavg", lead.random, "centralized"]
+    shown = {line.result.label: line for line in part.lines}
+    lines = [shown[name] for name in dict.fromkeys(names) if name in shown]
+    alone = part.find(part.alone) if part.alone else None
+    levels = _means(alone) if alone is not None else np.full(len(part.centers), np.nan)
+    standings = [_standings(line) for line in lines]
+    trail = _trail(lead.result)
+    stories = _stories(trail, lead.result)
+    prices = _prices(trail, lead.result, part.centers)
+    found = tuple(
+        Hospital(
+            name,
+            float(levels[k]),
+            tuple(each[k] for each in standings),
+            **stories.get(name, {"rounds": sum(run.rounds for run in lead.result.runs)}),
+            megabytes=prices[k][0],
+            dollars=prices[k][1],
+        )
+        for k, name in enumerate(part.centers)
+    )
+    return Hospitals(lead, found, _map(trail, lead.result, part.centers))
+
+
+def _means(result: Results) -> NDArray[np.float64]:
+    """(centers,) mean AUROC over the seeds that have one."""
+    known = np.isfinite(result.auroc)
+    total = np.where(known, result.auroc, 0.0).sum(axis=0)
+    return np.asarray(np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan))
+
+
+def _standings(line: Line) -> list[Standing]:
+    """One method at every center."""
+    label, levels = line.result.label, _means(line.result)
+    if line.harm is None:
+        return [
+            Standing(label, float(v), verdict=NO_VERDICT if math.isfinite(v) else UNSCORED) for v in levels
+        ]
+    gains = line.harm.gains
+    tail = (1.0 - CONFIDENCE) / 2.0
+    lows, highs = gains.quantile(tail), gains.quantile(1.0 - tail)
+    return [
+        Standing(label, float(v), float(g), float(low), float(high), _verdict(low, high, raw, error))
+        for v, g, low, high, raw, error in zip(levels, gains.mean, lows, highs, gains.raw, gains.error)
+    ]
+
+
+def _verdict(low: float, high: float, raw: float, error: float) -> str:
+    """What is said to one hospital: all centers together must show it, and its own scores must agree.
+
+    Its own mean has to lie a standard error beyond zero: nobody is told to lose because others do.
+    """
+    if not math.isfinite(raw):
+        return UNSCORED
+    if low > 0.0 and raw > error:
+        return BETTER
+    if high < 0.0 and raw < -error:
+        return WORSE
+    return EQUAL if low >= -HARM and high <= HARM else UNSURE
+
+
+# ---------------------------------------------------------------- from the audit trail
+
+
+def _trail(result: Results) -> pl.DataFrame:
+    """The decisions of all runs of a method, with their seed."""
+    parts = [
+        run.decisions.with_columns(seed=pl.lit(run.seed)) for run in result.runs if run.trail is not None
+    ]
+    return pl.concat(parts) if parts else pl.DataFrame()
+
+
+def _pairs(trail: pl.DataFrame) -> pl.DataFrame:
+    """Every partnership seen from both sides: seed, round, center, peer."""
+    if trail.is_empty():
+        return trail
+    columns = ["seed", "round", "center", "peer"]
+    met = trail.filter(pl.col("decision") == "accepted").select(columns)
+    other = met.select("seed", "round", pl.col("peer").alias("center"), pl.col("center").alias("peer"))
+    return pl.concat([met, other]).unique()
+
+
+def _stories(trail: pl.DataFrame, result: Results) -> dict[str, dict[str, Any]]:
+    """Per center: its partners, and when it rested."""
+    if trail.is_empty():
+        return {}
+    rounds = sum(run.rounds for run in result.runs)
+    counts = _pairs(trail).group_by("center", "peer").len()
+    counts = counts.sort("center", "len", "peer", descending=[False, True, False])
+    said = trail.filter(pl.col("decision").is_in(["accepted", "proposed"]) & pl.col("reason").is_not_null())
+    why = dict(zip(zip(said["center"], said["peer"]), said["reason"]))  # the last word counts
+    stories: dict[str, dict[str, Any]] = {}
+    for (name,), group in counts.group_by("center", maintain_order=True):
+        partners = [Partner(peer, often, why.get((name, peer), "")) for _, peer, often in group.iter_rows()]
+        named = tuple(partners[:MOST_PARTNERS])
+        stories[name] = {"partners": named, "more": len(partners) - len(named)}
+    rested = trail.filter(pl.col("decision") == "rested").group_by("center", "reason").len()
+    for name, reason, often in rested.sort("center", "reason").iter_rows():
+        stories.setdefault(name, {}).setdefault("rested", {})[reason] = often
+    return {name: {**story, "rounds": rounds} for name, story in stories.items()}
+
+
+def _prices(trail: pl.DataFrame, result: Results, centers: Sequence[str]) -> list[tuple[float, float]]:
+    """(megabytes, dollars) that each hospital sends in one run: its share of all transfers.
+
+    An equal share where the trail names no pairs: a star, where all send alike.
+    """
+    total = result.average(lambda run: run.bytes.directed + run.bytes.control) / 1e6
+    cost = result.average(lambda run: run.cost_usd)
+    met = _pairs(trail)
+    often = dict(met.group_by("center").len().iter_rows()) if met.height else dict.fromkeys(centers, 1)
+    whole = sum(often.values())
+    shares = [often.get(name, 0) / whole for name in centers]
+    return [(total * share, cost * share) for share in shares]
+
+
+def _map(trail: pl.DataFrame, result: Results, centers: Sequence[str]) -> Map | None:
+    """The first run's partnerships, round by round."""
+    if trail.is_empty():
+        return None
+    run = result.runs[0]
+    place = {name: k for k, name in enumerate(centers)}
+    met = trail.filter((pl.col("decision") == "accepted") & (pl.col("seed") == run.seed))
+    if met.is_empty():
+        return None
+    edges: list[list[tuple[int, int]]] = [[] for _ in range(run.rounds)]
+    for t, a, b in met.select("round", "center", "peer").iter_rows():
+        edges[t - 1].append((place[a], place[b]))
+    return Map(run.seed, tuple(centers), tuple(tuple(each) for each in edges))
