@@ -78,9 +78,11 @@ def partition(
     label = label or known.get("label") or "died"
     patient = patient or known.get("patient") or ("patient" if "patient" in frame.columns else None)
     time = time or known.get("time") or ("admission_year" if "admission_year" in frame.columns else None)
-    made = divide(frame, recipe, rule, label, patient, time)
+    outcome = str((source or {}).get("outcome", "binary"))
+    made = divide(frame, recipe, rule, label, patient, time, outcome)
     roles = _roles(made, label, patient, time, known)
     content = made.summary() | {
+        "outcome": outcome,
         "roles": roles,
         "table": {
             "name": table.name,

@@ -8,7 +8,7 @@ leaves out is listed with its reason.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -128,10 +128,12 @@ def divide(
     label: str = "died",
     patient: str | None = None,
     time: str | None = None,
+    outcome: str = "binary",
 ) -> Partition:
     """Divide a table into centers. With ``patient``, random divisions keep a patient's stays together.
 
-    A row whose patient is not known is drawn on its own.
+    A row whose patient is not known is drawn on its own. outcome: where it is not binary (classes, a number),
+    cells are judged by their stays alone and there is no skew of labels to draw.
     """
     rule = rule or CellRule()
     for name in ("center", "group"):
@@ -141,7 +143,13 @@ def divide(
             )
     _check(table, [label, *([patient] if patient else [])])
     values = set(table[label].unique().to_list())
-    if not values <= {0, 1}:
+    if outcome != "binary":
+        if recipe.dirichlet is not None:
+            raise RequestError(f"the label {label!r} is not yes or no, so there is no skew of it to draw")
+        if None in values:
+            raise RequestError(f"the label {label!r} is missing in some rows; leave them out first")
+        rule = replace(rule, min_positives=0, min_negatives=0)
+    elif not values <= {0, 1}:
         raise RequestError(
             f"the label {label!r} must be 0 or 1 in every row, not {sorted(map(str, values))[:5]}"
         )
@@ -153,10 +161,11 @@ def divide(
             "small=redraw goes with dirichlet=ALPHA or iid=N; cells of columns are what they are"
         )
     cells = _cells(table, recipe.by, time)
+    positive = table[label] if outcome == "binary" else pl.repeat(0, table.height, eager=True)
     draws, names = 1, cells
     empty: tuple[LeftOut, ...] = ()
     if random:
-        draws, names, empty = _draw(table, cells, recipe, rule, label, patient)
+        draws, names, empty = _draw(table, cells, recipe, rule, positive, patient)
     divided = table.with_columns(center=names)
     if recipe.by and (random or len(recipe.by) > 1):
         group = cells if random else _cells(table, recipe.by[:1], time)
@@ -164,7 +173,7 @@ def divide(
     elif "group" in divided.columns:
         divided = divided.drop("group")  # of an earlier partition: it would be wrong now
     # a center that drew no row cannot be kept either: it is named whatever the rule
-    dropped = empty if rule.small == "keep" else (*empty, *_too_small(names, table[label], rule))
+    dropped = empty if rule.small == "keep" else (*empty, *_too_small(names, positive, rule))
     dropped = tuple(sorted(dropped, key=lambda cell: cell.center))
     kept = divided.filter(~pl.col("center").is_in([cell.center for cell in dropped]))
     if kept.height == 0:
@@ -251,7 +260,12 @@ def _window(table: pl.DataFrame, years: int, time: str | None) -> pl.Series:
 
 
 def _draw(
-    table: pl.DataFrame, cells: pl.Series, recipe: Recipe, rule: CellRule, label: str, patient: str | None
+    table: pl.DataFrame,
+    cells: pl.Series,
+    recipe: Recipe,
+    rule: CellRule,
+    label: pl.Series,
+    patient: str | None,
 ) -> tuple[int, pl.Series, tuple[LeftOut, ...]]:
     """How often the unluckiest cell was drawn, (rows,) center names, and the centers that drew no row.
 
@@ -265,7 +279,7 @@ def _draw(
     share, extra = divmod(recipe.centers, len(names))
     result = np.empty(table.height, dtype=object)
     cell_of = cells.to_numpy()
-    positive = table[label].cast(pl.Int8).to_numpy() > 0
+    positive = label.cast(pl.Int8).to_numpy() > 0
     units = None if patient is None else _units(table[patient])
     most, empty = 1, []
     for i, cell in enumerate(names):
