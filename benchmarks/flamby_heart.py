@@ -131,9 +131,9 @@ def accuracies(logits: Segments, rows: Rows) -> list[float]:
     return [float(((logits[i] > 0) == (rows.only(i).y > 0)).mean()) for i in range(len(rows.sizes))]
 
 
-def of_models(data: Prepared, training: Training, factory, seed: int, models) -> list[float]:
+def of_models(data: Prepared, training: Training, seed: int, models) -> list[float]:
     """Accuracies of a run's final models."""
-    learner = StackedLearner(data, training, factory, seed)
+    learner = StackedLearner(data, training, training.factory, seed)
     return accuracies(learner.logits(models, data.test), data.test)
 
 
@@ -144,17 +144,17 @@ def measured(folder: Path) -> dict[str, np.ndarray]:
     found: dict[str, list[list[float]]] = {}
     for seed in SEEDS:
         factory = linear_from(seed)
-        alone = Training(epochs=50, batch=BATCH, lr=1e-3, weight_decay=0.0, dropout=0.0)
-        run = simulate(data, Local(training=alone), seed, rounds=1, model=factory)
-        found.setdefault("Local", []).append(of_models(data, alone, factory, seed, run.models))
+        alone = Training(epochs=50, batch=BATCH, lr=1e-3, weight_decay=0.0, model=factory)
+        run = simulate(data, Local(training=alone), seed, rounds=1)
+        found.setdefault("Local", []).append(of_models(data, alone, seed, run.models))
         steps = replace(alone, epochs=1, optimizer="sgd")
-        run = simulate(data, EqualUpdates(training=steps), seed, rounds=15, model=factory)
-        found.setdefault("FedAvg", []).append(of_models(data, steps, factory, seed, run.models))
+        run = simulate(data, EqualUpdates(training=steps), seed, rounds=15)
+        found.setdefault("FedAvg", []).append(of_models(data, steps, seed, run.models))
         for name in ("abps-plus", "fedper", "ditto"):
             config = with_settings(find(name), {})
             run = simulate(held, config, seed)
             found.setdefault(f"{name}, our settings", []).append(
-                of_models(held, config.training, config.training.factory, seed, run.models)
+                of_models(held, config.training, seed, run.models)
             )
         own, answers = data.train, []
         for i in range(4):

@@ -20,11 +20,13 @@ def test_fedavg_is_flambys(data):
     assert rows.train.sizes.tolist() == [199, 172, 30, 85]
     assert rows.test.sizes.tolist() == [104, 89, 16, 45]
     assert rows.width == 13
-    steps = Training(epochs=1, batch=heart.BATCH, lr=1e-3, weight_decay=0.0, dropout=0.0, optimizer="sgd")
     ours = []
     for seed in heart.SEEDS:
-        factory = heart.linear_from(seed)
-        run = heart.simulate(rows, heart.EqualUpdates(training=steps), seed, rounds=15, model=factory)
-        ours.append(heart.of_models(rows, steps, factory, seed, run.models))
+        steps = Training(
+            epochs=1, batch=heart.BATCH, lr=1e-3, weight_decay=0.0, optimizer="sgd",
+            model=heart.linear_from(seed),
+        )  # fmt: skip
+        run = heart.simulate(rows, heart.EqualUpdates(training=steps), seed, rounds=15)
+        ours.append(heart.of_models(rows, steps, seed, run.models))
     published = heart.published(data("flamby") / "published")["FedAvg"]
     np.testing.assert_allclose(np.mean(ours, axis=0), published.mean(axis=0), atol=0.01)
