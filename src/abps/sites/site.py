@@ -14,7 +14,7 @@ import contextlib
 import datetime
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -27,6 +27,7 @@ from abps.core import protocol, streams
 from abps.core.errors import RequestError
 from abps.core.ledger import CONTROL_MESSAGE
 from abps.core.matching import Answer, Rest
+from abps.core.plausibility import distances, plausible
 from abps.core.protocol import Kind, Message, Negotiation, Stage
 from abps.core.streams import center_id, center_ids
 from abps.data.prepare import Prepared
@@ -41,7 +42,7 @@ from abps.sites.store import AlarmRow, Entry, Evidence, Finished, Store
 from abps.wire import admission
 from abps.wire.admission import Limits, Meter, Reason, Refused
 from abps.wire.codecs import codec
-from abps.wire.frames import frame_size, pack
+from abps.wire.frames import frame_size, pack, unpack
 from abps.wire.messages import (
     pack_alarm,
     pack_message,
@@ -63,6 +64,23 @@ _ANSWERS = {
     Answer.FILTERED: protocol.FILTERED,
     Answer.DECLINED: protocol.DECLINED,
 }
+
+#: What may come back when a site has said something; nothing else is an answer.
+_ANSWERED_BY = {
+    Kind.PROPOSE: frozenset({Kind.ACCEPT, Kind.REFUSE, Kind.PROPOSE}),
+    Kind.ACCEPT: frozenset({Kind.CONFIRM, Kind.RELEASE}),
+}
+
+#: Refusals that no honest site gives cause for: after some of them a peer is not heard any more.
+_HOSTILE = frozenset(Reason) - {
+    Reason.STRANGER, Reason.NOT_PARTNER, Reason.ROUND, Reason.RATE, Reason.QUARANTINE,
+}  # fmt: skip
+
+#: How many earlier rounds in doubt a site clears up when a job begins, the latest first.
+_CATCH_UP = 10
+
+#: In how many rounds of a job a peer may be accepted and not confirm, before it is not accepted any more.
+_UNCONFIRMED = 2
 
 #: The entry of a metadata vector that tells the number of training rows.
 _ROWS = "log training rows"
@@ -125,6 +143,9 @@ class Site:
         self._grounded: World | None = None
         self._meters: dict[str, Meter] = {}
         self._silent: set[str] = set()
+        self._hostile: dict[str, int] = {}
+        self._unconfirmed: dict[str, set[int]] = {}  # by peer: rounds in which it was accepted in vain
+        self._begun = store.round
         self.talks = self._past(store.round)
         self._forget()
 
@@ -140,6 +161,10 @@ class Site:
         self._asked: list[str] = []  # whom this site wants to hear
         self._listeners: set[str] = set()  # who wants to hear this site
         self._answers: list[str] = []
+        self._turned = False  # whether it was this site's turn
+        self._told: dict[str, int] = {}  # by peer: messages of this round
+        self._fetched: dict[str, int] = {}  # by peer: how often it got this round's weights
+        self._distance: float | None = None
 
     @property
     def models(self) -> Tensor:
@@ -205,8 +230,11 @@ class Site:
         """A member's training rows: by its own vector, or else as it told the conductor."""
         if member in self.vectors and _ROWS in self.published.names:
             at = self.published.names.index(_ROWS)
-            return float(np.rint(np.exp(self.vectors[member][at])))
-        return float(self._rows.get(member, 1))
+            told = float(np.rint(np.exp(self.vectors[member][at])))
+        else:
+            told = float(self._rows.get(member, 1))
+        # Rows weigh in averages, and nobody can check what a peer says of its own.
+        return min(told, self.limits.rows * float(self.data.train.sizes[0]))
 
     @property
     def world(self) -> World:
@@ -236,6 +264,10 @@ class Site:
         """
         if self.name not in members:
             raise RequestError(f"{self.name} is not among the members of this job")
+        if not _counts(first) or first > self.agreement.rounds:
+            raise RequestError(
+                f"the study has {self.agreement.rounds} rounds; a job cannot begin with round {first}"
+            )
         with self._lock:
             self.roster = tuple(sorted(members))
             self._rows = dict(rows or {})
@@ -250,9 +282,12 @@ class Site:
             self.talks = self._past(first - 1)
 
     def catch_up(self) -> None:
-        """Settle what earlier jobs left in doubt."""
-        for past in self.store.in_doubt():
-            self._settle(past)
+        """Settle the latest of what earlier jobs left in doubt; who does not answer is asked once."""
+        silent: set[str] = set()
+        for past in sorted(self.store.in_doubt(), reverse=True)[:_CATCH_UP]:
+            for peer, message in protocol.overdue(self._past(past)):
+                if peer in self._others - silent and not self._try(past, peer, message):
+                    silent.add(peer)
 
     def introduce(self, round: int) -> None:
         """Publish the metadata vector to every other member, before the first round of a job."""
@@ -291,10 +326,15 @@ class Site:
     def begin(self, round: int, live: Sequence[str]) -> None:
         """Start a round with the members that are there."""
         with self._lock:
+            if not _counts(round) or round > self.agreement.rounds:
+                raise RequestError(f"the study has {self.agreement.rounds} rounds; {round} is none of them")
             if round <= self.store.round:
                 raise RequestError(
                     f"{self.name} has finished round {self.store.round}; round {round} is over"
                 )
+            if round <= self._begun:
+                raise RequestError(f"{self.name} has begun round {self._begun}; no round begins twice")
+            self._begun = round
             self.talks = Negotiation(self.name, round, self._capacity)
             self._silent = set(self.roster) - set(live)
             self._forget()
@@ -357,6 +397,7 @@ class Site:
         Returns the number of proposals made.
         """
         opinion = self._need(round, self.opinion, "an opinion")
+        self._turned = True
         ranking = [self.members[k] for k in opinion.rankings[0]]
         if self.method.kind == "pull":
             return self._request(round, ranking[: self._capacity])
@@ -364,7 +405,7 @@ class Site:
         made = 0
         while self._now() < until:
             with self._lock:
-                asked = [peer for peer in ranking if peer not in self._silent]
+                asked = [peer for peer in ranking if peer not in self._silent and not self._quarantined(peer)]
                 peer = protocol.next_candidate(self.talks, asked)
                 if peer is None:
                     break
@@ -389,6 +430,9 @@ class Site:
         for peer, message in farewells:
             self._try(round, peer, message)
         self._settle(round)
+        with self._lock:
+            for peer in self.talks.in_doubt:
+                self._in_vain(peer, round)
         return len(self.talks.partners)
 
     def _request(self, round: int, wanted: list[str]) -> int:
@@ -508,14 +552,23 @@ class Site:
         self.store.keep_best()
 
     def upload(self, round: int) -> list[bytes]:
-        """A star method: what this site sends to the server."""
-        frames = self._need(round, self._frames or None, "a trained model")
+        """A star method: what this site sends to the server, once in a round. Others have no server."""
+        if self.method.kind != "star":
+            raise RequestError(f"{self.agreement.method!r} has no server: {self.name} sends it no weights")
+        with self._lock:
+            frames = self._need(round, self._frames or None, "weights that the server has not got")
+            self._frames = []
         for frame in frames:
             self._log(CONDUCTOR, "weights", len(frame), f"for the server of the study, in round {round}")
         return frames
 
     def download(self, round: int, frames: list[bytes]) -> None:
         """A star method: what the server sends back."""
+        if self.method.kind != "star":
+            raise RequestError(
+                f"{self.agreement.method!r} has no server: {self.name} takes no weights from it"
+            )
+        self._need(round, self._trained, "a trained model")
         star = cast(StarMethod, self.method)
         down = []
         try:
@@ -558,6 +611,8 @@ class Site:
         """A peer's bytes. An answer that is empty says nothing, not even why."""
         try:
             self._within_rate(peer)
+            if self._quarantined(peer):
+                raise Refused(peer, Reason.QUARANTINE, "it was refused too often in this job")
             if what == "message":
                 return self._receive_message(peer, data)
             if what == "weights":
@@ -619,8 +674,9 @@ class Site:
             if held is not None and held.stage is Stage.HELD:
                 # Who sends its weights has confirmed: only its confirmation was lost.
                 self._handle(peer, Message(Kind.CONFIRM, round, held.attempt))
-            if not self._frames:
-                raise Refused(peer, Reason.PROTOCOL, "weights before this site has trained")
+            self._fetched[peer] = self._fetched.get(peer, 0) + 1
+            if self._fetched[peer] > self.limits.fetches:
+                raise Refused(peer, Reason.RATE, f"more than {self.limits.fetches} times in a round")
         self._accept_weights(peer, data, round)
         parcel = self._parcel(peer, round)
         self._log_parcel(peer, parcel, round)
@@ -633,17 +689,39 @@ class Site:
         return frozenset(self.roster) - {self.name}
 
     def _need(self, round: int, value: T | None, what: str) -> T:
-        if round != self.talks.round or value is None:
+        if not _counts(round) or round != self.talks.round or value is None:
             raise RequestError(f"{self.name} has not {what} for round {round}; the conductor is out of step")
         return value
 
     def _judge(self, proposer: str) -> str:
         if self.opinion is None or proposer not in self.members:
             return protocol.FILTERED
+        if self._early(proposer):
+            return protocol.BUSY
+        if self._owes(proposer) or self._quarantined(proposer):
+            return protocol.FILTERED
         place = self.members.index(proposer)
         if not self.world.known[place]:
             return protocol.FILTERED
         return _ANSWERS[self.opinion.answer(0, place)]
+
+    def _early(self, proposer: str) -> bool:
+        """Whether a peer proposes before its turn, as far as this site knows: its own comes first."""
+        if self._turned or proposer not in self.roster:
+            return False
+        order = self._peer.turns(self.agreement.seed, self.talks.round, center_ids(self.roster))
+        turns = [self.roster[k] for k in order]
+        return turns.index(self.name) < turns.index(proposer)
+
+    def _owes(self, proposer: str) -> bool:
+        """Whether a peer was accepted before and has not said what came of it, or did so too often."""
+        return len(self._unconfirmed.get(proposer, ())) >= _UNCONFIRMED or proposer in self.store.debtors()
+
+    def _in_vain(self, peer: str, round: int) -> None:
+        self._unconfirmed.setdefault(peer, set()).add(round)
+
+    def _quarantined(self, peer: str) -> bool:
+        return self._hostile.get(peer, 0) >= self.limits.refusals
 
     def _auroc(self, state: Any, rows: Any) -> float:
         return float(auroc(self.method.logits(self.world, state, rows), labels_of(rows))[0])
@@ -681,6 +759,8 @@ class Site:
             if protocol.records(step.state) != protocol.records(before):
                 self._promise(step.state)
             if current:
+                if peer in before.in_doubt and peer not in step.state.in_doubt | step.state.partners:
+                    self._in_vain(peer, message.round)
                 self.talks = step.state
         if step.event == "violation":
             raise Refused(peer, Reason.PROTOCOL, f"{message.kind} of attempt {message.attempt}")
@@ -704,22 +784,33 @@ class Site:
                 self._try(round, peer, message)
 
     def _talk(self, round: int, peer: str, message: Message) -> None:
-        """Send a message, and go on talking until there is nothing left to say."""
-        waiting = [message]
-        while waiting:
-            saying = waiting.pop(0)
+        """Send a message, and go on talking until there is nothing left to say.
+
+        Every message has at most one answer, of few kinds, about the same attempt: no talk is drawn out.
+        """
+        saying: Message | None = message
+        while saying is not None:
             data = pack_message(saying, center_id(self.name))
             repeats = self.patience.repeats if saying.kind is Kind.PROPOSE else 0
             reply = self._carry(peer, "message", data, _words(saying), repeats, round)
-            for answer in self._answers_in(peer, reply):
-                waiting.extend(self._handle(peer, answer))
+            saying = self._answered(peer, saying, reply) if reply else None
 
-    def _answers_in(self, peer: str, reply: bytes) -> Iterable[Message]:
-        pieces = [reply[at : at + CONTROL_MESSAGE] for at in range(0, len(reply), CONTROL_MESSAGE)]
-        for piece in pieces[:4]:
-            answer = admission.admit_message(piece, peer, self._others, self.talks.round, self.limits)
-            self._log(peer, "message", len(piece), _heard(answer), sent=False, round=answer.round)
-            yield answer
+    def _answered(self, peer: str, said: Message, reply: bytes) -> Message | None:
+        """What to say next, after a peer's answer to what was said; or refused, if that is none."""
+        answer = admission.admit_message(reply, peer, self._others, self.talks.round, self.limits)
+        fits = answer.round == said.round and answer.kind in _ANSWERED_BY.get(said.kind, ())
+        if answer.kind is Kind.PROPOSE:  # two proposals have crossed: that of the smaller name stands
+            fits = fits and peer < self.name
+        else:
+            fits = fits and answer.attempt == said.attempt
+        if not fits:
+            detail = (
+                f"{answer.kind} of attempt {answer.attempt} is no answer to {said.kind} of {said.attempt}"
+            )
+            raise Refused(peer, Reason.PROTOCOL, detail)
+        self._log(peer, "message", len(reply), _heard(answer), sent=False, round=answer.round)
+        replies = self._handle(peer, answer)
+        return replies[0] if replies else None
 
     def _try(self, round: int, peer: str, message: Message) -> bool:
         """Say something that may get lost; True if it was not, and what came back was in order."""
@@ -770,11 +861,27 @@ class Site:
             self.limits,
         )
         value = admission.admit_note(note, peer, round) if self._peer.noted else 0.0
+        arrived = torch.from_numpy(weights) + self.base
+        self._check_distance(peer, arrived)
         with self._lock:
-            self.arrived[peer], self._notes[peer] = torch.from_numpy(weights) + self.base, value
+            self.arrived[peer], self._notes[peer] = arrived, value
         self._log(peer, "weights", len(data), f"its shared layers, partner of round {round}", sent=False)
         if note:
             self._log(peer, "note", len(note), f"its number beside: {value:g}", sent=False)
+
+    def _check_distance(self, peer: str, arrived: Tensor) -> None:
+        """Refuse a model that is much farther from the common start than this site's own."""
+        start = self.learner.start.numpy()
+        with self._lock:
+            if self._distance is None:
+                if not self._frames:
+                    raise Refused(peer, Reason.PROTOCOL, "weights before this site has trained")
+                own = unpack(self._frames[0], self.codec).weights + self.base.numpy()
+                self._distance = float(distances(own[None], start)[0])
+        far = distances(arrived.numpy()[None], start)
+        if not plausible(far, np.array([self._distance]))[0]:
+            detail = f"{far[0]:.3g} from the common start, ours is {self._distance:.3g} from it"
+            raise Refused(peer, Reason.TOO_LARGE, detail)
 
     def _log_parcel(self, peer: str, data: bytes, round: int, again: str = "") -> None:
         """Write down weights that leave, and the note with them."""
@@ -789,8 +896,14 @@ class Site:
             now = self._now()
             level = self._meters.get(peer) or admission.meter(self.limits, now)
             self._meters[peer] = level.take(peer, now, self.limits)
+            self._told[peer] = self._told.get(peer, 0) + 1
+            if self._told[peer] > self.limits.per_round:
+                raise Refused(peer, Reason.RATE, f"more than {self.limits.per_round} messages in a round")
 
     def _note(self, refused: Refused) -> None:
+        if refused.reason in _HOSTILE:
+            with self._lock:
+                self._hostile[refused.peer] = self._hostile.get(refused.peer, 0) + 1
         self.store.refused(refused.peer, str(refused.reason), refused.detail)
 
     def _log(
@@ -798,6 +911,11 @@ class Site:
     ) -> None:
         number = self.talks.round if round is None else round
         self.store.log(Entry(self._stamp(), number, peer, sent, what, size, why))
+
+
+def _counts(round: Any) -> bool:
+    """Whether something can be the number of a round; the conductor may say anything."""
+    return isinstance(round, int) and not isinstance(round, bool) and round >= 1
 
 
 def _finite(value: float) -> float | None:

@@ -286,6 +286,14 @@ class Store:
         )
         return [number for (number,) in rows]
 
+    def debtors(self) -> frozenset[str]:
+        """The peers whose proposal was accepted and neither confirmed nor released, in finished rounds."""
+        rows = self._rows(
+            "SELECT DISTINCT peer FROM promise WHERE stage = ? AND mine = 0 AND round <= ?",
+            str(Stage.HELD), self.round,
+        )  # fmt: skip
+        return frozenset(peer for (peer,) in rows)
+
     def partners(self) -> dict[int, frozenset[str]]:
         """The matched peers of every round."""
         found: dict[int, set[str]] = {}

@@ -46,6 +46,7 @@ class Reason(StrEnum):
     METADATA = "implausible metadata"
     RATE = "too many messages"
     PROTOCOL = "against the protocol"
+    QUARANTINE = "in quarantine"
 
 
 class Refused(Exception):
@@ -64,12 +65,19 @@ class Limits:
 
     burst, per_second: messages at once, and in the long run.  weight: the largest absolute weight.
     rounds_back: how old a round may be whose proposal is still being settled.
+    rows: how many times one's own training rows a peer's count at most.
+    per_round, fetches: messages of a round, and among them those that are answered with weights.
+    refusals: hostile messages in a job after which nothing of the peer is heard until the next.
     """
 
     burst: int = 400
     per_second: float = 50.0
     weight: float = 1e6
     rounds_back: int = 10_000
+    rows: float = 10.0
+    per_round: int = 500
+    fetches: int = 5
+    refusals: int = 10
 
 
 @dataclass(frozen=True)

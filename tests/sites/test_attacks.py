@@ -1,0 +1,265 @@
+"""Attacks on a federation of real sites, and what is left of them: a hostile relay, hostile peers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from abps.core.errors import RequestError
+from abps.core.protocol import Kind, Message
+from abps.core.streams import center_id
+from abps.sites.conductor import Conductor, Seconds
+from abps.sites.loopback import Memory
+from abps.wire.frames import pack
+from abps.wire.messages import pack_message, pack_vector
+
+from .network import close, open_site
+
+QUICK = Seconds(poll=0.0)
+
+
+def opened(given, agreement, folder, network=None):
+    network = network or Memory()
+    for name in given.names:
+        open_site(given, name, agreement, folder, network)
+    return network
+
+
+def begun(given, agreement, folder):
+    """Sites that have trained in round 1."""
+    network = opened(given, agreement, folder)
+    sites = [network.sites[name] for name in given.names]
+    for site in sites:
+        site.join(given.names, 1, {s.name: 100 for s in sites})
+    for site in sites:
+        site.introduce(1)
+    for site in sites:
+        site.begin(1, given.names)
+        site.train(1)
+    return network, sites
+
+
+# A relay that runs altered software
+
+
+@pytest.mark.parametrize("method", ["abps-pq-k1", "abps-plus", "gossip", "local"])
+def test_a_relay_gets_no_weights_of_a_method_without_a_server(four, tmp_path, method):
+    network, sites = begun(four, four.agreement(method), tmp_path)
+    for site in sites:
+        with pytest.raises(RequestError, match="has no server"):
+            site.upload(1)
+        with pytest.raises(RequestError, match="has no server"):
+            site.download(1, [])
+        assert all(e.kind != "weights" for e in site.store.traffic())
+    close(network)
+
+
+def test_a_server_gets_the_weights_of_its_round_once(four, tmp_path):
+    network, sites = begun(four, four.agreement("fedavg"), tmp_path)
+    with pytest.raises(RequestError, match="out of step"):
+        sites[0].upload(2)
+    assert len(sites[0].upload(1)) == 1
+    with pytest.raises(RequestError, match="out of step"):
+        sites[0].upload(1)
+    close(network)
+
+
+@pytest.mark.parametrize("round", [10**9, 6, 0, -1, 1.0, "2", None, True])
+def test_a_relay_cannot_move_a_site_out_of_the_study(four, tmp_path, round):
+    network = opened(four, four.agreement("abps-pq-k1", rounds=5), tmp_path)
+    site = network.sites[four.names[0]]
+    with pytest.raises(RequestError, match="cannot begin with round"):
+        site.join(four.names, round)
+    site.join(four.names, 1)
+    with pytest.raises(RequestError, match="none of them"):
+        site.begin(round, four.names)
+    assert site.store.round == 0
+    close(network)
+
+
+def test_a_relay_cannot_begin_a_round_twice(four, tmp_path):
+    network, sites = begun(four, four.agreement("fedavg"), tmp_path)
+    sites[0].upload(1)
+    sites[0].join(four.names, 1)
+    with pytest.raises(RequestError, match="no round begins twice"):
+        sites[0].begin(1, four.names)
+    close(network)
+
+
+# Peers that send weights which are none, or claim rows that they have not
+
+
+class Poisoned(Memory):
+    """One peer's weights are replaced on their way, from round 3 on."""
+
+    def __init__(self, bad: str, factor: float) -> None:
+        super().__init__()
+        self.bad, self.factor, self.hit = bad, factor, 0
+
+    def sender(self, name):
+        send = super().sender(name)
+
+        def carry(peer, what, data):
+            if what == "weights" and name == self.bad:
+                data = self.poison(data)
+            reply = send(peer, what, data)
+            return self.poison(reply) if what == "weights" and peer == self.bad and reply else reply
+
+        return carry
+
+    def poison(self, data):
+        site = self.sites[self.bad]
+        if site.talks.round < 3:
+            return data
+        self.hit += 1
+        signs = np.where(np.arange(site.shared) % 2, 1, -1).astype(np.float32)
+        return pack(self.factor * signs, site.codec, site.talks.round, center_id(self.bad))
+
+
+def test_one_huge_message_costs_nobody_anything(six, tmp_path):
+    agreement = six.agreement("abps-pq-k1", rounds=4)
+    clean = opened(six, agreement, tmp_path / "clean")
+    Conductor(clean, agreement, 4, QUICK).run(six.names)
+    network = opened(six, agreement, tmp_path / "poisoned", Poisoned(six.names[0], 9e5))
+    Conductor(network, agreement, 4, QUICK).run(six.names)
+    assert network.hit > 0
+    refused = sum(
+        s.store.refusals().get((six.names[0], "implausibly large"), 0) for s in network.sites.values()
+    )
+    assert refused > 0
+    alike = []
+    for name in six.names[1:]:
+        assert np.abs(network.sites[name].store.model()).max() < 10
+        alike.append(network.sites[name].test_auroc() - clean.sites[name].test_auroc())
+    assert np.mean(alike) > -0.005
+    close(clean)
+    close(network)
+
+
+def test_claimed_rows_count_up_to_a_multiple_of_the_own(four, tmp_path):
+    network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
+    liar, site = sites[0].name, sites[1]
+    site.vectors.pop(liar)
+    vector = sites[0].published.vectors[0].copy()
+    vector[site.published.names.index("log training rows")] = 18.0
+    site.receive(liar, "vector", pack_vector(vector, 1, center_id(liar)))
+    own = float(site.data.train.sizes[0])
+    assert float(site.world.sizes()[site.members.index(liar)]) == 10 * own
+    network2, stars = begun(four, four.agreement("fedavg"), tmp_path / "star")
+    stars[0].join(four.names, 1, dict.fromkeys(four.names, 10**30))
+    assert float(stars[0].world.sizes().max()) == 10 * float(stars[0].data.train.sizes[0])
+    close(network)
+    close(network2)
+
+
+def test_a_peer_that_is_refused_too_often_is_not_heard_any_more(four, tmp_path):
+    network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
+    bad, site = sites[0].name, sites[1]
+    for _ in range(site.limits.refusals):
+        site.receive(bad, "message", b"x")
+    site._turned = True
+    proposal = pack_message(Message(Kind.PROPOSE, 1, 1), center_id(bad))
+    assert site.receive(bad, "message", proposal) == b""
+    assert site.store.refusals()[(bad, "in quarantine")] == 1
+    site.turn(1)
+    assert bad not in site.talks.mine
+    close(network)
+
+
+# Peers that talk without end, or take places that they do not use
+
+
+class Answering(Memory):
+    """One peer answers as the test wants."""
+
+    def __init__(self, bad, reply) -> None:
+        super().__init__()
+        self.bad, self.reply = bad, reply
+
+    def sender(self, name):
+        send = super().sender(name)
+
+        def carry(peer, what, data):
+            if peer == self.bad and what == "message":
+                self.carried.append((name, peer, what, len(data)))
+                return self.reply(data)
+            return send(peer, what, data)
+
+        return carry
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [Kind.ACCEPT] * 4,
+        [Kind.ACCEPT],
+        [Kind.PROPOSE],
+        [Kind.CONFIRM],
+        [Kind.RELEASE],
+        [Kind.REFUSE] * 2,
+    ],
+)
+def test_answers_to_what_was_never_asked_end_the_talk(six, tmp_path, kinds):
+    bad = six.names[-1]
+    told = b"".join(pack_message(Message(k, 1, 99 + i), center_id(bad)) for i, k in enumerate(kinds))
+    agreement = six.agreement("abps-pq-k1", rounds=1)
+    network = opened(six, agreement, tmp_path, Answering(bad, lambda data: told))
+    Conductor(network, agreement, 1, QUICK).run(six.names)
+    said = [s for s, r, what, _ in network.carried if r == bad and what == "message"]
+    assert said and all(said.count(name) <= 4 for name in six.names)
+    honest = [network.sites[name] for name in six.names[:-1]]
+    assert any(bad in {peer for peer, _ in site.store.refusals()} for site in honest)
+    assert sum(len(site.store.partners().get(1, ())) for site in honest) >= 4
+    assert all(len(site.store.traffic()) < 60 for site in honest)
+    close(network)
+
+
+def test_a_place_taken_and_not_used_costs_a_site_one_round(six, tmp_path):
+    """A cheater proposes to everybody when the round begins, and never confirms."""
+    bad = six.names[0]
+
+    class Squatting(Answering):
+        def ask(self, sites, what, *arguments, seconds):
+            if what == "start" and arguments[0] == "turn":
+                t = arguments[1]
+                proposal = pack_message(Message(Kind.PROPOSE, t, 1), center_id(bad))
+                for name in six.names[1:]:
+                    self.sites[name].receive(bad, "message", proposal)
+                sites = [name for name in sites if name != bad]
+            return super().ask(sites, what, *arguments, seconds=seconds)
+
+    agreement = six.agreement("abps-pq-k1", rounds=5)
+    network = opened(six, agreement, tmp_path, Squatting(bad, lambda data: b""))
+    Conductor(network, agreement, 5, QUICK).run(six.names)
+    honest = [network.sites[name].store for name in six.names[1:]]
+    assert any(store.in_doubt() for store in honest)  # it took a place
+    assert all(len(store.in_doubt()) <= 1 for store in honest)  # of each site once: who owes is not accepted
+    assert sum(len(store.partners().get(5, ())) for store in honest) >= 4  # two pairs of five honest sites
+    close(network)
+
+
+def test_a_frame_is_not_fetched_again_and_again(four, tmp_path):
+    network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
+    bad, site = sites[0], sites[1]
+    site._turned = True
+    proposal, confirm = (
+        pack_message(Message(kind, 1, 1), center_id(bad.name)) for kind in (Kind.PROPOSE, Kind.CONFIRM)
+    )
+    assert site.receive(bad.name, "message", proposal)
+    site.receive(bad.name, "message", confirm)
+    got = [site.receive(bad.name, "weights", bad._frames[0]) for _ in range(50)]
+    assert sum(map(bool, got)) == site.limits.fetches
+    close(network)
+
+
+def test_catching_up_is_bounded(four, tmp_path):
+    """Many rounds in doubt with a peer that does not answer: it is asked once."""
+    agreement = four.agreement("abps-pq-k1", rounds=50)
+    network = opened(four, agreement, tmp_path, Answering(four.names[0], lambda data: b""))
+    site = network.sites[four.names[1]]
+    for t in range(1, 31):
+        site.store._db.execute("INSERT INTO promise VALUES (?, ?, 0, 1, 'held')", (t, four.names[0]))
+    site.join(four.names, 31)
+    site.catch_up()
+    assert len(network.carried) == 1
+    close(network)
