@@ -26,14 +26,14 @@ def demo(tmp_path_factory):
     return out
 
 
-def test_the_demo_compares_five_methods_on_two_seeds(demo, capsys):
+def test_the_demo_compares_five_methods_on_three_seeds(demo, capsys):
     code, out, err = call(capsys, "demo", *SMALL, "--out", demo, "--json")
     told = json.loads(out)
     assert code == 0 and err == ""  # quiet: this is no terminal
-    assert told["runs"] == {"planned": 10, "reused": 10, "computed": 0, "failed": [], "missing": 0}
+    assert told["runs"] == {"planned": 15, "reused": 15, "computed": 0, "failed": [], "missing": 0}
     names = [line["method"] for line in told["data"][0]["methods"]]
-    assert names == ["local", "fedavg", "random-k1", "abps-pq-k1", "abps-x"]
-    assert any("ABPS against random pairing" in sentence for sentence in told["data"][0]["summary"])
+    assert names == ["local-best", "fedavg", "random-k1", "abps-plus", "group-oracle-k1"]
+    assert any("abps-plus against random-k1" in sentence for sentence in told["data"][0]["summary"])
     assert (demo / "report.html").read_text().count("<svg") >= 5
 
 
@@ -42,7 +42,7 @@ def test_the_report_is_written_again_from_the_runs(demo, capsys, tmp_path):
     (demo / "report.html").unlink()
     code, out, _ = call(capsys, "report", demo)
     assert code == 0 and (demo / "report.html").read_bytes() == before
-    assert "abps-pq-k1" in out and "cannot tell" in out and "report.html" in out
+    assert "abps-plus" in out and "cannot tell" in out and "report.html" in out
     code, out, _ = call(capsys, "report", demo, "--out", tmp_path, "--targets", "0.1,0.2", "--json")
     assert code == 0 and json.loads(out)["report"] == str(tmp_path / "report.html")
     assert "AUROC 0.100" in (tmp_path / "tables" / "bytes-to-target.md").read_text()

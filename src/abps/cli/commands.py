@@ -11,7 +11,7 @@ from typer.main import get_group
 
 #: Every command and what it does, in the order of ``abps --help``; its code is ``abps.cli.NAME_command``.
 COMMANDS: Final = {
-    "demo": "Five ways to learn from 230 synthetic intensive care centers, compared (about a minute).",
+    "demo": "Would collaboration help, and with whom? Hospitals that differ and hospitals that are alike.",
     "check": "Look through a table before anything is learned from it.",
     "run": "Run one method with one seed; write result.json and decisions.parquet.",
     "compare": "Compare methods over seeds; stop and start again as you like, nothing finished is computed "
