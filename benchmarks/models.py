@@ -31,6 +31,7 @@ ROWS = (
     ("star, mlp, common scale", "fedavg", "mlp", {"standardise": "common"}),
     ("star, linear", "fedavg", "linear", {}),
     ("star, gam", "fedavg", "gam", {}),
+    ("star, gam+mlp", "fedavg", "gam+mlp", {}),
     ("random pairs bf16, gam", "random-k1", "gam", {}),
     ("alone, gam", "local", "gam", {}),
 )
@@ -81,7 +82,7 @@ def main() -> None:
             "| | AUROC | over seeds | bytes | control included | seconds |\n|---|---|---|---|---|---|",
             flush=True,
         )
-        if given.pooled or not is_builtin(name):
+        if given.rows in "pooled spline regression" and (given.pooled or not is_builtin(name)):
             values = [pooled(federation, seed) for seed in seeds]
             print(f"| pooled spline regression | {_spread(values)} | – | – | – |", flush=True)
         for label, method, model, settings in ROWS:

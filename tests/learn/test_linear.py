@@ -18,6 +18,7 @@ from abps.data.splines import bends, design_of, terms_of
 from abps.data.statistics import Scale, agree, summarise
 from abps.learn.additive import Linear, largest_curvature
 from abps.learn.batched import StackedLearner
+from abps.learn.joint import without_network
 from abps.learn.loop import LoopLearner
 from abps.learn.metrics import labels_of, log_loss
 from abps.learn.mixtures import mixtures
@@ -298,3 +299,61 @@ def test_the_best_round_by_validation_loss_is_restored():
     assert np.argmin(losses) < 7  # it overfits, so that there is something to choose
     torch.testing.assert_close(run.models, kept[int(np.argmin(losses))], rtol=0, atol=0)
     assert run.auroc.mean == pytest.approx(run.auroc.at_best_validation)
+
+
+def test_the_network_learns_beside_the_additive_part_and_leaves_it_alone():
+    fed = abps.load("icu-synthetic:centers=6,stays=1500")
+    gam = abps.simulate(fed, "fedavg", rounds=3, model="gam")
+    both = abps.simulate(fed, "fedavg", rounds=3, model="gam+mlp")
+    size = gam.models.shape[1]
+    torch.testing.assert_close(both.models[:, -size:], gam.models, rtol=1e-5, atol=1e-6)
+    plain = abps.simulate(fed, "fedavg", rounds=3, model="gam+mlp", engine="debug")
+    torch.testing.assert_close(both.models, plain.models, rtol=1e-3, atol=1e-4)
+    assert configure("fedavg-p", {"model": "gam+mlp"}).wire.private_layers == 1
+
+
+def test_a_network_that_does_not_lower_the_validation_loss_is_taken_away():
+    fed = abps.load("icu-synthetic:centers=6,stays=1500")
+    data = prepare(fed, 11, standardise="common", splines=True)
+    training = Training.of("gam+mlp")
+    learner = StackedLearner(data, training, training.factory, 11)
+    start = learner.start.expand(data.size, -1)
+    plain = without_network(learner.layout, start)
+    # At the start the network says nothing, and the whole is the additive model at zero.
+    torch.testing.assert_close(plain, start.clone())
+    np.testing.assert_array_equal(learner.logits(start, data.test).values, 0.0)
+    trained = learner.train(start.contiguous(), 1)
+    simple = without_network(learner.layout, trained)
+    gam = Training.of("gam")
+    additive = StackedLearner(data, gam, gam.factory, 11)
+    np.testing.assert_allclose(
+        learner.logits(simple, data.test).values,
+        additive.logits(trained[:, -data.width - 1 :].contiguous(), data.test).values,
+        atol=1e-5,
+    )
+    assert not torch.equal(simple, trained)
+    assert without_network(additive.layout, trained[:, -data.width - 1 :]) is None
+
+    def loss(models):
+        return np.nanmean(log_loss(learner.logits(models, data.validation), labels_of(data.validation)))
+
+    run = abps.simulate(fed, "local", rounds=1, model="gam+mlp")
+    expected = trained if loss(trained) < loss(simple) else simple
+    torch.testing.assert_close(run.models, expected)
+    silent = abps.simulate(fed, "local", rounds=1, model="gam")
+    assert run.bytes.control - silent.bytes.control == 8 * data.size
+
+
+def test_a_method_that_teaches_says_that_it_cannot_train_the_sum():
+    fed = abps.load("icu-synthetic:centers=6,stays=1500")
+    with pytest.raises(RequestError, match="choose model=gam or model=mlp"):
+        abps.simulate(fed, "bnn", rounds=1, model="gam+mlp")
+
+
+def test_steps_cool_down():
+    data = tiny()
+    training = Training.of("linear", cooling=10.0)
+    learner = StackedLearner(data, training, training.factory, 1)
+    np.testing.assert_allclose(learner.steps(Objective(), 1), 2 * learner.steps(Objective(), 11), rtol=1e-6)
+    with pytest.raises(RequestError, match="optimizer=descent alone"):
+        Training(cooling=3.0)

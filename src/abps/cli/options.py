@@ -74,7 +74,7 @@ MinStays = Annotated[int | None, typer.Option(help="The smallest center that tak
 Model = Annotated[
     str | None,
     typer.Option(
-        help="What is shared: mlp (the paper's network), linear, gam (additive, smooth terms), or "
+        help="What is shared: mlp (the paper's network), linear, gam (additive, smooth terms), gam+mlp, or "
         "package.module:FACTORY. Default: the method's own."
     ),
 ]

@@ -26,7 +26,8 @@ from abps.learn import batches
 from abps.learn.devices import CPU
 from abps.learn.dropout import random_units
 from abps.learn.gaussian import noise
-from abps.learn.kernels import MLPKernel
+from abps.learn.joint import train_parts
+from abps.learn.kernels import JointKernel, LinearKernel, MLPKernel
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
 from abps.learn.native.bridge import FusedLinear, FusedNetwork, held
@@ -66,10 +67,11 @@ class StackedLearner(Common):
         self._crew = Crew()
         self._shares = batches.shares(self.data.train.sizes, self._crew.cores)
         self._spaces = threading.local()
+        self._descends = self.device is None and self.training.optimizer == "descent"
         self._fused: FusedNetwork | FusedLinear | None = None
         if self.device is None and isinstance(self.kernel, MLPKernel):
             self._fused = FusedNetwork(self.kernel, self.data, self.training, self.seed, self.ids)
-        elif self.device is None and self.training.optimizer == "descent":
+        elif self._descends and isinstance(self.kernel, LinearKernel):
             self._fused = FusedLinear(self.data, self.training, self.steps)
 
     def _space(self) -> Workspace:
@@ -121,6 +123,8 @@ class StackedLearner(Common):
         epochs: int | None = None,
     ) -> Callable[[], Tensor]:
         """Let the centers train while the caller does something else; the result waits for their models."""
+        if isinstance(self.kernel, JointKernel):
+            return lambda: train_parts(self, w, round, objective, columns, epochs)
         after = torch.empty(w.shape)
         after[self._idle] = w[self._idle]
         count = epochs if epochs is not None else self.training.epochs
@@ -167,7 +171,7 @@ class StackedLearner(Common):
         at = w if gaussian is None else space.take("drawn weights", m, self.layout.size)
         slope_at = self.kernel.slope(at, gradient, space)
         if self.training.optimizer == "descent":
-            steps = torch.from_numpy(self.steps(objective))[members, None].to(self._there)
+            steps = torch.from_numpy(self.steps(objective, round))[members, None].to(self._there)
             decay = self.decay(w.shape[1])[columns].to(self._there)
             optimizer: Optimizer = Descent(moving, steps, decay)
         else:

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from abps.core.errors import RequestError
 from abps.learn.additive import Linear
 from abps.learn.dropout import DropSite
+from abps.learn.joint_model import Joint
 from abps.learn.models import MLP, Layout, layout_of
 from abps.learn.workspace import Workspace
 
@@ -347,6 +348,10 @@ class LinearKernel(ModuleKernel):
     """The linear model, told apart because its steps may follow its curvature."""
 
 
+class JointKernel(ModuleKernel):
+    """An additive model and a network, told apart because they learn one beside the other."""
+
+
 class _Representation(nn.Module):
     """A model seen through its ``representation`` method."""
 
@@ -362,4 +367,5 @@ def kernel_for(model: nn.Module, width: int) -> Kernel:
     """The fast kernel for the built-in network, the general one for everything else."""
     if type(model) is MLP:
         return MLPKernel(model)
-    return LinearKernel(model, width) if type(model) is Linear else ModuleKernel(model, width)
+    kinds = {Linear: LinearKernel, Joint: JointKernel}
+    return kinds.get(type(model), ModuleKernel)(model, width)

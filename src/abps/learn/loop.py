@@ -18,7 +18,8 @@ from abps.learn import batches
 from abps.learn.devices import CPU
 from abps.learn.dropout import kept_units
 from abps.learn.gaussian import noise
-from abps.learn.kernels import with_given_dropout
+from abps.learn.joint import train_parts
+from abps.learn.kernels import JointKernel, with_given_dropout
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
 from abps.learn.training import PLAIN, Common, Objective
@@ -41,6 +42,8 @@ class LoopLearner(Common):
         epochs: int | None = None,
     ) -> Tensor:
         """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
+        if isinstance(self.kernel, JointKernel):
+            return train_parts(self, w, round, objective, columns, epochs)
         return torch.stack(
             [
                 self.train_center(i, w[i], round, objective, columns, epochs or self.training.epochs)
@@ -60,7 +63,7 @@ class LoopLearner(Common):
         kind = torch.optim.Adam if self.training.optimizer == "adam" else torch.optim.SGD
         optimizer = kind(
             [flat],
-            lr=float(self.steps(objective)[i]) if descent else self.training.lr,
+            lr=float(self.steps(objective, round)[i]) if descent else self.training.lr,
             weight_decay=0.0 if descent else self.training.weight_decay,
         )
         whole = w.clone()

@@ -1,8 +1,9 @@
 """Models by name: what a model looks at, how it is built, and how it is best trained.
 
 ``mlp`` is the paper's network. ``linear`` is a logistic regression on the encoded columns, ``gam`` one on
-smooth terms of them: an additive model. Anything else is a place in a module, ``package.module:FACTORY``, or
-in Python the factory itself: a function from the number of inputs to a ``torch.nn.Module``.
+smooth terms of them: an additive model. ``gam+mlp`` adds a small network to it. Anything else is a place in a
+module, ``package.module:FACTORY``, or in Python the factory itself: a function from the number of inputs to a
+``torch.nn.Module``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import nn
 
 from abps.core.errors import RequestError
 from abps.learn.additive import Linear
+from abps.learn.joint_model import joint
 from abps.learn.models import MLP, ModelFactory
 from abps.registry import Registry
 
@@ -44,13 +46,27 @@ def _linear(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
 
 
 #: Few steps down the whole gradient, each as long as the center's own curvature allows.
-_CONVEX = {"optimizer": "descent", "epochs": 8, "lr": 0.2, "weight_decay": 0.01, "standardise": "common"}
+_CONVEX = {
+    "optimizer": "descent",
+    "epochs": 16,
+    "lr": 0.4,
+    "cooling": 10.0,
+    "weight_decay": 0.01,
+    "standardise": "common",
+}
 
 MODELS: Final[dict[str, ModelSpec]] = {
     "mlp": ModelSpec(_mlp, "the paper's network"),
     "linear": ModelSpec(_linear, "logistic regression, penalised", layers=2, training=_CONVEX),
     "gam": ModelSpec(
         _linear, "additive model of smooth terms, penalised", splines=True, layers=2, training=_CONVEX
+    ),
+    "gam+mlp": ModelSpec(
+        joint,
+        "gam with a small network on top, where validation rows want it",
+        splines=True,
+        layers=4,
+        training=_CONVEX | {"hidden": (16,)},
     ),
 }
 

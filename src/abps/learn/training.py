@@ -22,7 +22,7 @@ from abps.data.prepare import Prepared, Rows
 from abps.learn.additive import largest_curvature
 from abps.learn.contrast import Contrast
 from abps.learn.gaussian import Gaussian
-from abps.learn.kernels import Kernel, LinearKernel, kernel_for
+from abps.learn.kernels import JointKernel, Kernel, LinearKernel, kernel_for
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
 from abps.learn.models import Layout, ModelFactory, initial_weights
@@ -40,6 +40,8 @@ class Training:
     model: a name (``mlp``, ``linear``, ``gam``), ``package.module:FACTORY``, or a factory.
     optimizer: adam or sgd on batches; descent (linear models) on all rows at every step, ``epochs`` of them,
     each as long as ``lr`` and the curvature of the center's own loss allow, the intercept without penalty.
+    cooling: rounds after which steps of a descent are half as long (after twice as many a third, and so on);
+    0: never. What centers learn apart from each other between two exchanges then fades.
     hidden, dropout: the layers of the paper's network.
     """
 
@@ -52,11 +54,14 @@ class Training:
     dropout: float = 0.2
     standardise: Literal["own", "common"] = "own"
     model: str | ModelFactory = "mlp"
+    cooling: float = 0.0
 
     def __post_init__(self) -> None:
         validate(self)
         if self.epochs < 1 or self.batch < 1:
             raise RequestError(f"epochs={self.epochs}, batch={self.batch}: both must be at least 1")
+        if self.cooling < 0 or (self.cooling and self.optimizer != "descent"):
+            raise RequestError(f"cooling={self.cooling}: rounds from 0, for optimizer=descent alone")
         if not 0 <= self.dropout <= 0.99:
             raise RequestError(f"dropout={self.dropout}: a share of units, choose 0 to 0.99")
         if self.lr <= 0 or self.weight_decay < 0:
@@ -224,7 +229,7 @@ class Common:
         self.kernel = kernel_for(self.factory(self.data.width), self.data.width)
         self.start = initial_weights(self.factory, self.data.width, self.seed)
         self.ids = streams.center_ids(self.data.centers)
-        if self.training.optimizer == "descent" and not isinstance(self.kernel, LinearKernel):
+        if self.training.optimizer == "descent" and not isinstance(self.kernel, LinearKernel | JointKernel):
             raise RequestError(
                 "optimizer=descent: its steps follow the curvature of a linear model's loss; "
                 "choose model=gam or model=linear, or another optimizer"
@@ -242,12 +247,14 @@ class Common:
         """(n,) the largest curvature of each center's mean loss, for linear models."""
         return largest_curvature(self.data.train.x, self.data.train.start)
 
-    def steps(self, objective: Objective) -> NDArray[np.float32]:
+    def steps(self, objective: Objective, round: int) -> NDArray[np.float32]:
         """(n,) how far each center goes along its gradient: no farther than where its loss could rise."""
         strength = objective.strength if objective.anchor is not None else 0.0
         extra = strength.numpy() if isinstance(strength, Tensor) else strength
         most = 2.0 * LONGEST / (self.curvature + self.training.weight_decay + extra + 1e-12)
-        return np.minimum(self.training.lr, most).astype(np.float32)
+        cooling = self.training.cooling
+        shorter = 1.0 if cooling == 0 else 1.0 / (1.0 + (round - 1) / cooling)
+        return (shorter * np.minimum(self.training.lr, most)).astype(np.float32)
 
     def decay(self, count: int) -> Tensor:
         """(count,) the penalty of every parameter: none on the intercept, where one is told apart."""

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
+from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import CAUSES, Rest
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared
 from abps.data.timeline import timeline
 from abps.learn.batched import StackedLearner
 from abps.learn.devices import device_name, find_device
+from abps.learn.joint import without_network
 from abps.learn.loop import LoopLearner
 from abps.learn.metrics import auprc, auroc, brier, labels_of, log_loss, mean_over_centers
 from abps.learn.models import ModelFactory
@@ -64,7 +66,7 @@ def simulate(
 
     federation: a :class:`Federation`, or one already prepared for this seed.
     method: a name of the catalog, or a configuration (also of a method of one's own).
-    model: a name (mlp, linear, gam), ``package.module:FACTORY``, or a function that builds a
+    model: a name (mlp, linear, gam, gam+mlp), ``package.module:FACTORY``, or a function that builds a
     ``torch.nn.Module`` for a number of inputs; default: the method's own, the paper's MLP for most.
     device: where centers train and predict: cpu, cuda, cuda:1 and so on, mps, or auto (a GPU where there is
     one). Devices round otherwise, so the result says which one it was.
@@ -118,6 +120,7 @@ def simulate(
                 break
 
     final, ledger = best if config.stop.restore_best else course.state, course.ledger
+    final, ledger = proven(course, final, ledger)
     logits, labels = config.logits(course.world, final, data.test), labels_of(data.test)
     fedavg = fedavg_bytes(data)
     done = len(track.validation)
@@ -160,6 +163,24 @@ def simulate(
         answers=logits,
         scored=scored_on(data.centers, logits, labels),
     )
+
+
+def proven(course: Course, state: Any, ledger: Ledger) -> tuple[Any, Ledger]:
+    """The final state, without the networks on top of additive models that have not earned their place.
+
+    Every center tells its validation loss with and without, four bytes each; the mean decides for all.
+    """
+    world, models = course.world, getattr(state, "models", None)
+    plain = None if models is None else without_network(world.learner.layout, models)
+    if plain is None:
+        return state, ledger
+    rows, simpler = world.data.validation, replace(state, models=plain)
+    with_it, without = (
+        mean_over_centers(log_loss(course.method.logits(world, each, rows), labels_of(rows)))[0]
+        for each in (state, simpler)
+    )
+    told = replace(ledger, spent=ledger.spent + Traffic(control=8 * world.n))
+    return (state if with_it < without else simpler), told
 
 
 def fedavg_bytes(data: Prepared) -> int:

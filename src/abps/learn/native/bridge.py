@@ -50,7 +50,7 @@ def _terms(objective: Objective, n: int, size: int) -> compiled.Terms:
 class FusedLinear:
     """Local rounds and predictions of linear models; the same interface as the network's."""
 
-    def __init__(self, data: Prepared, training: Training, steps: Callable[[Objective], Floats]) -> None:
+    def __init__(self, data: Prepared, training: Training, steps: Callable[[Objective, int], Floats]) -> None:
         self._data, self._training, self._steps = data, training, steps
 
     def takes(self, objective: Objective) -> bool:
@@ -78,7 +78,7 @@ class FusedLinear:
             rows.y,
             rows.start,
             epochs,
-            self._steps(objective),
+            self._steps(objective, round),
             np.float32(self._training.weight_decay),
             (first, last),
             tuple(_terms(objective, self._data.size, size)),
