@@ -189,7 +189,7 @@ def test_every_method_learns_with_every_model(name):
         run = abps.simulate(fed, name, seed=11, rounds=2, model=model)
         assert run.config["training"]["model"] == model and np.isfinite(run.auroc.mean)
         assert run.models is None or torch.isfinite(run.models).all()
-        if run.bytes.edge:
+        if run.bytes.edge and name != "glm-exact":  # which sends squares of as many numbers
             assert 0 < run.bytes.vs_fedavg < 0.02
 
 
