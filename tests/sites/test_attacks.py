@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+import json
 
+import numpy as np
+import polars as pl
+import pytest
+from rich.console import Console
+
+from abps.cli.site_command import _show_report
 from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites import excuses
+from abps.sites.conductor import Conductor, Seconds, _far_ahead
 from abps.sites.loopback import Memory
+from abps.sites.sitefile import SiteFile
+from abps.sites.store import Store
 from abps.wire.frames import pack
 from abps.wire.messages import pack_message, pack_vector
 
@@ -263,3 +271,144 @@ def test_catching_up_is_bounded(four, tmp_path):
     site.catch_up()
     assert len(network.carried) == 1
     close(network)
+
+
+# Sites that lie to the conductor
+
+
+class Lying(Memory):
+    """One site gives the conductor a false answer to one question."""
+
+    def __init__(self, bad, question, lie) -> None:
+        super().__init__()
+        self.bad, self.question, self.lie = bad, question, lie
+
+    def ask(self, sites, what, *arguments, seconds):
+        said, failed = super().ask(sites, what, *arguments, seconds=seconds)
+        asked = arguments[0] if what == "start" else what
+        if asked == self.question and self.bad in said:
+            honest = said[self.bad]
+            said[self.bad] = self.lie(honest) if callable(self.lie) else self.lie
+        return said, failed
+
+
+LIES = [
+    ("hello", None),
+    ("hello", {}),
+    ("hello", lambda facts: facts | {"round": 5}),
+    ("hello", lambda facts: facts | {"round": "x"}),
+    ("hello", lambda facts: facts | {"rows": 10**30}),
+    ("hello", lambda facts: facts | {"rows": float("nan")}),
+    ("hello", lambda facts: facts | {"edges": 10**15}),
+    ("hello", lambda facts: facts | {"validation": {"x": 1}}),
+    ("hello", lambda facts: facts | {"agreement": 7}),
+    ("open", "done"),
+    ("train", ["done"]),
+    ("turn", ["done", "many"]),
+    ("turn", ["done", None]),
+    ("settle", ["done", 10**9]),
+    ("settle", ["done", -4]),
+    ("finish", ["done", "x"]),
+    ("finish", ["done", 1e9]),
+    ("report", None),
+    ("report", {"edges": 1}),
+    ("report", lambda sums: sums | {"edges": 10**15}),
+    ("report", lambda sums: sums | {"partners": [1]}),
+]
+
+
+@pytest.mark.parametrize(("question", "lie"), LIES)
+def test_a_liar_is_left_out_and_the_job_goes_on(four, tmp_path, question, lie):
+    bad = four.names[2]
+    agreement = four.agreement("abps-pq-k1", rounds=2, budget="10000000")
+    network = opened(four, agreement, tmp_path, Lying(bad, question, lie))
+    report = Conductor(network, agreement, 2, QUICK).run(four.names)
+    assert [r.round for r in report.rounds] == [1, 2]
+    assert bad in report.left_out or all(bad in r.missing for r in report.rounds)
+    for name in set(four.names) - {bad}:
+        done = network.sites[name].store.rounds()
+        assert [r.number for r in done] == [1, 2] and all(r.rest != "budget" for r in done)
+    close(network)
+
+
+def _frame(site, value, round=1):
+    weights = np.full(site.shared, value, dtype=np.float32)
+    return [pack(weights, site.codec, round, center_id(site.name))]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 9e5, None])
+def test_a_server_averages_no_nonsense(four, tmp_path, value):
+    bad = four.names[2]
+    agreement = four.agreement("fedavg", rounds=1)
+    network = Lying(
+        bad, "upload", lambda honest: ["x"] if value is None else _frame(network.sites[bad], value)
+    )
+    opened(four, agreement, tmp_path, network)
+    report = Conductor(network, agreement, 1, QUICK).run(four.names)
+    assert len(report.rounds) == 1
+    for name in set(four.names) - {bad}:
+        model = network.sites[name].store.model()
+        assert np.isfinite(model).all() and np.abs(model).max() < 10
+    close(network)
+
+
+def test_a_server_caps_claimed_rows(four, tmp_path):
+    bad = four.names[2]
+    agreement = four.agreement("fedavg", rounds=1)
+    network = opened(four, agreement, tmp_path, Lying(bad, "hello", lambda f: f | {"rows": 10**8}))
+    Conductor(network, agreement, 1, QUICK).run(four.names)
+    told = network.sites[four.names[0]]._rows
+    assert told[bad] <= 10 * max(rows for name, rows in told.items() if name != bad)
+    close(network)
+
+
+def test_a_claim_to_be_far_ahead_is_believed_of_two():
+    assert _far_ahead({"a": 3, "b": 3, "c": 50}) == ["c"]
+    for rounds in ({"a": 3, "b": 3, "c": 4}, {"a": 0, "b": 9, "c": 9}, {"a": 0, "b": 9}):
+        assert _far_ahead(rounds) == []
+
+
+# What a site says when something is wrong
+
+
+@pytest.mark.parametrize("broken", ["table", "file", "store", "allowed"])
+def test_no_cell_and_no_path_leaves_a_site_that_cannot_take_part(four, tmp_path, broken):
+    app = pytest.importorskip("abps.sites.flare.app")
+    name, secret = four.names[0], "Anna Example, born 1950-02-03"
+    agreement = four.agreement("abps-pq-k1")
+    frame = pl.read_parquet(four.tables[name])
+    if broken == "table":
+        frame = frame.with_columns(pl.lit(secret).alias(four.roles.label))
+    frame.write_parquet(tmp_path / "secret-place.parquet")
+    table, roles = str(tmp_path / "secret-place.parquet"), four.roles
+    own = SiteFile(name, table, roles.label, str(tmp_path / "secret-store"), roles.patient, roles.time)
+    if broken != "file":
+        own.write(tmp_path)
+    if broken == "store":
+        Store.open(own.store_of(agreement.study), name, "another", {}).close()
+    told = agreement.to_json()
+    if broken == "allowed":
+        told["method"] = "secretpackage.module:NAME"
+    site = app.FlareSite(json.dumps(told))
+    site._name, site._local, site._peers, site._site, site._work = name, tmp_path, {}, None, None
+    site._start("open")
+    site._work.join()
+    assert site._linger() == [broken, None]
+    said = excuses.words(site._linger()[0])
+    assert "secret" not in said and "Anna" not in said and "its log says more" in said
+
+
+def test_the_conductor_repeats_no_words_of_a_site(four, tmp_path):
+    bad = four.names[2]
+    agreement = four.agreement("abps-pq-k1", rounds=1)
+    network = opened(four, agreement, tmp_path, Lying(bad, "open", ["Anna Example has [red]sepsis[/]", None]))
+    report = Conductor(network, agreement, 1, QUICK).run(four.names)
+    assert report.left_out == {bad: "no answer that makes sense"}
+    close(network)
+
+
+def test_the_operator_reads_who_was_left_out(capsys):
+    _show_report(
+        Console(width=200), {"rounds": [], "left_out": {"north": "its table does not fit the study"}}
+    )
+    assert "north was left out: its table does not fit the study" in capsys.readouterr().out

@@ -169,7 +169,7 @@ def test_a_package_that_sites_do_not_allow_is_not_imported(federation, monkeypat
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "foreign")
     agreement = replace(federation.given.agreement("stranger:ROTATION", rounds=1), study="strange")
     outcome = federation.run(agreement, 1)
-    assert "does not allow the package 'stranger'" in outcome.report["error"]
+    assert "it does not allow a package that the job names" in outcome.report["error"]
 
 
 def test_the_recipe_runs_in_the_engines_production_environment(federation):

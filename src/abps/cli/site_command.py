@@ -250,6 +250,8 @@ def _show_report(console: Console, report: dict | None) -> None:
         row = (r["round"], len(r["present"]), missing, pairs, f"{r['edge']:,}", f"{r['control']:,}", auroc)
         table.add_row(*(str(cell) for cell in row))
     console.print(table)
+    for name, why in sorted(report["left_out"].items()):
+        console.print(f"{name} was left out: {why}", markup=False)
 
 
 def _own(where: Path) -> sitefile.SiteFile:

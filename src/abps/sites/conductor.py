@@ -22,12 +22,14 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from abps import files
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
+from abps.core.plausibility import distances, plausible
 from abps.core.streams import center_id, center_ids
 from abps.learn.kernels import kernel_for
 from abps.learn.models import initial_weights
@@ -35,8 +37,10 @@ from abps.methods.base import SERVER, Stopping
 from abps.methods.memory import freeze, thaw
 from abps.methods.peers import PeerMethod
 from abps.methods.star import Server, StarMethod, star_cost
+from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
 from abps.sites.site import CONDUCTOR
+from abps.wire.admission import Limits, Refused, admit_weights
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
 
@@ -168,6 +172,9 @@ class Conductor:
                 "nothing is left to do"
             )
         sizes = {name: int(facts["rows"]) for name, facts in ready.items()}
+        # Rows weigh in averages, and nobody can check what a site says of its own.
+        most = int(Limits().rows * float(np.median(list(sizes.values()))))
+        sizes = {name: min(rows, most) for name, rows in sizes.items()}
         joined, absent = self.line.ask(
             sorted(ready), "join", list(roster), first, sizes, seconds=self.seconds.sign
         )
@@ -210,17 +217,21 @@ class Conductor:
         # A process that has just begun is slow to answer: its first sign of life may take as long as talk.
         _, failures = self._started(roster, self.seconds.work, "open", sign=self.seconds.talk)
         there = [name for name in roster if name not in failures]
-        answers, silent = self.line.ask(there, "hello", seconds=self.seconds.sign)
-        failures |= silent
+        said, silent = self.line.ask(there, "hello", seconds=self.seconds.sign)
+        edges = self._most_edges(len(roster))
+        told, lies = answers.sorted_out(said, lambda v: answers.hello(v, self.agreement.rounds, edges))
+        failures |= silent | lies
         ready: dict[str, Mapping[str, Any]] = {}
         mine = self.agreement.digest()
-        for name, facts in answers.items():
+        for name, facts in told.items():
             if facts["agreement"] != mine:
-                failures[name] = (
-                    f"it runs another agreement ({facts['agreement']}, here {mine}); same abps version?"
-                )
+                failures[name] = f"it runs another agreement than {mine}; same abps version?"
             else:
                 ready[name] = facts
+        for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}):
+            failures[name] = (
+                f"it says that it has finished round {ready.pop(name)['round']}, and nobody else has"
+            )
         for name, why in sorted(failures.items()):
             self.tell(f"{name} takes no part: {why}")
         if len(ready) < 2:
@@ -250,8 +261,10 @@ class Conductor:
         rest = exchange(t, roster, present, sizes, missing, course)
         values = self._finish(present, t, rest.words, missing)
         there = _without(present, missing)
-        reports, failed = self.line.ask(there, "report", t, seconds=self.seconds.sign)
-        missing |= failed
+        said, failed = self.line.ask(there, "report", t, seconds=self.seconds.sign)
+        edges = self._most_edges(len(roster))
+        reports, lies = answers.sorted_out(said, lambda v: answers.report(v, len(roster), edges))
+        missing |= failed | lies
         self._book(t, present, reports, values, missing, course, began)
 
     def _alone(
@@ -286,11 +299,14 @@ class Conductor:
             order = method.turns(self.agreement.seed, t, center_ids(roster))
             for name in (roster[k] for k in order):
                 if name in present:
-                    asked, failed = self._talk([name], "turn", t)
+                    said, failed = self._talk([name], "turn", t)
+                    asked, lies = answers.sorted_out(said, lambda v: answers.whole(v, 0, len(roster)))
                     made += sum(asked.values())
-                    missing |= failed
-        touching, failed = self._talk(_without(present, missing), "settle", t)
-        missing |= failed
+                    missing |= failed | lies
+        most = min(method.capacity, len(roster) - 1) if method.kind == "mutual" else len(roster) - 1
+        said, failed = self._talk(_without(present, missing), "settle", t)
+        touching, lies = answers.sorted_out(said, lambda v: answers.whole(v, 0, most))
+        missing |= failed | lies
         edges = sum(touching.values()) // 2
         payload = frame_size(codec(method.line.codec), self._shared())
         if not course.ledger.affords(Traffic(edge=edges * payload)):
@@ -316,19 +332,28 @@ class Conductor:
         if course.ledger.closed or not course.ledger.affords(star_cost(line, len(present), counts)):
             course.ledger = course.ledger.close()
             return Rest.BUDGET
-        frames, failed = self.line.ask(present, "upload", t, seconds=self.seconds.talk)
-        missing |= failed
-        names = sorted(frames)
+        start = initial_weights(self.method.training.factory, self._width, self.agreement.seed)
+        base = line.base(start, self._shared())
+        said, failed = self.line.ask(present, "upload", t, seconds=self.seconds.talk)
+        came, lies = self._uploads(said, t)
+        missing |= failed | lies
+        names = sorted(came)
         if not names:
             self._remember(course.server, t)
             return Rest.UNREACHABLE
-        start = initial_weights(self.method.training.factory, self._width, self.agreement.seed)
-        base = line.base(start, self._shared())
         sent = tuple(
-            torch.from_numpy(np.stack([unpack(frames[name][k]).weights for name in names])) + base
+            torch.from_numpy(np.stack([came[name][k] for name in names])) + base
             for k in range(method.messages)
         )
         rows = torch.tensor([float(sizes[name]) for name in names])
+        if method.sends_models:
+            far = distances(sent[0].numpy(), start.numpy())
+            trusted = np.flatnonzero(plausible(far, np.full(len(far), np.median(far))))
+            if len(trusted) < len(names):
+                left = sorted(set(names) - {names[k] for k in trusted})
+                self.tell(f"round {t}: the model of {', '.join(left)} is too far out, and was left out")
+                some = torch.from_numpy(trusted)
+                sent, rows = tuple(message[some] for message in sent), rows[some]
         replies, memory = method.serve(start, course.server, sent, rows, t)
         down = []
         for k, reply in enumerate(replies):
@@ -341,6 +366,30 @@ class Conductor:
         course.server = Server(arrived, memory)  # what the sites start from next, and what nobody else knows
         self._remember(course.server, t)
         return Rest.NOT
+
+    def _uploads(
+        self, said: Mapping[str, Any], t: int
+    ) -> tuple[dict[str, list[NDArray[np.float32]]], dict[str, str]]:
+        """The weights that sites sent to the server, by the rules among sites; and whose are none."""
+        method, agreed, count = cast(StarMethod, self.method), codec(self.method.line.codec), self._shared()
+        frames, lies = answers.sorted_out(said, lambda v: answers.frames(v, method.messages))
+        came: dict[str, list[NDArray[np.float32]]] = {}
+        for name, sent in frames.items():
+            try:
+                came[name] = [
+                    admit_weights(data, name, (name,), method.number(k, t), agreed, count, Limits())
+                    for k, data in enumerate(sent)
+                ]
+            except Refused as refused:
+                lies[name] = f"its weights were refused ({refused.reason})"
+        return came, lies
+
+    def _most_edges(self, members: int) -> int:
+        """The most bytes that a site's ends of edges can take in a round."""
+        payload = frame_size(codec(self.method.line.codec), self._shared())
+        if self.method.kind == "star":
+            return 2 * cast(StarMethod, self.method).messages * payload
+        return (members - 1) * payload
 
     @property
     def _width(self) -> int:
@@ -401,29 +450,32 @@ class Conductor:
         """Start something at every site, and ask until it is done: results, and who failed and why."""
         done: dict[str, Any] = {}
         until = self.line.now() + limit
-        answers, failed = self.line.ask(sites, "start", what, *arguments, seconds=sign)
+        said, failed = self.line.ask(sites, "start", what, *arguments, seconds=sign)
         while True:
             waiting = []
-            for name, (state, value) in answers.items():
+            standing, lies = answers.sorted_out(said, answers.progress)
+            failed |= lies
+            for name, (state, value) in standing.items():
                 if state == "done":
                     done[name] = value
                 elif state == "busy":
                     waiting.append(name)
                 else:
-                    failed[name] = str(state)
+                    failed[name] = excuses.words(state)
             if waiting and self.line.now() > until:
                 failed |= dict.fromkeys(waiting, f"{what} took longer than {limit:g} s")
                 waiting = []
             if not waiting:
                 return done, failed
             self.line.pause(self.seconds.poll)
-            answers, gone = self.line.ask(sorted(waiting), "poll", seconds=sign)
+            said, gone = self.line.ask(sorted(waiting), "poll", seconds=sign)
             failed |= gone
 
     def _finish(self, present: list[str], t: int, rest: str, missing: dict[str, str]) -> dict[str, float]:
         """Let every site mix, judge and write down. Returns the validation AUROC of each."""
-        values, failed = self._work(_without(present, missing), "finish", t, rest)
-        missing |= failed
+        said, failed = self._work(_without(present, missing), "finish", t, rest)
+        values, lies = answers.sorted_out(said, answers.share)
+        missing |= failed | lies
         return values
 
     def _book(
@@ -460,6 +512,14 @@ class Conductor:
         )
         for name, why in sorted(missing.items()):
             self.tell(f"round {t}: without {name} ({why})")
+
+
+def _far_ahead(rounds: Mapping[str, int]) -> list[str]:
+    """The site that says it is more than a round ahead of all others, of which there are two at least."""
+    if len(rounds) < 3:
+        return []
+    *_, second, first = sorted(rounds, key=lambda name: rounds[name])
+    return [first] if rounds[first] > rounds[second] + 1 else []
 
 
 def _without(sites: Sequence[str], missing: Mapping[str, str]) -> list[str]:

@@ -23,6 +23,8 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 
 from abps import files
 from abps.core.errors import RequestError
+from abps.sites import excuses
+from abps.sites.excuses import Excuse
 
 log = logging.getLogger("abps")
 
@@ -74,6 +76,7 @@ class FlareSite:
         self._site: Any = None
         self._work: threading.Thread | None = None
         self._state: list[Any] = ["done", None]
+        self._stage = Excuse.FILE  # what is being opened
 
     @collab.final
     def end(self) -> None:
@@ -103,7 +106,7 @@ class FlareSite:
         """The conductor's word: [True, answer] or [False, why not]."""
         try:
             if collab.caller != SERVER:
-                return [False, "only the conductor may ask this"]
+                return [False, str(Excuse.STEP)]
             if what == "ping":
                 return [True, True]
             if what == "start":
@@ -111,13 +114,14 @@ class FlareSite:
             if what in ("start", "poll"):
                 return [True, self._linger()]
             if what not in ASKED or self._site is None:
-                return [False, f"{what!r} cannot be asked now"]
+                return [False, str(Excuse.STEP)]
             return [True, getattr(self._site, what)(*arguments)]
         except RequestError as error:
-            return [False, str(error)]
-        except Exception as error:
+            log.warning("%s was refused: %s", what, error)
+            return [False, str(Excuse.STEP)]
+        except Exception:
             log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
-            return [False, f"a fault at the site ({type(error).__name__}); see its log"]
+            return [False, str(Excuse.FAULT)]
 
     def _start(self, what: str, *arguments: Any) -> None:
         """Begin something that may take long, in a thread of its own."""
@@ -132,10 +136,11 @@ class FlareSite:
             try:
                 self._state = ["done", work(*arguments)]
             except RequestError as error:
-                self._state = [str(error), None]
-            except Exception as error:
+                log.warning("%s was refused: %s", what, error)
+                self._state = [str(self._stage if what == "open" else Excuse.STEP), None]
+            except Exception:
                 log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
-                self._state = [f"a fault at the site ({type(error).__name__}); see its log", None]
+                self._state = [str(Excuse.FAULT), None]
 
         self._work = threading.Thread(target=run, name=f"abps-{what}", daemon=True)
         self._work.start()
@@ -157,10 +162,18 @@ class FlareSite:
         from abps.sites.site import Patience, Site
         from abps.sites.store import Store
 
+        self._stage = Excuse.FILE
         own = sitefile.find(self._name, self._local)
         torch.set_num_threads(own.threads)
-        agreement = Agreement.from_json(json.loads(self.agreement)).admitted(own.allow)
+        self._stage = Excuse.AGREEMENT
+        agreement = Agreement.from_json(json.loads(self.agreement))
+        self._stage = Excuse.ALLOWED
+        agreement = agreement.admitted(own.allow)
+        self._stage = Excuse.AGREEMENT
+        agreement.config()
+        self._stage = Excuse.TABLE
         data = agreement.prepare(own.read_table(agreement.book))
+        self._stage = Excuse.STORE
         path, digest = own.store_of(agreement.study), agreement.digest()
         store = _open_store(lambda: Store.open(path, self._name, digest, agreement.notes()))
         patience = Patience(turn_seconds=self.turn_seconds)
@@ -250,11 +263,13 @@ class _Line:
             return answers, failures
         group = collab.get_clients(list(sites))
         results = group(timeout=seconds).conduct(what, list(arguments))
-        for name, (ok, answer) in results:
-            if ok:
-                answers[name] = answer
+        for name, result in results:
+            if not isinstance(result, list | tuple) or len(result) != 2:
+                failures[name] = excuses.words("")
+            elif result[0] is True:
+                answers[name] = result[1]
             else:
-                failures[name] = str(answer)
+                failures[name] = excuses.words(result[1])
         for name in sites:
             if name not in answers and name not in failures:
                 failures[name] = "no answer"
