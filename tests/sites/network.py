@@ -66,7 +66,11 @@ def open_site(
     own = own_table(given.tables[name], name, roles.label, roles.patient, roles.time, (), agreement.book)
     data = prepare(own, agreement.seed, agreement.book)
     kept = Store.open(store / f"{name}.sqlite", name, agreement.digest(), agreement.notes())
-    site = Site(name, agreement, data, kept, network.sender(name), **more)
+    try:
+        site = Site(name, agreement, data, kept, network.sender(name), **more)
+    except BaseException:
+        kept.close()
+        raise
     network.sites[name] = site
     return site
 

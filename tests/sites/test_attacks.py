@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -412,3 +414,16 @@ def test_the_operator_reads_who_was_left_out(capsys):
         Console(width=200), {"rounds": [], "left_out": {"north": "its table does not fit the study"}}
     )
     assert "north was left out: its table does not fit the study" in capsys.readouterr().out
+
+
+def test_a_table_swapped_between_jobs_is_refused(four, tmp_path):
+    agreement = four.agreement("abps-pq-k1")
+    network = Memory()
+    name, other = four.names[:2]
+    for _ in range(2):  # the same table opens again
+        open_site(four, name, agreement, tmp_path, network).store.close()
+    swapped = replace(four, tables=four.tables | {name: four.tables[other]})
+    with pytest.raises(RequestError, match="another table"):
+        open_site(swapped, name, agreement, tmp_path, network)
+    with closing(open_site(swapped, name, agreement, tmp_path, network, another_table=True).store):
+        pass

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +121,9 @@ class Site:
         patience: Patience | None = None,
         now: Callable[[], float] = time.monotonic,
         stamp: Callable[[], str] = _utc,
+        another_table: bool = False,
     ) -> None:
+        """another_table: the rows may be others than those of the study's earlier jobs."""
         self.name = name
         self.agreement = agreement
         self.method = agreement.config()
@@ -130,6 +133,7 @@ class Site:
         self._send, self._now, self._stamp = send, now, stamp
         self._lock = threading.RLock()
         self.data = data
+        store.keep_table(_fingerprint(data), another_table)
         training = self.method.training
         self.learner = StackedLearner(data, training, training.factory, agreement.seed)
         self.codec = codec(self.method.line.codec)
@@ -911,6 +915,15 @@ class Site:
     ) -> None:
         number = self.talks.round if round is None else round
         self.store.log(Entry(self._stamp(), number, peer, sent, what, size, why))
+
+
+def _fingerprint(data: Prepared) -> str:
+    """Equal for the same rows in the same splits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for rows in (data.train, data.validation, data.test):
+        digest.update(repr(rows.x.shape).encode())
+        digest.update(np.ascontiguousarray(rows.x).tobytes() + np.ascontiguousarray(rows.y).tobytes())
+    return digest.hexdigest()
 
 
 def _counts(round: Any) -> bool:

@@ -35,6 +35,7 @@ class SiteFile:
     limits: what it tolerates of a peer.  threads: cores for training.
     allow: packages besides abps whose methods, codecs and goals a job may name; what is not listed is not
     imported.
+    another_table: whether the table may be another than in earlier jobs of a study.
     """
 
     site: str
@@ -47,6 +48,7 @@ class SiteFile:
     threads: int = 1
     limits: Limits = field(default_factory=Limits)
     allow: tuple[str, ...] = ()
+    another_table: bool = False
 
     def write(self, folder: Path) -> Path:
         """Write the file into a folder."""

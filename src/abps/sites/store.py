@@ -338,6 +338,20 @@ class Store:
                 db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
         return bool(found.rowcount)
 
+    def keep_table(self, fingerprint: str, another: bool = False) -> None:
+        """Write down which table the study is about; a swapped one is refused unless it may be another."""
+        known = self.facts().get("table")
+        if known == fingerprint:
+            return
+        if known is not None and not another:
+            raise RequestError(
+                f"{self.path} is of a study on another table than the one that the site has now; "
+                'put the table back, or say "another_table": true in the site\'s own file for one job'
+            )
+        with self._change() as db:
+            db.execute("INSERT OR REPLACE INTO fact VALUES ('table', ?)", (fingerprint,))
+            db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
+
     def tell(self, round: int, peer: str) -> None:
         """Write down that a peer knows of this site's alarm of a round."""
         with self._change(power=False) as db:

@@ -177,7 +177,14 @@ class FlareSite:
         path, digest = own.store_of(agreement.study), agreement.digest()
         store = _open_store(lambda: Store.open(path, self._name, digest, agreement.notes()))
         patience = Patience(turn_seconds=self.turn_seconds)
-        self._site = Site(self._name, agreement, data, store, self._carry, own.limits, patience)
+        another = own.another_table
+        try:
+            self._site = Site(
+                self._name, agreement, data, store, self._carry, own.limits, patience, another_table=another
+            )
+        except BaseException:
+            store.close()
+            raise
 
     def _carry(self, peer: str, what: str, data: bytes) -> bytes:
         """Bytes to a peer and its answer back, encrypted end to end where there are certificates."""
