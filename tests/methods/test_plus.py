@@ -140,23 +140,23 @@ def test_a_center_that_is_sure_that_nobody_helps_does_not_call(here):
 
 def test_centers_that_want_nobody_rest_by_their_own_decision(here):
     """Everybody is sure that nobody helps: no proposal, no byte of weights, and the cause is told."""
-    method = with_settings(find("abps-plus"), {"price": "10"})
+    method = with_settings(find("abps-plus-v1"), {"price": "10"})
     _, outcome = Course.start(method, here).round(1)
     assert (outcome.rest == Rest.DECLINED).all() and outcome.traffic.edge == 0
 
 
 def test_the_audit_trail_tells_prior_evidence_and_posterior(tiny):
-    run = simulate(tiny, "abps-plus", seed=11, rounds=3)
+    run = simulate(tiny, "abps-plus-v1", seed=11, rounds=3)
     accepted = run.decisions.filter(pl.col("decision") == "accepted")
     assert accepted.height and accepted["reason"].str.contains(r"prior .*measured .*now .*break-even").all()
 
 
 def test_bytes_are_those_of_the_packed_frames_and_warm_up_is_free(tiny):
-    whole = simulate(tiny, "abps-plus", seed=11, rounds=4)
-    late = simulate(tiny, "abps-plus", seed=11, rounds=4, settings={"warm_up": "2"})
+    whole = simulate(tiny, "abps-plus-v1", seed=11, rounds=4)
+    late = simulate(tiny, "abps-plus-v1", seed=11, rounds=4, settings={"warm_up": "2"})
     assert 0 < late.bytes.edge < whole.bytes.edge
-    bf16 = simulate(tiny, "abps-plus-bf16", seed=11, rounds=1)
-    int4, int3 = (simulate(tiny, name, seed=11, rounds=1) for name in ("abps-plus-int4", "abps-plus"))
+    bf16 = simulate(tiny, "abps-plus-v1-bf16", seed=11, rounds=1)
+    int4, int3 = (simulate(tiny, name, seed=11, rounds=1) for name in ("abps-plus-v1-int4", "abps-plus-v1"))
     # 16 bits against 4 or 3 and a share of a scale, and the frames' headers.
     assert 3.3 < bf16.bytes.edge / int4.bytes.edge < 16 / 4.25
     assert 4.0 < bf16.bytes.edge / int3.bytes.edge < 16 / 3.25
@@ -165,7 +165,7 @@ def test_bytes_are_those_of_the_packed_frames_and_warm_up_is_free(tiny):
 @pytest.mark.parametrize("policy", ["thompson", "bayes-ucb", "gumbel", "mean", "random"])
 @pytest.mark.parametrize("kappa", [1, 3])
 def test_every_policy_pairs_symmetrically_within_capacity(tiny, policy, kappa):
-    run = simulate(tiny, "abps-plus", seed=11, rounds=3, settings={"policy": policy, "kappa": str(kappa)})
+    run = simulate(tiny, "abps-plus-v1", seed=11, rounds=3, settings={"policy": policy, "kappa": str(kappa)})
     accepted = run.decisions.filter(pl.col("decision") == "accepted")
     for (t,), rows in accepted.group_by(["round"]):
         ends = rows["center"].to_list() + rows["peer"].to_list()
@@ -173,7 +173,7 @@ def test_every_policy_pairs_symmetrically_within_capacity(tiny, policy, kappa):
 
 
 def test_bad_settings_are_refused():
-    plus = find("abps-plus")
+    plus = find("abps-plus-v1")
     for setting in (
         {"policy": "ucb2"},
         {"kappa": "0"},
@@ -186,7 +186,7 @@ def test_bad_settings_are_refused():
 
 
 def test_a_peer_that_was_just_met_has_little_news_and_is_asked_after_its_equals(here):
-    method = with_settings(find("abps-plus"), {"renewal": "5", "policy": "mean"})
+    method = with_settings(find("abps-plus-v1"), {"renewal": "5", "policy": "mean"})
     diary = Experience.none().observe(
         np.array([0, 0]), np.array([1, 2]), 3, np.full(2, 0.7), np.full(2, 0.05)
     )
@@ -254,7 +254,7 @@ def test_a_center_that_loses_by_mixing_asks_more_of_its_peers(here):
 
 def test_new_data_are_published_anew_and_paid_for(here, world):
     """In the first round after they came; in the others nobody pays for what is known."""
-    method = with_settings(find("abps-plus"), {"price": "10"})  # so dear that nobody calls
+    method = with_settings(find("abps-plus-v1"), {"price": "10"})  # so dear that nobody calls
     course = Course.start(method, here)
     other = world(here.learner.training, replace(here.data, metadata=here.data.metadata[::-1]))
     entries, spent = here.data.metadata.shape[1] + here.data.width, []

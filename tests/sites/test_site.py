@@ -54,9 +54,9 @@ PARITY = [
     ("abps-pq-k1", {"proposer_check": "yes", "gamma": "0.05", "order": "index"}),
     ("abps-pq-k1", {"budget": "400000"}),
     ("abps-pq-k1", {"codec": "int4", "reference": "start"}),
-    ("abps-plus", {}),
-    ("abps-plus", {"kappa": "3", "codec": "fp32", "policy": "gumbel"}),
-    ("abps-plus-shapley", {"association": "no", "warm_up": "1", "every": "2"}),
+    ("abps-plus-v1", {}),
+    ("abps-plus-v1", {"kappa": "3", "codec": "fp32", "policy": "gumbel"}),
+    ("abps-plus-v1-shapley", {"association": "no", "warm_up": "1", "every": "2"}),
     ("fedavg", {}),
     ("fedavg", {"codec": "int8", "reference": "start"}),
     ("fedavg-x", {}),
@@ -113,7 +113,7 @@ def test_early_stopping_at_the_same_round(eight, tmp_path):
     close(network)
 
 
-@pytest.mark.parametrize(("method", "settings"), [("abps", {"discount": "0.8"}), ("abps-plus", {})])
+@pytest.mark.parametrize(("method", "settings"), [("abps", {"discount": "0.8"}), ("abps-plus-v1", {})])
 def test_several_short_jobs_are_one_long_one(six, tmp_path, method, settings):
     """Sites are closed and opened again between jobs: nothing but the store remembers."""
     agreement = six.agreement(method, rounds=5, **settings)
@@ -124,7 +124,7 @@ def test_several_short_jobs_are_one_long_one(six, tmp_path, method, settings):
     for name in six.names:
         open_site(six, name, agreement, tmp_path, network)
     run = simulate(six.together, method, seed=11, rounds=5, settings=settings)
-    same = same_usefulness if method == "abps-plus" else same_beliefs
+    same = same_usefulness if method == "abps-plus-v1" else same_beliefs
     same({name: network.sites[name].store for name in six.names}, run.beliefs)
     models = np.stack([network.sites[name].models[0].numpy() for name in six.names])
     np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
@@ -470,8 +470,8 @@ def test_weights_are_a_confirmation(pair):
         ("centralized", {}, "does not run between sites: it pools all rows"),
         ("wpfed", {}, "does not run between sites"),
         ("group-oracle-k1", {}, "declared group"),
-        ("abps-plus-flat", {}, "number of rows"),
-        ("abps-plus", {"noise": 0.5}, "would hide nothing"),
+        ("abps-plus-v1-flat", {}, "number of rows"),
+        ("abps-plus-v1", {"noise": 0.5}, "would hide nothing"),
         ("abps", {"kapa": 3}, "did you mean 'kappa'"),
         ("abpss", {}, "no method 'abpss'"),
     ],

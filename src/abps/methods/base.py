@@ -346,6 +346,10 @@ class Method:
         """What the centers believe of each other, for methods that keep beliefs."""
         return getattr(state, "beliefs", None)
 
+    def heterogeneity(self, world: World, state: Any) -> dict[str, Any] | None:
+        """Whether the centers differ (p, dimensions, kinds, columns), for methods that test it."""
+        return None
+
 
 def grounded(method: Method, world: World) -> World:
     """The world with what was published in it, if it is complete, and what the method makes of it."""

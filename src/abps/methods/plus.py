@@ -1,4 +1,4 @@
-"""abps-plus: selection that learns, and messages of a few bits.
+"""abps-plus-v1: selection that learns, and messages of a few bits.
 
 The paper's frame (beliefs, proposals, capacity, the right to rest) with parts that can learn within fifty
 rounds:
@@ -209,7 +209,7 @@ class ABPSPlus(PeerMethod):
         """Metadata, and how features go with the outcome."""
         if world.n > MOST_CENTERS:
             raise RequestError(
-                f"abps-plus compares all pairs and takes up to {MOST_CENTERS} centers, not {world.n}; "
+                f"abps-plus-v1 compares all pairs and takes up to {MOST_CENTERS} centers, not {world.n}; "
                 "use abps-pq-k1-hom, or cut the federation"
             )
         names: tuple[str, ...] = ()

@@ -110,12 +110,24 @@ def versions() -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True)
+class Heterogeneity:
+    """A test of whether centers differ in their risk: its p-value, in how many dimensions they do, how many
+    kinds of centers there are, and the columns that carry most of it."""
+
+    p: float
+    dimensions: int
+    kinds: int
+    columns: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """One method, one seed, one federation.
 
     device: where centers trained and predicted; another one rounds otherwise.
     attack: members that attacked, as they were asked for; nothing where none did.
+    heterogeneity: whether centers differ, for methods that test it.
     trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
     models, beliefs, answers (logits of the test rows): of a run that was just computed; not written to disk.
     """
@@ -138,6 +150,7 @@ class Run:
     attack: str = ""
     scored: Scored = field(default_factory=Scored)
     versions: dict[str, str] = field(default_factory=versions)
+    heterogeneity: Heterogeneity | None = None
     trail: pl.DataFrame | Path | None = None
     models: torch.Tensor | None = None
     beliefs: Beliefs | None = None
@@ -197,7 +210,7 @@ UNWRITTEN: Final = ("trail", "models", "beliefs", "answers")
 
 #: What is written, in this order, and its type; and where null says something else than "not defined".
 _WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name not in UNWRITTEN}
-_NULLABLE: Final = ("data", "config")
+_NULLABLE: Final = ("data", "config", "heterogeneity")
 
 
 def _plain(value: Any) -> Any:

@@ -34,7 +34,7 @@ from abps.learn.training import Learner, Training
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
-from abps.simulator.result import Bytes, History, RestShares, Run, accuracy, scored_on
+from abps.simulator.result import Bytes, Heterogeneity, History, RestShares, Run, accuracy, scored_on
 from abps.simulator.rounds import Course, Outcome
 from abps.stats.guarantees import Standing, standing
 from abps.wire.codecs import codec
@@ -158,6 +158,7 @@ def simulate(
         ),
         seconds=round(time.perf_counter() - began, 3),
         trail=track.trail(),
+        heterogeneity=_tested(config, course.world, final),
         models=getattr(final, "models", None),
         beliefs=config.beliefs(final),
         answers=logits,
@@ -189,6 +190,12 @@ def fedavg_bytes(data: Prepared) -> int:
     paper = Training().factory(data.plain or data.width)
     weights = sum(parameter.numel() for parameter in paper.parameters())
     return data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), weights)
+
+
+def _tested(config: Method, world: World, state: Any) -> Heterogeneity | None:
+    """The method's test of whether centers differ, if it makes one."""
+    found = config.heterogeneity(world, state)
+    return None if found is None else Heterogeneity(**found)
 
 
 class Track:

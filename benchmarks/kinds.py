@@ -1,0 +1,130 @@
+"""What abps-plus gains, world by world: the table of docs/abps-plus.md.
+
+    python benchmarks/kinds.py --out kinds.jsonl                      # all synthetic worlds, 3 seeds
+    python benchmarks/kinds.py --world p12=p12fed.parquet --out p12.jsonl
+    python benchmarks/kinds.py --null 100                             # how often the test finds what is not there
+
+Every method shares the same model (gam) and has the same 50 rounds. Runs that are in --out already are not
+repeated, and the table is printed from all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from abps.cli.options import complete
+from abps.data.federation import Federation
+from abps.data.roles import Roles
+from abps.data.table import load
+from abps.methods.kindred import Kindred
+from abps.simulator.simulate import simulate
+
+WORLDS = {
+    "severe": "icu-synthetic:heterogeneity=4",
+    "severe, metadata tell nothing": "icu-synthetic:heterogeneity=4,aligned=false",
+    "medium": "icu-synthetic:heterogeneity=2",
+    "mild": "icu-synthetic:heterogeneity=1",
+    "none": "icu-synthetic:heterogeneity=0",
+    "own risk each": "icu-synthetic:heterogeneity=4,aligned=false,groups=230",
+    "one in forty is odd": "icu-synthetic:heterogeneity=4,alike=0.975",
+}
+
+METHODS = ("local-best", "fedavg", "feddyn", "ditto", "random-k1", "group-oracle-k1", "abps-plus")
+
+
+def federation(data: str) -> Federation:
+    """A built-in federation, or a table of ours that carries its roles."""
+    return load(data, complete(data, Roles(label="", center=""))) if data.endswith(".parquet") else load(data)
+
+
+def one(data: Federation, method: str, seed: int) -> dict[str, object]:
+    """A run as a line of numbers."""
+    model = None if method in ("local-best", "abps-plus") else "gam"
+    run = simulate(data, method, seed=seed, model=model)
+    tested = run.heterogeneity
+    return {
+        "method": method,
+        "seed": seed,
+        "auroc": run.auroc.mean,
+        "edge": run.bytes.vs_fedavg,
+        "all": run.bytes.all_vs_fedavg,
+        "rest": run.rest.share,
+        "per_center": run.auroc.per_center,
+        "p": None if tested is None else tested.p,
+        "dimensions": None if tested is None else tested.dimensions,
+        "kinds": None if tested is None else tested.kinds,
+    }
+
+
+def false_positives(count: int) -> None:
+    """How often the test says at 5 % that alike centers differ: small federations, a world and seed each."""
+    method = Kindred(last=())
+    found = []
+    for seed in range(count):
+        data = load(f"icu-synthetic:centers=40,heterogeneity=0,seed={1000 + seed}")
+        run = simulate(data, method, seed=1000 + seed, rounds=5)
+        assert run.heterogeneity is not None
+        found.append(run.heterogeneity.p)
+        share = np.mean(np.array(found) < 0.05)
+        print(
+            f"{len(found)} federations: {100 * share:.1f} % below 0.05, median {np.median(found):.2f}",
+            flush=True,
+        )
+
+
+def table(lines: list[dict[str, object]]) -> None:
+    """Mean AUROC of every method in every world, and the share of the oracle's gain."""
+    worlds = list(dict.fromkeys(line["world"] for line in lines))
+    for world in worlds:
+        mine = [line for line in lines if line["world"] == world]
+        seeds = sorted({line["seed"] for line in mine if line["method"] == "abps-plus"})  # type: ignore[type-var]
+        print(f"\n{world} (seeds {', '.join(map(str, seeds))})")
+        means = {}
+        for method in dict.fromkeys(line["method"] for line in mine):
+            of = [line for line in mine if line["method"] == method]
+            values = [float(line["auroc"]) for line in of]  # type: ignore[arg-type]
+            means[method] = float(np.mean(values))
+            told = " ".join(f"{value:.3f}" for value in values)
+            extra = f" all {of[0]['all']:.4f}x rest {of[0]['rest']:.2f} p {of[0]['p']} kinds {of[0]['kinds']}"
+            print(f"  {method:18s} {means[method]:.4f}  [{told}]{extra}")
+        if {"group-oracle-k1", "random-k1", "abps-plus"} <= set(means):
+            gain = means["group-oracle-k1"] - means["random-k1"]
+            if gain > 0.01:
+                share = (means["abps-plus"] - means["random-k1"]) / gain
+                print(f"  share of the oracle's gain: {100 * share:.0f} %")
+
+
+def main() -> None:
+    """Run what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("kinds.jsonl"))
+    parser.add_argument("--seeds", default="101,102,103")
+    parser.add_argument("--world", action="append", help="NAME=DATA; default: the synthetic worlds")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--null", type=int, help="count false positives in this many federations instead")
+    asked = parser.parse_args()
+    if asked.null:
+        false_positives(asked.null)
+        return
+    worlds = dict(pair.split("=", 1) for pair in asked.world) if asked.world else WORLDS
+    lines = [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out.exists() else []
+    there = {(line["world"], line["method"], line["seed"]) for line in lines}
+    for seed in map(int, asked.seeds.split(",")):
+        for world, spec in worlds.items():
+            data = federation(spec)
+            for method in asked.methods.split(","):
+                if (world, method, seed) in there or (method == "group-oracle-k1" and data.groups is None):
+                    continue
+                line = {"world": world} | one(data, method, seed)
+                lines.append(line)
+                with asked.out.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+    table(lines)
+
+
+if __name__ == "__main__":
+    main()

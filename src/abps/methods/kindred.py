@@ -1,0 +1,527 @@
+"""abps-plus: pairs among one's own kind, where there are kinds, and otherwise pairs at random.
+
+The paper's frame (proposals, capacity, the right to rest, one partner a round) on a model worth sharing (an
+additive one of a few hundred weights), with what the centers' own patients say of each other in the place of
+guesses from metadata:
+
+* *roll call*: a few times in a study all send their models to a board, which tells the mean; each computes
+  the score of its own patients at that common model and sends it, with what its score would be by chance
+  (:mod:`abps.stats.spectrum`). The board tests whether centers differ at all, finds kinds, and tells every
+  center its kin (:mod:`abps.stats.kinship`). The board is anybody who can count; it sees sums over patients;
+* *choice*: partners are drawn at random from one's kin, if both count each other so; where nothing differs,
+  or where variance saved is worth more than the bias brought, from everybody: to the byte what ``random-k1``
+  does;
+* *rest*: a center without kin does not call;
+* *judgement*: what a mix takes off the loss on validation rows, which no model here was trained on. A mix
+  that surely harms is not adopted, and a peer that was seen to harm is not called or answered again,
+  whatever it or the board say of it: the public part is a prior, own measurements decide;
+* *last steps*: training steps shorten towards the end, so that partners agree; after the last round every
+  center may move on by itself, held near what its kin agreed on, as far as that lowers the mean validation
+  loss of the whole federation (one number a center).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from abps.core import permutation, streams
+from abps.core.errors import RequestError
+from abps.core.matching import Answer, Plan
+from abps.core.settings import validate
+from abps.core.usefulness import Experience
+from abps.learn.metrics import Segments, labels_of, row_losses
+from abps.learn.mixtures import mixtures
+from abps.learn.training import Objective, Training
+from abps.methods.abps import trail_of
+from abps.methods.base import Decisions, Floats, Ints, Kind, Models, Wire, World
+from abps.methods.pairing import flat
+from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply, Worth
+from abps.stats import kinship, spectrum
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
+
+#: What a board tells before the columns' loadings: p, dimensions, kinds, what public vectors add.
+_HEAD = 4
+
+
+@dataclass(frozen=True)
+class Roll:
+    """When centers are asked, and what is made of it.
+
+    first: rounds of random pairs before the first roll call.  again: rounds after which it is renewed.
+    level: the test's level.  parameters: free parameters per shared weight in the sum of variance and bias.
+    least: a center with fewer positive or negative training rows tells nothing about them.
+    public: whether published metadata may help to tell kinds.
+    """
+
+    first: int = 4
+    again: tuple[int, ...] = (12,)
+    level: float = 0.05
+    parameters: float = 1.0
+    least: int = 3
+    public: bool = True
+
+    def __post_init__(self) -> None:
+        if self.first < 1 or any(t <= self.first for t in self.again):
+            raise RequestError(
+                f"first={self.first}, again={self.again}: choose at least 1, and later rounds after it"
+            )
+        if not 0 <= self.level < 1:
+            raise RequestError(f"level={self.level}: choose 0 (never) to below 1")
+
+    def on(self, t: int) -> bool:
+        """Whether a roll call comes before round t."""
+        return self.level > 0 and t - 1 in (self.first, *self.again)
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What own measurements may overrule.
+
+    harm: the loss on validation rows (nats a row) from which a peer is harmful; 0: nobody is ever refused.
+    sure: how sure a center must be of it.  spread: deviation of what a peer's mix takes off the loss, before
+    anything is seen.  ageing: deviation by which that moves in a round, as models move.
+    """
+
+    harm: float = 0.05
+    sure: float = 0.95
+    spread: float = 0.1
+    ageing: float = 0.001
+
+
+@dataclass(frozen=True, eq=False)
+class Standing(Models):
+    """Models (r, P), who is whose kin, what was measured.
+
+    everybody: (r,) who keeps to nobody.  start, peer: each center's kin, ``peer[start[i]:start[i+1]]``.
+    same: how probably each of these is of the center's own kind.
+    experience: what mixes took off the loss on validation rows.
+    reference: (shared,) the common model of the last roll call, or nothing.
+    test: what the board told of the differences: p, dimensions, kinds, what public vectors add, then every
+    column's share.  strength: of the pull to what kin agreed on in the last steps; 0: no last steps.
+    """
+
+    everybody: NDArray[np.bool_]
+    start: Ints
+    peer: Ints
+    same: Floats
+    experience: Experience
+    reference: Tensor
+    test: Floats
+    strength: float = 0.0
+
+    def placed(self, place: Ints, n: int) -> Standing:
+        """With members in other places."""
+        return replace(self, peer=place[self.peer], experience=self.experience.placed(place))
+
+    def kin(self, row: int) -> Ints:
+        """The kin of the center in a row."""
+        return self.peer[self.start[row] : self.start[row + 1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """What is believed of peers that were measured: what a mix with them takes off a center's loss.
+
+    center, peer: (k,), every pair once.  mean, sd: of the posterior, in nats a row.  count: measurements.
+    """
+
+    center: Ints
+    peer: Ints
+    mean: Floats
+    sd: Floats
+    count: Floats
+
+    def helps(self) -> Floats:
+        """(k,) the probability that a mix lowers the loss."""
+        return np.asarray(stats.norm.cdf(self.mean / self.sd))
+
+
+@dataclass(frozen=True)
+class Kindred(PeerMethod):
+    """roll: the roll calls.  judging: own measurements.  fade: share of the rounds, at the end, in which
+    steps shorten to nothing.  last: strengths tried for the last steps.  last_rounds: how many rounds' worth
+    of training they are.  policy: kin, or random (the control: no roll call for kin).
+    """
+
+    training: Training = field(default_factory=lambda: Training.of("gam"))
+    wire: Wire = field(default_factory=lambda: Wire("int8", private_layers=1, reference="start"))
+    roll: Roll = field(default_factory=Roll)
+    judging: Judging = field(default_factory=Judging)
+    fade: float = 0.3
+    last: tuple[float, ...] = (2.0, 0.7, 0.3, 0.1)
+    last_rounds: int = 5
+    policy: Literal["kin", "random"] = "kin"
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if not 0 <= self.fade <= 1:
+            raise RequestError(f"fade={self.fade}: a share of the rounds, choose 0 to 1")
+        if any(strength <= 0 for strength in self.last):
+            raise RequestError(f"last={self.last}: choose strengths above 0, or none")
+
+    @property
+    def kind(self) -> Kind:
+        """By mutual proposals."""
+        return "mutual"
+
+    def between_sites(self) -> str:
+        """Sites have no board yet."""
+        return "its roll calls need a board that hears all sites; it runs in the simulation only"
+
+    def init(self, world: World) -> Standing:
+        """The common start; everybody is as good as any other."""
+        none = np.zeros(0, dtype=np.int64)
+        return Standing(
+            world.common_start(),
+            np.ones(world.r, dtype=bool),
+            np.zeros(world.r + 1, dtype=np.int64),
+            none,
+            np.zeros(0),
+            Experience.none(),
+            torch.zeros(0),
+            np.full(_HEAD, np.nan),
+        )
+
+    # Training ------------------------------------------------------------------------------------------
+
+    def train(self, world: World, state: Standing, t: int, alone: bool) -> Standing:
+        """The local steps, shorter towards the end."""
+        trained = world.learner.train(state.models, t)
+        step = self.step(t, world.horizon)
+        if step < 1:
+            trained = torch.lerp(state.models, trained, step)
+        return replace(state, models=trained)
+
+    def step(self, t: int, horizon: int) -> float:
+        """The share of a round's training that is taken: 1, and in the last rounds less and less."""
+        left = 1.0 - (t - 1) / horizon
+        return min(1.0, left / self.fade) if self.fade else 1.0
+
+    def moved_on(self, world: World, models: Tensor, strength: float) -> Tensor:
+        """(r, P) every center's model after steps by itself, held near where they began."""
+        held = Objective(strength=strength, anchor=models)
+        return world.learner.train(
+            models, world.horizon + 1, held, epochs=self.last_rounds * world.learner.training.epochs
+        )
+
+    # Roll calls ----------------------------------------------------------------------------------------
+
+    def questions(self, world: World, t: int) -> int:
+        """Two when kin are looked for: what the common model is, and what the scores are. One about the last
+        steps before the last round."""
+        if self.policy != "random" and self.roll.on(t):
+            return 2
+        return int(t == world.horizon and bool(self.last))
+
+    def reply(self, world: World, state: Standing, t: int, question: int) -> Reply:
+        """The shared weights; the scores; or what last steps take off the validation loss."""
+        if not self.roll.on(t):
+            gains = self.last_gains(world, state)
+            return Reply(gains, 4 * gains.shape[1])
+        if question == 0:
+            shared = state.models[:, : self.wire.shared(world)]
+            sent = self.wire.deliver(world, shared, world.horizon + t)
+            return Reply(sent.numpy().astype(np.float64), self.wire.payload(world))
+        return scores(world, state.models, state.reference, t, self.roll)
+
+    def board(self, answers: Floats, sizes: Floats, t: int, question: int) -> Notice:
+        """The mean model; everybody's kin; or how strongly last steps are held."""
+        if not self.roll.on(t):
+            return Notice.to_all(np.array([self.strongest(answers)]), len(answers), 4)
+        if question == 0:
+            there = ~np.isnan(answers).any(axis=1)
+            mean = ((sizes[there] / sizes[there].sum()) @ answers[there]).astype(np.float32)
+            # Told in two bytes a weight.
+            rounded = codec("bf16").arrive(mean[None])[0].astype(np.float64)
+            return Notice.to_all(rounded, len(answers), frame_size(codec("bf16"), len(mean)))
+        return self.kin_of(answers)
+
+    def informed(self, world: World, state: Standing, notice: Notice, t: int, question: int) -> Standing:
+        """The state with what the board told."""
+        if not self.roll.on(t):
+            return replace(state, strength=float(notice.common[0]))
+        if question == 0:
+            return replace(state, reference=torch.from_numpy(notice.common.astype(np.float32)))
+        told = [notice.only(int(place)) for place in world.here]
+        kin = [mine[1:].reshape(2, -1) for mine in told]
+        return replace(
+            state,
+            everybody=np.array([bool(mine[0]) for mine in told]),
+            start=np.concatenate([[0], np.cumsum([mine.shape[1] for mine in kin])]),
+            peer=np.concatenate([mine[0] for mine in kin]).astype(np.int64),
+            same=np.concatenate([mine[1] for mine in kin]),
+            test=notice.common,
+        )
+
+    def kin_of(self, answers: Floats) -> Notice:
+        """Who is whose kin, from what all told: width, null draws, shared weights, then what
+        :func:`scores` says."""
+        n = len(answers)
+        there = np.asarray(~np.isnan(answers).any(axis=1))
+        k, count, weights = (int(value) for value in answers[there][0, :3])
+        told = np.where(there[:, None], answers, 0.0)[:, 3:]
+        told, public = told[:, : 1 + k * (1 + count)], told[:, 1 + k * (1 + count) :]
+        seen = spectrum.spectrum(
+            spectrum.Scores(told[:, 1 : 1 + k], told[:, 1 + k :].reshape(n, count, k), told[:, 0]),
+            self.roll.level,
+        )
+        kinds, says = 1, 0.0
+        mine = [np.array([1.0])] * n
+        if seen.dimensions:
+            # One that has told nothing of its patients still tells what it publishes.
+            where = kinship.whereabouts(seen.position, seen.information, public if self.roll.public else None)
+            kin = kinship.kin(where, seen.information, self.roll.parameters * weights)
+            kinds, says = where.member.shape[1], where.public
+            mine = []
+            for i in range(n):
+                peers = kin.of(i)
+                same = where.same_kind(np.full(len(peers), i), peers)
+                mine.append(np.concatenate([[float(kin.everybody[i])], peers, same]))
+        start = np.concatenate([[0], np.cumsum([len(each) for each in mine])])
+        head = np.array([seen.p, seen.dimensions, kinds, says])
+        told = np.concatenate(mine)
+        common = np.concatenate([head, seen.loading])
+        # A place takes four bytes, how probably it is of the same kind one more, a column's share one.
+        size = n * (4 * _HEAD + k) + int(n + 2.5 * (len(told) - n))
+        return Notice(common, start, told, size)
+
+    def last_gains(self, world: World, state: Standing) -> Floats:
+        """(r, strengths) what last steps take off each center's mean loss on validation rows."""
+        before = mean_losses(world, state.models)
+        moved = [mean_losses(world, self.moved_on(world, state.models, strength)) for strength in self.last]
+        return np.stack([before - after for after in moved], axis=1)
+
+    def strongest(self, gains: Floats) -> float:
+        """The strength with the largest mean gain, if that is surely above zero: by two standard errors."""
+        gains = gains[~np.isnan(gains).any(axis=1)]
+        if len(gains) < 3:
+            return 0.0
+        mean = gains.mean(axis=0)
+        error = gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
+        value = np.where(mean > 2.0 * error, mean, 0.0)
+        best = int(np.argmax(value))
+        return self.last[best] if value[best] > 0 else 0.0
+
+    # Choosing ------------------------------------------------------------------------------------------
+
+    def opine(self, world: World, state: Standing, trained: Callable[[], Any], t: int) -> Opinion:
+        """Kin in a random order, without those that were seen to harm."""
+        known = self.effects(state.experience, t)
+        refused = self.harmful(known)
+        no = {(int(i), int(j)) for i, j in zip(known.center[refused], known.peer[refused])}
+        keys = streams.bits(world.seed, "tie-break", t, world.ids[world.here])
+        rankings = [Ranking(self, world, state, row, keys[row], no) for row in range(world.r)]
+
+        def answer(row: int, peer: int) -> Answer:
+            if (row, peer) in no:
+                return Answer.DECLINED
+            welcome = state.everybody[row] or bool((state.kin(row) == peer).any())
+            return Answer.ACCEPTED if welcome else Answer.FILTERED
+
+        def trail(plan: Plan) -> Decisions:
+            return self.explained(plan, state, known)
+
+        return Opinion(rankings, answer, np.ones(world.r, dtype=bool), trail=trail)
+
+    def effects(self, seen: Experience, t: int) -> Effects:
+        """What is believed of the peers that were measured, up to round t.
+
+        A peer's effect is expected to be nothing, give or take ``spread``, and drifts as models move.
+        """
+        size = 1 + int(seen.peer.max(initial=0))
+        pair, where = np.unique(seen.center * size + seen.peer, return_inverse=True)
+        weight = 1.0 / (seen.se**2 + self.judging.ageing**2 * (t - seen.round) + 1e-12)
+        total = np.bincount(where, weights=weight, minlength=len(pair)) + 1.0 / self.judging.spread**2
+        mean = np.bincount(where, weights=weight * seen.value, minlength=len(pair)) / total
+        count = np.bincount(where, minlength=len(pair)).astype(np.float64)
+        return Effects(pair // size, pair % size, mean, 1.0 / np.sqrt(total), count)
+
+    def harmful(self, known: Effects) -> NDArray[np.bool_]:
+        """(k,) who surely takes more than ``harm`` from a center's loss in the wrong direction."""
+        if not self.judging.harm:
+            return np.zeros(len(known.mean), dtype=bool)
+        return np.asarray(stats.norm.cdf((-self.judging.harm - known.mean) / known.sd) > self.judging.sure)
+
+    def explained(self, plan: Plan, state: Standing, known: Effects) -> Decisions:
+        """The audit trail, each decision with the kinship and the effect that it was made on."""
+        place = {(int(i), int(j)): k for k, (i, j) in enumerate(zip(known.center, known.peer))}
+
+        def numbers(center: Ints, peer: Ints) -> tuple[Floats, Floats, Floats]:
+            at = np.array([place.get((int(i), int(j)), -1) for i, j in zip(center, peer)], dtype=np.int64)
+            mean = np.where(at >= 0, np.append(known.mean, np.nan)[at], np.nan)
+            count = np.where(at >= 0, np.append(known.count, 0.0)[at], 0.0)
+            same = np.array([self._same(state, int(i), int(j)) for i, j in zip(center, peer)])
+            return same, mean, count
+
+        return trail_of(plan, numbers)
+
+    @staticmethod
+    def _same(state: Standing, row: int, peer: int) -> float:
+        """How probably a peer is of a center's kind: 1 where there are no kinds."""
+        if state.everybody[row]:
+            return 1.0
+        at = np.flatnonzero(state.kin(row) == peer)
+        return float(state.same[state.start[row] + at[0]]) if len(at) else 0.0
+
+    # Learning ------------------------------------------------------------------------------------------
+
+    def learn(self, world: World, state: Standing, trained: Standing, heard: Heard, t: int) -> Learned:
+        """Mix, judge the mix on validation rows, adopt it unless it surely harms."""
+        models, partners = trained.models, heard.partners(world.r)
+        peer, counts = flat(partners)
+        sizes = world.sizes().numpy()
+        rows = sizes[world.here]
+        parts = mixtures(np.arange(world.r), peer, counts, sizes, own_weights=rows)
+        validation = world.data.validation
+        before = world.learner.logits(models, validation)
+        mixed, after = world.learner.settle(models, heard.arrived, parts, validation)
+        gain, se = gains(world, before, after)
+        # A handful of events on one side says little, and its error still less.
+        few = np.minimum(validation.positives(), validation.sizes - validation.positives()) < self.roll.least
+        gain = np.where(few, np.nan, gain)
+        met = np.flatnonzero(counts > 0)
+        harmed = gain + 2.0 * se < -self.judging.harm if self.judging.harm else np.zeros(world.r, dtype=bool)
+        surely = met[harmed[met]]
+        mixed[torch.from_numpy(surely)] = models[torch.from_numpy(surely)]
+        # With one partner a mix is its partner's doing.
+        center, who = np.repeat(np.arange(world.r), counts), peer
+        experience = state.experience.observe(center, who, t, gain[center], se[center])
+        if t == world.horizon and state.strength:
+            mixed = self.moved_on(world, mixed, state.strength)
+        told = np.isfinite(gain[center]) & np.isfinite(se[center])
+        value = np.clip(0.5 + gain[center], 0.0, 1.0)
+        worth = Worth(center[told], who[told], value[told], se[center][told])
+        return Learned(replace(state, models=mixed, experience=experience), worth)
+
+    def beliefs(self, state: Standing) -> Any:
+        """What centers believe of the peers that they have measured."""
+        last = int(state.experience.round.max(initial=0))
+        return self.effects(state.experience, last)
+
+    def heterogeneity(self, world: World, state: Standing) -> dict[str, Any] | None:
+        """The last test: p, in how many dimensions centers differ, how many kinds there are, and the columns
+        that carry at least a tenth of the difference, most first."""
+        if np.isnan(state.test[0]):
+            return None
+        p, dimensions, kinds = state.test[:3]
+        share = state.test[_HEAD:]
+        names = [world.data.columns[k] for k in score_columns(world.data.columns)]
+        most = [int(k) for k in np.argsort(-share, kind="stable") if share[k] >= 0.1]
+        return {
+            "p": float(p),
+            "dimensions": int(dimensions),
+            "kinds": int(kinds),
+            "columns": tuple(names[k].removesuffix(" ~1") for k in most),
+        }
+
+
+class Ranking:
+    """A center's peers in a random order, worked out as far as they are asked."""
+
+    def __init__(
+        self,
+        method: Kindred,
+        world: World,
+        state: Standing,
+        row: int,
+        key: np.uint64,
+        refused: set[tuple[int, int]],
+    ) -> None:
+        self.own, self.n, self.row, self.key, self.refused = int(world.here[row]), world.n, row, key, refused
+        self.kin = None if state.everybody[row] else state.kin(row)
+
+    def __len__(self) -> int:
+        return self.n - 1 if self.kin is None else len(self.kin)
+
+    def __iter__(self) -> Iterator[int]:
+        for j in self._order():
+            if j != self.own and (self.row, j) not in self.refused:
+                yield j
+
+    def _order(self) -> Iterator[int]:
+        if self.kin is not None:
+            place = permutation.place_of(self.kin, self.key, self.n)
+            yield from self.kin[np.argsort(place, kind="stable")].tolist()
+            return
+        for at in range(0, self.n, 256):
+            some = np.arange(at, min(at + 256, self.n))
+            yield from permutation.peer_at(some, self.key, self.n).tolist()
+
+
+def score_columns(names: tuple[str, ...]) -> list[int]:
+    """The columns that scores are told of: each encoded column once, of smooth terms the first, which is
+    nearly the column itself."""
+    return [k for k, name in enumerate(names) if "~" not in name or name.endswith(" ~1")]
+
+
+def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) -> Reply:
+    """What the centers here tell of their patients at the common model, under their own private layers.
+
+    A row: how many columns, null draws and shared weights there are; then information, score, null draws and
+    the public vector. Null draws are rounded to 255 steps: a byte each, and a scale of two a draw.
+    """
+    columns = score_columns(world.data.columns)
+    k, count, rows = len(columns), spectrum.draws(world.n), world.data.train
+    common = models.clone()
+    common[:, : len(reference)] = reference
+    offset = world.learner.logits(common, rows).values.astype(np.float64)
+    told = np.zeros((world.r, 1 + k * (1 + count)))
+    positives = rows.positives()
+    for i in range(world.r):
+        mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
+        if min(positives[i], rows.sizes[i] - positives[i]) < roll.least:
+            continue
+        x = rows.x[mine][:, columns].astype(np.float64)
+        stream = streams.generator(world.seed, "null", t, int(world.ids[world.here[i]]))
+        signs = np.where(stream.integers(0, 2, size=(count, len(x))) > 0, 1.0, -1.0)
+        score, null, information = spectrum.score(x, rows.y[mine].astype(np.float64), offset[mine], signs)
+        told[i] = np.concatenate([[information], two_bytes(score), bytes_each(null).ravel()])
+    fixed = np.tile([float(k), float(count), float(len(reference))], (world.r, 1))
+    public = world.data.metadata
+    values = np.concatenate([fixed, told.astype(np.float32).astype(np.float64), public], axis=1)
+    return Reply(values, 4 * (4 + public.shape[1]) + 2 * k + count * (k + 2))
+
+
+def two_bytes(values: Floats) -> Floats:
+    """(k,) rounded to two bytes each."""
+    return codec("bf16").arrive(values.astype(np.float32)[None])[0].astype(np.float64)
+
+
+def bytes_each(values: Floats) -> Floats:
+    """(b, k) rounded to 255 steps of each row's largest size."""
+    most = np.abs(values).max(axis=1, keepdims=True)
+    step = np.where(most > 0, most / 127.0, 1.0)
+    return np.asarray(np.rint(values / step) * step)
+
+
+def mean_losses(world: World, models: Tensor) -> Floats:
+    """(r,) every center's mean log-loss on its validation rows; NaN where it has none."""
+    rows = world.data.validation
+    loss = row_losses(world.learner.logits(models, rows), labels_of(rows)).values
+    owner = np.repeat(np.arange(world.r), rows.sizes)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.bincount(owner, weights=loss, minlength=world.r) / rows.sizes)
+
+
+def gains(world: World, before: Segments, after: Segments) -> tuple[Floats, Floats]:
+    """(r,) what a change of models takes off the validation log-loss, and its standard error over rows.
+
+    before, after: the models' logits on validation rows.
+    """
+    rows = world.data.validation
+    labels = labels_of(rows)
+    gain = row_losses(before, labels).values - row_losses(after, labels).values
+    owner = np.repeat(np.arange(world.r), rows.sizes)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.bincount(owner, weights=gain, minlength=world.r) / rows.sizes
+        square = np.bincount(owner, weights=gain**2, minlength=world.r) / rows.sizes
+        return mean, np.sqrt(np.maximum(square - mean**2, 0.0) / (rows.sizes - 1))
