@@ -2,7 +2,7 @@
 
     python benchmarks/kinds.py --out kinds.jsonl                      # all synthetic worlds, 3 seeds
     python benchmarks/kinds.py --world p12=p12fed.parquet --out p12.jsonl
-    python benchmarks/kinds.py --null 100                             # how often the test finds what is not there
+    python benchmarks/kinds.py --null 100            # how often the test finds what is not there
 
 Every method shares the same model (gam) and has the same 50 rounds. Runs that are in --out already are not
 repeated, and the table is printed from all of them.
