@@ -70,7 +70,7 @@ def test_every_state_survives_the_journey_and_the_run_goes_on(ready, name) -> No
 @pytest.mark.parametrize("name", ["abps", "abps-p", "abps-plus", "abps-plus-v1", "defta", "gossip", "ditto"])
 def test_members_may_change_their_places(ready, name) -> None:
     """Everybody moves one place on and somebody new comes first: opinions move along."""
-    method = with_settings(CATALOG[name].config, {"hidden": "8,4"} | CASES[name])
+    method = with_settings(CATALOG[name].config, {"hidden": "8,4"} | CASES.get(name, {}))
     learner = StackedLearner(ready, method.training, method.training.factory, 11)
     course = Course.start(method, World(learner, ready, learner.ids, 11, 5))
     for t in (1, 2):
