@@ -49,7 +49,8 @@ every_method = pytest.mark.parametrize("case", CASES)
 def run(tiny: Federation, case: str, engine: str = "simulate", **more: Any) -> Run:
     """Two rounds of a case on the tiny federation."""
     name, settings = CASES[case]
-    settings = SMALL | {k: str(v) for k, v in (settings | more).items()}
+    # Everybody on the paper's network, also those that would choose another model.
+    settings = {"model": "mlp"} | SMALL | {k: str(v) for k, v in (settings | more).items()}
     return simulate(
         tiny, name, seed=11, rounds=int(settings.pop("rounds", ROUNDS)), settings=settings, engine=engine
     )
