@@ -9,8 +9,9 @@ _NAMES = (
     "centralized local local-best pooled-best glm-exact local-stopped centralized-stopped fedavg fedavg-p "
     "fedavg-pq fedavg-x fedprox feddyn moon bnn fedavgm scaffold fedper fedrep ditto decefl defta wpfed "
     "dpsgd gossip random-k1 random-k3 group-oracle-k1 abps abps-p abps-q abps-pq-k1 abps-pq-k1-hom "
-    "abps-pq-k1-div abps-pq-k1-align abps-x abps-plus abps-plus-int4 abps-plus-bf16 abps-plus-shapley "
-    "abps-plus-flat abps-plus-open abps-plus-greedy"
+    "abps-pq-k1-div abps-pq-k1-align abps-x abps-plus abps-plus-random abps-plus-plain abps-plus-v1 "
+    "abps-plus-v1-int4 abps-plus-v1-bf16 abps-plus-v1-shapley abps-plus-v1-flat abps-plus-v1-open "
+    "abps-plus-v1-greedy"
 )
 NAMES: Final = _NAMES.split()
 
