@@ -14,8 +14,8 @@ import abps
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import Rows, prepare
+from abps.data.scales import Scale, agree, summarise
 from abps.data.splines import bends, design_of, terms_of
-from abps.data.statistics import Scale, agree, summarise
 from abps.learn.additive import Linear, largest_curvature
 from abps.learn.batched import StackedLearner
 from abps.learn.joint import without_network

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from abps.data.folds import folds_of, most_folds
 from abps.learn.boosting import DEPTH, FEWEST, MOST_BINS, PENALTY, RATE, boost
 from abps.learn.ridge import ridge_path
-from abps.learn.splines import BENDS, spline_basis
+from abps.learn.spline_regression import BENDS, spline_basis
 from abps.learn.tabular import PENALTIES, choose, fit
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
+from abps.core.choices import listed, validate
 from abps.core.errors import RequestError
-from abps.core.settings import listed, validate
 from abps.learn.batched import StackedLearner
 from abps.methods.base import World
 from abps.methods.catalog import CATALOG

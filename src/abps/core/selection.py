@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from abps.core import permutation, scores, streams
 from abps.core.beliefs import Beliefs, Posterior
+from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.core.matching import Answer, Plan, propose, unwanted
-from abps.core.settings import validate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -45,8 +45,8 @@ PURPOSES: Final = {
     "words": 19,
     "calibration": 20,
     "watch": 21,
-    "attack": 40,
     "null": 22,
+    "attack": 23,
 }
 
 _MASK: Final = (1 << 64) - 1

@@ -4,7 +4,7 @@ Each center encodes its own table by itself; for the models to have the same sha
 same columns in the same order. In a simulation the codebook is read off the whole federation; between
 hospitals it is a small file that people exchange and read: names of columns, names of category levels,
 and nothing that was counted or measured; unless they agreed on common statistics
-(:mod:`abps.data.statistics`), which then stand in it too: the scale of numeric columns.
+(:mod:`abps.data.scales`), which then stand in it too: the scale of numeric columns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
-from abps.data.statistics import FARTHEST, Scale, Statistics
+from abps.data.scales import FARTHEST, Scale, Statistics
 
 #: The schemas that are read; the last one is written.
 SCHEMAS = ("abps.codebook/1", "abps.codebook/2")

@@ -1,7 +1,7 @@
 """From a federation to numbers: impute, standardise, encode; each center by itself.
 
 What a center fits (imputation values, means, standard deviations) it fits on its own training rows, or the
-federation agrees on them once (``standardise="common"``, see :mod:`abps.data.statistics`). What all must
+federation agrees on them once (``standardise="common"``, see :mod:`abps.data.scales`). What all must
 agree on for their models to have the same shape, the list of columns, is the union of what the centers see in
 their training rows: the names of category levels and of columns with gaps. A level that only occurs outside
 the training rows is encoded as "none of the known".
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, candidates, encode_column, sums
 from abps.data.federation import About, Federation
+from abps.data.scales import Summary, agree, oddities, summaries
 from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
-from abps.data.statistics import Summary, agree, oddities, summaries
 
 #: By whose numbers a column is standardised: each center's own, or those that the federation agreed on.
 STANDARDISE = ("own", "common")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column
-from abps.data.statistics import FARTHEST, Scale
+from abps.data.scales import FARTHEST, Scale
 
 Floats = NDArray[np.float64]
 

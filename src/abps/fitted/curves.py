@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.data.statistics import FARTHEST, Scale
+from abps.data.scales import FARTHEST, Scale
 from abps.fitted.model import FittedModel
 
 Floats = NDArray[np.float64]

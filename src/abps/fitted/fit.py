@@ -22,8 +22,8 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, Rows, prepare, side_by_side
+from abps.data.scales import Scale, Statistics
 from abps.data.split import assign_splits, canonical_order
-from abps.data.statistics import Scale, Statistics
 from abps.fitted.evaluation import Evaluation, evaluate, groups_of
 from abps.fitted.inputs import ranges_of
 from abps.fitted.layers import Network, network_of

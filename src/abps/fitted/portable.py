@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
-from abps.data.statistics import FARTHEST
+from abps.data.scales import FARTHEST
 from abps.fitted.model import FittedModel
 from abps.stats.calibration import EDGE
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from abps.data.folds import folds_of, most_folds
 from abps.learn.boosting import boost
 from abps.learn.ridge import losses, ridge_path
-from abps.learn.splines import BENDS, spline_basis
+from abps.learn.spline_regression import BENDS, spline_basis
 
 Floats = NDArray[np.float64]
 

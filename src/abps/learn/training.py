@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.core import streams
+from abps.core.choices import validate
 from abps.core.errors import RequestError
-from abps.core.settings import validate
 from abps.data.prepare import Prepared, Rows
 from abps.learn.additive import largest_curvature
 from abps.learn.contrast import Contrast

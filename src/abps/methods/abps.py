@@ -23,11 +23,11 @@ from abps.core import credit, goals, selection
 from abps.core.beliefs import Beliefs
 from abps.core.candidates import Candidates
 from abps.core.candidates import candidates as candidates_of
+from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.core.goals import Goal
 from abps.core.matching import Plan, Rest
 from abps.core.selection import Selection, Views
-from abps.core.settings import validate
 from abps.core.sparse_selection import select_sparsely
 from abps.data.prepare import Prepared
 from abps.learn.metrics import auroc, log_loss

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.core import streams
+from abps.core.choices import validate
 from abps.core.errors import RequestError
-from abps.core.settings import validate
 from abps.data.prepare import Prepared, Rows
 from abps.learn.metrics import Segments
 from abps.learn.training import Learner, Training

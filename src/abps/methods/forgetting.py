@@ -16,8 +16,8 @@ from torch import Tensor
 
 from abps.core import streams
 from abps.core.beliefs import Beliefs
+from abps.core.choices import validate
 from abps.core.errors import RequestError
-from abps.core.settings import validate
 from abps.data.prepare import Rows
 from abps.learn.metrics import Segments, labels_of, row_losses
 from abps.methods.base import Alarm, World

@@ -33,9 +33,9 @@ from scipy import stats
 from torch import Tensor
 
 from abps.core import permutation, streams
+from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.core.matching import Answer, Plan
-from abps.core.settings import validate
 from abps.core.usefulness import Experience
 from abps.learn.metrics import Segments, labels_of, row_losses
 from abps.learn.mixtures import mixtures

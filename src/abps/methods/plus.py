@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from abps.core import credit, streams
+from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.core.matching import Answer, Plan
-from abps.core.settings import validate
 from abps.core.usefulness import (
     Expectation,
     Experience,

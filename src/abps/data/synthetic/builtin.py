@@ -15,7 +15,7 @@ import polars as pl
 
 from abps.core.errors import RequestError, nearest
 from abps.data.roles import Roles
-from abps.data.synthetic.fedprox import FedproxSynthetic
+from abps.data.synthetic.fedprox_synthetic import FedproxSynthetic
 from abps.data.synthetic.icu import IcuSynthetic
 from abps.data.synthetic.icu_stream import IcuStream
 

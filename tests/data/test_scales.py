@@ -17,8 +17,7 @@ import abps
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, merged
 from abps.data.prepare import codebook, prepare, told_of
-from abps.data.split import assign_splits
-from abps.data.statistics import (
+from abps.data.scales import (
     FEWEST,
     GROUP,
     PROBABILITIES,
@@ -31,6 +30,7 @@ from abps.data.statistics import (
     summaries,
     summarise,
 )
+from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
 
