@@ -65,9 +65,10 @@ class Copy:
         return dict(json.loads(done.stdout))
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory) -> Copy:
-    return Copy(tmp_path_factory.mktemp("copy"))
+@pytest.fixture
+def copy(tmp_path) -> Copy:
+    """A fresh one for each test: a plan looks at foreign methods, and compiles something for it."""
+    return Copy(tmp_path)
 
 
 def changed(before: dict[str, object], after: dict[str, object]) -> set[str]:
