@@ -52,7 +52,7 @@ def begun(given, agreement, folder):
 # A relay that runs altered software
 
 
-@pytest.mark.parametrize("method", ["abps-pq-k1", "abps-plus", "gossip", "local"])
+@pytest.mark.parametrize("method", ["abps-pq-k1", "abps-plus-v1", "gossip", "local"])
 def test_a_relay_gets_no_weights_of_a_method_without_a_server(four, tmp_path, method):
     network, sites = begun(four, four.agreement(method), tmp_path)
     for site in sites:

@@ -247,7 +247,8 @@ def test_a_method_from_elsewhere_runs_on_slurm_and_here_alike(on_slurm, capsys, 
     beside = tmp_path / "beside"
     shutil.copytree(Path(__file__).parents[1] / "foreign", beside)
     monkeypatch.chdir(beside)
-    words = ["compare", "--methods", "local,rotation:ROTATION", "--seeds", "1", *SMALL, "--json", "--out"]
+    words = ["compare", "--methods", "local,rotation:ROTATION", "--no-references", "--seeds", "1"]
+    words += [*SMALL, "--json", "--out"]
     code, out, err = call(capsys, *words, tmp_path / "there", "--executor", "slurm", "--slurm-memory", 1)
     assert code == 0, err
     assert json.loads(out)["runs"]["computed"] == 2
