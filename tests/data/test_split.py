@@ -119,12 +119,13 @@ def test_the_order_of_rows_changes_no_bit(patient):
     frame = pl.concat([frame, frame.head(9)])  # some rows are there twice
     roles = replace(ROLES, patient=patient, drop=() if patient else ("person",))
     shuffled = frame.sample(fraction=1.0, shuffle=True, seed=3)
-    one, two = (prepare(federate(f, roles, "t"), 11) for f in (frame, shuffled))
+    tables = [federate(f, roles, "t") for f in (frame, shuffled)]
+    one, two = (prepare(table, 11) for table in tables)
     for part in ("train", "validation", "test"):
         np.testing.assert_array_equal(getattr(one, part).x, getattr(two, part).x)
         np.testing.assert_array_equal(getattr(one, part).y, getattr(two, part).y)
     np.testing.assert_array_equal(one.metadata, two.metadata)
-    first, second = (abps.simulate(f, "abps-plus", seed=11, rounds=3) for f in (one, two))
+    first, second = (abps.simulate(table, "abps-plus", seed=11, rounds=3) for table in tables)
     assert first.auroc.per_center == second.auroc.per_center
 
 
