@@ -18,6 +18,7 @@ from abps.cli import options
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, merged
 from abps.data.prepare import codebook
+from abps.privacy.small_counts import FLOOR
 from abps.sites import sitefile
 from abps.sites import status as account
 from abps.sites.store import Store
@@ -114,7 +115,7 @@ def init(
         allow=allowed,
     )
     rows = own.read_table()
-    book = codebook(rows, seed=0)
+    book = codebook(rows, seed=0, floor=FLOOR)
     written = [own.write(folder), folder / CODEBOOK]
     files.write_json(written[1], book.to_json())
     if as_json:

@@ -18,7 +18,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
+from abps.data.identifying import identifies
 from abps.data.scales import FARTHEST, Scale, Statistics
+from abps.privacy.small_counts import most_patients
 
 #: The schemas that are read; the last one is written.
 SCHEMAS = ("abps.codebook/1", "abps.codebook/2")
@@ -59,6 +61,8 @@ class Codebook:
     statistics: the scales of numeric columns that were agreed on, or None.
     shared_patients: whether a patient may be known to several centers (by one key). Then every center places
     a patient by the key alone, so that nobody is learned from in one center and scored in another.
+    floor: of how many patients something must be told that leaves a center; 0: of any number, as in a
+    simulation (:mod:`abps.privacy.small_counts`).
     """
 
     columns: tuple[Column, ...]
@@ -66,6 +70,7 @@ class Codebook:
     time: bool = False
     statistics: Statistics | None = None
     shared_patients: bool = False
+    floor: int = 0
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -83,6 +88,7 @@ class Codebook:
             "schema": SCHEMAS[-1],
             "time": self.time,
             **({"shared_patients": True} if self.shared_patients else {}),
+            **({"floor": self.floor} if self.floor else {}),
             "descriptors": list(self.descriptors),
             "columns": [{k: v for k, v in asdict(c).items() if v} for c in self.columns],
         }
@@ -103,7 +109,12 @@ class Codebook:
             given = data.get("statistics")
             statistics = None if given is None else Statistics.from_json(given)
             shared = bool(data.get("shared_patients", False))
-            return Codebook(columns, tuple(data["descriptors"]), bool(data["time"]), statistics, shared)
+            floor = data.get("floor", 0)
+            if type(floor) is not int or floor < 0:
+                raise ValueError(f"a floor of {floor!r}")
+            return Codebook(
+                columns, tuple(data["descriptors"]), bool(data["time"]), statistics, shared, floor
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise RequestError(
                 f"this is not a codebook ({error!r}); make one with `abps site init` and exchange that file"
@@ -113,7 +124,8 @@ class Codebook:
 def merged(books: Sequence[Codebook]) -> Codebook:
     """One codebook for centers that each made their own: every column that any of them has.
 
-    A column that is a number for one and a flag for another is a number; levels are united.
+    A column that is a number for one and a flag for another is a number; levels are united. The highest floor
+    is everybody's.
     """
     if not books:
         raise RequestError("no codebook given; name at least one file")
@@ -143,7 +155,14 @@ def merged(books: Sequence[Codebook]) -> Codebook:
     shared = described[0].intersection(*described[1:])
     described_by_all = tuple(d for d in books[0].descriptors if d in shared)
     shared_patients = any(book.shared_patients for book in books)
-    return Codebook(tuple(columns), described_by_all, books[0].time, _one_scale_each(books), shared_patients)
+    return Codebook(
+        tuple(columns),
+        described_by_all,
+        books[0].time,
+        _one_scale_each(books),
+        shared_patients,
+        max(book.floor for book in books),
+    )
 
 
 def _one_scale_each(books: Sequence[Codebook]) -> Statistics | None:
@@ -156,16 +175,41 @@ def _one_scale_each(books: Sequence[Codebook]) -> Statistics | None:
     return Statistics(scales) if scales else None
 
 
-def candidates(column: pl.Series, train: NDArray[np.bool_]) -> list[Column]:
-    """How one column of a table may be encoded, judged on the training rows."""
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """Who shares a value: of how many patients of one center something must be told.
+
+    owner, patient: (rows,) each row's center, of n, and its patient; no patient: every row is another's.
+    """
+
+    floor: int
+    owner: NDArray[np.int32]
+    n: int
+    patient: NDArray[np.int64] | None = None
+
+    def enough(self, rows: NDArray[np.bool_]) -> bool:
+        """Whether these rows of some center are of so many patients."""
+        return most_patients(rows, self.owner, self.patient, self.n) >= self.floor
+
+
+def candidates(column: pl.Series, train: NDArray[np.bool_], sharing: Sharing | None = None) -> list[Column]:
+    """How one column of a table may be encoded, judged on the training rows.
+
+    sharing: of how many patients a level or a gap must be; a column that names people is then not encoded.
+    """
     name = column.name
     found: list[Column] = []
+    if sharing is not None and identifies(column, sharing.patient, sharing.floor):
+        return found
     rare = min(RARE_LEVEL, max(1, int(train.sum()) // 100))
     if column.dtype == pl.String or column.dtype == pl.Categorical:
         text = column.cast(pl.String)
         seen = text.filter(pl.Series(train)).drop_nulls().value_counts(sort=True)
         frequent = seen.filter(seen["count"] >= rare)
-        levels = sorted(frequent[name].to_list()[:MOST_LEVELS])
+        levels = frequent[name].to_list()
+        if sharing is not None:
+            levels = [v for v in levels if sharing.enough((text == v).fill_null(False).to_numpy() & train)]
+        levels = sorted(levels[:MOST_LEVELS])
         if len(levels) == 2 and text.null_count() == 0:
             levels = levels[:1]  # the second is the absence of the first
         found += [Column(name, "level", level) for level in levels]
@@ -177,7 +221,7 @@ def candidates(column: pl.Series, train: NDArray[np.bool_]) -> list[Column]:
             found.append(Column(name, "number"))
         elif np.unique(values[train & ~gaps]).size > 1:
             found.append(Column(name, "flag"))
-    if rare <= gaps[train].sum() < train.sum():
+    if rare <= gaps[train].sum() < train.sum() and (sharing is None or sharing.enough(gaps & train)):
         found.append(Column(name, "missing"))
     return found
 

@@ -18,11 +18,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
-from abps.data.codebook import Codebook, Column, candidates, encode_column, sums
+from abps.data.codebook import Codebook, Column, Sharing, candidates, encode_column, sums
 from abps.data.federation import About, Federation
 from abps.data.scales import Summary, agree, oddities, summaries
 from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
+from abps.privacy.small_counts import least_rows, rounded
 
 #: By whose numbers a column is standardised: each center's own, or those that the federation agreed on.
 STANDARDISE = ("own", "common")
@@ -83,6 +84,7 @@ class Prepared:
     agreed: bytes that the centers sent and received for common statistics.
     warnings: what looks wrong in the columns, one sentence each.
     splines: whether numeric columns are there as the smooth terms of an additive model.
+    floor: of how many patients something must be told that leaves a center; 0: of any number.
     """
 
     name: str
@@ -101,6 +103,13 @@ class Prepared:
     agreed: int = 0
     warnings: tuple[str, ...] = ()
     splines: bool = False
+    floor: int = 0
+
+    @cached_property
+    def least(self) -> NDArray[np.int64]:
+        """(centers,) of how many training rows something must be told: of surely ``floor`` patients."""
+        owner = np.repeat(np.arange(self.size), self.train.sizes)
+        return least_rows(owner, self.train.patient, self.size, self.floor)
 
     @property
     def size(self) -> int:
@@ -161,14 +170,18 @@ def encode(
     split: NDArray[np.int8],
     book: Codebook | None = None,
     standardise: str = "own",
+    floor: int = 0,
 ) -> Encoded:
-    """The features, encoded as agreed or as the federation has them."""
+    """The features, encoded as agreed or as the federation has them.
+
+    floor: of how many patients levels and statistics must be told, where no codebook says it.
+    """
     if standardise not in STANDARDISE:
         raise RequestError(f"standardise={standardise!r}: choose {' or '.join(STANDARDISE)}")
     n, train, center = federation.size, split == 0, federation.center
     blocks: list[NDArray[np.float32]] = []
     columns: list[Column] = []
-    for column in _wanted(federation, train) if book is None else book.columns:
+    for column in _wanted(federation, train, floor) if book is None else book.columns:
         block = encode_column(column, federation.features[column.source], center, train, n)
         if book is None and column.kind == "number" and not np.any(block[train]):
             continue  # constant in every center: nothing to learn from
@@ -180,8 +193,8 @@ def encode(
             "check what is dropped and the columns of the table"
         )
     if book is None:
-        book = Codebook(tuple(columns), federation.descriptors, federation.time is not None)
-    told = told_of(federation, split, book.numbers)
+        book = Codebook(tuple(columns), federation.descriptors, federation.time is not None, floor=floor)
+    told = told_of(federation, split, book.numbers, book.floor)
     statistics = agree(told, book.statistics)
     book = replace(book, statistics=statistics if standardise == "common" else None)
     if standardise == "common":
@@ -192,7 +205,9 @@ def encode(
     return Encoded(np.stack(blocks, axis=1), book, oddities(told, statistics))
 
 
-def told_of(federation: Federation, split: NDArray[np.int8], names: tuple[str, ...]) -> dict[str, Summary]:
+def told_of(
+    federation: Federation, split: NDArray[np.int8], names: tuple[str, ...], floor: int = 0
+) -> dict[str, Summary]:
     """What every center of a federation tells of its numeric columns, from its training rows."""
     rows = np.flatnonzero(split == 0)
     rows = rows[np.argsort(federation.center[rows], kind="stable")]
@@ -200,12 +215,15 @@ def told_of(federation: Federation, split: NDArray[np.int8], names: tuple[str, .
     values = np.empty((len(names), len(rows)))
     for k, name in enumerate(names):
         values[k] = federation.features[name].cast(pl.Float64).to_numpy()[rows]
-    return dict(zip(federation.centers, summaries(names, values, start)))
+    patient = None if federation.patient is None else federation.patient[rows]
+    least = least_rows(federation.center[rows], patient, federation.size, floor)
+    return dict(zip(federation.centers, summaries(names, values, start, least)))
 
 
-def _wanted(federation: Federation, train: NDArray[np.bool_]) -> Iterator[Column]:
+def _wanted(federation: Federation, train: NDArray[np.bool_], floor: int) -> Iterator[Column]:
+    sharing = Sharing(floor, federation.center, federation.size, federation.patient) if floor else None
     for column in federation.features.get_columns():
-        yield from candidates(column, train)
+        yield from candidates(column, train, sharing)
 
 
 def codebook(
@@ -213,33 +231,50 @@ def codebook(
     seed: int,
     split: NDArray[np.int8] | None = None,
     standardise: str = "own",
+    floor: int = 0,
 ) -> Codebook:
-    """What the centers of a federation would have to agree on to encode their tables each by itself."""
+    """What the centers of a federation would have to agree on to encode their tables each by itself.
+
+    floor: a codebook that leaves a site has one (:data:`abps.privacy.small_counts.FLOOR`): levels of fewer
+    patients are not in it, nor columns that name people; and what is later published by it is rounded so.
+    """
     split = assign_splits(federation, seed) if split is None else split
-    book = encode(federation, split, standardise=standardise).book
+    book = encode(federation, split, standardise=standardise, floor=floor).book
     # A center by itself cannot know who else has seen its patients.
     return replace(book, shared_patients=federation.size == 1 or patients_cross(federation))
 
 
 def metadata(
-    federation: Federation, split: NDArray[np.int8]
+    federation: Federation, split: NDArray[np.int8], floor: int = 0
 ) -> tuple[NDArray[np.float64], tuple[str, ...], int]:
-    """(centers, k) the vector that each center publishes, the names of its entries, and how many are base."""
+    """(centers, k) the vector that each center publishes, the names of its entries, and how many are base.
+
+    floor: counts are told as multiples of so many patients; 0: as they are.
+    """
     n, train = federation.size, split == 0
     center = federation.center[train]
     count = np.maximum(sums(center, n, np.ones(len(center))), 1)
-    parts = [sums(center, n, federation.label[train]) / count, np.log(count)]
+    patient = None if federation.patient is None else federation.patient[train]
+    base = least_rows(center, patient, n, floor).astype(np.float64)
+
+    def share(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        found = sums(center, n, values)
+        return np.minimum(rounded(found, base), count) / count if floor else found / count
+
+    if floor:
+        count = np.maximum(count, base)
+    parts = [share(federation.label[train].astype(np.float64)), np.log(count)]
     names = ["positive rate", "log training rows"]
     if federation.time is not None:
         parts.append(sums(center, n, federation.time[train]) / count / 2030.0)
         names.append("mean year / 2030")
-    base = len(parts)
+    first = len(parts)
     for name in federation.descriptors:
         values = federation.features[name].cast(pl.Float64).fill_null(0.0).to_numpy()[train]
-        parts.append(sums(center, n, values) / count)
+        parts.append(share(values))
         names.append(f"prevalence of {name}")
     # Published as four-byte numbers: what a center computes with is what its peers see.
-    return np.stack(parts, axis=1).astype(np.float32).astype(np.float64), tuple(names), base
+    return np.stack(parts, axis=1).astype(np.float32).astype(np.float64), tuple(names), first
 
 
 def prepare(
@@ -249,9 +284,11 @@ def prepare(
     split: NDArray[np.int8] | None = None,
     standardise: str = "own",
     splines: bool = False,
+    floor: int = 0,
 ) -> Prepared:
     """Split and encode a federation for one seed, by an agreed codebook or by its own.
 
+    floor: of how many patients something must be told that leaves a center, where no codebook says it.
     splines: numeric columns become the smooth terms of an additive model (see :mod:`abps.data.splines`).
     The order of rows in a file changes nothing.
     """
@@ -260,13 +297,13 @@ def prepare(
     if not federation.in_order:
         order = canonical_order(federation)
         federation, split = federation.take(order), split[order]
-    encoded = encode(federation, split, book, standardise)
+    encoded = encode(federation, split, book, standardise, floor)
     x, made = encoded.x, encoded.book
     columns = tuple(column.name for column in made.columns)
     if splines:
         design = design_of(made)
         x, columns = design.of(x), design.names
-    vectors, names, base = metadata(federation, split)
+    vectors, names, base = metadata(federation, split, made.floor)
 
     def rows(part: int) -> Rows:
         chosen = np.flatnonzero(split == part)
@@ -296,4 +333,5 @@ def prepare(
         agreed=made.statistics.spent if standardise == "common" and made.statistics is not None else 0,
         warnings=encoded.warnings,
         splines=splines,
+        floor=made.floor,
     )

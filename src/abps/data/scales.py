@@ -6,7 +6,8 @@ the same everywhere, and a small center borrows means and deviations that it cou
 
 What a center tells of a column: how many values it has in its training rows, their mean, their variance, and
 the means of groups of neighbouring values in sorted order. A group has at least five values, so no single
-one is told; a center with fewer than ten values of a column says nothing about it. Numbers are four bytes.
+one is told; a center with fewer than ten values of a column says nothing about it. Where a site has a floor,
+both are of at least so many patients. Numbers are four bytes.
 
 Both functions are pure and told in bytes, so a simulation and hospitals that send each other these bytes
 come to the same numbers, bit for bit, in whatever order the centers are.
@@ -61,7 +62,8 @@ class Summary:
     """What one center tells of k numeric columns, in four-byte numbers.
 
     count: (k,) values, 0 where the center says nothing.  mean, variance: (k,).
-    groups: (k, 16) means of groups of neighbouring values, of which ``sketched(count)`` are in use.
+    groups: (k, 16) means of groups of neighbouring values, of which ``sketched(count, group)`` are in use.
+    group: the fewest values of a group.
     """
 
     names: tuple[str, ...]
@@ -69,11 +71,13 @@ class Summary:
     mean: NDArray[np.float32]
     variance: NDArray[np.float32]
     groups: NDArray[np.float32]
+    group: int = GROUP
 
     def to_bytes(self) -> bytes:
-        """As it is sent: a header with a digest of the columns' names, then column by column."""
-        parts = [_HEADER.pack(b"ABPS", 1, len(self.names), _digest(self.names))]
-        for k, used in enumerate(sketched(self.count).tolist()):
+        """As it is sent: a header with the size of groups and a digest of the columns' names, then column by
+        column."""
+        parts = [_HEADER.pack(b"ABPS", self.group, len(self.names), _digest(self.names))]
+        for k, used in enumerate(sketched(self.count, self.group).tolist()):
             parts.append(struct.pack("<I", int(self.count[k])))
             if used:
                 told = np.concatenate([[self.mean[k], self.variance[k]], self.groups[k, :used]])
@@ -84,16 +88,18 @@ class Summary:
     def from_bytes(data: bytes, names: tuple[str, ...]) -> Summary:
         """A summary of these columns as it arrived; anything else is refused."""
         k = len(names)
-        summary = _empty(names)
         try:
-            magic, version, columns, digest = _HEADER.unpack_from(data)
-            if (magic, version, columns, digest) != (b"ABPS", 1, k, _digest(names)):
+            magic, group, columns, digest = _HEADER.unpack_from(data)
+            if (magic, columns, digest) != (b"ABPS", k, _digest(names)):
                 raise ValueError("it is of other columns")
+            if group < GROUP:
+                raise ValueError(f"its groups are of {group} values")
+            summary = _empty(names, group)
             at = _HEADER.size
             for c in range(k):
                 (count,) = struct.unpack_from("<I", data, at)
-                used = int(sketched(np.array([count]))[0])
-                if 0 < count < FEWEST:
+                used = int(sketched(np.array([count]), group)[0])
+                if 0 < count < max(FEWEST, group):
                     raise ValueError(f"{names[c]!r} is told of {count} values")
                 at += 4
                 numbers = np.frombuffer(data, "<f4", 2 + used if count else 0, at)
@@ -110,20 +116,21 @@ class Summary:
         return summary
 
 
-def _empty(names: tuple[str, ...]) -> Summary:
+def _empty(names: tuple[str, ...], group: int) -> Summary:
     k = len(names)
     mean, variance = np.zeros((2, k), np.float32)
-    return Summary(names, np.zeros(k, np.uint32), mean, variance, np.zeros((k, MOST_GROUPS), np.float32))
+    groups = np.zeros((k, MOST_GROUPS), np.float32)
+    return Summary(names, np.zeros(k, np.uint32), mean, variance, groups, group)
 
 
-def sketched(count: NDArray[Any]) -> NDArray[np.int64]:
-    """How many groups are told of so many values: of at least five values each, sixteen at most.
+def sketched(count: NDArray[Any], group: int | NDArray[np.int64] = GROUP) -> NDArray[np.int64]:
+    """How many groups are told of so many values: of at least ``group`` values each, sixteen at most.
 
     >>> sketched(np.array([0, 9, 10, 24, 1000])).tolist()
     [0, 0, 2, 4, 16]
     """
     many = np.asarray(count).astype(np.int64)
-    return np.where(many < FEWEST, 0, np.minimum(many // GROUP, MOST_GROUPS))
+    return np.where(many < np.maximum(FEWEST, group), 0, np.minimum(many // group, MOST_GROUPS))
 
 
 def _digest(names: Sequence[str]) -> bytes:
@@ -131,14 +138,17 @@ def _digest(names: Sequence[str]) -> bytes:
 
 
 @compiled
-def _tell(values, start, count, mean, variance, groups):
-    """Summaries of columns (k, rows) for the centers start[i]:start[i+1]; gaps are not finite."""
+def _tell(values, start, group, count, mean, variance, groups):
+    """Summaries of columns (k, rows) for the centers start[i]:start[i+1]; gaps are not finite.
+
+    group: (n,) the fewest values of a group.
+    """
     for i in range(len(start) - 1):
         for c in range(len(values)):
             mine = values[c, start[i] : start[i + 1]]
             known = mine[np.isfinite(mine)]
             size = len(known)
-            if size < FEWEST:
+            if size < max(FEWEST, group[i]):
                 continue
             # In sorted order: what is told must not depend on the order of rows.
             known = np.sort(np.minimum(np.maximum(known, -LARGEST), LARGEST))
@@ -147,23 +157,30 @@ def _tell(values, start, count, mean, variance, groups):
             for v in known:
                 square += (v - middle) ** 2
             count[i, c], mean[i, c], variance[i, c] = size, middle, square / size
-            used = min(size // GROUP, MOST_GROUPS)
+            used = min(size // group[i], MOST_GROUPS)
             for g in range(used):
                 low, high = g * size // used, (g + 1) * size // used
                 groups[i, c, g] = known[low:high].sum() / (high - low)
 
 
-def summaries(names: tuple[str, ...], values: Floats, start: NDArray[np.int64]) -> tuple[Summary, ...]:
+def summaries(
+    names: tuple[str, ...],
+    values: Floats,
+    start: NDArray[np.int64],
+    least: NDArray[np.int64] | None = None,
+) -> tuple[Summary, ...]:
     """What each of n centers tells of columns (k, rows); center i owns the rows start[i]:start[i+1].
 
     Gaps are NaN. A center tells the same alone as among others.
+    least: (n,) of how many values something must be told, where that is more than five.
     """
     n, k = len(start) - 1, len(names)
+    group = np.full(n, GROUP) if least is None else np.maximum(least, GROUP)
     count, told = np.zeros((n, k), np.uint32), np.zeros((2, n, k), np.float32)
     groups = np.zeros((n, k, MOST_GROUPS), np.float32)
     if k:
-        _tell(np.ascontiguousarray(values, dtype=np.float64), start, count, *told, groups)
-    return tuple(Summary(names, count[i], told[0, i], told[1, i], groups[i]) for i in range(n))
+        _tell(np.ascontiguousarray(values, dtype=np.float64), start, group, count, *told, groups)
+    return tuple(Summary(names, count[i], told[0, i], told[1, i], groups[i], int(group[i])) for i in range(n))
 
 
 def summarise(names: tuple[str, ...], values: Floats) -> Summary:
@@ -278,7 +295,7 @@ def _side_by_side(told: Mapping[str, Summary]) -> _Told:
     if any(summary.names != names for summary in order):
         raise RequestError("the summaries are of different columns; make them from one codebook")
     count = np.array([s.count for s in order], dtype=np.float64)
-    used = sketched(count)
+    used = sketched(count, np.array([[s.group] for s in order]))
     groups = np.array([s.groups for s in order], dtype=np.float64)
     groups[np.arange(MOST_GROUPS) >= used[:, :, None]] = np.nan
     mean, variance = (np.array([getattr(s, f) for s in order], np.float64) for f in ("mean", "variance"))

@@ -28,6 +28,7 @@ class Timeline:
     _seed: int
     _standardise: str = "own"
     _splines: bool = False
+    _floor: int = 0
     _split: NDArray[np.int8] | None = None
     _book: Codebook | None = None
     _now: tuple[int, Prepared] | None = field(default=None)
@@ -43,12 +44,20 @@ class Timeline:
         federation = self._federation
         assert federation is not None
         if federation.era is None:
-            return prepare(federation, self._seed, standardise=self._standardise, splines=self._splines)
+            return prepare(
+                federation,
+                self._seed,
+                standardise=self._standardise,
+                splines=self._splines,
+                floor=self._floor,
+            )
         if self._split is None:
             self._split = assign_splits(federation, self._seed)
         if self._book is None:
             first = federation.era == 0
-            self._book = codebook(federation.only(first), self._seed, self._split[first], self._standardise)
+            self._book = codebook(
+                federation.only(first), self._seed, self._split[first], self._standardise, self._floor
+            )
         rows = federation.era == era
         return prepare(
             federation.only(rows),
@@ -66,8 +75,9 @@ def timeline(
     rounds: int,
     standardise: str = "own",
     splines: bool = False,
+    floor: int = 0,
 ) -> Timeline:
-    """The windows of a run of so many rounds."""
+    """The windows of a run of so many rounds; ``floor`` as in :func:`~abps.data.prepare.prepare`."""
     if isinstance(federation, Prepared):
         book = federation.book  # rows of one's own making have none, and are taken as they are
         made_so = "own" if book is None or book.statistics is None else "common"
@@ -75,6 +85,11 @@ def timeline(
             raise RequestError(
                 f"{federation.name} was not prepared with standardise={standardise!r}, splines={splines}, as "
                 "the model wants it; prepare it so, or give the federation itself"
+            )
+        if federation.floor < floor:
+            raise RequestError(
+                f"{federation.name} was prepared with floor={federation.floor}, not with floor={floor}; "
+                "prepare it so, or give the federation itself"
             )
         return Timeline((1,), None, seed, _now=(0, federation))
     eras = federation.eras
@@ -84,4 +99,4 @@ def timeline(
         raise RequestError(f"{eras} windows of time in {rounds} round(s): choose at least {eras} rounds")
     else:
         starts = tuple(1 + rounds * era // eras for era in range(eras))
-    return Timeline(starts, federation, seed, standardise, splines)
+    return Timeline(starts, federation, seed, standardise, splines, floor)

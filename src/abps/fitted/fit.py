@@ -200,6 +200,7 @@ def _train(
         split=split,
         standardise=config.training.standardise,
         splines=config.training.splines,
+        floor=config.privacy.floor,
     )
     if not len(data.test.y):
         data = replace(data, test=data.validation)  # the run wants rows to score; nobody reads the score

@@ -55,7 +55,13 @@ def outsiders(federation: Federation, method: Method, name: str, seed: int, grou
             raise RequestError("leaving centers out needs at least two that stay; choose more groups")
         others = without(federation, away)
         training = method.training
-        inside = prepare(others, seed, standardise=training.standardise, splines=training.splines)
+        inside = prepare(
+            others,
+            seed,
+            standardise=training.standardise,
+            splines=training.splines,
+            floor=method.privacy.floor,
+        )
         run = simulate(inside, method, seed, name=name)
         if run.models is None or inside.book is None:
             raise RequestError(f"{name} keeps no weights of its own for every center; fit another method")

@@ -144,6 +144,7 @@ class World:
     told: (n,) training rows of the members, as they told; none: they are in the data.
     bulletin: (n, k) what members published of themselves, NaN where one has not.
     ground: what the method makes of all this before any round.
+    secret: a number that nobody outside knows, for draws that hide rows; 0 in a simulation, which repeats.
     """
 
     learner: Learner
@@ -155,6 +156,7 @@ class World:
     told: NDArray[np.float32] | None = None
     bulletin: Floats | None = None
     ground: Any = None
+    secret: int = 0
 
     @property
     def n(self) -> int:
@@ -270,6 +272,21 @@ class Alarm:
 
 
 @dataclass(frozen=True)
+class Privacy:
+    """What protects patients beside keeping rows at home.
+
+    floor: of how many patients something must be told that leaves a center; 0: of any number. Between sites
+    the codebook says it.
+    """
+
+    floor: int = 0
+
+    def __post_init__(self) -> None:
+        if self.floor < 0:
+            raise RequestError(f"floor={self.floor}: a number of patients, choose from 0")
+
+
+@dataclass(frozen=True)
 class Method:
     """A method's configuration. Fields are settings; ``--set name=value`` reaches each by its name.
 
@@ -279,6 +296,7 @@ class Method:
     training: Training = field(default_factory=Training)
     stop: Stopping = field(default_factory=Stopping)
     budget: float | None = None
+    privacy: Privacy = field(default_factory=Privacy)
 
     def __post_init__(self) -> None:
         validate(self)

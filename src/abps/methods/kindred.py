@@ -44,6 +44,7 @@ from abps.methods.abps import trail_of
 from abps.methods.base import Decisions, Floats, Ints, Kind, Models, Wire, World
 from abps.methods.pairing import flat
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply, Worth
+from abps.privacy.small_counts import without_small
 from abps.stats import kinship, spectrum
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
@@ -478,10 +479,14 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
     positives = rows.positives()
     for i in range(world.r):
         mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
-        if min(positives[i], rows.sizes[i] - positives[i]) < roll.least:
+        floor = int(world.data.least[i]) if world.data.floor else 0
+        if min(positives[i], rows.sizes[i] - positives[i]) < max(roll.least, floor):
             continue
         x = rows.x[mine][:, columns].astype(np.float64)
-        stream = streams.generator(world.seed, "null", t, int(world.ids[world.here[i]]))
+        if floor:
+            x = without_small(x, rows.y[mine].astype(np.float64), floor)
+        # Who knew the signs could solve for single rows: between sites nobody else knows the secret.
+        stream = streams.generator(world.seed + world.secret, "null", t, int(world.ids[world.here[i]]))
         signs = np.where(stream.integers(0, 2, size=(count, len(x))) > 0, 1.0, -1.0)
         score, null, information = spectrum.score(x, rows.y[mine].astype(np.float64), offset[mine], signs)
         told[i] = np.concatenate([[information], two_bytes(score), bytes_each(null).ravel()])

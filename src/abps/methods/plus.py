@@ -52,6 +52,7 @@ from abps.methods.abps import UTILITIES, trail_of
 from abps.methods.base import Decisions, Kind, Models, Published, Wire, World
 from abps.methods.pairing import coalition, flat, judged, meet
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod, Worth
+from abps.privacy.small_counts import rounded, rounded_differences
 from abps.wire.admission import ASSOCIATION
 
 Floats = NDArray[np.float64]
@@ -497,9 +498,11 @@ def associations(world: World, public: Public) -> tuple[Floats, Floats]:
     variance.
 
     Zeros and an infinite variance for a center with too few positives: a handful of patients must not be
-    readable from it.
+    readable from it. Where there is a floor, they follow from rounded counts alone.
     """
     rows = world.data.train
+    if world.data.floor:
+        return _coarse(world, public)
     owner = np.repeat(np.arange(world.r), rows.sizes)
     total, square, of_positives = (
         _sums(owner, values, world.r)
@@ -520,6 +523,19 @@ def associations(world: World, public: Public) -> tuple[Floats, Floats]:
         table = np.where(table != 0, table + public.noise * np.stack(drawn), 0.0)
     # Published as four-byte numbers: what a center computes with is what its peers see.
     return table.astype(np.float32).astype(np.float64), association_variance(count, sizes, public)
+
+
+def _coarse(world: World, public: Public) -> tuple[Floats, Floats]:
+    """The same from counts that are multiples of the floor."""
+    rows, least = world.data.train, world.data.least.astype(np.float64)
+    table = np.zeros((world.r, rows.x.shape[1]))
+    for i in range(world.r):
+        mine = rows.only(i)
+        table[i] = rounded_differences(mine.x.astype(np.float64), mine.y.astype(np.float64), float(least[i]))
+    sizes, count = rows.sizes.astype(np.float64), rounded(rows.positives().astype(np.float64), least)
+    variance = association_variance(count, sizes, public)
+    told = np.where(np.isfinite(variance)[:, None], table, 0.0)
+    return told.astype(np.float32).astype(np.float64), variance
 
 
 def association_variance(positives: Floats, sizes: Floats, public: Public) -> Floats:

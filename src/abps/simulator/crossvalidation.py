@@ -68,7 +68,14 @@ def cross_validate(
     for k in range(folds):
         split = fold_split(fold, k, folds)
         how = config.training
-        data = prepare(federation, seed, split=split, standardise=how.standardise, splines=how.splines)
+        data = prepare(
+            federation,
+            seed,
+            split=split,
+            standardise=how.standardise,
+            splines=how.splines,
+            floor=config.privacy.floor,
+        )
         told: Progress | None = None
         if progress is not None:
             before, told = k * config.stop.rounds, progress

@@ -84,7 +84,9 @@ def simulate(
     config = configure(method, ({} if model is None else {"model": model}) | dict(settings or {}), rounds)
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
     training = config.training
-    source = timeline(federation, seed, config.stop.rounds, training.standardise, training.splines)
+    source = timeline(
+        federation, seed, config.stop.rounds, training.standardise, training.splines, config.privacy.floor
+    )
     window = data = source.at(1)
     ids = streams.center_ids(data.centers)
     siege = None if attack is None else besieged(attack, seed, ids)

@@ -1,0 +1,95 @@
+"""Everything that would leave a center, value by value, before it does.
+
+:func:`leaving` is for people who must allow it: it computes, from a center's own table, what the center would
+tell others in a study, with the very functions that the study uses, and sends nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from abps.core import streams
+from abps.data.codebook import Codebook
+from abps.data.federation import Federation
+from abps.data.prepare import prepare, told_of
+from abps.data.scales import Summary, sketched
+from abps.data.split import assign_splits
+from abps.learn.batched import StackedLearner
+from abps.methods.base import Method, World
+from abps.methods.peers import PeerMethod
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value that would leave.
+
+    what: codebook, statistics, metadata, weights or scores.  name: of which column or entry.
+    value: itself; of weights and scores, how many there are.  when: once, every round, or in which round.
+    """
+
+    what: str
+    name: str
+    value: str | float
+    when: str = "once"
+
+
+def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tuple[Value, ...]:
+    """Every value that one center would tell others in a study.
+
+    method: as the study would run it.  table: the center's own (a federation of one).  book: the codebook
+    that it would be encoded by, with its floor.  seed: the study's. Weights are told by their number and
+    bytes alone, because they come of training.
+    """
+    training = method.training
+    data = prepare(table, seed, book, standardise=training.standardise, splines=training.splines)
+    learner = StackedLearner(data, training, training.factory, seed)
+    world = World(learner, data, streams.center_ids(data.centers), seed, method.stop.rounds)
+    found = [Value("codebook", column.name, column.kind) for column in book.columns]
+    if training.standardise == "common":
+        split = assign_splits(table, seed, book.shared_patients)
+        for summary in told_of(table, split, book.numbers, book.floor).values():
+            found += _statistics(summary)
+    published = method.publish(world)
+    if len(published.vectors):
+        found += [Value("metadata", name, float(v)) for name, v in zip(published.names, published.vectors[0])]
+    if method.kind != "alone":
+        shared = method.line.shared(world)
+        size = frame_size(codec(method.line.codec), shared)
+        found.append(Value("weights", f"{size} bytes as {method.line.codec}", float(shared), "every round"))
+    if isinstance(method, PeerMethod):
+        found += _answers(method, world)
+    return tuple(found)
+
+
+def _statistics(summary: Summary) -> list[Value]:
+    """What is told of numeric columns for a common scale."""
+    found = []
+    for k, name in enumerate(summary.names):
+        used = int(sketched(summary.count[k : k + 1], summary.group)[0])
+        if not used:
+            continue
+        numbers = {
+            "values": float(summary.count[k]),
+            "mean": float(summary.mean[k]),
+            "variance": float(summary.variance[k]),
+        }
+        numbers |= {f"mean of group {g + 1} of {used}": float(summary.groups[k, g]) for g in range(used)}
+        found += [Value("statistics", f"{name}: {what}", value) for what, value in numbers.items()]
+    return found
+
+
+def _answers(method: PeerMethod, world: World) -> list[Value]:
+    """What a board asks, by the number of values of an answer: they come of training."""
+    found = []
+    state = method.init(world)
+    for t in range(1, world.horizon + 1):
+        for question in range(method.questions(world, t)):
+            reply = method.reply(world, state, t, question)
+            entries = float(np.asarray(reply.values).shape[1])
+            name = f"answer {question + 1} to the board, {reply.size} bytes"
+            found.append(Value("scores", name, entries, f"round {t}"))
+    return found

@@ -1,0 +1,306 @@
+"""Nothing small leaves: the attacks that recovered names and cells, and what is left of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from abps.core import streams
+from abps.data.codebook import Codebook, merged
+from abps.data.identifying import identifies
+from abps.data.prepare import codebook, prepare, told_of
+from abps.data.scales import Summary
+from abps.data.split import assign_splits
+from abps.data.synthetic.builtin import builtin_table
+from abps.data.table import federate, own_table
+from abps.learn.batched import StackedLearner
+from abps.methods.base import World
+from abps.methods.leaving import leaving
+from abps.methods.plus import ABPSPlus
+from abps.methods.settings import configure
+from abps.privacy.small_counts import (
+    least_rows,
+    most_patients,
+    rounded,
+    rounded_differences,
+    told_difference,
+    without_small,
+)
+
+FLOOR = 10
+TOP = ("Anna", "Berta", "Carl", "Dora", "Emil", "Frieda", "Gustav", "Hanna", "Igor", "Jana")
+LAST = ("Abel", "Bauer", "Conrad")
+
+
+@pytest.fixture(scope="module")
+def ward():
+    """The table of the finding: 45 rows, 30 patients by name, and what else tells who they are."""
+    rng = np.random.default_rng(3)
+    names = [f"{first} {last}" for first in TOP for last in LAST]
+    who = np.concatenate([np.arange(30), rng.integers(0, 30, 15)])
+    return pl.DataFrame(
+        {
+            "hospital": ["x"] * 45,
+            "died": np.arange(45) % 3 == 0,
+            "label_of_bed": [names[i] for i in who],
+            "patient": [f"p{i}" for i in who],
+            "born": [f"19{40 + i}-0{1 + i % 9}-1{i % 9}" for i in who],
+            "seen": [f"1{i % 9}.0{1 + i % 9}.19{40 + i}" for i in who],
+            "remark": [
+                f"a long sentence on what was found in patient {i} on the day of admission" for i in who
+            ],
+            "age": rng.normal(60, 10, 45),
+            "sex": ["F" if i % 2 else "M" for i in who],
+            "ward": ["A" if i < 25 else "B" for i in who],
+        }
+    )
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A hospital's own table, as it is read there."""
+
+    def read(frame, label="died", patient="patient"):
+        path = tmp_path / "table.parquet"
+        frame.drop("hospital", "patient" if patient is None else "nothing", strict=False).write_parquet(path)
+        return own_table(path, "x", label, patient)
+
+    return read
+
+
+def test_a_codebook_without_a_floor_holds_names_and_one_with_a_floor_does_not(ward, own):
+    names = set(ward["label_of_bed"])
+    open_book = json.dumps(codebook(own(ward), seed=0).to_json())
+    assert sum(name in open_book for name in names) >= 20  # the finding
+    book = codebook(own(ward), seed=0, floor=FLOOR)
+    text = json.dumps(book.to_json())
+    assert not any(name in text for name in names)
+    assert not any(value in text for name in ("patient", "born", "seen", "remark") for value in ward[name])
+    assert {"age", "sex"} <= {c.source for c in book.columns} <= {"age", "sex", "ward", "seen"}
+    assert book.floor == FLOOR and Codebook.from_json(book.to_json()) == book
+    assert merged([book, codebook(own(ward), seed=0)]).floor == FLOOR
+
+
+def test_a_level_needs_patients_and_not_rows(ward, own):
+    # One patient with thirty stays on a ward of its own.
+    many = ward.with_columns(
+        ward=pl.Series(["Z"] * 30 + ["zz"] * 15),
+        patient=pl.Series(["p0"] * 30 + [f"q{i}" for i in range(15)]),
+    )
+    levels = [c.level for c in codebook(own(many), seed=0, floor=FLOOR).columns if c.source == "ward"]
+    assert "Z" not in levels
+    alone = [
+        c.level for c in codebook(own(many, patient=None), seed=0, floor=FLOOR).columns if c.source == "ward"
+    ]
+    assert "Z" in alone  # without a patient column every row is a patient
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "why"),
+    [
+        ("patient_name", ["a", "b"] * 30, "name"),
+        ("date_of_birth", [1950.0, 1960.0] * 30, "name"),
+        ("x", ["1950-01-02", "13.4.1961"] * 30, "dates"),
+        ("x", ["Meier, Anna", "Smith, J."] * 30, "people"),
+        ("x", ["Mr Smith", "Frau Meier"] * 30, "people"),
+        ("x", ["anna@web.de", "+49 170 1234567"] * 30, "addresses"),
+        ("x", ["the patient came in with a cough and a fever of 39"] * 60, "free text"),
+        ("x", [f"v{i}" for i in range(60)], "few patients"),
+    ],
+)
+def test_who_a_column_names(name, values, why):
+    assert why in identifies(pl.Series(name, values), None, FLOOR)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("careunit", ["Medical Intensive Care Unit (MICU)", "Surgical ICU"] * 30),
+        ("sex", ["F", "M"] * 30),
+        ("birth_weight", [3000.0, 3100.5] * 30),
+        ("diagnosis", ["I50.9"] * 20 + ["J18"] * 20 + [f"rare {i}" for i in range(20)]),
+        ("admission", ["emergency", "elective"] * 30),
+    ],
+)
+def test_what_names_nobody_stays(name, values):
+    assert identifies(pl.Series(name, values), None, FLOOR) == ""
+
+
+def test_rows_that_are_surely_of_so_many_patients():
+    patient = np.array([1, 1, 1, 2, 2, 3, 4, 5])
+    owner = np.zeros(8, int)
+    for floor in (1, 2, 3, 4):
+        least = int(least_rows(owner, patient, 1, floor)[0])
+        for some in itertools.combinations(range(8), min(least, 8)):
+            assert len(set(patient[list(some)])) >= floor
+    assert most_patients(np.array([1, 1, 1, 1, 0, 0, 0, 0], bool), owner, patient, 1) == 2
+
+
+# What abps-plus-v1 publishes, and the solver -----------------------------------------------------------
+
+
+def told_tables(n, positives, prevalence, association):
+    """All tables (a, b, c, d) of n rows with what was published: positive rate, prevalence (or none), and the
+    standardised difference of a 0/1 column, to four-byte numbers."""
+    found = []
+    p = round(positives * n)
+    for with_it in range(n + 1) if prevalence is None else (round(prevalence * n),):
+        for a in range(max(0, p + with_it - n), min(p, with_it) + 1):
+            b, c = with_it - a, p - a
+            rate = with_it / n
+            if not 0 < rate < 1 or not 0 < p < n:
+                continue
+            value = (a / p - b / (n - p)) / np.sqrt(rate * (1 - rate))
+            if abs(value - association) < 2e-6 * max(1, abs(value)):
+                found.append((a, b, c, n - p - b))
+    return found
+
+
+def small_sites(floor):
+    frame, roles = builtin_table("icu-synthetic:centers=6,stays=700")
+    return prepare(federate(frame, roles, "icu", 1), 11, floor=floor)
+
+
+def recovered(data):
+    """How many outcome × column tables, and how many with a cell of 1 to 9, the solver finds."""
+    world = World(
+        StackedLearner(
+            data, configure("abps-plus-v1").training, configure("abps-plus-v1").training.factory, 11
+        ),
+        data,
+        streams.center_ids(data.centers),
+        11,
+        5,
+    )
+    published = ABPSPlus().publish(world)
+    value = {name: published.vectors[:, k] for k, name in enumerate(published.names)}
+    exact = small = 0
+    for i in range(data.size):
+        rows = data.train.only(i)
+        n = round(float(np.exp(value["log training rows"][i])))
+        for k, column in enumerate(data.columns):
+            x = rows.x[:, k]
+            if not np.isin(x, (0, 1)).all() or x.min() == x.max():
+                continue
+            told = value[f"association of {column}"][i]
+            if told == 0:
+                continue
+            prevalence = value.get(f"prevalence of {column}")
+            guesses = told_tables(
+                n, value["positive rate"][i], None if prevalence is None else prevalence[i], told
+            )
+            y = rows.y
+            truth = tuple(int(((x == v) & (y == w)).sum()) for w, v in ((1, 1), (0, 1), (1, 0), (0, 0)))
+            if guesses == [truth]:
+                exact += 1
+                small += any(1 <= cell < FLOOR for cell in truth)
+    return exact, small
+
+
+def test_tables_are_recovered_without_a_floor_and_none_with_one():
+    exact, small = recovered(small_sites(0))
+    assert exact > 50 and small > 50  # the finding: what abps-plus-v1 publishes is invertible
+    assert recovered(small_sites(FLOOR))[1] == 0
+
+
+def test_no_small_cell_follows_from_all_that_is_told_at_the_floor():
+    """Every table of up to 36 rows: those that are told alike differ in each cell of 1 to 9 that one has."""
+    for n in (10, 14, 20, 21, 27, 36):
+        alike: dict[tuple[float, ...], list[tuple[int, ...]]] = {}
+        for a, b, c in itertools.product(range(n + 1), repeat=3):
+            d = n - a - b - c
+            if d < 0:
+                continue
+            told = told_difference(np.array([[a, c], [b, d]], dtype=float), FLOOR)
+            margins = np.minimum(rounded(np.array([a + c, a + b], float), FLOOR), n)
+            alike.setdefault((*margins.tolist(), told), []).append((a, b, c, d))
+        for tables in alike.values():
+            for cell in zip(*tables):
+                if any(1 <= value < FLOOR for value in cell):
+                    assert len(set(cell)) > 1
+
+
+def test_what_is_told_of_a_column_follows_from_rounded_cells_alone():
+    rng = np.random.default_rng(5)
+    y = (np.arange(80) < 30).astype(float)
+    x = rng.integers(0, 2, (80, 4)).astype(float)
+    other = x.copy()
+    move = np.flatnonzero((y > 0) & (x[:, 0] == 1))[:1]
+    before = rounded_differences(x, y, FLOOR)
+    other[move, 0] = 0.0
+    assert np.array_equal(before[1:], rounded_differences(other, y, FLOOR)[1:])
+    for k, told in enumerate(before):
+        cells = np.array([[((x[:, k] == v) & (y == w)).sum() for v in (1, 0)] for w in (1, 0)], float)
+        assert (
+            told == told_difference(cells, FLOOR) == (told_difference(rounded(cells, FLOOR), FLOOR) or told)
+        )
+    assert told_difference(np.array([[20.0, 10.0], [20.0, 30.0]]), FLOOR) == pytest.approx(
+        (20 / 30 - 20 / 50) / 0.5
+    )
+    assert told_difference(np.array([[9.0, 21.0], [20.0, 30.0]]), FLOOR) == 0
+    numbers = rng.normal(size=(80, 1))
+    told = rounded_differences(numbers, y, FLOOR)[0]
+    assert told == pytest.approx(round(told * FLOOR) / FLOOR)
+
+
+def test_columns_with_a_small_cell_add_nothing_to_sums():
+    y = np.repeat([0.0, 1.0], 50)
+    x = np.zeros((100, 3))
+    x[:20, 0] = x[50:70, 0] = 1  # cells of 20 and 30
+    x[:20, 1] = x[50:53, 1] = 1  # a cell of 3
+    x[:, 2] = np.linspace(-1, 1, 100)
+    hidden = without_small(x, y, FLOOR)
+    assert np.array_equal(hidden[:, [0, 2]], x[:, [0, 2]]) and not hidden[:, 1].any()
+
+
+def test_prevalences_at_the_floor_are_multiples_of_it():
+    open_, closed = small_sites(0), small_sites(FLOOR)
+    rows = closed.train.sizes
+    counts = closed.metadata[:, [0, *range(closed.base_metadata, closed.metadata.shape[1])]] * rows[:, None]
+    least = closed.least[:, None]
+    whole = np.minimum(np.rint(counts / least) * least, rows[:, None])
+    np.testing.assert_allclose(counts, whole, atol=1e-3)
+    assert not np.array_equal(open_.metadata, closed.metadata)
+    assert np.abs(open_.metadata - closed.metadata)[:, 0].max() <= (0.5 * closed.least / rows).max() + 1e-6
+
+
+def test_common_statistics_are_of_groups_of_patients_at_the_floor():
+    frame, roles = builtin_table("icu-synthetic:centers=6,stays=700")
+    fed = federate(frame, roles, "icu", 1)
+    split = assign_splits(fed, 11)
+    name = ("age",) if "age" in fed.features.columns else (fed.features.columns[0],)
+    for center, told in told_of(fed, split, name, FLOOR).items():
+        i = fed.centers.index(center)
+        rows = np.flatnonzero((fed.center == i) & (split == 0))
+        values = fed.features[name[0]].cast(pl.Float64).to_numpy()[rows]
+        known = values[np.isfinite(values)]
+        assert told.group >= FLOOR and Summary.from_bytes(told.to_bytes(), name).group == told.group
+        if told.count[0]:
+            used = min(len(known) // told.group, 16)
+            parts = [
+                known[np.argsort(known)][g * len(known) // used : (g + 1) * len(known) // used]
+                for g in range(used)
+            ]
+            np.testing.assert_allclose(told.groups[0, :used], [p.mean() for p in parts], rtol=1e-5)
+            assert min(len(part) for part in parts) >= FLOOR
+
+
+def test_a_preview_lists_every_value_that_is_published(tmp_path):
+    frame, roles = builtin_table("icu-synthetic:centers=6,stays=700")
+    mine = frame.filter(pl.col("center") == frame["center"][0])
+    mine.drop("center", "careunit").write_parquet(tmp_path / "own.parquet")
+    fed = own_table(tmp_path / "own.parquet", "x", roles.label, roles.patient, roles.time)
+    book = codebook(fed, 11, floor=FLOOR, standardise="common")
+    method = configure("abps-pq-k1-hom", {"standardise": "common"})
+    seen = leaving(method, fed, book, 11)
+    kinds = {value.what for value in seen}
+    assert kinds == {"codebook", "statistics", "metadata", "weights"}
+    data = prepare(fed, 11, book, standardise="common")
+    told = [value.value for value in seen if value.what == "metadata"]
+    np.testing.assert_array_equal(told, data.metadata[0])
+    assert [v.name for v in seen if v.what == "codebook"] == [c.name for c in book.columns]
+    assert any(value.what == "scores" for value in leaving(configure("abps-plus"), fed, book, 11))
