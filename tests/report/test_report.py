@@ -351,7 +351,7 @@ def test_a_hospital_is_found_by_its_name_and_by_its_address(study, browser):
     assert chosen.count() == 1 and chosen.locator("summary").inner_text().startswith("unit 07")
     assert page.url.endswith("#unit%2007")
     text = chosen.inner_text()
-    assert "fedavg" in text and "MB a run" in text
+    assert "fedavg" in text and "kB a run" in text
     page.get_by_label("Your hospital").fill("nowhere")
     page.keyboard.press("Enter")
     assert page.locator("form.picker output").inner_text() == "no hospital of this name"

@@ -134,6 +134,6 @@ def settings(pairs: list[str], model: str | None = None) -> dict[str, str]:
     return given
 
 
-def terminal(stderr: bool = False) -> Console:
+def terminal(stderr: bool = False, width: int | None = None) -> Console:
     """Where people read: names from data and folders are shown as they are, never as markup."""
-    return Console(stderr=stderr, markup=False, highlight=False)
+    return Console(stderr=stderr, markup=False, highlight=False, width=width)

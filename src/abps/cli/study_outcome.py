@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.measure import Measurement
 from rich.table import Table
 
 from abps.cli.options import terminal
@@ -113,7 +114,7 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
             padding=(0, 1, 0, 0),
         )
         for name in ("method", "AUROC", "bytes", "to FedAvg", "to random", "harmed", "rest"):
-            table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+            table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
         for line in part.lines:
             r = line.result
             table.add_row(
@@ -125,7 +126,10 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
                 NOTHING if line.harm is None else percent(line.harm.expected, line.harm.centers),
                 percent(r.rest, 1) if r.rest else NOTHING,
             )
-        console.print(table)
+        # No digit is cut off: a file takes the width it needs, a narrow terminal folds cells.
+        needed = Measurement.get(console, console.options.update(width=400), table).maximum
+        paper = console if console.is_terminal else terminal(width=max(console.width, needed))
+        paper.print(table)
         console.print(f"equal: within {part.margin:g}; ?: cannot tell; harmed: noise taken out", style="dim")
         for sentence in words or section.sentences:
             console.print(f"• {sentence}")

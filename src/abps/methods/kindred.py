@@ -422,6 +422,7 @@ class Kindred(PeerMethod):
             "dimensions": int(dimensions),
             "kinds": int(kinds),
             "columns": tuple(names[k].removesuffix(" ~1") for k in most),
+            "shares": tuple(float(share[k]) for k in most),
         }
 
 

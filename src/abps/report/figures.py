@@ -15,9 +15,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from abps.methods.catalog import CATALOG
-from abps.report.drawing import INK, Drawing, blank, draw
+from abps.report.drawing import INK, LATE, Drawing, blank, draw
 from abps.report.statistics import HARM, Part, Results, harmed, spent
 from abps.report.tables import harm, percent
+from abps.report.words import shares_of, small, tested
 
 #: Colour and name of every family; ABPS-X and ABPS+ stand out of theirs.
 FAMILIES = {
@@ -64,6 +65,7 @@ def draw_all(part: Part, only: str = "") -> list[Drawing]:
     """Every figure that the runs allow, or one of them."""
     sending = any(line.result.vs_fedavg > 0 for line in part.lines)
     resting = any(line.result.rest > 0 for line in part.lines)
+    differing = tested(part) or ("", [])
     wanted: list[tuple[bool, str, str, str, Callable[[Part], Figure]]] = [
         (
             True, "ranking", "Accuracy ranking",
@@ -97,6 +99,18 @@ def draw_all(part: Part, only: str = "") -> list[Drawing]:
             f"centers taken out. Red: loses more than {HARM}, and the share of such centers; green: gains "
             "more. Bar: the middle half of centers, with the median.",
             gains,
+        ),
+        (
+            shares_of(differing[1]) != {}, "differences", "By what the hospitals differ",
+            f"Share of the difference in risk between hospitals that each column carries, by the test of "
+            f"{differing[0]}; mean over seeds.",
+            differences,
+        ),
+        (
+            len(_calibrated(part)) > 0, "calibration", "Calibration",
+            "Share of test rows with the outcome against the probability told, in ten groups of rows, all "
+            "hospitals together, before any recalibration; mean over seeds. On the diagonal told is seen.",
+            reliability,
         ),
     ]  # fmt: skip
     return [
@@ -520,4 +534,60 @@ def gains(part: Part) -> Figure:
         axes.set_ylim(-0.6, len(shown) - 0.4)
         _grid(axes, "x")
         shared = shared or axes
+    return figure
+
+
+# ---------------------------------------------------------------- differences between hospitals
+
+
+def differences(part: Part) -> Figure:
+    """The columns that carry the difference in risk."""
+    label, tests = tested(part) or ("", [])
+    shares = dict(reversed(shares_of(tests).items()))
+    figure = blank(7.2, 0.9 + 0.28 * len(shares))
+    axes = figure.add_subplot()
+    axes.barh(range(len(shares)), [100 * share for share in shares.values()], color=LATE, height=0.62)
+    axes.set_yticks(range(len(shares)), list(shares))
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of the difference")
+    axes.set_title(f"{label}: largest p {small(max(test.p for test in tests))} over {len(tests)} seed(s)")
+    _grid(axes, "x")
+    return figure
+
+
+# ---------------------------------------------------------------- calibration
+
+#: Methods whose calibration is shown, besides the one that stands for training alone.
+_SHOWN = ("abps-plus", "fedavg", "pooled-best")
+
+
+def _calibrated(part: Part) -> list[Results]:
+    """Methods whose calibration is known in every run, the most wanted first."""
+    names = dict.fromkeys((*_SHOWN[:1], part.alone or "", *_SHOWN[1:]))
+    found = [r for r in (part.find(name) for name in names) if r is not None]
+    return [r for r in found if all(len(run.calibration.told) > 1 for run in r.runs)]
+
+
+def reliability(part: Part) -> Figure:
+    """Told against seen."""
+    figure = blank(7.2, 4.2)
+    axes = figure.add_subplot()
+    highest = 0.05
+    for r, tint in zip(_calibrated(part), _PALETTE):
+        groups = min(len(run.calibration.told) for run in r.runs)
+        told, seen = (
+            np.mean([getattr(run.calibration, name)[:groups] for run in r.runs], axis=0)
+            for name in ("told", "observed")
+        )
+        highest = max(highest, float(told.max()), float(seen.max()))
+        axes.plot(told, seen, "o-", color=tint, markersize=4, linewidth=1.3, label=r.label)
+    highest = min(1.0, highest * 1.05)
+    axes.plot([0, highest], [0, highest], color=INK, alpha=0.4, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set_xlim(0, highest)
+    axes.set_ylim(0, highest)
+    axes.set_xlabel("probability told")
+    axes.set_ylabel("share with the outcome")
+    axes.legend(loc="upper left")
+    _grid(axes)
     return figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from abps.report.statistics import BETTER, CONFIDENCE, EQUAL, HARM, UNSURE, WORSE, Line, Part, Results
+from abps.report.statistics import (
+    BETTER,
+    CONFIDENCE,
+    EQUAL,
+    HARM,
+    UNSURE,
+    WORSE,
+    Line,
+    Part,
+    Results,
+    paired,
+)
+from abps.simulator.result import Run
 
 #: Partners that are named; the rest is counted.
 MOST_PARTNERS = 6
@@ -30,7 +42,10 @@ class Partner:
 
 @dataclass(frozen=True)
 class Standing:
-    """One method at one hospital: its AUROC, the gain over training alone with its interval, the verdict."""
+    """One method at one hospital: its AUROC, the gain over training alone with its interval, the verdict.
+
+    gain: with its noise taken out.  measured: as it was seen in the seeds that scored both.
+    """
 
     method: str
     auroc: float
@@ -38,6 +53,26 @@ class Standing:
     low: float = math.nan
     high: float = math.nan
     verdict: str = NO_VERDICT
+    measured: float = math.nan
+
+
+@dataclass(frozen=True)
+class Events:
+    """On what a hospital's numbers stand, under the method that the page is about; means over seeds.
+
+    rows, events: scored rows and those with the outcome.  expected: how many the model expected.
+    slope: of its calibration (1 is right, below: too extreme); NaN where there are too few events.
+    """
+
+    rows: float = math.nan
+    events: float = math.nan
+    expected: float = math.nan
+    slope: float = math.nan
+
+    @property
+    def known(self) -> bool:
+        """Whether the runs say it."""
+        return math.isfinite(self.rows)
 
 
 @dataclass(frozen=True)
@@ -45,6 +80,7 @@ class Hospital:
     """One center of the federation.
 
     alone: AUROC without the others.  together: with the method that the page is about, first; then others.
+    scored: on what these numbers stand.
     partners, more: those named, and how many there were besides.
     rested: rounds without a partner, by cause, of all ``rounds`` (over all seeds).
     megabytes, dollars: sent by this hospital in one run, on average; NaN where that is not known.
@@ -59,6 +95,18 @@ class Hospital:
     rounds: int = 0
     megabytes: float = math.nan
     dollars: float = math.nan
+    scored: Events = Events()
+
+    def under(self, label: str) -> Standing | None:
+        """This hospital under a certain method."""
+        return next((standing for standing in self.together if standing.method == label), None)
+
+    def words(self, standing: Standing) -> str:
+        """The verdict with what it stands on: ``cannot tell: 3 events in 30 rows``."""
+        if standing.verdict in (UNSURE, UNSCORED) and self.scored.known:
+            on = f"{self.scored.events:.0f} events in {self.scored.rows:.0f} test rows"
+            return f"{standing.verdict}: {on}"
+        return f"equal within {HARM:g}" if standing.verdict == EQUAL else standing.verdict
 
     @property
     def main(self) -> Standing:
@@ -84,13 +132,15 @@ class Hospitals:
     map: Map | None
 
     def by_gain(self) -> list[Hospital]:
-        """From the largest loss to the largest gain; those without a score last."""
-        return sorted(self.all, key=lambda h: (math.isnan(h.main.gain), h.main.gain, h.name))
+        """From the largest loss that was measured to the largest gain; those without a score last."""
+        return sorted(self.all, key=lambda h: (math.isnan(h.main.measured), h.main.measured, h.name))
 
-    def with_verdict(self, verdict: str) -> list[Hospital]:
-        """Those of which this is said, the clearest first."""
-        found = [h for h in self.all if h.main.verdict == verdict]
-        return sorted(found, key=lambda h: -abs(h.main.gain))
+    def with_verdict(self, verdict: str, label: str = "") -> list[tuple[Hospital, Standing]]:
+        """Those of which this is said under a method (the page's, unless named), the clearest first."""
+        label = label or self.lead.result.label
+        found = [(h, h.under(label)) for h in self.all]
+        told = [(h, s) for h, s in found if s is not None and s.verdict == verdict]
+        return sorted(told, key=lambda entry: (-abs(entry[1].gain), entry[0].name))
 
 
 def lead_of(part: Part) -> Line | None:
@@ -107,12 +157,13 @@ def hospitals_of(part: Part) -> Hospitals | None:
     lead = lead_of(part)
     if lead is None:
         return None
-    names = [lead.result.label, "fedavg", lead.random, "centralized"]
+    names = [lead.result.label, "fedavg", lead.random, "pooled-best", "centralized"]
     shown = {line.result.label: line for line in part.lines}
     lines = [shown[name] for name in dict.fromkeys(names) if name in shown]
     alone = part.find(part.alone) if part.alone else None
     levels = _means(alone) if alone is not None else np.full(len(part.centers), np.nan)
-    standings = [_standings(line) for line in lines]
+    standings = [_standings(line, alone) for line in lines]
+    scored = _events(lead.result, part.centers)
     trail = _trail(lead.result)
     stories = _stories(trail, lead.result)
     prices = _prices(trail, lead.result, part.centers)
@@ -124,6 +175,7 @@ def hospitals_of(part: Part) -> Hospitals | None:
             **stories.get(name, {"rounds": sum(run.rounds for run in lead.result.runs)}),
             megabytes=prices[k][0],
             dollars=prices[k][1],
+            scored=scored[k],
         )
         for k, name in enumerate(part.centers)
     )
@@ -132,24 +184,51 @@ def hospitals_of(part: Part) -> Hospitals | None:
 
 def _means(result: Results) -> NDArray[np.float64]:
     """(centers,) mean AUROC over the seeds that have one."""
-    known = np.isfinite(result.auroc)
-    total = np.where(known, result.auroc, 0.0).sum(axis=0)
+    return _average(result.auroc)
+
+
+def _average(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(centers,) mean over the seeds that have a value, of (seeds, centers)."""
+    known = np.isfinite(values)
+    total = np.where(known, values, 0.0).sum(axis=0)
     return np.asarray(np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan))
 
 
-def _standings(line: Line) -> list[Standing]:
+def _standings(line: Line, alone: Results | None) -> list[Standing]:
     """One method at every center."""
     label, levels = line.result.label, _means(line.result)
     if line.harm is None:
+        seen = np.full(len(levels), np.nan) if alone is None else _average(paired(line.result, alone))
         return [
-            Standing(label, float(v), verdict=NO_VERDICT if math.isfinite(v) else UNSCORED) for v in levels
+            Standing(label, float(v), verdict=NO_VERDICT if math.isfinite(v) else UNSCORED, measured=float(m))
+            for v, m in zip(levels, seen)
         ]
     gains = line.harm.gains
     tail = (1.0 - CONFIDENCE) / 2.0
     lows, highs = gains.quantile(tail), gains.quantile(1.0 - tail)
     return [
-        Standing(label, float(v), float(g), float(low), float(high), _verdict(low, high, raw, error))
+        Standing(
+            label, float(v), float(g), float(low), float(high), _verdict(low, high, raw, error), float(raw)
+        )
         for v, g, low, high, raw, error in zip(levels, gains.mean, lows, highs, gains.raw, gains.error)
+    ]
+
+
+def _events(result: Results, centers: Sequence[str]) -> list[Events]:
+    """What every center's numbers stand on, where the runs say it."""
+
+    def mean(each: Callable[[Run], Mapping[str, float]], name: str) -> float:
+        known = [each(run)[name] for run in result.runs if math.isfinite(each(run).get(name, math.nan))]
+        return float(np.mean(known)) if known else math.nan
+
+    return [
+        Events(
+            mean(lambda run: run.scored.per_center_rows, name),
+            mean(lambda run: run.scored.per_center_events, name),
+            mean(lambda run: run.calibration.per_center_expected, name),
+            mean(lambda run: run.calibration.per_center_slope, name),
+        )
+        for name in centers
     ]
 
 
@@ -164,7 +243,7 @@ def _verdict(low: float, high: float, raw: float, error: float) -> str:
         return BETTER
     if high < 0.0 and raw < -error:
         return WORSE
-    return EQUAL if low >= -HARM and high <= HARM else UNSURE
+    return EQUAL if low >= -HARM and high <= HARM and abs(raw) <= HARM else UNSURE
 
 
 # ---------------------------------------------------------------- from the audit trail

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from abps.report.hospitals import Hospital, Hospitals
+from abps.report.hospitals import NO_VERDICT, Hospital, Hospitals, Standing
 from abps.report.statistics import BETTER, EQUAL, ONE_SEED, UNSURE, WORSE, Part
-from abps.report.tables import money, number, signed
-from abps.report.words import interval, listed
+from abps.report.tables import money, number, signed, volume
+from abps.report.words import heterogeneity, interval, listed
 
 #: Names in a sentence; more are counted.
 MOST_NAMES = 5
@@ -29,61 +29,92 @@ def answer(part: Part, hospitals: Hospitals | None) -> str:
     if hospitals is None:
         return "No method in this study exchanged anything, so there is no collaboration to judge."
     lead = hospitals.lead
-    reached = f"{lead.result.label} reaches a mean AUROC of {number(lead.result.mean)}"
     if part.alone is None or lead.to_alone is None:
-        return f"{reached}; nobody trained alone in this study, so the gain is not known."
+        return (
+            f"{lead.result.label} reaches a mean AUROC of {number(lead.result.mean)}; nobody trained alone "
+            "in this study, so the gain is not known."
+        )
     alone = part.find(part.alone)
     assert alone is not None
-    told = f"{interval(lead.to_alone)}"
+    levels = f"AUROC {number(alone.mean)} alone, {number(lead.result.mean)} together with {lead.result.label}"
+    told = f"{levels} ({interval(lead.to_alone)})"
     says = {
-        BETTER: f"Working together helps: {reached}, {number(alone.mean)} alone ({part.alone}): {told}.",
-        WORSE: f"Working together does harm: {reached}, {number(alone.mean)} alone ({part.alone}): {told}.",
-        EQUAL: f"Working together changes nothing that matters: {reached}, {number(alone.mean)} alone "
-        f"({part.alone}): {told}, equal within {part.margin:g}.",
-        UNSURE: f"Whether working together helps cannot be told: {reached}, {number(alone.mean)} alone "
-        f"({part.alone}): {told}.",
-        ONE_SEED: f"One seed gives no verdict: {reached}, {number(alone.mean)} alone ({part.alone}).",
+        BETTER: f"Working together helps: {told}.",
+        WORSE: f"Working together does harm: {told}.",
+        EQUAL: f"Working together changes nothing that matters: {told}, equal within {part.margin:g}.",
+        UNSURE: f"Whether working together helps cannot be told: {told}.",
+        ONE_SEED: f"One seed gives no verdict: {levels}.",
     }
-    return says.get(lead.to_alone.verdict, f"{reached}.")
+    return says.get(lead.to_alone.verdict, f"{levels}.")
 
 
 def beside(part: Part, hospitals: Hospitals | None) -> list[str]:
-    """Who gains, who loses, by name, and who would lose most under FedAvg."""
-    if hospitals is None or hospitals.lead.harm is None:
+    """For whom it is a bad idea, by name, also under FedAvg; who gains; whether the hospitals differ."""
+    if hospitals is None:
         return []
-    gaining, losing = hospitals.with_verdict(BETTER), hospitals.with_verdict(WORSE)
     label = hospitals.lead.result.label
-    told = [
-        f"Surely better off with {label}: {_some(gaining)}." if gaining else "",
-        f"A bad idea for {_some(losing)}: surely worse off with {label} than alone."
-        if losing
-        else f"Nobody is surely worse off with {label} than alone.",
+    told = [_losing(hospitals, label)]
+    if label != "fedavg":
+        told.append(_losing(hospitals, "fedavg"))
+    gaining = hospitals.with_verdict(BETTER)
+    if gaining:
+        told.append(f"Surely better off with {label}: {_some(gaining)}.")
+    worst = [w for w in dict.fromkeys((_worst(hospitals, label), _worst(hospitals, "fedavg"))) if w]
+    if worst:
+        told.append(f"Largest loss that was measured: {'; '.join(worst)}.")
+    return [sentence for sentence in [*told, _resting(hospitals), heterogeneity(part)] if sentence]
+
+
+def _losing(hospitals: Hospitals, label: str) -> str:
+    """Who surely loses under a method, with both levels; nothing if nobody can be judged."""
+    if all((s := h.under(label)) is None or s.verdict == NO_VERDICT for h in hospitals.all):
+        return ""
+    how = "Averaging everybody (fedavg)" if label == "fedavg" else f"Working together with {label}"
+    losing = hospitals.with_verdict(WORSE, label)
+    if not losing:
+        return f"{how}: nobody is surely worse off than alone."
+    names = [
+        f"{h.name} ({number(h.alone)} alone, {number(s.auroc)} together)" for h, s in losing[:MOST_NAMES]
     ]
-    worst = [w for w in (_worst(hospitals, label), _worst(hospitals, "fedavg")) if w]
-    return [sentence for sentence in [*told, f"Worst off: {'; '.join(worst)}." if worst else ""] if sentence]
+    more = f" and {len(losing) - MOST_NAMES} more" if len(losing) > MOST_NAMES else ""
+    who = f"{', '.join(names)}{more}" if more else listed(names)
+    return f"{how} is a bad idea for {who}: surely worse off than alone."
 
 
-def _some(hospitals: Sequence[Hospital]) -> str:
-    names = [f"{h.name} ({signed(h.main.gain)})" for h in hospitals[:MOST_NAMES]]
+def _some(hospitals: Sequence[tuple[Hospital, Standing]]) -> str:
+    names = [f"{h.name} ({signed(s.gain)})" for h, s in hospitals[:MOST_NAMES]]
     if len(hospitals) > MOST_NAMES:
         return f"{len(hospitals)} hospitals, most of all {listed(names)}"
     return listed(names)
 
 
 def _worst(hospitals: Hospitals, label: str) -> str:
-    found = [
-        (standing.gain, h, standing)
-        for h in hospitals.all
-        for standing in h.together
-        if standing.method == label and math.isfinite(standing.gain)
-    ]
-    if not found:
+    """The hospital that fell most under a method, and whether that is more than chance."""
+    found = [(s.measured, h.name, h, s) for h in hospitals.all if (s := h.under(label)) is not None]
+    fallen = [entry for entry in found if math.isfinite(entry[0]) and entry[0] < 0.0]
+    if not fallen:
         return ""
-    _, hospital, standing = min(found, key=lambda entry: (entry[0], entry[1].name))
-    return (
-        f"{hospital.name} with {label}, {number(hospital.alone)} alone to {number(standing.auroc)} "
-        f"({signed(standing.gain)} with the noise taken out)"
+    loss, _, hospital, standing = min(fallen, key=lambda entry: entry[:2])
+    sure = {WORSE: "surely a loss", NO_VERDICT: "one seed cannot tell"}.get(
+        standing.verdict, "it may be chance"
     )
+    return (
+        f"{hospital.name} with {label}, {number(hospital.alone)} alone, {number(standing.auroc)} together "
+        f"({signed(loss)}, {sure})"
+    )
+
+
+def _resting(hospitals: Hospitals) -> str:
+    """Who had no partner in most rounds."""
+    most = [(sum(h.rested.values()), h) for h in hospitals.all]
+    most = [(rested, h) for rested, h in most if h.rounds and rested > h.rounds / 2]
+    if not most:
+        return ""
+    most.sort(key=lambda entry: (-entry[0], entry[1].name))
+    names = [f"{h.name} ({rested} of {h.rounds} rounds)" for rested, h in most[:MOST_NAMES]]
+    if len(most) > MOST_NAMES:
+        names.append(f"{len(most) - MOST_NAMES} more")
+    return f"Mostly without a partner under {hospitals.lead.result.label}: {listed(names)}."
 
 
 def tiles(part: Part, hospitals: Hospitals | None) -> list[Tile]:
@@ -94,8 +125,8 @@ def tiles(part: Part, hospitals: Hospitals | None) -> list[Tile]:
         dollars = sum(h.dollars for h in hospitals.all) / len(hospitals.all)
         found.append(
             Tile(
-                f"{sum(sizes) / len(sizes):.2f} MB, {money(dollars)}",
-                f"sent per hospital in a run of {hospitals.lead.result.label}; at most {max(sizes):.2f} MB",
+                f"{volume(sum(sizes) / len(sizes))}, {money(dollars)}",
+                f"sent per hospital in a run of {hospitals.lead.result.label}; at most {volume(max(sizes))}",
             )
         )
     out = part.data.left_out
@@ -138,9 +169,16 @@ def steps(part: Part, hospitals: Hospitals | None) -> list[str]:
         said.append(f"Plan a federation with {label}; rehearse it between real sites first (abps site).")
     if verdict in (WORSE, EQUAL):
         said.append("Stay alone with this method, or try another one: accuracy gives no reason to share.")
-    losing = hospitals.with_verdict(WORSE)
+    losing = [h for h, _ in hospitals.with_verdict(WORSE)]
     if losing:
-        said.append(f"Let {_some(losing)} work alone, or ask why they differ, before they take part.")
+        names = [h.name for h in losing[:MOST_NAMES]]
+        more = [f"{len(losing) - MOST_NAMES} more"] if len(losing) > MOST_NAMES else []
+        said.append(f"Let {listed(names + more)} work alone, or ask why they differ, before they take part.")
     if part.data.left_out:
         said.append("Look at the hospitals that were left out, and at the reasons.")
+    if part.data.check is not None and verdict != WORSE:
+        said.append(
+            f"Take the models home, with their cards: abps fit --method {hospitals.lead.result.method}; "
+            "--leave-centers-out tries them at hospitals that did not take part."
+        )
     return said or ["Look up your hospital above, and its partners."]

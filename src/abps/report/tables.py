@@ -98,6 +98,22 @@ def money(dollars: float) -> str:
     return "< $0.01" if 0 < dollars < 0.01 else f"${dollars:.2f}"
 
 
+def volume(megabytes: float) -> str:
+    """An amount of data in the unit that suits it.
+
+    >>> volume(0.0), volume(0.00042), volume(0.0371), volume(12.34), volume(4321)
+    ('0 kB', '0.42 kB', '37 kB', '12.3 MB', '4.3 GB')
+    """
+    if not math.isfinite(megabytes):
+        return NOTHING
+    if megabytes >= 1000:
+        return f"{megabytes / 1000:.1f} GB"
+    if megabytes >= 1:
+        return f"{megabytes:.1f} MB"
+    kilo = 1000 * megabytes
+    return f"{kilo:.0f} kB" if kilo >= 10 or kilo == 0 else f"{kilo:.2g} kB"
+
+
 def percent(part: int | float, whole: int | float) -> str:
     """A share in per cent."""
     return f"{100 * part / whole:.0f} %" if whole else NOTHING
@@ -323,10 +339,12 @@ def hospitals(part: Part, found: Hospitals) -> Table:
         m = h.main
         values = [_plain(v) for v in (h.alone, m.auroc, m.gain, m.low, m.high)]
         price = [_plain(h.megabytes), _plain(h.dollars), str(sum(h.rested.values())), str(h.rounds)]
-        rows.append((h.name, *values, m.verdict, *price))
+        stands = [_plain(v) for v in (h.scored.rows, h.scored.events, h.scored.expected, h.scored.slope)]
+        rows.append((h.name, *values, m.verdict, *price, *stands))
     columns = ("hospital", "alone", "together", "gain", "gain_low", "gain_high", "verdict")
     more = ("megabytes", "dollars", "rested", "rounds")
-    return Table("hospitals", f"{part.alone} and {found.lead.result.label}.", (*columns, *more), tuple(rows))
+    heads = (*columns, *more, "test_rows", "test_events", "expected_events", "calibration_slope")
+    return Table("hospitals", f"{part.alone} and {found.lead.result.label}.", heads, tuple(rows))
 
 
 # ---------------------------------------------------------------- the three forms

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from abps.report.statistics import (
     ABSENT,
     BETTER,
+    CONFIDENCE,
     EQUAL,
     HARM,
     ONE_SEED,
@@ -20,6 +21,7 @@ from abps.report.statistics import (
     answers,
 )
 from abps.report.tables import number, percent, signed, times, verdict
+from abps.simulator.result import Heterogeneity
 
 
 def interval(difference: Difference) -> str:
@@ -42,6 +44,7 @@ def summary(part: Part) -> list[str]:
     said = [
         _against_alone(part),
         _against_fedavg(part),
+        heterogeneity(part),
         *_selection(part),
         _price(part),
         _harm(part),
@@ -96,6 +99,49 @@ def _against_fedavg(part: Part) -> str:
         text += f" (all rows pooled: {number(pooled.mean)})"
     told = _standing(part, [line.to_fedavg for line in part.lines])
     return f"{text}; {told}." if told else f"{text}."
+
+
+def heterogeneity(part: Part) -> str:
+    """Whether the hospitals differ in their risk, by the test of a method that makes one."""
+    found = tested(part)
+    if found is None:
+        return ""
+    label, tests = found
+    rejected = sum(test.p < 1.0 - CONFIDENCE for test in tests)
+    largest = max(test.p for test in tests)
+    splits = f"{rejected} of {len(tests)} {'split' if len(tests) == 1 else 'splits'}"
+    told = f"test of {label}, rejected in {splits}, largest p {small(largest)}"
+    if rejected * 2 <= len(tests):
+        return f"That the hospitals differ in their risk is not shown ({told})."
+    kinds = sorted(test.kinds for test in tests)[len(tests) // 2]
+    columns = shares_of(tests)
+    by = f", most of all by {listed(list(columns)[:4])}" if columns else ""
+    apart = f"; {kinds} kinds of hospitals were told apart" if kinds > 1 else ""
+    return f"The hospitals differ in their risk{by} ({told}){apart}."
+
+
+def tested(part: Part) -> tuple[str, list[Heterogeneity]] | None:
+    """The first method that tests whether hospitals differ, and its tests, one per seed."""
+    for line in part.lines:
+        tests = [run.heterogeneity for run in line.result.runs if run.heterogeneity is not None]
+        if tests:
+            return line.result.label, tests
+    return None
+
+
+def shares_of(tests: Sequence[Heterogeneity]) -> dict[str, float]:
+    """The columns that carry the difference with their mean share over seeds, most first."""
+    total: dict[str, float] = {}
+    for test in tests:
+        shares = test.shares or (1.0 / max(1, len(test.columns)),) * len(test.columns)
+        for name, share in zip(test.columns, shares):
+            total[name] = total.get(name, 0.0) + share / len(tests)
+    return dict(sorted(total.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def small(p: float) -> str:
+    """A p-value in a sentence."""
+    return f"{p:.2g}" if p >= 1e-4 else "below 0.0001"
 
 
 #: Questions about choosing partners: the finding for each verdict.

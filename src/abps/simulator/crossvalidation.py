@@ -20,7 +20,7 @@ from abps.data.split import assign_folds, fold_split
 from abps.learn.metrics import Segments, auprc, auroc, brier
 from abps.methods.base import Method
 from abps.methods.settings import configure
-from abps.simulator.result import Bytes, History, RestShares, Run, accuracy, scored_on
+from abps.simulator.result import Bytes, History, RestShares, Run, accuracy, calibrated, scored_on
 from abps.simulator.simulate import Progress, simulate
 
 #: Fewer folds than this leave no rows to train on beside those for validation and test.
@@ -109,6 +109,7 @@ def cross_validate(
         history=_mean_history([run.history for run in runs]),
         seconds=round(time.perf_counter() - began, 3),
         scored=scored,
+        calibration=calibrated(centers, logits, labels),
         models=None,
         beliefs=None,
         answers=logits,

@@ -21,6 +21,8 @@ from abps.core.errors import RequestError
 from abps.data.federation import About
 from abps.learn.metrics import Segments
 from abps.release import VERSION
+from abps.stats.calibration import calibration as calibration_of
+from abps.stats.calibration import expit
 from abps.stats.guarantees import Standing
 from abps.stats.roc import FEWEST_EVENTS, area
 
@@ -56,6 +58,24 @@ class Scored:
     per_center_high: dict[str, float] = field(default_factory=dict)
     cannot_tell: dict[str, str] = field(default_factory=dict)
     folds: int = 0
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Whether the probabilities of scored rows mean what they say, as the run gives them: not recalibrated.
+
+    per_center_expected: the sum of a center's probabilities; its events stand in :class:`Scored`.
+    per_center_in_the_large, per_center_slope: 0 and 1 are right; NaN where there are too few events.
+    told, observed, rows: of all scored rows in ten groups by probability: the mean probability, the share
+    with the outcome, and how many there are.
+    """
+
+    per_center_expected: dict[str, float] = field(default_factory=dict)
+    per_center_in_the_large: dict[str, float] = field(default_factory=dict)
+    per_center_slope: dict[str, float] = field(default_factory=dict)
+    told: tuple[float, ...] = ()
+    observed: tuple[float, ...] = ()
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,12 +133,13 @@ def versions() -> dict[str, str]:
 @dataclass(frozen=True)
 class Heterogeneity:
     """A test of whether centers differ in their risk: its p-value, in how many dimensions they do, how many
-    kinds of centers there are, and the columns that carry most of it."""
+    kinds of centers there are, and the columns that carry most of it with their share of the difference."""
 
     p: float
     dimensions: int
     kinds: int
     columns: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -149,6 +170,7 @@ class Run:
     device: str = "cpu"
     attack: str = ""
     scored: Scored = field(default_factory=Scored)
+    calibration: Calibrated = field(default_factory=Calibrated)
     versions: dict[str, str] = field(default_factory=versions)
     heterogeneity: Heterogeneity | None = None
     trail: pl.DataFrame | Path | None = None
@@ -264,4 +286,26 @@ def scored_on(centers: tuple[str, ...], logits: Segments, labels: Segments, fold
             if not a.told
         },
         folds,
+    )
+
+
+#: Groups of rows by probability.
+GROUPS: Final = 10
+
+
+def calibrated(centers: tuple[str, ...], logits: Segments, labels: Segments) -> Calibrated:
+    """Calibration of every center and of all rows together."""
+    found = {
+        name: calibration_of(expit(logits[i].astype(np.float64)), labels[i].astype(np.float64))
+        for i, name in enumerate(centers)
+    }
+    told = expit(logits.values.astype(np.float64))
+    parts = np.array_split(np.argsort(told, kind="stable"), min(GROUPS, len(told)) or 1)
+    return Calibrated(
+        {name: c.expected for name, c in found.items()},
+        {name: math.nan if c.in_the_large is None else c.in_the_large.value for name, c in found.items()},
+        {name: math.nan if c.slope is None else c.slope.value for name, c in found.items()},
+        tuple(float(told[part].mean()) for part in parts if len(part)),
+        tuple(float(labels.values[part].mean(dtype=np.float64)) for part in parts if len(part)),
+        tuple(len(part) for part in parts if len(part)),
     )

@@ -34,7 +34,16 @@ from abps.learn.training import Learner, Training
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
-from abps.simulator.result import Bytes, Heterogeneity, History, RestShares, Run, accuracy, scored_on
+from abps.simulator.result import (
+    Bytes,
+    Heterogeneity,
+    History,
+    RestShares,
+    Run,
+    accuracy,
+    calibrated,
+    scored_on,
+)
 from abps.simulator.rounds import Course, Outcome
 from abps.stats.guarantees import Standing, standing
 from abps.wire.codecs import codec
@@ -165,6 +174,7 @@ def simulate(
         beliefs=config.beliefs(final),
         answers=logits,
         scored=scored_on(data.centers, logits, labels),
+        calibration=calibrated(data.centers, logits, labels),
     )
 
 

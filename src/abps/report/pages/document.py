@@ -42,6 +42,7 @@ def render(template: str, **context: Any) -> str:
         "money": tables.money,
         "signed": tables.signed,
         "times": tables.times,
+        "volume": tables.volume,
     }
     environment.filters |= filters
     html = environment.get_template(template).render(policy=_POLICY, **context)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from abps.data.repairs import RULES
 from abps.report import story, tables
 from abps.report.figures import FAMILIES, family
 from abps.report.hospitals import Hospitals, hospitals_of
@@ -39,6 +40,7 @@ def page(request: Request, sections: Sequence[Section], absent: Sequence[str]) -
         percent=tables.percent,
         harm=tables.harm,
         verdict=tables.verdict,
+        rules=RULES,
     )
 
 
@@ -52,7 +54,7 @@ class Download:
 
 @dataclass(frozen=True, eq=False)
 class Story:
-    """What a section shows before its methods."""
+    """What a section shows before its methods. crossed: the method that the picture marks by a cross."""
 
     answer: str
     beside: list[str]
@@ -60,6 +62,7 @@ class Story:
     steps: list[str]
     hospitals: Hospitals | None
     picture: Markup
+    crossed: str
     map_json: Markup
     downloads: list[Download]
 
@@ -69,7 +72,7 @@ def _story(section: Section) -> Story:
     found = hospitals_of(part)
     drawn = drawn_map = Markup()
     if found is not None:
-        drawn = picture(found.by_gain(), part.alone or "alone", found.lead.result.label)
+        drawn = picture(found.by_gain(), part.alone or "alone", found.lead.result.label, beside(found))
         if found.map is not None:
             drawn_map = script_json({"centers": found.map.centers, "rounds": found.map.rounds})
     sheets = [tables.hospitals(part, found)] if found is not None else []
@@ -81,9 +84,16 @@ def _story(section: Section) -> Story:
         story.steps(part, found),
         found,
         drawn,
+        beside(found) if found is not None else "",
         drawn_map,
         [Download(f"{sheet.name}.csv", _inline(tables.as_csv(sheet))) for sheet in sheets],
     )
+
+
+def beside(found: Hospitals) -> str:
+    """FedAvg, where it ran and the page is about another method."""
+    label = found.lead.result.label
+    return "fedavg" if label != "fedavg" and any(h.under("fedavg") for h in found.all) else ""
 
 
 def _inline(text: str) -> str:
