@@ -21,6 +21,7 @@ from abps.learn.batched import StackedLearner
 from abps.learn.models import initial_weights
 from abps.learn.training import Training
 from abps.methods.base import World
+from abps.methods.catalog import PRIVATE_FORMS
 from abps.methods.settings import names, with_settings
 from abps.simulator.result import SCHEMA
 from abps.simulator.rounds import Course
@@ -35,7 +36,11 @@ SMALL = {"batch": "32", "hidden": "16,8"}
 
 #: The catalog (but for references that are fitted at once: tests/methods/test_references.py), and the forms
 #: that are a setting away.
-TRAINED = [name for name in CATALOG if not getattr(find(name), "fitted", False)]
+#: (and but for forms that differ from others in their wire alone).
+SAME_BUT_PRIVATE = set(PRIVATE_FORMS) - {"pfedgraph-p"}
+TRAINED = [
+    name for name in CATALOG if not getattr(find(name), "fitted", False) and name not in SAME_BUT_PRIVATE
+]
 CASES: dict[str, tuple[str, dict[str, str]]] = {name: (name, {}) for name in TRAINED} | {
     "wpfed-kd": ("wpfed", {"exchange": "kd"}),
     "defta-pull": ("defta", {"links": "pull"}),
@@ -162,6 +167,8 @@ EDGE: dict[str, float | str | None] = {
     "decefl": 1.0,
     "decefl-changing": 1.0,
     "dpsgd": 1.0,
+    "pfedgraph": 1.0,
+    "pfedgraph-p": P,
     "fedper": P,
     "fedrep": P,
     "fedavg-p": P,

@@ -32,6 +32,11 @@ CASES = [(name, {}) for name in STAR] + [
     ("defta", {"links": "pull"}),
     ("defta", {"links": "pull", "pool": "3", "budget": "2000000"}),
     ("random-k1", {}),
+    ("pfedgraph", {"lam": "0.05"}),
+    ("pfedgraph", {"codec": "int8", "reference": "start", "private_layers": "1"}),
+    ("dac", {"two_hop": "false", "peers": "2"}),
+    ("dac-k1", {"two_hop": "false", "mix": "score"}),
+    ("pens", {"sampled": "3", "best": "1", "first": "2", "later": "2"}),
     ("random-k3", {"adopt": "if_helpful"}),
 ]
 
@@ -73,7 +78,9 @@ def test_sites_do_what_the_simulation_does(eight, tmp_path, method, settings):
     close(network)
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fedavgm", "feddyn", "ditto", "moon", "gossip", "defta"])
+@pytest.mark.parametrize(
+    "method", ["scaffold", "fedavgm", "feddyn", "ditto", "moon", "gossip", "defta", "pens"]
+)
 def test_several_short_jobs_are_one_long_one(six, tmp_path, method):
     """Sites and server are closed between jobs: nothing but what they wrote down is remembered."""
     agreement = six.agreement(method, rounds=4)

@@ -79,13 +79,19 @@ class Wire:
         """(count,) what is subtracted before encoding and added again on arrival."""
         return start[:count] if self.reference == "start" else torch.zeros(count)
 
-    def deliver(self, world: World, weights: Tensor, t: int, server: bool = False) -> Tensor:
-        """(senders, count) as the receivers see them; t numbers the message.
+    def deliver(self, world: World, weights: Tensor, t: int) -> Tensor:
+        """(r, count) what the centers here send as the receivers see it; t numbers the message."""
+        return self._arrived(world, weights, streams.bits(world.seed, "codec", t, world.ids[world.here]))
 
-        The senders are the centers that are here in their order, or the server alone.
-        """
-        senders = np.array([SERVER], dtype=np.uint64) if server else world.ids[world.here]
-        keys = streams.bits(world.seed, "codec", t, senders)
+    def answer(self, world: World, weights: Tensor, t: int) -> Tensor:
+        """What a server sends as the centers see it: (count,) the same to all, or (n, count) to each its
+        own; t numbers the message."""
+        if weights.dim() == 1:
+            return self._arrived(world, weights[None], server_keys(world.seed, t))[0]
+        return self._arrived(world, weights, server_keys(world.seed, t, world.ids))
+
+    def _arrived(self, world: World, weights: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+        """(senders, count) as the receivers see them; keys: (senders,) of the codec's random bits."""
         common = NOTHING
         if self.reference != "none":
             common = self.base(world.learner.start, weights.shape[1]).numpy()
@@ -99,6 +105,11 @@ class Wire:
 
         world.learner.each(work, len(blocks))
         return arrived
+
+
+def server_keys(seed: int, t: int, receivers: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
+    """(1,) the key of a server's message t to all, or (receivers,) those of its messages to each."""
+    return np.atleast_1d(streams.bits(seed, "codec", t, SERVER, 0 if receivers is None else receivers))
 
 
 @dataclass(frozen=True)

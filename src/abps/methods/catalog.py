@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from abps.core.errors import RequestError
@@ -12,6 +12,7 @@ from abps.methods.abps import ABPS, Filter
 from abps.methods.base import Method, Stopping, Wire
 from abps.methods.bnn import BNN
 from abps.methods.centralized import Centralized
+from abps.methods.dac import DAC
 from abps.methods.decefl import DeceFL
 from abps.methods.defta import DeFTA
 from abps.methods.ditto import Ditto
@@ -24,6 +25,8 @@ from abps.methods.gossip import Gossip
 from abps.methods.kindred import Kindred, Roll
 from abps.methods.local import Local
 from abps.methods.moon import MOON
+from abps.methods.pens import PENS
+from abps.methods.pfedgraph import PFedGraph, PFedGraphPeers
 from abps.methods.plus import ABPSPlus, Calling, Public
 from abps.methods.references import (
     CentralizedStopped,
@@ -56,6 +59,37 @@ _ONE = Selection(kappa=1)
 _RANDOM_ONE = Selection(kappa=1, policy="random")
 
 _PAPER = "ABPS paper"
+
+#: Others that choose whom to work with, by their authors' budget and by that of one partner.
+_CHOOSERS: Final[dict[str, Entry]] = {
+    "pfedgraph": Entry(
+        PFedGraph(), "star", "a server mixes each its own model, by cosines", "Ye et al. 2023"
+    ),
+    "pfedgraph-k1": Entry(PFedGraphPeers(), "p2p", "… without a server, one partner", "Ye et al. 2023"),
+    "dac": Entry(DAC(), "p2p", "five peers drawn by their loss on own rows", "Zec et al. 2022"),
+    "dac-var": Entry(DAC(schedule="rising"), "p2p", "… ever more by it", "Zec et al. 2022"),
+    "dac-k1": Entry(
+        DAC(peers=1, links="mutual", standardise=True, tau=1.0),
+        "p2p",
+        "… one partner, scores standardised",
+        "Zec et al. 2022",
+    ),
+    "pens": Entry(PENS(), "p2p", "peers that were often the best of ten", "Onoszko et al. 2021"),
+    "pens-k1": Entry(
+        PENS(sampled=2, best=1, later=1), "p2p", "… of two, then one a round", "Onoszko et al. 2021"
+    ),
+}
+
+
+def _private(entry: Entry) -> Entry:
+    """The same with a private last layer."""
+    wire = replace(entry.config.line, private_layers=1)
+    config = replace(entry.config, wire=wire)  # type: ignore[call-arg]
+    return replace(entry, config=config, summary=f"{entry.summary}, private head")
+
+
+#: Their forms with a private head, as all our own methods have one.
+PRIVATE_FORMS: Final = {f"{name}-p": _private(entry) for name, entry in _CHOOSERS.items()}
 
 CATALOG: Final[dict[str, Entry]] = {
     "centralized": Entry(Centralized(), "reference", "one model on all rows pooled (not federated)", _PAPER),
@@ -107,6 +141,8 @@ CATALOG: Final[dict[str, Entry]] = {
         DeceFL(training=Training(epochs=1)), "p2p", "DeceFL with one local epoch", "Lian et al. 2017"
     ),
     "gossip": Entry(Gossip(), "p2p", "one model to one random peer", "Hegedűs et al. 2021"),
+    **_CHOOSERS,
+    **PRIVATE_FORMS,
     "random-k1": Entry(
         ABPS(selection=_RANDOM_ONE, wire=_PQ), "control", "ABPS+P+Q, κ=1, partners at random", "control"
     ),

@@ -30,6 +30,7 @@ from abps.core.errors import RequestError
 from abps.learn.metrics import labels_of, log_loss
 from abps.methods import graphs
 from abps.methods.base import Floats, Ints, Kind, Models, Weighting, World, shares
+from abps.methods.choosing import drawn
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
 
 
@@ -149,11 +150,7 @@ class DeFTA(PeerMethod):
             lot = streams.uniforms(world.seed, "graph", 0, mine, world.ids[None, :])
             lot[~known] = 2.0
             known &= np.argsort(np.argsort(lot, axis=1), axis=1) < self.pool
-        u = streams.uniforms(world.seed, "policy", t, mine, world.ids[None, :])
-        # The largest of log-probability plus Gumbel noise is a draw; in descending order, draws in turn.
-        noisy = crelu(confidence, self.slope) - np.log(-np.log(np.maximum(u, 1e-300)))
-        order = np.argsort(np.where(known, -noisy, np.inf), axis=1, kind="stable")
-        return [order[i, : int(known[i].sum())].tolist() for i in range(world.r)]
+        return drawn(world, crelu(confidence, self.slope), t, known)
 
     def note(self, world: World, trained: State, listeners: Ints) -> Floats:
         """How many hear a center."""

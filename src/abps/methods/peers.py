@@ -43,7 +43,7 @@ class Opinion:
     answer: (row, place) how a center here answers a member while it has a place left.
     wanted: (r,) whether there was anybody to want: a center that had candidates and asks none declines.
     plan: how all centers' opinions come to a plan, where there are too many to list them.
-    trail: the audit trail of a plan.
+    trail: the audit trail of a plan, or of pulls, which are all granted.
     announcing: how many centers tell all others something (an alarm).  publishing: entries that every center
     tells all others in this round.
     """

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from abps.core.ledger import Traffic, star
-from abps.methods.base import Kind, Method, Wire, World
+from abps.core.ledger import CONTROL_MESSAGE, Traffic
+from abps.learn.models import Layout
+from abps.methods.base import Floats, Kind, Method, Wire, World
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
@@ -30,10 +33,13 @@ class Server:
 
 @dataclass(frozen=True)
 class StarMethod(Method, ABC):
-    """Every center sends one or more messages up, and receives as many."""
+    """Every center sends one or more messages up, and receives as many, unless ``answers`` says otherwise."""
 
-    #: How many messages go up, and come down, in a round.
+    #: How many messages go up in a round.
     messages: ClassVar[int] = 1
+
+    #: Whether a number of its own travels with what a center sends.
+    noted: ClassVar[bool] = False
 
     #: Whether the first message is a model, whose distance from the common start can be judged.
     sends_models: ClassVar[bool] = True
@@ -51,6 +57,14 @@ class StarMethod(Method, ABC):
         """Whether what the server does depends on the rounds before."""
         return self.keeps is not None
 
+    def answers(self, layout: Layout) -> tuple[int, ...]:
+        """How long each message is that comes down: as many messages as went up, of shared weights."""
+        return (layout.shared(self.line.private_layers),) * self.messages
+
+    def note(self, world: World, trained: Any) -> Floats:
+        """(r,) the number that goes with what a center sends."""
+        return np.zeros(world.r)
+
     @abstractmethod
     def upload(self, world: World, state: Any, trained: Any, t: int) -> tuple[Tensor, ...]:
         """What the centers here send: (r, columns) per message."""
@@ -59,24 +73,44 @@ class StarMethod(Method, ABC):
     def serve(
         self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
     ) -> tuple[tuple[Tensor, ...], Any]:
-        """What the server sends back, (columns,) per message, and its memory.
+        """What the server sends back, and its memory: per message (columns,), the same for all, or
+        (senders, columns), to each sender its own.
 
-        start: (P,) the common start.  sent: (senders, columns) per message.  sizes: (senders,) training rows.
+        start: (P,) the common start.  sent: (senders, columns) per message, and last, if the method is
+        ``noted``, (senders,) the numbers beside.  sizes: (senders,) training rows.
         """
 
     @abstractmethod
     def receive(self, world: World, state: Any, trained: Any, down: tuple[Tensor, ...], t: int) -> Any:
-        """The state after what came down: (columns,) per message."""
+        """The state after what came down: per message (columns,), or (r, columns) where each got its own."""
 
-    def number(self, k: int, t: int) -> int:
+    def number(self, k: int, t: int, layout: Layout) -> int:
         """The number of the k-th message of round t: no two messages share random bits."""
-        return self.messages * (t - 1) + k + 1
+        return max(self.messages, len(self.answers(layout))) * (t - 1) + k + 1
 
 
-def star_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int] | None = None) -> Traffic:
-    """Bytes of a round in which messages of these lengths go up and come down (the same, unless given)."""
-    traffic = star(centers, sum(frame_size(codec(line.codec), count) for count in up))
-    if down is None:
-        return traffic
+def star_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int], noted: bool) -> Traffic:
+    """Bytes of a round in which messages of these lengths go up and come down, and notes with the first.
+
+    An edge counts what goes up or, where more comes down, the mean of both ways.
+    """
+    sent = centers * sum(frame_size(codec(line.codec), count) for count in up)
     back = centers * sum(frame_size(codec(line.codec), count) for count in down)
-    return replace(traffic, directed=traffic.edge + back)
+    return Traffic(max(sent, (sent + back + 1) // 2), sent + back, centers * CONTROL_MESSAGE * noted)
+
+
+def to_everyone(reply: Tensor, trusted: Tensor, n: int) -> Tensor:
+    """(n, columns) own replies (senders, columns) for all n; who was not let in gets their mean.
+
+    trusted: (senders,) the places of the senders.
+    """
+    if len(reply) == n:
+        return reply
+    everyone = reply.mean(0).expand(n, -1).clone()
+    everyone[trusted] = reply
+    return everyone
+
+
+def with_notes(sent: tuple[Tensor, ...], notes: Floats) -> tuple[Tensor, ...]:
+    """Messages, and the numbers beside them."""
+    return (*sent, torch.from_numpy(notes.astype(np.float32)))

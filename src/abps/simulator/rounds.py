@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from abps.core import ledger as bytes_of
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
-from abps.core.matching import Rest
+from abps.core.matching import Answer, Plan, Rest
 from abps.core.plausibility import distances, plausible
 from abps.learn.metrics import Segments
 from abps.methods import peers
 from abps.methods.base import Decisions, Ints, Method, World, grounded, refusals
 from abps.methods.graphs import both_ways
 from abps.methods.peers import Heard, Opinion, PeerMethod
-from abps.methods.star import Server, StarMethod, star_cost
+from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_notes
 from abps.simulator.attacks import Siege
 
 
@@ -111,15 +111,19 @@ class Course:
         trained = method.train(world, self.state, t, self.ledger.closed)
         if self.ledger.closed:
             return self._rested(trained, t, Rest.BUDGET)
-        up = method.upload(world, self.state, trained, t)
-        traffic = star_cost(method.line, n, [message.shape[1] for message in up])
+        up, layout = method.upload(world, self.state, trained, t), world.learner.layout
+        lengths = [message.shape[1] for message in up], method.answers(layout)
+        traffic = star_cost(method.line, n, *lengths, method.noted)
         if not self.ledger.affords(traffic):
             return self._rested(trained, t, Rest.BUDGET)
         if self.siege is not None:
             up = (self.siege.sent(up[0], None, world, t), *up[1:])
-        numbers = [method.number(k, t) for k in range(len(up))]
-        sent = tuple(method.line.deliver(world, message, k) for message, k in zip(up, numbers))
-        sizes, start = world.sizes(), world.learner.start
+        sent = tuple(
+            method.line.deliver(world, message, method.number(k, t, layout)) for k, message in enumerate(up)
+        )
+        if method.noted:
+            sent = with_notes(sent, method.note(world, trained))
+        sizes, start, some = world.sizes(), world.learner.start, torch.arange(n)
         if method.sends_models:
             far = distances(sent[0].numpy(), start.numpy())
             trusted = plausible(far, np.full(n, np.median(far[np.isfinite(far)])))
@@ -127,9 +131,12 @@ class Course:
                 some = torch.from_numpy(np.flatnonzero(trusted))
                 sent, sizes = tuple(message[some] for message in sent), sizes[some]
         replies, memory = method.serve(start, self.server, sent, sizes, t)
-        traffic = star_cost(method.line, n, [m.shape[1] for m in up], [len(reply) for reply in replies])
+        traffic = star_cost(method.line, n, lengths[0], [reply.shape[-1] for reply in replies], method.noted)
         down = tuple(
-            method.line.deliver(world, reply[None], k, server=True)[0] for reply, k in zip(replies, numbers)
+            method.line.answer(
+                world, to_everyone(reply, some, n) if reply.dim() == 2 else reply, method.number(k, t, layout)
+            )
+            for k, reply in enumerate(replies)
         )
         state = method.receive(world, self.state, trained, down, t)
         outcome = Outcome(traffic, np.full(n, n - 1), np.zeros(n, dtype=np.int8))
@@ -188,9 +195,16 @@ class Course:
             to = np.repeat(np.arange(n), [len(each) for each in chosen])
             by = np.array([j for each in chosen for j in each], dtype=np.int64)
             said += Traffic(control=len(by) * CONTROL_MESSAGE)  # a request each
-        hears = np.bincount(to, minlength=n) > 0
-        rest = np.where(hears, Rest.NOT, Rest.NO_CANDIDATES).astype(np.int8)
-        return _Meeting(to, by, rest, said)
+        hears = np.bincount(to, minlength=n)
+        rest = np.where(hears > 0, Rest.NOT, Rest.NO_CANDIDATES).astype(np.int8)
+        trail = None
+        if opinion.trail is not None:
+            # Whoever is asked is heard.
+            answer = np.full(len(to), Answer.ACCEPTED, dtype=np.int8)
+            asked = np.zeros((n, len(Answer)), dtype=np.int64)
+            asked[:, Answer.ACCEPTED] = hears
+            trail = opinion.trail(Plan(n, np.stack([to, by], axis=1), to, by, answer, rest, asked))
+        return _Meeting(to, by, rest, said, trail)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,22 +25,21 @@ import torch
 from numpy.typing import NDArray
 
 from abps import files
-from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
 from abps.core.plausibility import distances, plausible
 from abps.core.streams import center_id, center_ids
 from abps.learn.kernels import kernel_for
-from abps.learn.models import initial_weights
-from abps.methods.base import SERVER, Stopping
+from abps.learn.models import Layout, initial_weights
+from abps.methods.base import Stopping, server_keys
 from abps.methods.memory import freeze, thaw
 from abps.methods.peers import PeerMethod
-from abps.methods.star import Server, StarMethod, star_cost
+from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_notes
 from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
 from abps.sites.site import CONDUCTOR
-from abps.wire.admission import Limits, Refused, admit_weights
+from abps.wire.admission import Limits, Refused, admit_note, admit_weights
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
 
@@ -328,14 +327,15 @@ class Conductor:
     ) -> Rest:
         """Collect, do the server's part, send back. Returns why there was no exchange, if so."""
         method, line = cast(StarMethod, self.method), self.method.line
-        counts = [self._shared()] * method.messages
-        if course.ledger.closed or not course.ledger.affords(star_cost(line, len(present), counts)):
+        up, layout = [self._shared()] * method.messages, self._layout()
+        planned = star_cost(line, len(present), up, method.answers(layout), method.noted)
+        if course.ledger.closed or not course.ledger.affords(planned):
             course.ledger = course.ledger.close()
             return Rest.BUDGET
         start = initial_weights(self.method.training.factory, self._width, self.agreement.seed)
         base = line.base(start, self._shared())
         said, failed = self.line.ask(present, "upload", t, seconds=self.seconds.talk)
-        came, lies = self._uploads(said, t)
+        came, notes, lies = self._uploads(said, t)
         missing |= failed | lies
         names = sorted(came)
         if not names:
@@ -345,6 +345,8 @@ class Conductor:
             torch.from_numpy(np.stack([came[name][k] for name in names])) + base
             for k in range(method.messages)
         )
+        if method.noted:
+            sent = with_notes(sent, np.array([notes[name] for name in names]))
         rows = torch.tensor([float(sizes[name]) for name in names])
         if method.sends_models:
             far = distances(sent[0].numpy(), start.numpy())
@@ -354,41 +356,82 @@ class Conductor:
                 self.tell(f"round {t}: the model of {', '.join(left)} is too far out, and was left out")
                 some = torch.from_numpy(trusted)
                 sent, rows = tuple(message[some] for message in sent), rows[some]
+        else:
+            trusted = np.arange(len(names))
         replies, memory = method.serve(start, course.server, sent, rows, t)
-        down = []
-        for k, reply in enumerate(replies):
-            number = method.number(k, t)
-            key = int(streams.bits(self.agreement.seed, "codec", number, [SERVER])[0])
-            down.append(pack((reply - base).numpy(), codec(line.codec), number, center_id(CONDUCTOR), key))
-        _, failed = self.line.ask(names, "download", t, down, seconds=self.seconds.talk)
-        missing |= failed
-        arrived = tuple(torch.from_numpy(unpack(frame).weights) + base for frame in down)
+        arrived = self._answer(t, names, trusted, replies, start, missing)
         course.server = Server(arrived, memory)  # what the sites start from next, and what nobody else knows
         self._remember(course.server, t)
         return Rest.NOT
 
+    def _answer(
+        self,
+        t: int,
+        names: list[str],
+        trusted: NDArray[np.int64],
+        replies: tuple[torch.Tensor, ...],
+        start: torch.Tensor,
+        missing: dict[str, str],
+    ) -> tuple[torch.Tensor, ...]:
+        """Send what the server has to say, to all the same or to each its own; returns what is the same.
+
+        trusted: the places, among the names, of those whose weights were let in.
+        """
+        method, line, layout = cast(StarMethod, self.method), self.method.line, self._layout()
+        some = torch.from_numpy(trusted)
+        replies = tuple(to_everyone(r, some, len(names)) if r.dim() == 2 else r for r in replies)
+        seed, own = self.agreement.seed, any(reply.dim() == 2 for reply in replies)
+        frames: list[list[bytes]] = [[] for _ in (names if own else names[:1])]
+        for k, reply in enumerate(replies):
+            number, base = method.number(k, t, layout), line.base(start, reply.shape[-1])
+            keys = server_keys(seed, number, center_ids(tuple(names)) if reply.dim() == 2 else None)
+            rows = (torch.atleast_2d(reply) - base).numpy()
+            packed = [
+                pack(row, codec(line.codec), number, center_id(CONDUCTOR), int(key))
+                for row, key in zip(rows, keys)
+            ]
+            for i, mine in enumerate(frames):
+                mine.append(packed[i if reply.dim() == 2 else 0])
+        for i, mine in enumerate(frames):
+            to = [names[i]] if own else names
+            _, failed = self.line.ask(to, "download", t, mine, seconds=self.seconds.talk)
+            missing |= failed
+        common = [
+            torch.from_numpy(unpack(frame).weights) + line.base(start, reply.shape[-1])
+            for frame, reply in zip(frames[0], replies)
+            if reply.dim() == 1
+        ]
+        return tuple(common)
+
     def _uploads(
         self, said: Mapping[str, Any], t: int
-    ) -> tuple[dict[str, list[NDArray[np.float32]]], dict[str, str]]:
-        """The weights that sites sent to the server, by the rules among sites; and whose are none."""
+    ) -> tuple[dict[str, list[NDArray[np.float32]]], dict[str, float], dict[str, str]]:
+        """The weights that sites sent to the server, by the rules among sites; the numbers beside them; and
+        whose are none."""
         method, agreed, count = cast(StarMethod, self.method), codec(self.method.line.codec), self._shared()
-        frames, lies = answers.sorted_out(said, lambda v: answers.frames(v, method.messages))
+        layout, most = self._layout(), method.messages + method.noted
+        frames, lies = answers.sorted_out(said, lambda v: answers.frames(v, most))
         came: dict[str, list[NDArray[np.float32]]] = {}
+        notes: dict[str, float] = {}
         for name, sent in frames.items():
             try:
+                if method.noted:
+                    notes[name] = admit_note(sent[-1], name, t)
                 came[name] = [
-                    admit_weights(data, name, (name,), method.number(k, t), agreed, count, Limits())
-                    for k, data in enumerate(sent)
+                    admit_weights(data, name, (name,), method.number(k, t, layout), agreed, count, Limits())
+                    for k, data in enumerate(sent[: method.messages])
                 ]
             except Refused as refused:
                 lies[name] = f"its weights were refused ({refused.reason})"
-        return came, lies
+        return came, notes, lies
 
     def _most_edges(self, members: int) -> int:
         """The most bytes that a site's ends of edges can take in a round."""
         payload = frame_size(codec(self.method.line.codec), self._shared())
         if self.method.kind == "star":
-            return 2 * cast(StarMethod, self.method).messages * payload
+            star = cast(StarMethod, self.method)
+            up, down = [self._shared()] * star.messages, star.answers(self._layout())
+            return 2 * star_cost(star.line, 1, up, down, star.noted).edge
         return (members - 1) * payload
 
     @property
@@ -396,10 +439,13 @@ class Conductor:
         """How many inputs the model has by what the sites agreed on."""
         return self.agreement.width
 
+    def _layout(self) -> Layout:
+        """Where every parameter sits."""
+        return kernel_for(self.method.training.factory(self._width), self._width).layout
+
     def _shared(self) -> int:
         """How many weights are shared."""
-        layout = kernel_for(self.method.training.factory(self._width), self._width).layout
-        return layout.shared(self.method.line.private_layers)
+        return self._layout().shared(self.method.line.private_layers)
 
     def _file(self, memory: Path, t: int) -> Path:
         """Where the server's memory of round t is; of two rounds, for the last may not be finished."""

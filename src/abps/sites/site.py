@@ -362,7 +362,12 @@ class Site:
                     f"{self.agreement.method!r} sends {[message.shape[1] for message in messages]} numbers; "
                     f"between sites a message has the {self.shared} shared weights"
                 )
-            frames = [self._pack(message, star.number(k, round)) for k, message in enumerate(messages)]
+            layout = world.learner.layout
+            frames = [
+                self._pack(message, star.number(k, round, layout)) for k, message in enumerate(messages)
+            ]
+            if star.noted:
+                frames.append(pack_note(float(star.note(world, trained)[0]), round))
         elif self._by_peers and not alone and self._peer.exchanges(round):
             frames = [self._pack(self._peer.sent(before, trained), round)]
             if method.kind != "graph":
@@ -562,8 +567,10 @@ class Site:
         with self._lock:
             frames = self._need(round, self._frames or None, "weights that the server has not got")
             self._frames = []
-        for frame in frames:
-            self._log(CONDUCTOR, "weights", len(frame), f"for the server of the study, in round {round}")
+        star = cast(StarMethod, self.method)
+        for k, frame in enumerate(frames):
+            what = "weights" if k < star.messages else "note"
+            self._log(CONDUCTOR, what, len(frame), f"for the server of the study, in round {round}")
         return frames
 
     def download(self, round: int, frames: list[bytes]) -> None:
@@ -573,21 +580,27 @@ class Site:
                 f"{self.agreement.method!r} has no server: {self.name} takes no weights from it"
             )
         self._need(round, self._trained, "a trained model")
-        star = cast(StarMethod, self.method)
+        star, layout, start = (
+            cast(StarMethod, self.method),
+            self.world.learner.layout,
+            self.world.learner.start,
+        )
+        counts = star.answers(layout)
         down = []
         try:
-            for k, data in enumerate(frames):
+            for k, (count, data) in enumerate(zip(counts, frames)):
+                number = star.number(k, round, layout)
                 weights = admission.admit_weights(
-                    data, CONDUCTOR, (CONDUCTOR,), star.number(k, round), self.codec, self.shared, self.limits
+                    data, CONDUCTOR, (CONDUCTOR,), number, self.codec, count, self.limits
                 )
-                down.append(torch.from_numpy(weights) + self.base)
+                down.append(torch.from_numpy(weights) + star.line.base(start, count))
                 self._log(
                     CONDUCTOR, "weights", len(data), f"the server's answer in round {round}", sent=False
                 )
         except Refused as refused:
             self._note(refused)
             return
-        if len(down) == star.messages:
+        if len(down) == len(counts) == len(frames):
             self._down = tuple(down)
 
     def report(self, round: int) -> dict[str, float | int]:
@@ -606,7 +619,7 @@ class Site:
         """Bytes of this site's ends of edges: a payload per peer and round; with a server, both ways."""
         weights = [e for e in entries if e.kind == "weights"]
         if not self._by_peers:
-            return 2 * sum(e.bytes for e in weights if e.sent)
+            return max(2 * sum(e.bytes for e in weights if e.sent), sum(e.bytes for e in weights))
         return len({(e.round, e.peer) for e in weights}) * frame_size(self.codec, self.shared)
 
     # Called by peers
