@@ -13,8 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
-import socket
 import statistics
 import tempfile
 import threading
@@ -26,14 +24,14 @@ from pathlib import Path
 import polars as pl
 import psutil
 
-from abps.core.errors import RequestError
 from abps.data.codebook import merged
 from abps.data.prepare import codebook
 from abps.data.synthetic.builtin import builtin_table
 from abps.sites.agreement import Agreement
 from abps.sites.flare import kits
+from abps.sites.flare.processes import RELAY, Processes, free_port, running
 from abps.sites.flare.recipe import Waits
-from abps.sites.flare.submit import connected, submit
+from abps.sites.flare.submit import submit
 from abps.sites.sitefile import SiteFile
 
 #: Loaded by the relay's processes: adds up the frames that come in, by who sent them.
@@ -51,9 +49,6 @@ if os.environ.get("FRAME_COUNTS"):
 """
 
 LONG = 1800.0
-
-#: Sites that are started together: on a few cores, too many processes would wait for each other too long.
-AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -79,24 +74,29 @@ class Cost:
 def measure(folder: Path, count: int, rounds: int, method: str, stays: int) -> Cost:
     """Provision, start, run one job, stop."""
     names = [f"site-{k + 1:02d}" for k in range(count)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     began = time.monotonic()
     network = kits.provision(folder / "kits", names, "localhost", port)
     provisioned = time.monotonic() - began
     agreement = _tables(folder, names, network, method, rounds, stays)
     (folder / "counter").mkdir()
     (folder / "counter" / "sitecustomize.py").write_text(COUNTER)
-    with _running() as processes:
-        startup = _start(network, folder, port, processes)
-        before = _counted(folder)
+    _, plain = kits.command(network.relay)
+    counting = {
+        "FRAME_COUNTS": str(folder / "frames"),
+        "PYTHONPATH": os.pathsep.join([str(folder / "counter"), plain["PYTHONPATH"]]),
+    }
+    with running(Processes(network, port, {RELAY: counting})) as processes:
+        began = time.monotonic()
+        processes.start_all(LONG)
+        startup = time.monotonic() - began
+        at_first = _counted(folder)
         with _watching(processes) as peak:
             began = time.monotonic()
             # Generous, because all sites share this machine's cores.
             done = submit(network.operator, agreement, rounds, count, Waits(call=120, sign=120), LONG)
             job = time.monotonic() - began
-        wire = sum(size - before.get(name, 0) for name, size in _counted(folder).items())
+        wire = sum(size - at_first.get(name, 0) for name, size in _counted(folder).items())
     if done.report is None or done.status != "FINISHED:COMPLETED":
         raise SystemExit(f"{count} sites: the job ended as {done.status}")
     for r in done.report["rounds"]:
@@ -125,56 +125,6 @@ def _tables(
     return Agreement("scale", method, merged(books), 11, rounds)
 
 
-@contextlib.contextmanager
-def _running() -> Iterator[dict[str, psutil.Popen]]:
-    """A place for processes that are all ended when it is left."""
-    processes: dict[str, psutil.Popen] = {}
-    try:
-        yield processes
-    finally:
-        for process in processes.values():
-            family = [process, *process.children(recursive=True)]
-            for member in family:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    member.send_signal(signal.SIGKILL)
-        for process in processes.values():
-            process.wait()
-
-
-def _start(network: kits.Network, folder: Path, port: int, processes: dict[str, psutil.Popen]) -> float:
-    """Start the relay and the sites, a few at a time. Seconds until the last site is connected."""
-
-    def start(name: str, kit: Path) -> None:
-        command, environment = kits.command(kit)
-        if name == "relay":
-            environment["FRAME_COUNTS"] = str(folder / "frames")
-            counter = str(folder / "counter")
-            environment["PYTHONPATH"] = os.pathsep.join([counter, environment["PYTHONPATH"]])
-        with (kit / "out.log").open("ab") as out:
-            processes[name] = psutil.Popen(command, env=environment, cwd=kit, stdout=out, stderr=out)
-
-    began = time.monotonic()
-    until = began + LONG
-    start("relay", network.relay)
-    while time.monotonic() < until:  # a question to a relay that does not listen yet would take long to fail
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.2)
-    waiting = list(network.sites)
-    while waiting and time.monotonic() < until:
-        for name in waiting[:AT_ONCE]:
-            if name not in processes or processes[name].poll() is not None:
-                start(name, network.sites[name])
-        with contextlib.suppress(RequestError):
-            there = connected(network.operator)
-            waiting = [name for name in waiting if name not in there]
-        time.sleep(0.5)
-    if waiting:
-        raise SystemExit(f"not connected after {LONG:g} s: {', '.join(waiting)}")
-    return time.monotonic() - began
-
-
 def _counted(folder: Path) -> dict[str, int]:
     """Bytes that came in at the relay, by the site that sent them."""
     total: dict[str, int] = {}
@@ -187,7 +137,7 @@ def _counted(folder: Path) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _watching(processes: dict[str, psutil.Popen]) -> Iterator[list[float]]:
+def _watching(processes: Processes) -> Iterator[list[float]]:
     """Means over the sites: largest memory of parent and job process (MB), CPU seconds of the latter."""
     largest: dict[tuple[str, str], float] = {}
     peak: list[float] = []
@@ -198,12 +148,10 @@ def _watching(processes: dict[str, psutil.Popen]) -> Iterator[list[float]]:
 
     def look() -> None:
         while not stop.wait(0.5):
-            for name, process in processes.items():
-                if name == "relay":
-                    continue
+            for name in processes.network.sites:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    note("parent", name, process.memory_info().rss / 1e6)
-                    children = process.children(recursive=True)
+                    parent, *children = processes.family(name)
+                    note("parent", name, parent.memory_info().rss / 1e6)
                     note("job", name, sum(child.memory_info().rss for child in children) / 1e6)
                     times = [child.cpu_times() for child in children]
                     note("cpu", name, sum(used.user + used.system for used in times))

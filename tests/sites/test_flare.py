@@ -95,7 +95,7 @@ def federation(four, tmp_path_factory):
     """A relay and four sites, provisioned and started, with a reader inside the relay."""
     processes = Processes(tmp_path_factory.mktemp("network"), four, spy=True)
     try:
-        processes.start_all()
+        processes.start_all(LONG)
         yield processes
     finally:
         processes.stop()
@@ -293,7 +293,7 @@ def test_killed_sites_come_back_with_everything_they_knew(federation):
         assert victim not in last["present"], "the kill came too late to matter"
         before = {name: remembered(federation, name) for name in federation.given.names}
         federation.start(victim)
-        federation.wait_for(federation.given.names)
+        federation.wait_for(federation.given.names, LONG)
         again = federation.run(agreement, 2)
         assert again.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
         assert all(set(r["present"]) == set(federation.given.names) for r in again.report["rounds"]), (

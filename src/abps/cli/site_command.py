@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -14,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from abps import files
-from abps.cli import options
+from abps.cli import options, site_check, site_rehearse, site_report
+from abps.cli.site_options import Kit, Study, need_engine, own_file, read_codebook, say, study_store
 from abps.core.errors import RequestError
-from abps.data.codebook import Codebook, merged
+from abps.data.codebook import merged
 from abps.data.prepare import codebook
 from abps.privacy.small_counts import FLOOR
 from abps.sites import sitefile
 from abps.sites import status as account
-from abps.sites.store import Store
 
 HELP = """The real federation: hospitals that keep their tables, over NVIDIA FLARE.
 
@@ -33,16 +32,15 @@ HELP = """The real federation: hospitals that keep their tables, over NVIDIA FLA
 
 4. The operator: `abps site submit --kit kits/operator@federation.example --study icu --codebook book.json`
 
-5. Each hospital, at any time: `abps site status kits/north`
+5. Each hospital, at any time: `abps site check kits/north`, `abps site status kits/north`
+
+Try all of it on one machine first: `abps site rehearse`
 
 The engine is an extra: `pip install 'abps[flare]'`.
 """
 
-#: What a site proposes as the common columns, beside its own file.
-CODEBOOK = "codebook.json"
-
-Kit = Annotated[Path, typer.Argument(help="A startup kit, or the folder of a site's abps-site.json.")]
-Study = Annotated[str | None, typer.Option(help="The study, if the site takes part in several.")]
+#: Commands with a file of their own.
+PARTS = (site_check, site_rehearse, site_report)
 
 
 def register(app: typer.Typer) -> None:
@@ -50,16 +48,9 @@ def register(app: typer.Typer) -> None:
     site = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown")
     for command in (init, provision, start, submit, status, export):
         site.command(command.__name__)(command)
+    for part in PARTS:
+        part.register(site)
     app.add_typer(site, name="site")
-
-
-def _engine() -> None:
-    if importlib.util.find_spec("nvflare") is None:
-        raise RequestError("NVIDIA FLARE is not installed here; run: pip install 'abps[flare]'")
-
-
-def _say(text: str) -> None:
-    options.terminal(stderr=True).print(text, soft_wrap=True)
 
 
 def init(
@@ -90,7 +81,7 @@ def init(
     if threads < 1:
         raise RequestError(f"--threads {threads}: choose at least 1")
     if kit is not None:
-        _engine()
+        need_engine()
         from abps.sites.flare import kits
 
         if kits.is_relay(kit):
@@ -116,7 +107,7 @@ def init(
     )
     rows = own.read_table()
     book = codebook(rows, seed=0, floor=FLOOR)
-    written = [own.write(folder), folder / CODEBOOK]
+    written = [own.write(folder), folder / sitefile.CODEBOOK]
     files.write_json(written[1], book.to_json())
     if as_json:
         found = {
@@ -128,9 +119,9 @@ def init(
         typer.echo(json.dumps(found))
         return
     positives = int(rows.label.sum())
-    _say(f"{site}: {rows.rows} rows, {positives} of them positive, {len(book.columns)} encoded columns")
+    say(f"{site}: {rows.rows} rows, {positives} of them positive, {len(book.columns)} encoded columns")
     for path in written:
-        _say(f"wrote {path}")
+        say(f"wrote {path}")
 
 
 def provision(
@@ -148,7 +139,7 @@ def provision(
 
     Example: abps site provision north south east west --host relay.example.org --out kits
     """
-    _engine()
+    need_engine()
     from abps.sites.flare import kits
 
     made = kits.provision(out, sites, host, port, operator)
@@ -156,11 +147,11 @@ def provision(
         kits_of = {name: str(path) for name, path in made.sites.items()}
         typer.echo(json.dumps({"relay": str(made.relay), "operator": str(made.operator), "sites": kits_of}))
         return
-    _say(f"the relay's kit: {made.relay} (listens on {host}:{port})")
-    _say(f"the operator's kit: {made.operator}")
+    say(f"the relay's kit: {made.relay} (listens on {host}:{port})")
+    say(f"the operator's kit: {made.operator}")
     for path in made.sites.values():
-        _say(f"a site's kit: {path}")
-    _say(f"keep this to yourself: {made.authority}")
+        say(f"a site's kit: {path}")
+    say(f"keep this to yourself: {made.authority}")
 
 
 def start(
@@ -170,7 +161,7 @@ def start(
 
     Example: abps site start kits/north
     """
-    _engine()
+    need_engine()
     from abps.sites.flare import kits
 
     if not kits.is_relay(kit):
@@ -204,13 +195,13 @@ def submit(
 
     Example: abps site submit --kit kits/operator@federation.example --study icu --codebook codebook.json
     """
-    _engine()
+    need_engine()
     # Without a handler the engine's loggers would write to the terminal; what matters is in our sentences.
     logging.getLogger().addHandler(logging.NullHandler())
     from abps.sites.agreement import Agreement
     from abps.sites.flare import submit as jobs
 
-    book = merged([_codebook(path) for path in codebook_])
+    book = merged([read_codebook(path) for path in codebook_])
     agreement = Agreement(study, method, book, seed, rounds, options.settings(set_ or []))
     agreement.config()
     console = options.terminal(stderr=True)
@@ -223,21 +214,12 @@ def submit(
     if as_json:
         typer.echo(json.dumps({"job": done.job, "status": done.status, "report": done.report}))
     else:
-        _say(f"job {done.job}: {done.status}")
+        say(f"job {done.job}: {done.status}")
         _show_report(console, done.report)
     if done.report is not None and "error" in done.report:
         raise RequestError(f"the job did not run: {done.report['error']}")
     if done.status.startswith("FINISHED") and done.status != "FINISHED:COMPLETED":
         raise RequestError(f"the job ended as {done.status}; look into the relay's and the sites' logs")
-
-
-def _codebook(path: Path) -> Codebook:
-    if not path.is_file():
-        raise RequestError(f"--codebook {path}: no such file; `abps site init` writes one at each site")
-    try:
-        return Codebook.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise RequestError(f"--codebook {path}: {error}") from error
 
 
 def _show_report(console: Console, report: dict | None) -> None:
@@ -255,29 +237,12 @@ def _show_report(console: Console, report: dict | None) -> None:
         console.print(f"{name} was left out: {why}", markup=False)
 
 
-def _own(where: Path) -> sitefile.SiteFile:
-    """The settings of the site whose kit or folder this is."""
-    return sitefile.read((where / "local" if (where / "local").is_dir() else where) / sitefile.FILE)
-
-
-def _store(where: Path, study: str | None) -> Store:
-    """The store of a study at the site whose kit or folder this is."""
-    own = _own(where)
-    if study is not None:
-        return Store.look(own.store_of(study))
-    found = sorted(Path(own.store).glob("*.sqlite"))
-    if len(found) != 1:
-        names = ", ".join(path.stem for path in found) or "none yet"
-        raise RequestError(f"{own.site} takes part in {len(found)} studies ({names}); name one with --study")
-    return Store.look(found[0])
-
-
 def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None:
     """Show a site's part in a study: partners, beliefs, rests, bytes, refusals.
 
     Example: abps site status kits/north
     """
-    store = _store(kit, study)
+    store = study_store(kit, study)
     try:
         told = account.summary(store)
     finally:
@@ -320,11 +285,11 @@ def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
     from abps.fitted.at_site import site_model
     from abps.fitted.handover import write_models
 
-    store = _store(kit, study)
+    store = study_store(kit, study)
     try:
         written = account.export(store, out)
         try:
-            written += write_models(site_model(store, _own(kit)), out / "model").values()
+            written += write_models(site_model(store, own_file(kit)), out / "model").values()
         except RequestError as error:
             typer.echo(f"no model folder: {error}", err=True)
     finally:
@@ -333,4 +298,4 @@ def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
         typer.echo(json.dumps({"files": [str(path) for path in written]}))
         return
     for path in written:
-        _say(f"wrote {path}")
+        say(f"wrote {path}")

@@ -148,8 +148,12 @@ class Conductor:
         seconds: Seconds | None = None,
         tell: Callable[[str], None] = lambda line: None,
         memory: Path | None = None,
+        board: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
     ) -> None:
-        """memory: a folder in which a star's server keeps what it must remember between two jobs."""
+        """memory: a folder in which a star's server keeps what it must remember between two jobs.
+
+        board: told of every step that is waited for: (round, step, sites).
+        """
         if rounds < 1:
             raise RequestError(f"rounds={rounds}: a job needs at least 1 round")
         self.line = line
@@ -159,6 +163,8 @@ class Conductor:
         self.seconds = seconds or Seconds()
         self.tell = tell
         self.memory = memory
+        self.board = board
+        self._at = 0  # the round
 
     def run(self, members: Sequence[str]) -> JobReport:
         """The whole job."""
@@ -243,7 +249,7 @@ class Conductor:
     def _round(
         self, t: int, roster: tuple[str, ...], members: list[str], sizes: dict[str, int], course: _Course
     ) -> None:
-        began = self.line.now()
+        began, self._at = self.line.now(), t
         alive, missing = self.line.ask(members, "ping", seconds=self.seconds.sign)
         if self.method.announces and not course.ledger.closed:
             _, failed = self._talk(sorted(alive), "announce", t, sorted(alive))
@@ -513,6 +519,7 @@ class Conductor:
                 waiting = []
             if not waiting:
                 return done, failed
+            self.board(self._at, what, sorted(waiting))
             self.line.pause(self.seconds.poll)
             said, gone = self.line.ask(sorted(waiting), "poll", seconds=sign)
             failed |= gone

@@ -22,6 +22,9 @@ from abps.wire.admission import Limits
 #: The name of the file, in a site's folder or in the ``local`` folder of its startup kit.
 FILE = "abps-site.json"
 
+#: What a site proposes as the common columns, beside its own file.
+CODEBOOK = "codebook.json"
+
 #: Where tests and trials keep the folders of many sites on one machine.
 SITES_VARIABLE = "ABPS_SITES"
 

@@ -25,6 +25,7 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.sites import excuses
 from abps.sites.excuses import Excuse
+from abps.sites.now import Board
 
 log = logging.getLogger("abps")
 
@@ -63,6 +64,9 @@ class FlareSite:
         self.call_seconds = call_seconds
         self.turn_seconds = turn_seconds
 
+    _board: Board | None = None
+    _round = 0
+
     @collab.init
     def setup(self) -> None:
         """Remember the lines to the others; everything that can fail comes later."""
@@ -77,10 +81,12 @@ class FlareSite:
         self._work: threading.Thread | None = None
         self._state: list[Any] = ["done", None]
         self._stage = Excuse.FILE  # what is being opened
+        self._board = Board(self._local, json.loads(self.agreement).get("study", ""))
 
     @collab.final
     def end(self) -> None:
         """Leave the store closed."""
+        self._say("done")
         if getattr(self, "_site", None) is not None:
             self._site.store.close()
 
@@ -131,6 +137,9 @@ class FlareSite:
             raise RequestError(f"{what!r} cannot be started before the site is open")
         work = self._open if what == "open" else getattr(self._site, what)
         self._state = ["busy", None]
+        if arguments and isinstance(arguments[0], int):
+            self._round = arguments[0]
+        self._say(what)
 
         def run() -> None:
             try:
@@ -141,9 +150,14 @@ class FlareSite:
             except Exception:
                 log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
                 self._state = [str(Excuse.FAULT), None]
+            self._say("idle")
 
         self._work = threading.Thread(target=run, name=f"abps-{what}", daemon=True)
         self._work.start()
+
+    def _say(self, step: str) -> None:
+        if self._board is not None:
+            self._board.say(self._round, step)
 
     def _linger(self) -> list[Any]:
         """How the work stands: [done, its result], [busy, None] or [why it failed, None]."""
@@ -245,9 +259,10 @@ class FlareConductor:
             agreement = Agreement.from_json(json.loads(self.agreement))
             line = _Line({proxy.name: proxy for proxy in collab.clients})
             memory = Path(collab.workspace.get_root_dir()) / "abps-server"
-            report = Conductor(line, agreement, self.rounds, seconds, log.info, memory).run(
-                sorted(line.sites)
-            )
+            board = Board(Path(collab.workspace.get_site_config_dir()), agreement.study)
+            conductor = Conductor(line, agreement, self.rounds, seconds, log.info, memory, board.say)
+            report = conductor.run(sorted(line.sites))
+            board.say(report.rounds[-1].round if report.rounds else 0, "done")
         except RequestError as error:
             files.write_json(folder / RESULT, {"schema": "abps.job/1", "error": str(error)})
             raise

@@ -1,0 +1,106 @@
+"""A site's own page (what it did, believes and sent, and its model), and the page of a job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from abps.report.pages.document import render
+from abps.sites.store import RoundRow
+
+if TYPE_CHECKING:  # a page that is served while a job runs is made without figures
+    from matplotlib.figure import Figure
+
+    from abps.fitted.evaluation import Evaluation
+    from abps.report.drawing import Drawing
+
+#: Rounds in the table of a page that is looked at while a job runs.
+LATEST = 20
+
+
+@dataclass(frozen=True)
+class Now:
+    """What a page says while the site runs: when it was made, and how the site is."""
+
+    at: str
+    sentence: str
+
+
+def site_page(
+    told: Mapping[str, Any],
+    rounds: Sequence[RoundRow],
+    evaluation: Evaluation | None = None,
+    card: str = "",
+    why_no_model: str = "",
+    now: Now | None = None,
+) -> str:
+    """The page from a store's summary (:func:`abps.sites.status.summary`) and its rounds.
+
+    evaluation, card: of the site's model on its own test rows, and where its card is; or why there is none.
+    """
+    rows = [
+        {"round": r.number, "partners": r.partners, "rest": r.rest, "validation": r.validation}
+        for r in reversed(rounds)
+    ]
+    model = None
+    if evaluation is not None:
+        known = math.isfinite(evaluation.area.value)
+        model = {
+            "auroc": evaluation.area.value if known else None,
+            "low": evaluation.area.low,
+            "high": evaluation.area.high,
+            "rows": evaluation.rows,
+            "events": evaluation.events,
+            "card": card,
+        }
+    return render(
+        "site.html",
+        title=f"{told['site']} in the study {told['study']}",
+        told=told,
+        rounds=rows[:LATEST] if now else rows,
+        model=model,
+        why_no_model=why_no_model,
+        live=now,
+        drawing=None if now or len(rounds) < 2 else _curve(rounds),
+    )
+
+
+def _curve(rounds: Sequence[RoundRow]) -> Drawing:
+    from abps.report.drawing import draw
+
+    caption = "AUROC on the site's own validation rows, after each round; rings: rounds without partners."
+    return draw("site-auroc", "Round by round", caption, partial(_figure, rounds))
+
+
+def _figure(rounds: Sequence[RoundRow]) -> Figure:
+    from abps.report.drawing import LATE, QUIET, blank
+
+    figure = blank(5.5, 2.4)
+    axes = figure.subplots()
+    value = [math.nan if r.validation is None else r.validation for r in rounds]
+    number = [r.number for r in rounds]
+    axes.plot(number, value, color=LATE, lw=1.2)
+    alone = [k for k, r in enumerate(rounds) if not r.partners]
+    axes.plot([number[k] for k in alone], [value[k] for k in alone], "o", mfc="none", mec=QUIET, ms=5)
+    axes.set_xlabel("round")
+    axes.set_ylabel("AUROC")
+    return figure
+
+
+def job_page(
+    report: Mapping[str, Any],
+    title: str,
+    sites: Sequence[Mapping[str, Any]] = (),
+    took: Mapping[str, float] | None = None,
+) -> str:
+    """The page of a job, from the conductor's report."""
+    return render("job.html", title=title, report=report, sites=sites, took=took or {})
+
+
+def card_of(folder: Path, below: Path) -> str:
+    """Where a model's card is, as a page in ``below`` links to it."""
+    return (folder / "card.html").relative_to(below).as_posix()

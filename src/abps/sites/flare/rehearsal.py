@@ -1,0 +1,172 @@
+"""A rehearsal: a federation of made-up hospitals on one machine, through everything that a real one does.
+
+Certificates, kits, one table per hospital, a relay and sites as processes with mutual TLS, a job, and at the
+end every site's own store and model. Nothing of it needs another machine or a container.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import polars as pl
+
+from abps import files
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook, merged
+from abps.data.prepare import codebook, told_of
+from abps.data.scales import Summary, agree
+from abps.data.split import assign_splits
+from abps.data.synthetic.builtin import builtin_table
+from abps.methods.settings import configure
+from abps.privacy.small_counts import FLOOR
+from abps.sites import sitefile
+from abps.sites.agreement import Agreement
+from abps.sites.flare import kits
+from abps.sites.flare.processes import Processes, Say, free_port, own_home, running
+from abps.sites.flare.recipe import Waits
+from abps.sites.flare.submit import Outcome, submit
+from abps.sites.sitefile import SiteFile
+
+#: Names for the first hospitals; more are numbered.
+NAMES = ("north", "south", "east", "west")
+
+#: Rehearsals are small: one laptop runs all sites.
+MOST_SITES = 32
+
+#: Called when all sites are connected, before the job: what hospitals have to do to let a study run.
+Consent = Callable[[kits.Network, Agreement], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is rehearsed.  stays: rows per hospital.  seconds: the most that all of it may take."""
+
+    sites: int = 4
+    study: str = "rehearsal"
+    method: str = "abps-pq-k1"
+    settings: Mapping[str, str] | None = None
+    rounds: int = 5
+    seed: int = 11
+    stays: int = 300
+    seconds: float = 180.0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.sites <= MOST_SITES:
+            raise RequestError(f"{self.sites} sites: choose 2 to {MOST_SITES}")
+        if self.rounds < 1:
+            raise RequestError(f"rounds={self.rounds}: choose at least 1")
+        if self.stays < 60:
+            raise RequestError(f"{self.stays} stays per hospital: choose at least 60")
+        if self.seconds <= 0:
+            raise RequestError(f"{self.seconds:g} seconds: choose more than 0")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hospitals' names."""
+        if self.sites <= len(NAMES):
+            return NAMES[: self.sites]
+        return tuple(f"hospital-{k + 1:02d}" for k in range(self.sites))
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What came of it.  took: seconds of each part, in order."""
+
+    network: kits.Network
+    agreement: Agreement
+    outcome: Outcome
+    took: dict[str, float]
+
+
+def rehearse(
+    out: Path, plan: Plan, say: Say = lambda line: None, consent: Consent = lambda network, agreement: None
+) -> Rehearsed:
+    """Provision, write tables, start, submit, wait, stop. Kits, tables and stores are left in ``out``."""
+    refused = configure(plan.method, plan.settings, plan.rounds).between_sites()
+    if refused:
+        raise RequestError(f"{plan.method!r} does not run between sites: {refused}")
+    began = time.monotonic()
+    took: dict[str, float] = {}
+
+    def done(part: str) -> None:
+        took[part] = round(time.monotonic() - began - sum(took.values()), 3)
+
+    def left(part: str) -> float:
+        seconds = plan.seconds - (time.monotonic() - began)
+        if seconds <= 0:
+            raise RequestError(
+                f"{part} has not begun within {plan.seconds:g} s; give the rehearsal more time"
+            )
+        return seconds
+
+    with own_home(files.folder(out) / "home"):
+        port = free_port()
+        network = kits.provision(out / "kits", plan.names, "localhost", port)
+        done("provision")
+        agreement = tables(out, network, plan)
+        files.write_json(out / "agreement.json", agreement.to_json())
+        done("tables")
+        say(f"{plan.sites} hospitals, {plan.stays} stays each on average; relay on localhost:{port}")
+        with running(Processes(network, port)) as processes:
+            processes.start_all(left("the start"), say)
+            done("start")
+            consent(network, agreement)
+            # Generous, because all sites share this machine's cores.
+            waits = Waits(call=30.0, sign=30.0)
+            outcome = submit(
+                network.operator, agreement, plan.rounds, plan.sites, waits, left("the job"), changes(say)
+            )
+            done("job")
+        done("stop")
+    if outcome.status != "FINISHED:COMPLETED" or outcome.report is None:
+        raise RequestError(f"the job ended as {outcome.status}; see the logs in {out / 'kits'}")
+    if "error" in outcome.report:
+        raise RequestError(f"the job did not run: {outcome.report['error']}")
+    return Rehearsed(network, agreement, outcome, took)
+
+
+def changes(say: Say) -> Say:
+    """Say a line only if it is another than the last."""
+    last = [""]
+
+    def tell(line: str) -> None:
+        if line != last[0]:
+            last[0] = line
+            say(line)
+
+    return tell
+
+
+def tables(out: Path, network: kits.Network, plan: Plan) -> Agreement:
+    """A table and a file of its own for every hospital, and what they agree on.
+
+    Each tells what it would tell in a real federation: its codebook, and the summaries of its numeric columns
+    for a common scale. Nobody's rows are looked at by another.
+    """
+    frame, roles = builtin_table(
+        f"icu-synthetic:centers={plan.sites},stays={plan.stays * plan.sites},groups={min(plan.sites, 4)}"
+    )
+    centers = sorted(frame["center"].unique().to_list())
+    own: dict[str, SiteFile] = {}
+    books: list[Codebook] = []
+    for name, center in zip(plan.names, centers, strict=True):
+        path = out / "tables" / f"{name}.parquet"
+        rows = frame.filter(pl.col("center") == center).drop("center", "careunit")
+        files.write_with(path, rows.write_parquet)
+        store = str((out / "stores" / name).absolute())
+        own[name] = SiteFile(name, str(path.absolute()), roles.label, store, roles.patient, roles.time)
+        own[name].write(network.sites[name] / "local")
+        book = codebook(own[name].read_table(), seed=0, floor=FLOOR)
+        files.write_json(network.sites[name] / "local" / sitefile.CODEBOOK, book.to_json())
+        books.append(book)
+    book = merged(books)
+    told: dict[str, Summary] = {}
+    for file in own.values():
+        table = file.read_table(book)
+        split = assign_splits(table, plan.seed, book.shared_patients)
+        told |= told_of(table, split, book.numbers, FLOOR)
+    book = replace(book, statistics=agree(told))
+    return Agreement(plan.study, plan.method, book, plan.seed, plan.rounds, dict(plan.settings or {}))

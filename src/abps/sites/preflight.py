@@ -1,0 +1,362 @@
+"""Before anything runs: can this participant reach the relay, prove who it is, read its table?
+
+Every check gives one sentence. What fails would end a job or keep the site out of it; a warning will, later.
+Nothing is sent but the greeting of TLS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import json
+import os
+import shutil
+import socket
+import ssl
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook
+from abps.release import VERSION
+from abps.sites import sitefile
+from abps.sites.store import Store
+
+#: Days before the end of a certificate from which on every check warns.
+WARN_DAYS = 60
+
+#: Bytes of free disk and memory below which a check fails, and below which it warns.
+DISK = (100 * 2**20, 2**30)
+MEMORY = (400 * 2**20, 800 * 2**20)
+
+#: The engine's versions that are known to work.
+ENGINE = ((2, 9), (2, 10))
+
+#: Rows and events that a site's table needs to be of any use.
+FEWEST_ROWS, FEWEST_EVENTS = 50, 10
+
+#: Seconds that the relay gets to answer.
+PATIENCE = 5.0
+
+
+class State(StrEnum):
+    """How a check ended."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: of what, how it ended, and a sentence."""
+
+    name: str
+    state: State
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What a startup kit says: whose it is, where the relay is, and where certificates lie.
+
+    role: site, relay or operator.
+    """
+
+    folder: Path
+    role: str
+    name: str
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+    root: Path
+
+    @property
+    def local(self) -> Path:
+        """The participant's own folder."""
+        return self.folder / "local"
+
+
+def read_kit(folder: Path) -> Kit:
+    """A kit of any participant, or one sentence."""
+    startup = Path(folder) / "startup"
+    try:
+        if (startup / "fed_client.json").is_file():
+            data = json.loads((startup / "fed_client.json").read_text(encoding="utf-8"))
+            role, name, base = "site", data["client"]["fqsn"], "client"
+            target = data["servers"][0]["service"]["target"]
+        elif (startup / "fed_server.json").is_file():
+            data = json.loads((startup / "fed_server.json").read_text(encoding="utf-8"))
+            server = data["servers"][0]
+            role, name, base = "relay", server.get("identity", "relay"), "server"
+            target = server["service"]["target"]
+        elif (startup / "fed_admin.json").is_file():
+            data = json.loads((startup / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
+            role, name, base = "operator", data["username"], "client"
+            target = f"{data['host']}:{data['port']}"
+        else:
+            raise RequestError(f"{folder} is not a startup kit; make kits with `abps site provision`")
+        host, _, port = str(target).rpartition(":")
+        return Kit(
+            Path(folder), role, str(name), host, int(port),
+            startup / f"{base}.crt", startup / f"{base}.key", startup / "rootCA.pem",
+        )  # fmt: skip
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise RequestError(f"{folder} is a damaged kit ({error!r}); ask for a new one") from error
+
+
+def certificate(path: Path) -> x509.Certificate:
+    """A certificate, or one sentence."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read as a certificate ({error}); ask for a new kit") from error
+
+
+def days_left(paper: x509.Certificate, now: datetime.datetime) -> float:
+    """Days until a certificate ends; negative afterwards."""
+    return (paper.not_valid_after_utc - now) / datetime.timedelta(days=1)
+
+
+def of_certificate(what: str, paper: x509.Certificate, now: datetime.datetime, remedy: str) -> Check:
+    """Whether a certificate holds today, and for how long."""
+    left, day = days_left(paper, now), f"{paper.not_valid_after_utc:%Y-%m-%d}"
+    if left < 0:
+        return Check(what, State.FAIL, f"ended on {day}, {-left:.0f} days ago; {remedy}")
+    if paper.not_valid_before_utc > now:
+        begins = f"{paper.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        return Check(what, State.FAIL, f"begins only on {begins}; is this machine's clock right?")
+    if left < WARN_DAYS:
+        return Check(what, State.WARN, f"ends on {day}, in {left:.0f} days; {remedy}")
+    return Check(what, State.OK, f"good for {left:.0f} days, until {day}")
+
+
+ROTATE = "let the operator run `abps site rotate`"
+RENEW = "the whole network needs a new authority: provision into a new folder"
+
+
+def checks(
+    kit: Kit,
+    book: Codebook | None = None,
+    now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+) -> Iterator[Check]:
+    """Every check that fits the participant, one after the other; one that fails hides no other."""
+    yield versions()
+    yield from _papers(kit, now())
+    yield clock(kit, now())
+    yield from _line(kit)
+    yield disk(kit)
+    yield memory()
+    if kit.role == "site":
+        yield from _table(kit, book)
+        yield from _stores(kit, now())
+
+
+def versions() -> Check:
+    """Python, abps and the engine."""
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    try:
+        engine = metadata.version("nvflare")
+    except metadata.PackageNotFoundError:
+        return Check("versions", State.FAIL, "NVIDIA FLARE is not installed; run: pip install 'abps[flare]'")
+    low, high = ENGINE
+    if not low <= tuple(int(part) for part in engine.split(".")[:2]) < high:
+        wanted = f"{low[0]}.{low[1]}"
+        return Check(
+            "versions", State.FAIL, f"NVIDIA FLARE is {engine}, and {wanted} is needed; install that"
+        )
+    return Check("versions", State.OK, f"abps {VERSION}, NVIDIA FLARE {engine}, Python {python}")
+
+
+def _papers(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
+    """Certificates and keys."""
+    try:
+        own, root = certificate(kit.certificate), certificate(kit.root)
+    except RequestError as error:
+        yield Check("certificate", State.FAIL, str(error))
+        return
+    yield of_certificate("certificate", own, now, ROTATE)
+    yield of_certificate("authority", root, now, RENEW)
+    try:
+        own.verify_directly_issued_by(root)
+    except Exception:
+        yield Check(
+            "signature", State.FAIL, "the certificate is not signed by the kit's authority; ask again"
+        )
+    subject = own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if kit.role != "relay" and (not subject or subject[0].value != kit.name):
+        found = subject[0].value if subject else "nobody"
+        yield Check(
+            "name", State.FAIL, f"the certificate is of {found!r}, the kit of {kit.name!r}; ask again"
+        )
+    if not kit.key.is_file():
+        yield Check("key", State.FAIL, f"{kit.key} is missing; ask for a new kit")
+    elif os.name == "posix" and stat.S_IMODE(kit.key.stat().st_mode) & 0o077:
+        yield Check("key", State.WARN, f"{kit.key} can be read by others; run: chmod 600 {kit.key}")
+
+
+def clock(kit: Kit, now: datetime.datetime) -> Check:
+    """Whether this machine's clock can be right: certificates and the own log have been before now."""
+    with contextlib.suppress(RequestError):
+        made = certificate(kit.certificate).not_valid_before_utc
+        if made - now > datetime.timedelta(minutes=5):
+            return Check("clock", State.FAIL, f"it is {made - now} behind the day the kit was made; set it")
+    told = _synchronised()
+    if told is False:
+        return Check("clock", State.WARN, "the system says that its clock is not synchronised; set up NTP")
+    how = "synchronised" if told else "plausible (whether it is synchronised is not known here)"
+    return Check("clock", State.OK, f"{now:%Y-%m-%d %H:%M:%S} UTC, {how}")
+
+
+def _synchronised() -> bool | None:
+    """What the kernel says of its clock; None where it cannot be asked."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        # struct timex is at most 208 bytes; with no mode set the call only reads. 5 is TIME_ERROR.
+        return int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))) != 5
+    except (OSError, AttributeError):
+        return None
+
+
+def _line(kit: Kit) -> Iterator[Check]:
+    """Name, port and greeting of the relay, each only if the one before is there."""
+    try:
+        found = socket.getaddrinfo(kit.host, kit.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        why = error.strerror or str(error)
+        yield Check(
+            "name of the relay", State.FAIL, f"{kit.host} cannot be resolved ({why}); ask your network"
+        )
+        return
+    addresses = sorted({str(entry[4][0]) for entry in found})
+    yield Check("name of the relay", State.OK, f"{kit.host} is {', '.join(addresses)}")
+    try:
+        line = socket.create_connection((kit.host, kit.port), timeout=PATIENCE)
+    except OSError as error:
+        why = error.strerror or str(error)
+        if kit.role == "relay":
+            yield Check("port", State.OK, f"nothing listens on {kit.port} yet: free for the relay")
+        else:
+            ask = "is the relay started, and does the firewall let TCP out?"
+            yield Check("port", State.FAIL, f"{kit.host}:{kit.port} does not answer ({why}); {ask}")
+        return
+    with line:
+        yield Check("port", State.OK, f"{kit.host}:{kit.port} is open")
+        if kit.role != "relay":
+            yield handshake(kit, line)
+
+
+def handshake(kit: Kit, line: socket.socket) -> Check:
+    """Greet the relay with the kit's certificate, as the engine would."""
+    try:
+        context = ssl.create_default_context(cafile=str(kit.root))
+        context.load_cert_chain(str(kit.certificate), str(kit.key))
+        context.set_alpn_protocols(["h2"])
+        line.settimeout(PATIENCE)
+        with context.wrap_socket(line, server_hostname=kit.host) as secured:
+            theirs = secured.getpeercert(binary_form=True)
+            # With TLS 1.3 a refusal of our certificate comes only with the first bytes of the other side.
+            first = secured.recv(1)
+            version = secured.version()
+    except ssl.SSLCertVerificationError as error:
+        why = error.verify_message
+        return Check("TLS", State.FAIL, f"the relay's certificate is not accepted ({why}); is this its kit?")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        why = getattr(error, "reason", None) or str(error)
+        return Check("TLS", State.FAIL, f"the relay refuses this certificate ({why}); {ROTATE}")
+    if not first:
+        return Check("TLS", State.FAIL, f"the relay hung up after the greeting; {ROTATE}")
+    assert theirs is not None
+    left = days_left(x509.load_der_x509_certificate(theirs), datetime.datetime.now(datetime.UTC))
+    if left < WARN_DAYS:
+        return Check("TLS", State.WARN, f"the relay's certificate ends in {left:.0f} days; tell the operator")
+    return Check("TLS", State.OK, f"{version}, both ends known; the relay's certificate has {left:.0f} days")
+
+
+def disk(kit: Kit) -> Check:
+    """Room where stores and logs grow."""
+    place = kit.folder
+    if kit.role == "site":
+        with contextlib.suppress(RequestError):
+            place = Path(sitefile.read(kit.local / sitefile.FILE).store)
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    return _room("disk", free, DISK, f"free at {place}")
+
+
+def memory() -> Check:
+    """Room for a job's process."""
+    return _room("memory", psutil.virtual_memory().available, MEMORY, "of memory are free")
+
+
+def _room(what: str, free: int, levels: tuple[int, int], words: str) -> Check:
+    said = f"{free / 2**30:.1f} GiB {words}" if free >= 2**30 else f"{free / 2**20:.0f} MiB {words}"
+    if free < levels[0]:
+        return Check(what, State.FAIL, f"only {said}; make room")
+    if free < levels[1]:
+        return Check(what, State.WARN, f"only {said}")
+    return Check(what, State.OK, said)
+
+
+def _table(kit: Kit, book: Codebook | None) -> Iterator[Check]:
+    """The site's table, by itself and against the common columns."""
+    try:
+        own = sitefile.find(kit.name, kit.local)
+        rows = own.read_table()
+    except RequestError as error:
+        yield Check("table", State.FAIL, str(error))
+        return
+    events = int(min(rows.label.sum(), rows.rows - rows.label.sum()))
+    said = f"{rows.rows:,} rows, {int(rows.label.sum()):,} of them positive"
+    if rows.rows < FEWEST_ROWS or events < FEWEST_EVENTS:
+        need = f"{FEWEST_ROWS} rows and {FEWEST_EVENTS} of each outcome"
+        yield Check("table", State.WARN, f"{said}: with fewer than {need} little can be learned or measured")
+    else:
+        yield Check("table", State.OK, said)
+    proposed = kit.local / sitefile.CODEBOOK
+    try:
+        if book is None and proposed.is_file():
+            book = Codebook.from_json(json.loads(proposed.read_text(encoding="utf-8")))
+        if book is None:
+            yield Check("columns", State.WARN, "there is no codebook to compare with; run `abps site init`")
+            return
+        own.read_table(book)
+    except (RequestError, ValueError) as error:
+        yield Check("columns", State.FAIL, str(error))
+        return
+    yield Check("columns", State.OK, f"all {len(book.sources)} columns of the codebook are there")
+
+
+def _stores(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
+    """What the site remembers can be read, and was not written in the future."""
+    with contextlib.suppress(RequestError):
+        own = sitefile.read(kit.local / sitefile.FILE)
+        for path in sorted(Path(own.store).glob("*.sqlite")):
+            try:
+                store = Store.look(path)
+            except RequestError as error:
+                yield Check(f"store {path.stem}", State.FAIL, str(error))
+                continue
+            try:
+                last = max((entry.at for entry in store.traffic()), default="")
+                rounds = store.round
+            finally:
+                store.close()
+            if last > (now + datetime.timedelta(minutes=5)).isoformat():
+                said = f"its last entry is of {last}, which is in the future; the clock was or is wrong"
+                yield Check(f"store {path.stem}", State.WARN, said)
+            else:
+                yield Check(f"store {path.stem}", State.OK, f"{rounds} rounds")

@@ -1,0 +1,152 @@
+"""``abps site rehearse``: the whole way on real processes, and nothing that is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from abps.core.errors import RequestError
+from abps.data.roles import Roles
+from abps.data.table import MIN_CLASS, federate
+from abps.fitted.folder import load_model
+from abps.simulator.simulate import simulate
+from abps.sites import sitefile
+from abps.sites.agreement import Agreement
+from abps.sites.flare.rehearsal import Plan
+from abps.sites.store import Store
+
+from .processes import LONG
+from .test_cli import call
+
+SITES = ("north", "south", "east")
+
+
+def command(out, *more):
+    return [sys.executable, "-m", "abps", "site", "rehearse", "--out", str(out), *more]
+
+
+def mine(out) -> list[psutil.Process]:
+    """Processes that name the folder of this rehearsal."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(out) in word for word in process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory):
+    """One rehearsal of three small hospitals."""
+    out = tmp_path_factory.mktemp("rehearsal") / "out"
+    done = subprocess.run(
+        command(out, "--sites", "3", "--rounds", "3", "--limit", str(LONG), "--json"),
+        capture_output=True, text=True, timeout=2 * LONG, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return out, json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_every_hospital_ends_with_its_model_and_its_page(rehearsed):
+    out, told = rehearsed
+    assert told["status"] == "FINISHED:COMPLETED" and [s["site"] for s in told["sites"]] == list(SITES)
+    assert not mine(out)
+    page = (out / "report.html").read_text()
+    for site in told["sites"]:
+        assert site["page"] in page and (out / site["model"]).is_file()
+        own = (out / site["page"]).read_text()
+        auroc = "not defined" if site["auroc"] is None else f"{site['auroc']:.3f}"
+        assert f"{site['site']} in the study rehearsal" in own and auroc in own
+        load_model((out / site["model"]).parent)
+    assert any(site["auroc"] is not None for site in told["sites"])
+    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+
+
+@pytest.mark.slow
+def test_the_rehearsal_is_the_simulation(rehearsed):
+    """The same rows, columns and seed: the additive models of the sites are those of the simulation."""
+    import polars as pl
+
+    out, _ = rehearsed
+    own = [sitefile.read(out / "kits" / name / "local" / sitefile.FILE) for name in SITES]
+    frame = pl.concat([pl.read_parquet(o.table).with_columns(center=pl.lit(o.site)) for o in own])
+    roles = Roles(own[0].label, "center", own[0].patient, own[0].time)
+    agreement = Agreement.from_json(json.loads((out / "agreement.json").read_text()))
+    together = agreement.prepare(federate(frame, roles, "together", MIN_CLASS))
+    run = simulate(together, "abps-pq-k1", seed=11, rounds=3, settings={"model": "gam"})
+    stores = {o.site: Store.look(o.store_of("rehearsal")) for o in own}
+    models = np.stack([stores[name].model() for name in sorted(SITES)])
+    sent = sum(store.sent_bytes()["weights"] for store in stores.values())
+    for store in stores.values():
+        store.close()
+    assert models.shape == tuple(run.models.shape)
+    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    assert sent == run.bytes.directed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing_behind(tmp_path, number):
+    out = tmp_path / "out"
+    with subprocess.Popen(command(out, "--sites", "2"), stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + LONG
+        while not (out / "kits" / "relay" / "out.log").is_file() and time.monotonic() < until:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.1)
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 130
+    assert not mine(out)
+
+
+@pytest.mark.slow
+def test_a_rehearsal_that_takes_too_long_says_so(tmp_path):
+    out = tmp_path / "out"
+    done = subprocess.run(
+        command(out, "--sites", "2", "--limit", "2"),
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+    assert done.returncode == 2 and " s" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr and not mine(out)
+
+
+def test_wrong_rehearsals(tmp_path, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for arguments, words in (
+        (("--sites", 1), "choose 2 to 32"),
+        (("--rounds", 0), "--rounds 0"),
+        (("--stays", 5), "at least 60"),
+        (("--limit", 0), "more than 0"),
+        (("--method", "wpfed", "--model", "mlp"), "does not run between sites"),
+        (("--out", tmp_path / "full"), "choose a new or empty folder"),
+    ):
+        code, out, err = call(capsys, "site", "rehearse", "--out", tmp_path / "new", *arguments)
+        assert code == 2 and words in err and out == "", (arguments, err)
+        assert not (tmp_path / "new").exists()
+
+
+def test_names_of_hospitals():
+    assert Plan(sites=4).names == ("north", "south", "east", "west")
+    assert Plan(sites=12).names[:2] == ("hospital-01", "hospital-02")
+    with pytest.raises(RequestError):
+        Plan(sites=33)
+
+
+def test_home_is_given_back(tmp_path):
+    from abps.sites.flare.processes import own_home
+
+    before = os.environ.get("HOME")
+    with own_home(tmp_path / "home"):
+        assert os.environ["HOME"] == str(tmp_path / "home")
+    assert os.environ.get("HOME") == before
