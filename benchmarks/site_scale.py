@@ -29,7 +29,7 @@ from abps.data.prepare import codebook
 from abps.data.synthetic.builtin import builtin_table
 from abps.sites.agreement import Agreement
 from abps.sites.flare import kits
-from abps.sites.flare.processes import RELAY, Processes, free_port, running
+from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, running
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import submit
 from abps.sites.sitefile import SiteFile

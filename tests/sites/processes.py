@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from abps.sites.flare import kits, processes
+from abps.sites.flare import kits, on_one_machine
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import Outcome, submit
 from abps.sites.sitefile import SiteFile
@@ -17,14 +17,14 @@ from .network import Hospitals
 LONG = 420.0
 
 
-class Processes(processes.Processes):
+class Processes(on_one_machine.Processes):
     """The relay and the sites, each a process of its own, from kits that were provisioned here."""
 
     def __init__(self, folder: Path, given: Hospitals, spy: bool = False) -> None:
         self.given = given
         self.folder = folder
         self.spy = folder / "spy" if spy else None
-        port = processes.free_port()
+        port = on_one_machine.free_port()
         network = kits.provision(folder / "kits", given.names, "localhost", port)
         super().__init__(network, port, self._variables(network))
         for name in given.names:
@@ -34,10 +34,10 @@ class Processes(processes.Processes):
         """Where methods from outside the package are and, inside the relay, a reader of all frames."""
         foreign = str(Path(__file__).parents[1] / "foreign")
         path = os.pathsep.join([kits.command(network.relay)[1]["PYTHONPATH"], foreign])
-        told = {name: {"PYTHONPATH": path} for name in (*network.sites, processes.RELAY)}
+        told = {name: {"PYTHONPATH": path} for name in (*network.sites, on_one_machine.RELAY)}
         if self.spy is not None:
             spy = str(Path(__file__).with_name("relay_spy"))
-            told[processes.RELAY] = {
+            told[on_one_machine.RELAY] = {
                 "PYTHONPATH": os.pathsep.join([spy, path]), "RELAY_SPY": str(self.spy),
             }  # fmt: skip
         return told

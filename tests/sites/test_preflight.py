@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 from abps.cli.main import main
 from abps.sites import preflight
 from abps.sites.flare import kits
-from abps.sites.flare.processes import free_port
+from abps.sites.flare.on_one_machine import free_port
 from abps.sites.now import NOW, Board, read_now
 
 from .test_cli import call

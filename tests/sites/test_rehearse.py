@@ -144,7 +144,7 @@ def test_names_of_hospitals():
 
 
 def test_home_is_given_back(tmp_path):
-    from abps.sites.flare.processes import own_home
+    from abps.sites.flare.on_one_machine import own_home
 
     before = os.environ.get("HOME")
     with own_home(tmp_path / "home"):

@@ -25,7 +25,7 @@ from abps.privacy.small_counts import FLOOR
 from abps.sites import sitefile
 from abps.sites.agreement import Agreement
 from abps.sites.flare import kits
-from abps.sites.flare.processes import Processes, Say, free_port, own_home, running
+from abps.sites.flare.on_one_machine import Processes, Say, free_port, own_home, running
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import Outcome, submit
 from abps.sites.sitefile import SiteFile
