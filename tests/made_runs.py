@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import polars as pl
 
 from abps.simulator.result import Run
+from abps.study.plan import Request, Source, identity, key_of, make_plan
+from abps.study.records import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, StudyFolder, digest
 
 CENTERS = [f"unit {i:02d}" for i in range(30)]
+#: method -> (AUROC, bytes, rest, κ)
+METHODS = {
+    "local": (0.62, 0.0, 0.0, None),
+    "fedavg": (0.75, 1.0, 0.0, None),
+    "fedavg-pq": (0.751, 0.5, 0.0, None),
+    "centralized": (0.82, 0.0, 0.0, None),
+    "random-k1": (0.741, 0.25, 0.0, 1),
+    "random-k3": (0.75, 1.5, 0.0, 3),
+    "abps": (0.75, 1.5, 0.0, 3),
+    "abps-pq-k1": (0.741, 0.25, 0.0, 1),
+    "abps-pq-k1-div": (0.69, 0.15, 0.41, 1),
+    "abps-x": (0.73, 0.09, 0.05, 1),
+}
 UNIT = 1000.0  # bytes of FedAvg's 50 rounds
 
 
@@ -74,3 +91,23 @@ def made_trail(seed: int, rest: float = 0.0, kappa=None, rounds: int = 6) -> pl.
             rows.append((t, CENTERS[a], CENTERS[b], "accepted", 0.6, 0.6, 1.0, "useful before"))
     types = [pl.Int32, pl.String, pl.String, pl.String, pl.Float64, pl.Float64, pl.Float64, pl.String]
     return pl.DataFrame(rows, schema=dict(zip(columns, types)), orient="row")
+
+
+def stored_study(root, methods=METHODS, seeds=(1, 2, 3, 4, 5), rounds=6):
+    """A study's folder with made-up results."""
+    plan = make_plan(Request((Source("icu-synthetic:centers=8,stays=800"),), tuple(methods), seeds, 6))
+    study = StudyFolder(root)
+    study.open(plan)
+    for run in plan.runs:
+        level, cost, rest, kappa = methods[run.method]
+        folder = study.folder(run)
+        folder.mkdir(parents=True)
+        (folder / RESULT).write_text(
+            json.dumps(made_run(run.method, run.seed, level, cost, rest, rounds, kappa).to_json())
+        )
+        made_trail(run.seed, rest, kappa, rounds).write_parquet(folder / DECISIONS)
+        content = identity(run.method, run.config(), run.data, run.seed)
+        receipt = {"schema": RECEIPT_SCHEMA, "key": key_of(content), "identity": content}
+        receipt["files"] = {name: digest(folder / name) for name in (RESULT, DECISIONS)}
+        (folder / RECEIPT).write_text(json.dumps(receipt))
+    return study, plan

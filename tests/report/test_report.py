@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 import re
 import shutil
@@ -20,23 +19,10 @@ from abps.report import figures, tables
 from abps.report.comparison import load_study
 from abps.report.statistics import analyse, gather
 from abps.report.words import summary
-from abps.study.plan import Request, Source, key_of, make_plan
-from abps.study.records import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, StudyFolder, digest
-from made_runs import CENTERS, made_run, made_trail
+from abps.study.plan import Request, Source, make_plan
+from abps.study.records import RECEIPT, RESULT, StudyFolder
+from made_runs import CENTERS, METHODS, made_run, stored_study
 
-#: method -> (AUROC, bytes, rest, κ)
-METHODS = {
-    "local": (0.62, 0.0, 0.0, None),
-    "fedavg": (0.75, 1.0, 0.0, None),
-    "fedavg-pq": (0.751, 0.5, 0.0, None),
-    "centralized": (0.82, 0.0, 0.0, None),
-    "random-k1": (0.741, 0.25, 0.0, 1),
-    "random-k3": (0.75, 1.5, 0.0, 3),
-    "abps": (0.75, 1.5, 0.0, 3),
-    "abps-pq-k1": (0.741, 0.25, 0.0, 1),
-    "abps-pq-k1-div": (0.69, 0.15, 0.41, 1),
-    "abps-x": (0.73, 0.09, 0.05, 1),
-}
 SEEDS = (1, 2, 3, 4, 5)
 
 
@@ -46,28 +32,6 @@ def part_of(methods=METHODS, seeds=SEEDS):
         runs = [made_run(name, seed, level, cost, rest, kappa=kappa) for seed in seeds]
         found.append(gather(name, name, runs, CENTERS))
     return analyse(About("made", 30, 900, 5, "f", positive_share=0.1), found, CENTERS)
-
-
-def stored_study(root, methods=METHODS, seeds=SEEDS):
-    """A study's folder with made-up results."""
-    plan = make_plan(Request((Source("icu-synthetic:centers=8,stays=800"),), tuple(methods), seeds, 6))
-    study = StudyFolder(root)
-    study.open(plan)
-    for run in plan.runs:
-        level, cost, rest, kappa = methods[run.method]
-        folder = study.folder(run)
-        folder.mkdir(parents=True)
-        (folder / RESULT).write_text(
-            json.dumps(made_run(run.method, run.seed, level, cost, rest, kappa=kappa).to_json())
-        )
-        made_trail(run.seed, rest, kappa).write_parquet(folder / DECISIONS)
-        from abps.study.plan import identity
-
-        content = identity(run.method, run.config(), run.data, run.seed)
-        receipt = {"schema": RECEIPT_SCHEMA, "key": key_of(content), "identity": content}
-        receipt["files"] = {name: digest(folder / name) for name in (RESULT, DECISIONS)}
-        (folder / RECEIPT).write_text(json.dumps(receipt))
-    return study, plan
 
 
 @pytest.fixture(scope="module")

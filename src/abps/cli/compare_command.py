@@ -76,6 +76,10 @@ def compare(
     eras: options.Eras = None,
     every: options.Every = None,
     min_stays: options.MinStays = None,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Serve the report so far on this machine alone while the study runs."),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Compare methods over seeds; stop and start again as you like, nothing finished is computed twice.
@@ -113,9 +117,9 @@ def compare(
     if sbatch is not None:
         prepare_script(plan, out, slurm, sbatch, as_json)
     elif executor == "slurm":
-        finish(plan, out, functools.partial(run_slurm, slurm=slurm), as_json)
+        finish(plan, out, functools.partial(run_slurm, slurm=slurm), as_json, live=live)
     else:
-        finish(plan, out, functools.partial(run_local, jobs=jobs), as_json)
+        finish(plan, out, functools.partial(run_local, jobs=jobs), as_json, live=live)
 
 
 def source(data: str, roles: Roles, min_stays: int | None) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
@@ -16,6 +17,7 @@ from abps.cli.options import terminal
 from abps.core.errors import RequestError
 from abps.report.build import Report
 from abps.report.comparison import load_study
+from abps.report.live import serving
 from abps.report.tables import NOTHING, brief, percent, times, with_deviation
 from abps.study.execute import Outcome, conduct
 from abps.study.plan import Plan
@@ -34,10 +36,18 @@ def prepare_script(plan: Plan, out: Path, slurm: Slurm, path: Path, as_json: boo
         print(f"all runs are there already; `abps report {out}` writes the report")
 
 
-def finish(plan: Plan, out: Path, executor: Any, as_json: bool, words: tuple[str, ...] = ()) -> None:
-    """Conduct a study, write its report, and say what came out; failed runs end it with their exit code."""
+def finish(
+    plan: Plan, out: Path, executor: Any, as_json: bool, words: tuple[str, ...] = (), live: bool = False
+) -> None:
+    """Conduct a study, write its report, and say what came out; failed runs end it with their exit code.
+
+    live: serve the report on this machine while the study runs.
+    """
     try:
-        outcome = conduct(plan, out, executor)
+        with serving(out) if live else contextlib.nullcontext() as address:
+            if address is not None:
+                print(f"the report so far, on this machine while the study runs: {address}", file=sys.stderr)
+            outcome = conduct(plan, out, executor)
     except KeyboardInterrupt:
         terminal(stderr=True).print("stopped; the same command goes on from here")
         raise

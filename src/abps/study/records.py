@@ -258,7 +258,13 @@ class StudyFolder:
         import fcntl
 
         files.folder(self.root)
-        with (self.root / ".lock").open("w") as handle:
+        try:
+            lock = (self.root / ".lock").open("w")
+        except OSError as error:
+            raise RequestError(
+                f"cannot write in {self.root}: {error.strerror}; choose another place"
+            ) from error
+        with lock as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -1,0 +1,71 @@
+"""Places that cannot be written to, and names that look like markup: one sentence, or plain text."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from abps.cli import site_command
+from abps.cli.main import main
+from abps.core.errors import RequestError
+from abps.study.records import StudyFolder
+from test_files import FULL
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    out = capsys.readouterr()
+    return stop.value.code or 0, out.out, out.err
+
+
+STUDY = ["compare", "--no-references", "--methods", "local,abps-pq-k1", "--seeds", "1", "--rounds", "1",
+         "--data", "icu-synthetic:centers=8,stays=800", "--jobs", "1"]  # fmt: skip
+
+
+def test_a_full_disk_ends_a_study_with_a_sentence(tmp_path):
+    """Files may not grow beyond a limit, in the workers either: as on a full disk."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL.replace("MOST", "20000"), *STUDY, "--out", str(tmp_path / "s")],
+        capture_output=True, text=True, check=False, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr, done.stderr[-600:]
+    assert "File too large" in done.stderr
+    assert not list((tmp_path / "s").rglob(".*.part"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path, capsys, monkeypatch):
+    closed = Path("/sys/kernel")  # not even root may make a file there
+    if closed.is_dir():
+        with pytest.raises(RequestError, match="cannot write in /sys/kernel"), StudyFolder(closed).alone():
+            pass
+        code, _, err = call(capsys, *STUDY, "--out", closed)
+        assert code == 2 and err.count("abps: ") == 1 and "choose another place" in err
+    (tmp_path / "file").write_text("")
+    code, _, err = call(capsys, *STUDY, "--out", tmp_path / "file" / "study")
+    assert code == 2 and err.count("abps: ") == 1 and "choose another place" in err
+
+
+@pytest.mark.parametrize("name", ["x[/y]", "[red]x", "a]b[", "<b>"])
+def test_a_study_may_have_a_name_with_brackets(name, capsys, monkeypatch):
+    told = {
+        "site": name, "study": name, "method": "abps", "round": 3, "of": 5, "partners": [name],
+        "validation_auroc": None, "rests": {name: 1},
+        "alarms": [{"round": 1, "site": name, "statistic": "t"}],
+        "bytes_sent": {"total": 10, "model": 10}, "in_doubt": [2],
+        "beliefs": [{"peer": name, "mean": 0.5, "observations": 1.0, "partner": 2}],
+        "refused": [{"peer": name, "reason": name, "count": 1}],
+    }  # fmt: skip
+
+    class Store:
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(site_command, "_store", lambda kit, study: Store())
+    monkeypatch.setattr(site_command.account, "summary", lambda store: told)
+    code, out, err = call(capsys, "site", "status", "kit")
+    assert code == 0, err
+    assert f"in the study {name} (abps)" in out and f"refused from {name}: {name}" in out
+    assert f"│ {name}" in out  # in the table too
