@@ -1,7 +1,7 @@
 """Write the table of packages in docs/architecture.md: modules, lines, and each package's own sentence.
 
-    python tools/architecture.py          update the page
-    python tools/architecture.py --check  say whether it is up to date (exit 1 if not)
+python tools/architecture.py          update the page
+python tools/architecture.py --check  say whether it is up to date (exit 1 if not)
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from abps.core.errors import RequestError
 from abps.core.usefulness import Experience
 from abps.data.table import load
-from abps.methods.kindred import Judging, Kindred, Roll, bytes_each, score_columns
+from abps.methods.kindred import Judging, Kindred, Roll, score_columns
 from abps.methods.memory import freeze, thaw
 from abps.simulator.simulate import simulate
 
@@ -149,14 +149,6 @@ def test_the_state_can_be_written_down(kinds) -> None:
     on, _ = course.round(5)
     again, _ = replace(course, state=back).round(5)
     assert torch.equal(on.state.models, again.state.models)
-
-
-def test_bytes_lose_half_a_step_at_most() -> None:
-    rng = np.random.default_rng(1)
-    values = rng.standard_normal((4, 30))
-    step = np.abs(values).max(axis=1, keepdims=True) / 127
-    assert (np.abs(bytes_each(values) - values) <= step / 2 + 1e-12).all()
-    assert not bytes_each(np.zeros((2, 3))).any()
 
 
 def test_scores_are_told_of_each_column_once() -> None:

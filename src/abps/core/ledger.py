@@ -53,8 +53,9 @@ def directory(centers: int, entries: int) -> Traffic:
 
 
 def roll_call(centers: int, answer: int, told: int) -> Traffic:
-    """Every center sends a board an answer, and hears back: a message each way, ``told`` bytes in all."""
-    return Traffic(control=centers * (2 * CONTROL_MESSAGE + answer) + told)
+    """The board is one of the centers; all others send it an answer and hear back: a message each way,
+    ``told`` bytes in all."""
+    return Traffic(control=(centers - 1) * (2 * CONTROL_MESSAGE + answer) + told)
 
 
 @dataclass(frozen=True)

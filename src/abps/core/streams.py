@@ -47,6 +47,7 @@ PURPOSES: Final = {
     "watch": 21,
     "null": 22,
     "attack": 23,
+    "board": 24,
 }
 
 _MASK: Final = (1 << 64) - 1

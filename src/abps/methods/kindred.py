@@ -7,7 +7,8 @@ guesses from metadata:
 * *roll call*: a few times in a study all send their models to a board, which tells the mean; each computes
   the score of its own patients at that common model and sends it, with what its score would be by chance
   (:mod:`abps.stats.spectrum`). The board tests whether centers differ at all, finds kinds, and tells every
-  center its kin (:mod:`abps.stats.kinship`). The board is anybody who can count; it sees sums over patients;
+  center its kin (:mod:`abps.stats.kinship`). The board is one of the centers, another one in every roll call;
+  it sees the others' shared weights, as a partner does, and sums over their patients;
 * *choice*: partners are drawn at random from one's kin, if both count each other so; where nothing differs,
   or where variance saved is worth more than the bias brought, from everybody: to the byte what ``random-k1``
   does;
@@ -46,11 +47,13 @@ from abps.methods.pairing import flat
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply, Worth
 from abps.privacy.small_counts import without_small
 from abps.stats import kinship, spectrum
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.wire.numerals import Numerals, Stretch
 
 #: What a board tells before the columns' loadings: p, dimensions, kinds, what public vectors add.
 _HEAD = 4
+
+_NOBODY: Ints = np.zeros(0, dtype=np.int64)
+_NOTHING: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -174,10 +177,6 @@ class Kindred(PeerMethod):
         """By mutual proposals."""
         return "mutual"
 
-    def between_sites(self) -> str:
-        """Sites have no board yet."""
-        return "its roll calls need a board that hears all sites; it runs in the simulation only"
-
     def init(self, world: World) -> Standing:
         """The common start; everybody is as good as any other."""
         none = np.zeros(0, dtype=np.int64)
@@ -216,18 +215,18 @@ class Kindred(PeerMethod):
 
     # Roll calls ----------------------------------------------------------------------------------------
 
-    def questions(self, world: World, t: int) -> int:
+    def questions(self, t: int, horizon: int) -> int:
         """Two when kin are looked for: what the common model is, and what the scores are. One about the last
         steps before the last round."""
         if self.policy != "random" and self.roll.on(t):
             return 2
-        return int(t == world.horizon and bool(self.last))
+        return int(t == horizon and bool(self.last))
 
     def reply(self, world: World, state: Standing, t: int, question: int) -> Reply:
         """The shared weights; the scores; or what last steps take off the validation loss."""
         if not self.roll.on(t):
             gains = self.last_gains(world, state)
-            return Reply(gains, 4 * gains.shape[1])
+            return Reply.of(gains, (Stretch("single", gains.shape[1]),))
         if question == 0:
             shared = state.models[:, : self.wire.shared(world)]
             sent = self.wire.deliver(world, shared, world.horizon + t)
@@ -237,22 +236,28 @@ class Kindred(PeerMethod):
     def board(self, answers: Floats, sizes: Floats, t: int, question: int) -> Notice:
         """The mean model; everybody's kin; or how strongly last steps are held."""
         if not self.roll.on(t):
-            return Notice.to_all(np.array([self.strongest(answers)]), len(answers), 4)
+            which = (0.0, *self.last).index(self.strongest(answers))
+            return Notice(Numerals.of(np.array([float(which)]), (Stretch("single", 1),)))
         if question == 0:
             there = ~np.isnan(answers).any(axis=1)
-            mean = ((sizes[there] / sizes[there].sum()) @ answers[there]).astype(np.float32)
-            # Told in two bytes a weight.
-            rounded = codec("bf16").arrive(mean[None])[0].astype(np.float64)
-            return Notice.to_all(rounded, len(answers), frame_size(codec("bf16"), len(mean)))
+            mean = (sizes[there] / sizes[there].sum()) @ answers[there]
+            return Notice(Numerals.of(mean, (Stretch("half", len(mean)),)))
         return self.kin_of(answers)
 
     def informed(self, world: World, state: Standing, notice: Notice, t: int, question: int) -> Standing:
         """The state with what the board told."""
+        common = notice.common.values
         if not self.roll.on(t):
-            return replace(state, strength=float(notice.common[0]))
+            if len(common) != 1 or common[0] not in range(1 + len(self.last)):
+                raise ValueError("no strength of last steps")
+            return replace(state, strength=(0.0, *self.last)[int(common[0])])
         if question == 0:
-            return replace(state, reference=torch.from_numpy(notice.common.astype(np.float32)))
+            if len(common) != self.wire.shared(world):
+                raise ValueError("no common model")
+            return replace(state, reference=torch.from_numpy(common.astype(np.float32)))
         told = [notice.only(int(place)) for place in world.here]
+        if len(common) != _HEAD + len(score_columns(world.data.columns)) or not all(len(m) % 2 for m in told):
+            raise ValueError("no kin")
         kin = [mine[1:].reshape(2, -1) for mine in told]
         return replace(
             state,
@@ -260,7 +265,7 @@ class Kindred(PeerMethod):
             start=np.concatenate([[0], np.cumsum([mine.shape[1] for mine in kin])]),
             peer=np.concatenate([mine[0] for mine in kin]).astype(np.int64),
             same=np.concatenate([mine[1] for mine in kin]),
-            test=notice.common,
+            test=common,
         )
 
     def kin_of(self, answers: Floats) -> Notice:
@@ -276,7 +281,7 @@ class Kindred(PeerMethod):
             self.roll.level,
         )
         kinds, says = 1, 0.0
-        mine = [np.array([1.0])] * n
+        mine = [kin_told(True)] * n
         if seen.dimensions:
             # One that has told nothing of its patients still tells what it publishes.
             where = kinship.whereabouts(seen.position, seen.information, public if self.roll.public else None)
@@ -286,14 +291,10 @@ class Kindred(PeerMethod):
             for i in range(n):
                 peers = kin.of(i)
                 same = where.same_kind(np.full(len(peers), i), peers)
-                mine.append(np.concatenate([[float(kin.everybody[i])], peers, same]))
-        start = np.concatenate([[0], np.cumsum([len(each) for each in mine])])
-        head = np.array([seen.p, seen.dimensions, kinds, says])
-        told = np.concatenate(mine)
-        common = np.concatenate([head, seen.loading])
-        # A place takes four bytes, how probably it is of the same kind one more, a column's share one.
-        size = n * (4 * _HEAD + k) + int(n + 2.5 * (len(told) - n))
-        return Notice(common, start, told, size)
+                mine.append(kin_told(bool(kin.everybody[i]), peers, same))
+        head = [seen.p, seen.dimensions, kinds, says]
+        form = (Stretch("single", _HEAD), Stretch("share", len(seen.loading)))
+        return Notice(Numerals.of(np.concatenate([head, seen.loading]), form), dict(enumerate(mine)))
 
     def last_gains(self, world: World, state: Standing) -> Floats:
         """(r, strengths) what last steps take off each center's mean loss on validation rows."""
@@ -469,7 +470,7 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
     """What the centers here tell of their patients at the common model, under their own private layers.
 
     A row: how many columns, null draws and shared weights there are; then information, score, null draws and
-    the public vector. Null draws are rounded to 255 steps: a byte each, and a scale of two a draw.
+    the public vector. A null draw takes a byte for each column, and a scale of two.
     """
     columns = score_columns(world.data.columns)
     k, count, rows = len(columns), spectrum.draws(world.n), world.data.train
@@ -490,23 +491,23 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
         stream = streams.generator(world.seed + world.secret, "null", t, int(world.ids[world.here[i]]))
         signs = np.where(stream.integers(0, 2, size=(count, len(x))) > 0, 1.0, -1.0)
         score, null, information = spectrum.score(x, rows.y[mine].astype(np.float64), offset[mine], signs)
-        told[i] = np.concatenate([[information], two_bytes(score), bytes_each(null).ravel()])
+        told[i] = np.concatenate([[information], score, null.ravel()])
     fixed = np.tile([float(k), float(count), float(len(reference))], (world.r, 1))
     public = world.data.metadata
-    values = np.concatenate([fixed, told.astype(np.float32).astype(np.float64), public], axis=1)
-    return Reply(values, 4 * (4 + public.shape[1]) + 2 * k + count * (k + 2))
+    form = (
+        Stretch("single", 4),
+        Stretch("half", k),
+        Stretch("small", k, count),
+        Stretch("single", public.shape[1]),
+    )
+    return Reply.of(np.concatenate([fixed, told, public], axis=1), form)
 
 
-def two_bytes(values: Floats) -> Floats:
-    """(k,) rounded to two bytes each."""
-    return codec("bf16").arrive(values.astype(np.float32)[None])[0].astype(np.float64)
-
-
-def bytes_each(values: Floats) -> Floats:
-    """(b, k) rounded to 255 steps of each row's largest size."""
-    most = np.abs(values).max(axis=1, keepdims=True)
-    step = np.where(most > 0, most / 127.0, 1.0)
-    return np.asarray(np.rint(values / step) * step)
+def kin_told(everybody: bool, peers: Ints = _NOBODY, same: Floats = _NOTHING) -> Numerals:
+    """What the board tells one center: whether it keeps to nobody, its kin, and how probably each is of its
+    own kind."""
+    form = (Stretch("share", 1), Stretch("place", len(peers)), Stretch("share", len(same)))
+    return Numerals.of(np.concatenate([[float(everybody)], peers, same]), form)
 
 
 def mean_losses(world: World, models: Tensor) -> Floats:

@@ -13,7 +13,7 @@ number of a center's own beside them (``note``). The driver sends, encodes, deco
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,11 +23,13 @@ from torch import Tensor
 
 from abps.core import ledger as bytes_of
 from abps.core import selection as turns_of
+from abps.core import streams
 from abps.core.ledger import Traffic
 from abps.core.matching import Answer, Plan, propose, unwanted
 from abps.core.selection import Selection
 from abps.learn.metrics import Segments
 from abps.methods.base import Alarm, Decisions, Floats, Ints, Method, Wire, World
+from abps.wire.numerals import Form, Numerals
 
 
 def accept(row: int, peer: int) -> Answer:
@@ -105,30 +107,41 @@ class Learned:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """What r centers answer to a roll call: values (r, entries), and the bytes that one answer takes."""
+    """What r centers answer to a roll call: values (r, entries) as the board reads them, and the bytes that
+    one answer takes.  told: each answer as it is sent; none: they are shared weights, and travel as these
+    do."""
 
     values: Floats
     size: int
+    told: tuple[Numerals, ...] = ()
+
+    @staticmethod
+    def of(values: Floats, form: Form) -> Reply:
+        """Numbers that are written in this form."""
+        told = tuple(Numerals.of(row, form) for row in values)
+        return Reply(np.stack([each.values for each in told]), told[0].size, told)
 
 
 @dataclass(frozen=True, eq=False)
 class Notice:
-    """What the board tells after a roll call: ``common`` (m,) to all, and to member i
-    ``own[start[i]:start[i+1]]``.  size: bytes of telling it to everybody."""
+    """What the board tells after a roll call: the same to all, and something to a member by its place."""
 
-    common: Floats
-    start: Ints
-    own: Floats
-    size: int
-
-    @staticmethod
-    def to_all(common: Floats, n: int, size: int) -> Notice:
-        """The same for all n members, ``size`` bytes each."""
-        return Notice(common, np.zeros(n + 1, dtype=np.int64), np.zeros(0), n * size)
+    common: Numerals
+    own: Mapping[int, Numerals] = field(default_factory=dict)
 
     def only(self, place: int) -> Floats:
         """What member ``place`` alone is told."""
-        return self.own[self.start[place] : self.start[place + 1]]
+        return self.own[place].values if place in self.own else np.zeros(0)
+
+    def size(self, place: int) -> int:
+        """Bytes of telling a member."""
+        return self.common.size + (self.own[place].size if place in self.own else 0)
+
+
+def boards(seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
+    """(n,) the members in the order in which they are asked to be the board of round t: the first that is
+    there is. Everybody can work it out."""
+    return np.argsort(streams.bits(seed, "board", t, ids), kind="stable")
 
 
 @dataclass(frozen=True)
@@ -158,13 +171,14 @@ class PeerMethod(Method, ABC):
         """(n,) the members in the order in which they propose."""
         return turns_of.turns(Selection(), seed, t, ids)
 
-    def questions(self, world: World, t: int) -> int:
+    def questions(self, t: int, horizon: int) -> int:
         """How many roll calls come before round t. In each all members answer to a board, which works out
-        something from all answers and tells it; it is anybody who can count, and needs no data."""
+        something from all answers and tells it. The board is one of them, another one in every round, and
+        needs no data for it."""
         return 0
 
     def reply(self, world: World, state: Any, t: int, question: int) -> Reply:
-        """What the centers here answer."""
+        """What the centers here answer; world: of the members that are asked."""
         raise NotImplementedError
 
     def board(self, answers: Floats, sizes: Floats, t: int, question: int) -> Notice:
@@ -172,7 +186,7 @@ class PeerMethod(Method, ABC):
         raise NotImplementedError
 
     def informed(self, world: World, state: Any, notice: Notice, t: int, question: int) -> Any:
-        """The state after the board has told what it found."""
+        """The state after the board has told what it found; ``ValueError`` if that cannot be."""
         return state
 
     def opine(self, world: World, state: Any, trained: Callable[[], Any], t: int) -> Opinion:

@@ -87,12 +87,14 @@ class Course:
     def _roll_calls(self, method: PeerMethod, t: int) -> tuple[Course, Traffic]:
         """Before a round: what the board asks all centers, and what they learn from it."""
         state, said = self.state, Traffic()
-        for k in range(0 if self.ledger.closed else method.questions(self.world, t)):
+        for k in range(0 if self.ledger.closed else method.questions(t, self.world.horizon)):
             reply = method.reply(self.world, state, t, k)
             sizes = self.world.sizes().numpy().astype(np.float64)
             notice = method.board(reply.values, sizes, t, k)
             state = method.informed(self.world, state, notice, t, k)
-            said += bytes_of.roll_call(self.world.n, reply.size, notice.size)
+            others = peers.boards(self.world.seed, t, self.world.ids)[1:]
+            told = sum(notice.size(int(place)) for place in others)
+            said += bytes_of.roll_call(self.world.n, reply.size, told)
         return replace(self, state=state), said
 
     def _alone(self, t: int) -> tuple[Course, Outcome]:
