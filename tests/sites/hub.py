@@ -22,7 +22,6 @@ from pathlib import Path
 
 import torch
 
-from abps.data.prepare import prepare
 from abps.data.table import own_table
 from abps.sites.agreement import Agreement
 from abps.sites.loopback import answer
@@ -62,9 +61,7 @@ def _life(name: str, table: Path, roles, agreement: dict, store: Path, hub: Conn
             raise Unreachable(peer)
         return reply
 
-    site = Site(
-        name, agreed, prepare(own, agreed.seed, agreed.book), kept, send, patience=Patience(repeats=1)
-    )
+    site = Site(name, agreed, agreed.prepare(own), kept, send, patience=Patience(repeats=1))
 
     def conducted(number: int, what: str, arguments: tuple) -> None:
         try:

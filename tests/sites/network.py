@@ -13,12 +13,13 @@ from abps.core.protocol import Stage
 from abps.core.usefulness import Usefulness
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.prepare import codebook, prepare
+from abps.data.prepare import codebook
 from abps.data.roles import Roles
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
 from abps.methods.abps import State
 from abps.methods.memory import thaw
+from abps.methods.settings import configure
 from abps.sites.agreement import Agreement
 from abps.sites.loopback import Memory
 from abps.sites.site import Site
@@ -37,16 +38,18 @@ class Hospitals:
     together: Federation
     roles: Roles
 
-    def book(self, seed: int) -> Codebook:
-        return codebook(self.together, seed)
+    def book(self, seed: int, standardise: str = "own") -> Codebook:
+        return codebook(self.together, seed, standardise=standardise)
 
     def agreement(self, method: str, seed: int = 11, rounds: int = 5, **settings) -> Agreement:
-        return Agreement("test", method, self.book(seed), seed, rounds, settings)
+        training = configure(method, settings, rounds).training
+        return Agreement("test", method, self.book(seed, training.standardise), seed, rounds, settings)
 
 
-def hospitals(folder: Path, count: int, stays: int = 1600) -> Hospitals:
+def hospitals(folder: Path, count: int, stays: int = 1600, more: str = "") -> Hospitals:
     """Centers of the built-in federation under the names that sites have."""
-    frame, roles = builtin_table(f"icu-synthetic:centers={count},stays={stays},groups={min(count, 6)}")
+    kinds = more or f"groups={min(count, 6)}"
+    frame, roles = builtin_table(f"icu-synthetic:centers={count},stays={stays},{kinds}")
     old = sorted(frame["center"].unique().to_list())
     names = NAMES[:count]
     frame = frame.with_columns(pl.col("center").replace_strict(dict(zip(old, names))))
@@ -64,7 +67,7 @@ def open_site(
     """A site that reads its own table and has its own store."""
     roles = given.roles
     own = own_table(given.tables[name], name, roles.label, roles.patient, roles.time, (), agreement.book)
-    data = prepare(own, agreement.seed, agreement.book)
+    data = agreement.prepare(own)
     kept = Store.open(store / f"{name}.sqlite", name, agreement.digest(), agreement.notes())
     try:
         site = Site(name, agreement, data, kept, network.sender(name), **more)

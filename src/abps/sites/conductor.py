@@ -34,11 +34,11 @@ from abps.learn.kernels import kernel_for
 from abps.learn.models import Layout, initial_weights
 from abps.methods.base import Stopping, server_keys
 from abps.methods.memory import freeze, thaw
-from abps.methods.peers import PeerMethod
+from abps.methods.peers import PeerMethod, boards
 from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_notes
 from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
-from abps.sites.site import CONDUCTOR
+from abps.sites.site import BOARDS, CONDUCTOR
 from abps.wire.admission import Limits, Refused, admit_note, admit_weights
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
@@ -257,7 +257,9 @@ class Conductor:
         here = _without(sorted(alive), missing)
         begun, late = self.line.ask(here, "begin", t, here, seconds=self.seconds.sign)
         missing |= late
-        trained, failed = self._work(sorted(begun), "train", t, course.ledger.closed)
+        if self.method.kind not in ("alone", "star") and not course.ledger.closed:
+            self._roll_calls(t, roster, sorted(begun), missing)
+        trained, failed = self._work(_without(sorted(begun), missing), "train", t, course.ledger.closed)
         missing |= failed
         present = sorted(trained)
         if not present:
@@ -271,6 +273,23 @@ class Conductor:
         reports, lies = answers.sorted_out(said, lambda v: answers.report(v, len(roster), edges))
         missing |= failed | lies
         self._book(t, present, reports, values, missing, course, began)
+
+    def _roll_calls(self, t: int, roster: tuple[str, ...], here: list[str], missing: dict[str, str]) -> None:
+        """Let all sites answer to a board, which is one of them; another one, if that is gone."""
+        order = [roster[k] for k in boards(self.agreement.seed, t, center_ids(roster)) if roster[k] in here]
+        questions = cast(PeerMethod, self.method).questions(t, self.agreement.rounds)
+        for question in range(questions):
+            for attempt, board in enumerate(order[:BOARDS]):
+                if board in missing:
+                    continue
+                _, failed = self._work(_without(here, missing), "reply", t, question, attempt)
+                missing |= failed
+                said, failed = self._work([board], "preside", t, question)
+                told, lies = answers.sorted_out(said, lambda v: answers.whole(v, 0, len(roster)))
+                missing |= failed | lies
+                if told:
+                    self.tell(f"round {t}: {told[board]} sites answered question {question + 1} to {board}")
+                    break
 
     def _alone(
         self,

@@ -36,7 +36,7 @@ from abps.learn.batched import StackedLearner
 from abps.learn.metrics import auroc, labels_of
 from abps.methods.base import Alarm, Ints, World, grounded
 from abps.methods.memory import freeze, thaw
-from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, boards
 from abps.methods.star import StarMethod
 from abps.sites.agreement import Agreement
 from abps.sites.store import AlarmRow, Entry, Evidence, Finished, Store
@@ -46,12 +46,15 @@ from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
 from abps.wire.messages import (
     pack_alarm,
+    pack_answer,
     pack_message,
     pack_note,
+    pack_notice,
     pack_request,
     pack_vector,
     unpack_vector,
 )
+from abps.wire.numerals import Form, NumeralError, Numerals
 
 T = TypeVar("T")
 
@@ -82,6 +85,9 @@ _CATCH_UP = 10
 
 #: In how many rounds of a job a peer may be accepted and not confirm, before it is not accepted any more.
 _UNCONFIRMED = 2
+
+#: How many members are tried as the board of a roll call.
+BOARDS = 2
 
 #: The entry of a metadata vector that tells the number of training rows.
 _ROWS = "log training rows"
@@ -168,7 +174,10 @@ class Site:
         self._turned = False  # whether it was this site's turn
         self._told: dict[str, int] = {}  # by peer: messages of this round
         self._fetched: dict[str, int] = {}  # by peer: how often it got this round's weights
-        self._distance: float | None = None
+        # By question of a roll call: this site's answer, and how it is written (None: as weights are).
+        self._said: dict[int, tuple[bytes, Form | None]] = {}
+        self._board: dict[int, dict[str, bytes]] = {}  # by question: the others' answers to this site
+        self._informed = 0  # questions of this round after which the board's notice has come
 
     @property
     def models(self) -> Tensor:
@@ -344,6 +353,122 @@ class Site:
             self._forget()
             # Alarms that no round has reckoned with; later ones count in the next round.
             self._news = tuple(alarm for alarm in self.store.alarms() if alarm.reckoned is None)
+
+    def reply(self, round: int, question: int, attempt: int = 0) -> bool:
+        """Answer a question of a roll call to the board; False if this site cannot: it missed what was told
+        after the last question, or the board is not there. attempt: boards that were tried before."""
+        self._need(round, self._asks(round, question) or None, "such a question")
+        if question > self._informed or attempt not in range(BOARDS):
+            return False
+        board = self._boards()[attempt : attempt + 1]
+        if question not in self._said:
+            self._said[question] = self._answer(round, question)
+        if not board:
+            return False
+        if board[0] == self.name:
+            return True
+        why = f"our answer to question {question + 1} of the roll call, for the board of round {round}"
+        data = pack_answer(self._said[question][0], round, question, center_id(self.name))
+        try:
+            self._carry(board[0], "answer", data, why, self.patience.repeats)
+        except Unreachable:
+            return False
+        return True
+
+    def preside(self, round: int, question: int) -> int:
+        """Be the board: work out what follows from all answers, and tell it. Returns how many answered."""
+        self._need(round, self._asks(round, question) or None, "such a question")
+        if self.name not in self._boards()[:BOARDS] or question not in self._said:
+            raise RequestError(f"{self.name} is not the board of question {question} in round {round}")
+        read: dict[str, NDArray[np.float64]] = {}
+        mine, form = self._said[question]
+        with self._lock:
+            said = {**self._board.get(question, {}), self.name: mine}
+        for peer in (self.name, *sorted(self._others)):
+            try:
+                if peer in said:
+                    read[peer] = self._read(peer, said[peer], round, form)
+            except Refused as refused:
+                self._note(refused)
+        if len(read) < 2:
+            return len(read)
+        answers = np.full((len(self.roster), len(read[self.name])), np.nan)
+        for peer, values in read.items():
+            answers[self.roster.index(peer)] = values
+        sizes = np.array([self._rows_of(member) for member in self.roster])
+        sizes[self.roster.index(self.name)] = float(self.data.train.sizes[0])
+        notice = self._peer.board(answers, sizes, round, question)
+        for place, peer in enumerate(self.roster):
+            own = notice.own.get(place)
+            told = notice.common.data + (b"" if own is None else own.data)
+            if peer == self.name:
+                self._take_notice(peer, told, question)
+            elif peer not in self._silent:
+                data = pack_notice(told, round, question, center_id(self.name))
+                why = f"what follows from all answers to question {question + 1} of the roll call"
+                with contextlib.suppress(Unreachable):
+                    self._carry(peer, "notice", data, why, self.patience.repeats)
+        return len(read)
+
+    def _boards(self) -> list[str]:
+        """The members that are there, in the order in which they are asked to be the board."""
+        order = boards(self.agreement.seed, self.talks.round, center_ids(self.roster))
+        return [self.roster[k] for k in order if self.roster[k] not in self._silent]
+
+    def _answer(self, round: int, question: int) -> tuple[bytes, Form | None]:
+        """What this site answers to a roll call, and how it is written."""
+        world = self.world
+        if self.members != self.roster:  # who is not asked does not count
+            world = grounded(self.method, self._world(self.roster))
+        answer = self._peer.reply(world, self.state, round, question)
+        if answer.told:
+            return answer.told[0].data, answer.told[0].form
+        return self._pack(self.state.models, self.agreement.rounds + round), None
+
+    def _read(self, peer: str, said: bytes, round: int, form: Form | None) -> NDArray[np.float64]:
+        """(entries,) an answer to a roll call; what is no number counts as not told."""
+        if form is None:
+            number = self.agreement.rounds + round
+            weights = admission.admit_weights(
+                said, peer, (peer,), number, self.codec, self.shared, self.limits
+            )
+            arrived = torch.from_numpy(weights) + self.base
+            self._check_distance(peer, arrived, self.state.models[0, : self.shared].numpy())
+            return arrived.numpy().astype(np.float64)
+        try:
+            told, rest = Numerals.read(said)
+        except NumeralError as error:
+            raise Refused(peer, Reason.MALFORMED, str(error)) from error
+        if rest or told.form != form:
+            raise Refused(peer, Reason.SHAPE, "its answer has another form than ours")
+        return told.values
+
+    def _take_notice(self, board: str, told: bytes, question: int) -> None:
+        """Go on with what the board told."""
+        try:
+            common, rest = Numerals.read(told)
+            own, rest = Numerals.read(rest) if rest else (None, b"")
+            me = int(self.world.here[0])
+            notice = Notice(common, {} if own is None else {me: self._placed(own)})
+            if rest or not all(np.isfinite(each.values).all() for each in (common, own) if each is not None):
+                raise ValueError("it says no numbers, or too many")
+            self.state = self._peer.informed(self.world, self.state, notice, self.talks.round, question)
+        except ValueError as error:
+            raise Refused(board, Reason.MALFORMED, f"its notice: {error}") from error
+        self._informed = max(self._informed, question + 1)
+
+    def _placed(self, told: Numerals) -> Numerals:
+        """What is told of members by their places in this job, by their places at this site."""
+        place = np.array([self.members.index(name) for name in self.roster])
+        values, at = told.values.copy(), 0
+        for stretch in told.form:
+            if stretch.kind == "place":
+                part = slice(at, at + stretch.total)
+                if (values[part] >= len(place)).any():
+                    raise ValueError("a place that no member has")
+                values[part] = place[values[part].astype(np.int64)]
+            at += stretch.total
+        return Numerals(values, told.form, told.data)
 
     def train(self, round: int, alone: bool = False) -> None:
         """The local epochs of a round, and then an opinion of the members.
@@ -643,6 +768,12 @@ class Site:
             if what == "request":
                 self._receive_request(peer, data)
                 return b""
+            if what == "answer":
+                self._receive_answer(peer, data)
+                return b""
+            if what == "notice":
+                self._receive_notice(peer, data)
+                return b""
             raise Refused(peer, Reason.MALFORMED, f"nothing here is called {what[:20]!r}")
         except Refused as refused:
             self._note(refused)
@@ -680,6 +811,30 @@ class Site:
         with self._lock:
             self._listeners.add(peer)
         self._log(peer, "request", len(data), "its wish to hear us", sent=False)
+
+    def _receive_answer(self, peer: str, data: bytes) -> None:
+        round = self.talks.round
+        said, question = admission.admit_answer(data, peer, self._others, round, self.limits)
+        if not self._asks(round, question) or self.name not in self._boards()[:BOARDS]:
+            raise Refused(peer, Reason.PROTOCOL, "this site is not the board of a roll call")
+        with self._lock:
+            self._board.setdefault(question, {})[peer] = said
+        self._log(peer, "answer", len(data), f"its answer to question {question + 1}", sent=False)
+
+    def _receive_notice(self, peer: str, data: bytes) -> None:
+        round = self.talks.round
+        told, question = admission.admit_notice(data, peer, self._others, round, self.limits)
+        if not self._asks(round, question) or peer not in self._boards()[:BOARDS]:
+            raise Refused(peer, Reason.PROTOCOL, "it is not the board of a roll call")
+        with self._lock:
+            if question > self._informed or self._trained is not None:
+                raise Refused(peer, Reason.ROUND, "a notice that nobody waits for")
+            self._take_notice(peer, told, question)
+        self._log(peer, "notice", len(data), f"what follows from question {question + 1}", sent=False)
+
+    def _asks(self, round: int, question: int) -> bool:
+        """Whether there is such a question before a round."""
+        return self._by_peers and question in range(self._peer.questions(round, self.agreement.rounds))
 
     def _receive_weights(self, peer: str, data: bytes) -> bytes:
         round = self.talks.round
@@ -879,26 +1034,27 @@ class Site:
         )
         value = admission.admit_note(note, peer, round) if self._peer.noted else 0.0
         arrived = torch.from_numpy(weights) + self.base
-        self._check_distance(peer, arrived)
+        self._check_distance(peer, arrived, self._own_sent(peer))
         with self._lock:
             self.arrived[peer], self._notes[peer] = arrived, value
         self._log(peer, "weights", len(data), f"its shared layers, partner of round {round}", sent=False)
         if note:
             self._log(peer, "note", len(note), f"its number beside: {value:g}", sent=False)
 
-    def _check_distance(self, peer: str, arrived: Tensor) -> None:
-        """Refuse a model that is much farther from the common start than this site's own."""
+    def _check_distance(self, peer: str, arrived: Tensor, own: NDArray[np.float32]) -> None:
+        """Refuse a model that is much farther from the common start than this site's own (shared,)."""
         start = self.learner.start.numpy()
-        with self._lock:
-            if self._distance is None:
-                if not self._frames:
-                    raise Refused(peer, Reason.PROTOCOL, "weights before this site has trained")
-                own = unpack(self._frames[0], self.codec).weights + self.base.numpy()
-                self._distance = float(distances(own[None], start)[0])
-        far = distances(arrived.numpy()[None], start)
-        if not plausible(far, np.array([self._distance]))[0]:
-            detail = f"{far[0]:.3g} from the common start, ours is {self._distance:.3g} from it"
+        near, far = distances(own[None], start), distances(arrived.numpy()[None], start)
+        if not plausible(far, near)[0]:
+            detail = f"{far[0]:.3g} from the common start, ours is {near[0]:.3g} from it"
             raise Refused(peer, Reason.TOO_LARGE, detail)
+
+    def _own_sent(self, peer: str) -> NDArray[np.float32]:
+        """(shared,) what this site's partners get of it in this round."""
+        with self._lock:
+            if not self._frames:
+                raise Refused(peer, Reason.PROTOCOL, "weights before this site has trained")
+            return unpack(self._frames[0], self.codec).weights + self.base.numpy()
 
     def _log_parcel(self, peer: str, data: bytes, round: int, again: str = "") -> None:
         """Write down weights that leave, and the note with them."""

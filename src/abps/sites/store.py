@@ -125,7 +125,7 @@ class Entry:
     round: int
     peer: str
     sent: bool
-    kind: str  # weights, message, vector, alarm, request or note
+    kind: str  # weights, message, vector, alarm, request, note, answer or notice
     bytes: int
     why: str
 

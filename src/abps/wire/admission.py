@@ -7,7 +7,7 @@ rate needs is an argument. Cheap checks come first: who it is, how many bytes, a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -23,8 +23,10 @@ from abps.wire.frames import FrameError, frame_size, unpack
 from abps.wire.messages import (
     MessageError,
     unpack_alarm,
+    unpack_answer,
     unpack_message,
     unpack_note,
+    unpack_notice,
     unpack_request,
     unpack_vector,
 )
@@ -67,6 +69,7 @@ class Limits:
     rounds_back: how old a round may be whose proposal is still being settled.
     rows: how many times one's own training rows a peer's count at most.
     per_round, fetches: messages of a round, and among them those that are answered with weights.
+    said: bytes of an answer to a roll call, or of a board's notice.
     refusals: hostile messages in a job after which nothing of the peer is heard until the next.
     """
 
@@ -77,6 +80,7 @@ class Limits:
     rows: float = 10.0
     per_round: int = 500
     fetches: int = 5
+    said: int = 1 << 22
     refusals: int = 10
 
 
@@ -236,6 +240,39 @@ def admit_note(data: bytes, peer: str, round: int) -> float:
     if told != round:
         raise Refused(peer, Reason.ROUND, f"a note of round {told}, here it is {round}")
     return value
+
+
+def admit_answer(
+    data: bytes, peer: str, members: Collection[str], round: int, limits: Limits
+) -> tuple[bytes, int]:
+    """What a member answers to a roll call of this round, and to which question."""
+    return _admit_said(data, peer, members, round, limits, unpack_answer)
+
+
+def admit_notice(
+    data: bytes, peer: str, members: Collection[str], round: int, limits: Limits
+) -> tuple[bytes, int]:
+    """What the board of this round tells, and after which question."""
+    return _admit_said(data, peer, members, round, limits, unpack_notice)
+
+
+def _admit_said(
+    data: bytes,
+    peer: str,
+    members: Collection[str],
+    round: int,
+    limits: Limits,
+    unpacked: Callable[[bytes], tuple[bytes, int, int, int]],
+) -> tuple[bytes, int]:
+    _is_member(peer, members)
+    if len(data) > limits.said:
+        raise Refused(peer, Reason.SIZE, f"{len(data)} bytes, at most {limits.said}")
+    with _readable(peer):
+        said, told, question, sender = unpacked(data)
+    _sent_by(peer, sender)
+    if told != round:
+        raise Refused(peer, Reason.ROUND, f"said in round {told}, here it is {round}")
+    return said, question
 
 
 def _is_member(peer: str, members: Collection[str]) -> None:

@@ -11,7 +11,9 @@ A control message is sixteen bytes, the unit the ledger counts:
 A vector is a control message of kind ``VECTOR`` whose attempt is the number of entries, followed by
 the entries as little-endian float32. An alarm is a control message of kind ``ALARM`` whose round is the one
 it was raised in. A request for weights is one of kind ``REQUEST``. A note, which goes with weights, is one of
-kind ``NOTE`` that has a number (float64) in the place of the sender.
+kind ``NOTE`` that has a number (float64) in the place of the sender. What a roll call takes, an answer to the
+board or the board's notice, is one of kind ``ANSWER`` or ``NOTICE`` whose reason is the number of the
+question, followed by what was said.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ _VECTOR = 32
 _ALARM = 33
 _REQUEST = 34
 _NOTE = 35
+_ANSWER = 36
+_NOTICE = 37
 _REASONS = (
     "", "full", "declined", "filtered", "busy", "sealed", "crossed", "unreachable", "released",
 )  # fmt: skip
@@ -132,3 +136,33 @@ def unpack_note(data: bytes) -> tuple[float, int]:
     if (number, reason, attempt) != (_NOTE, 0, 0) or not math.isfinite(value):
         raise MessageError(f"kind {number} with {value:g} is not a note")
     return value, round
+
+
+def pack_answer(said: bytes, round: int, question: int, sender: int) -> bytes:
+    """A center's answer to a roll call."""
+    return _LAYOUT.pack(_ANSWER, question, 0, round, sender) + said
+
+
+def pack_notice(said: bytes, round: int, question: int, sender: int) -> bytes:
+    """What a board tells a center after a roll call."""
+    return _LAYOUT.pack(_NOTICE, question, 0, round, sender) + said
+
+
+def unpack_answer(data: bytes) -> tuple[bytes, int, int, int]:
+    """What was said, the round, the question and the stream number its sender claims, or
+    :class:`MessageError`."""
+    return _unpack_said(data, _ANSWER, "an answer")
+
+
+def unpack_notice(data: bytes) -> tuple[bytes, int, int, int]:
+    """The same of a board's notice."""
+    return _unpack_said(data, _NOTICE, "a notice")
+
+
+def _unpack_said(data: bytes, kind: int, what: str) -> tuple[bytes, int, int, int]:
+    if len(data) < CONTROL_MESSAGE:
+        raise MessageError(f"{len(data)} bytes are shorter than a header of {CONTROL_MESSAGE}")
+    number, question, attempt, round, sender = _LAYOUT.unpack_from(data)
+    if (number, attempt) != (kind, 0):
+        raise MessageError(f"kind {number} is not {what}")
+    return data[CONTROL_MESSAGE:], round, question, sender

@@ -1,0 +1,194 @@
+"""abps-plus between real sites: a board among them, and what it sees, says and survives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from abps.core.streams import center_id, center_ids
+from abps.data.timeline import timeline
+from abps.methods.peers import boards
+from abps.simulator.simulate import simulate
+from abps.sites.conductor import Conductor, Seconds
+from abps.sites.loopback import Memory
+from abps.wire.messages import pack_answer, pack_notice
+from abps.wire.numerals import Numerals, Stretch
+
+from .network import close, hospitals, open_site
+
+QUICK = Seconds(poll=0.0)
+SOON = {"first": "2", "again": "4"}
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """Eight hospitals of two kinds that differ much."""
+    return hospitals(tmp_path_factory.mktemp("kinds"), 8, 4800, "groups=2,heterogeneity=8")
+
+
+def job(given, agreement, folder, rounds, network=None, names=()):
+    network = network or Memory()
+    for name in names or given.names:
+        open_site(given, name, agreement, folder, network)
+    return network, Conductor(network, agreement, rounds, QUICK).run(given.names)
+
+
+def agreed_bytes(given, agreement, run) -> int:
+    """What common statistics take in the simulation; these sites have them in their codebook."""
+    training = agreement.config().training
+    return timeline(given.together, run.seed, run.rounds, training.standardise, training.splines).at(1).agreed
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("abps-plus", SOON),
+        ("abps-plus", SOON | {"last": "0.3,0.1", "public": "no", "codec": "bf16"}),
+        ("abps-plus-random", {}),
+        ("random-k1", {"model": "gam"}),
+        ("fedavg", {"model": "linear"}),
+    ],
+)
+def test_sites_do_what_the_simulation_does(kinds, tmp_path, method, settings):
+    agreement = kinds.agreement(method, rounds=6, **settings)
+    network, report = job(kinds, agreement, tmp_path, 6)
+    run = simulate(kinds.together, method, seed=11, rounds=6, settings=settings)
+    told = report.to_json()["bytes"]
+    assert (told["edge"], told["directed"]) == (run.bytes.edge, run.bytes.directed)
+    assert told["control"] == run.bytes.control - agreed_bytes(kinds, agreement, run)
+    models = np.stack([network.sites[name].models[0].numpy() for name in kinds.names])
+    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    if run.decisions is not None:
+        rows = run.decisions.filter(run.decisions["decision"] == "accepted")
+        partners = {name: {t: set() for t in range(1, 7)} for name in kinds.names}
+        for t, center, peer in rows.select("round", "center", "peer").iter_rows():
+            partners[center][t].add(peer)
+            partners[peer][t].add(center)
+        for name in kinds.names:
+            assert {r.number: set(r.partners) for r in network.sites[name].store.rounds()} == partners[name]
+    if method == "abps-plus":
+        assert run.heterogeneity.dimensions > 0
+        for site in network.sites.values():
+            assert site.method.heterogeneity(site.world, site.state)["p"] == pytest.approx(
+                run.heterogeneity.p
+            )
+            assert not site.state.everybody[0]
+    close(network)
+
+
+def test_short_jobs_are_one_long_one(kinds, tmp_path):
+    """Kin, measurements and the common model are in the store."""
+    agreement = kinds.agreement("abps-plus", rounds=6, **SOON)
+    for rounds in (3, 2, 1):
+        network, _ = job(kinds, agreement, tmp_path, rounds)
+        close(network)
+    run = simulate(kinds.together, "abps-plus", seed=11, rounds=6, settings=SOON)
+    models = np.stack([network.sites[name].models[0].numpy() for name in kinds.names])
+    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+
+
+def first_boards(given, t):
+    order = boards(11, t, center_ids(given.names))
+    return [given.names[k] for k in order]
+
+
+def test_every_answer_goes_to_the_board_and_nowhere_else(kinds, tmp_path):
+    agreement = kinds.agreement("abps-plus", rounds=3, **SOON)
+    network, _ = job(kinds, agreement, tmp_path, 3)
+    seen = {(sender, receiver) for sender, receiver, what, _ in network.carried if what == "answer"}
+    # Before the third round for kin, and for the last steps.
+    board = first_boards(kinds, 3)[0]
+    assert seen == {(name, board) for name in kinds.names if name != board}
+    asked = network.sites[kinds.names[0] if kinds.names[0] != board else kinds.names[1]]
+    log = [e for e in asked.store.traffic(3) if e.kind in ("answer", "notice")]
+    assert [(e.kind, e.sent, e.peer) for e in log] == 2 * [("answer", True, board), ("notice", False, board)]
+    assert log[2].bytes == sum(s for a, _, w, s in network.carried if w == "answer" and a == asked.name) - (
+        log[0].bytes
+    )
+    close(network)
+
+
+def test_another_member_is_the_board_when_the_first_is_gone(kinds, tmp_path):
+    """The next one steps in, and the round goes on."""
+    agreement = kinds.agreement("abps-plus", rounds=4, **SOON)
+    first, second = first_boards(kinds, 3)[:2]
+    network = Memory()
+    for name in kinds.names:
+        open_site(kinds, name, agreement, tmp_path, network)
+
+    def fails(round, question):
+        raise RuntimeError("the power went off")
+
+    network.sites[first].preside = fails
+    report = Conductor(network, agreement, 4, QUICK).run(kinds.names)
+    assert list(report.rounds[2].missing) == [first] and report.rounds[3].missing == {}
+    boards_seen = [r for _, r, what, _ in network.carried if what == "answer"]
+    assert set(boards_seen) >= {first, second}
+    told = {r for s, r, what, _ in network.carried if what == "notice" and s == second}
+    assert told == set(kinds.names) - {second}
+    assert not any(np.isnan(site.state.test[0]) for site in network.sites.values())
+    close(network)
+
+
+def test_a_site_that_is_away_is_left_out_of_the_count(kinds, tmp_path):
+    agreement = kinds.agreement("abps-plus", rounds=4, **SOON)
+    away = first_boards(kinds, 3)[-1]
+    there = [name for name in kinds.names if name != away]
+    network, report = job(kinds, agreement, tmp_path, 4, names=there)
+    assert report.left_out == {away: "unreachable"}
+    for site in network.sites.values():
+        assert away not in {site.members[k] for k in site.state.kin(0)}
+        assert not np.isnan(site.state.test[0])
+    close(network)
+
+
+def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
+    agreement = kinds.agreement("abps-plus", rounds=6, **SOON)
+    network, _ = job(kinds, agreement, tmp_path, 2)
+    order = first_boards(kinds, 3)
+    site, board, stranger = network.sites[order[-1]], order[0], order[3]
+    for other in network.sites.values():
+        other.begin(3, list(kinds.names))
+    site.reply(3, 0)
+
+    def says(sender, told, question=0, round=3):
+        site.receive(sender, "notice", pack_notice(told, round, question, center_id(sender)))
+        return site.state
+
+    before = site.state
+    count = site.shared
+    good = Numerals.of(np.zeros(count), (Stretch("half", count),)).data
+    assert says(stranger, good) is before  # not the board
+    assert says(board, good, round=2) is before
+    assert says(board, good, question=1) is before  # nobody has asked it yet
+    assert says(board, good, question=7) is before
+    assert says(board, good[:-1]) is before and says(board, good + b"!") is before
+    assert says(board, Numerals.of(np.full(count, np.nan), (Stretch("half", count),)).data) is before
+    assert says(board, Numerals.of(np.zeros(3), (Stretch("half", 3),)).data) is before
+    assert says(board, good) is not before
+    site.reply(3, 1)
+    columns = len(network.sites[board].world.data.columns)
+    head = Numerals.of(np.zeros(4 + columns), (Stretch("single", 4), Stretch("share", columns))).data
+    kin = Numerals.of(
+        np.array([0.0, 99.0, 1.0]), (Stretch("share", 1), Stretch("place", 1), Stretch("share", 1))
+    )
+    before = site.state
+    assert says(board, head + kin.data, question=1) is before  # the hundredth of eight members
+    refused = site.store.refusals()
+    assert refused[(board, "malformed")] >= 4 and refused[(stranger, "against the protocol")] == 1
+
+    # A member's answers: of another form, and a model that cannot be one.
+    chair = network.sites[board]
+    for name in kinds.names:
+        network.sites[name].reply(3, 0)
+    huge = site._pack(site.models + 1e4, 6 + 3)
+    chair.receive(site.name, "answer", pack_answer(huge, 3, 0, center_id(site.name)))
+    assert chair.preside(3, 0) == 7
+    assert chair.store.refusals()[(site.name, "implausibly large")] == 1
+    other = network.sites[order[1]]
+    other.receive(order[4], "answer", pack_answer(huge, 3, 0, center_id(site.name)))
+    assert other.store.refusals()[(order[4], "wrong sender")] == 1
+    far = network.sites[order[5]]
+    far.receive(order[4], "answer", pack_answer(b"", 3, 0, center_id(order[4])))
+    assert far.store.refusals()[(order[4], "against the protocol")] == 1
+    close(network)
