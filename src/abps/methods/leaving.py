@@ -87,7 +87,7 @@ def _answers(method: PeerMethod, world: World) -> list[Value]:
     found = []
     state = method.init(world)
     for t in range(1, world.horizon + 1):
-        for question in range(method.questions(world, t)):
+        for question in range(method.questions(t, world.horizon)):
             reply = method.reply(world, state, t, question)
             entries = float(np.asarray(reply.values).shape[1])
             name = f"answer {question + 1} to the board, {reply.size} bytes"
