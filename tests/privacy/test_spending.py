@@ -1,17 +1,20 @@
 """The account of privacy: closed forms, another accountant, and what a reviewer computes from the file."""
 
+import io
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
+from absl import logging as absl_logging
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 from abps.core.errors import RequestError
-from abps.privacy import noise
+from abps.privacy import noise, spending
 from abps.privacy.spending import Account, Release, epsilon_of, noise_for
 
 
@@ -112,3 +115,15 @@ def test_the_noise_has_the_stated_deviation():
     rng = np.random.default_rng(1)
     drawn = np.array([noise.noisy_sum(np.zeros((1, 4)), 2.0, 1.5, rng) for _ in range(5000)])
     assert drawn.std() == pytest.approx(3.0, rel=0.03)
+
+
+def test_accounting_leaves_standard_error_open(monkeypatch, tmp_path):
+    """Whoever stands in for standard error while ε is computed is not closed when logging is set up later."""
+    with (tmp_path / "errors").open("w") as first:
+        monkeypatch.setattr(sys, "stderr", first)
+        absl_logging.get_absl_handler().python_handler.setStream(first)  # as on its import
+        spending._epsilon.cache_clear()
+        assert 0 < epsilon_of([Release(0, "weights", 1.0, 1.0, 1)], 1e-5) < math.inf
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        absl_logging.get_absl_handler().close()  # what logging.config does to every handler
+        assert not first.closed

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -113,7 +114,12 @@ def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float)
         return math.inf
     # Takes seconds to import, and only an account with entries needs it.
     import dp_accounting
+    from absl import logging as library_log
     from dp_accounting import rdp
+
+    # The library's log handler keeps what is standard error now, and closes it when anybody configures
+    # logging anew. It never closes the process's own.
+    library_log.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
     accountant = rdp.RdpAccountant()
     for (noise, sampling), times in counted:
