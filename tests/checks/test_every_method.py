@@ -201,13 +201,26 @@ def test_bytes(ready, once, case) -> None:
     if case == "gossip":
         assert spent.directed == ROUNDS * fedavg
         assert ROUNDS * fedavg / 2 <= spent.edge <= ROUNDS * fedavg
+    if case.startswith("ifca"):
+        # A head has 8 weights and a bias.
+        down = frame_size(codec("fp32"), size + 5 * 9) if case == "ifca-trunk" else 6 * frame
+        assert spent.directed == ROUNDS * 6 * (frame + down)
+        assert spent.edge == pytest.approx(spent.directed / 2, rel=1e-9)
+    if case == "fedfomo":
+        assert spent.directed == ROUNDS * (1 + 5) * fedavg and spent.edge == spent.directed // 2
+    if case == "dpfl":
+        assert spent.directed == 5 * fedavg  # one search in two rounds, among all others
+    if case in ("facade", "facade-r1"):
+        assert spent.edge == ROUNDS * (4 if case == "facade" else 1) / 2 * fedavg
+    if case in ("ehrfl", "dac-k1", "pfedgraph-k1"):
+        assert spent.edge == ROUNDS * fedavg / 2
     if case == "wpfed-kd":
         assert 0 < spent.edge < 0.1 * ROUNDS * fedavg
     entry = CATALOG[CASES[case][0]]
     # As it ran: the paper's network brings its own way to standardise.
     own = result.config["training"]["standardise"] == "own"
-    if entry.family in ("reference", "star") and own:
-        assert spent.control == 0
+    if entry.family in ("reference", "star") and own and not case.startswith(("ifca", "fedfomo")):
+        assert spent.control == 0  # (which send the number of a cluster, and wishes)
     elif case not in EDGE:
         assert spent.control > 0
 

@@ -48,6 +48,7 @@ PURPOSES: Final = {
     "null": 22,
     "attack": 23,
     "board": 24,
+    "clusters": 25,
 }
 
 _MASK: Final = (1 << 64) - 1

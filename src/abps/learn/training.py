@@ -207,6 +207,9 @@ class Learner(Protocol):
         Labels between 0 and 1 are allowed; a center without rows has gradient zero.
         """
 
+    def representation(self, w: Tensor, x: Tensor) -> Tensor:
+        """(m, b, units) the last hidden layer of models (m, P) on rows (m, b, d), no dropout."""
+
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Run ``work`` for 0..count-1, in any order; it may ask the learner for more."""
 

@@ -15,13 +15,19 @@ from abps.methods.centralized import Centralized
 from abps.methods.dac import DAC
 from abps.methods.decefl import DeceFL
 from abps.methods.defta import DeFTA
+from abps.methods.dfca import DFCA
 from abps.methods.ditto import Ditto
+from abps.methods.dpfl import DPFL
+from abps.methods.ehrfl import EHRFL
+from abps.methods.facade import Facade
 from abps.methods.fedavg import FedAvg
 from abps.methods.fedavgm import FedAvgM
 from abps.methods.feddyn import FedDyn
+from abps.methods.fedfomo import FedFomo
 from abps.methods.fedprox import FedProx
 from abps.methods.fedrep import FedRep
 from abps.methods.gossip import Gossip
+from abps.methods.ifca import IFCA
 from abps.methods.kindred import Kindred, Roll
 from abps.methods.local import Local
 from abps.methods.moon import MOON
@@ -74,6 +80,15 @@ _CHOOSERS: Final[dict[str, Entry]] = {
         "… one partner, scores standardised",
         "Zec et al. 2022",
     ),
+    "ifca": Entry(IFCA(), "star", "six models, each center in the one that fits", "Ghosh et al. 2020"),
+    "fedfomo": Entry(
+        FedFomo(), "star", "a server hands on five models that lowered the own loss", "Zhang et al. 2021"
+    ),
+    "fedfomo-k1": Entry(FedFomo(peers=1, links="pull"), "p2p", "… one, heard directly", "Zhang et al. 2021"),
+    "ehrfl": Entry(EHRFL(), "p2p", "pairs among the ten with the most alike mean patient", "Kim et al. 2026"),
+    "dfca": Entry(DFCA(), "p2p", "six models gossiped, each center in one", "Kirsch et al. 2025"),
+    "dfca-k1": Entry(DFCA(most=1), "p2p", "… to one peer a round", "Kirsch et al. 2025"),
+    "dpfl": Entry(DPFL(), "p2p", "the best set of all, by greedy search (a bound)", "Kharrat et al. 2025"),
     "pens": Entry(PENS(), "p2p", "peers that were often the best of ten", "Onoszko et al. 2021"),
     "pens-k1": Entry(
         PENS(sampled=2, best=1, later=1), "p2p", "… of two, then one a round", "Onoszko et al. 2021"
@@ -87,6 +102,13 @@ def _private(entry: Entry) -> Entry:
     config = replace(entry.config, wire=wire)  # type: ignore[call-arg]
     return replace(entry, config=config, summary=f"{entry.summary}, private head")
 
+
+#: Others that choose among models or heads that all share.
+_HEADS: Final[dict[str, Entry]] = {
+    "ifca-trunk": Entry(IFCA(shared_trunk=True), "star", "… one trunk, six heads", "Ghosh et al. 2020"),
+    "facade": Entry(Facade(), "p2p", "one trunk, six heads, four random neighbours", "Biswas et al. 2025"),
+    "facade-r1": Entry(Facade(degree=1), "p2p", "… one neighbour", "Biswas et al. 2025"),
+}
 
 #: Their forms with a private head, as all our own methods have one.
 PRIVATE_FORMS: Final = {f"{name}-p": _private(entry) for name, entry in _CHOOSERS.items()}
@@ -142,6 +164,7 @@ CATALOG: Final[dict[str, Entry]] = {
     ),
     "gossip": Entry(Gossip(), "p2p", "one model to one random peer", "Hegedűs et al. 2021"),
     **_CHOOSERS,
+    **_HEADS,
     **PRIVATE_FORMS,
     "random-k1": Entry(
         ABPS(selection=_RANDOM_ONE, wire=_PQ), "control", "ABPS+P+Q, κ=1, partners at random", "control"

@@ -114,13 +114,11 @@ class DAC(PeerMethod):
         if self.two_hop:
             told = state.score[world.row[by]]  # as it was when the model was sent
             score = passed_on(score, count > 0, to, by, told, world.self_mask)
-        if self.mix == "size":
-            say = world.sizes().numpy().astype(np.float64)
-            given, own = say[by], say[world.here]
-        else:
+        weight = graphs.by_size(world, to, by)
+        if self.mix == "score":
             given, own = np.maximum(measured, 0.0), self.own_scores(world, trained.models)
-        total = own + np.bincount(to, weights=given, minlength=world.r)
-        weight = given / np.maximum(total[to], 1e-300)
+            total = own + np.bincount(to, weights=given, minlength=world.r)
+            weight = given / np.maximum(total[to], 1e-300)
         mixed = graphs.combine(trained.models, heard.arrived, to, by, weight)
         return Learned(State(mixed, score, count))
 

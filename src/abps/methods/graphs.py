@@ -35,6 +35,20 @@ def complete(n: int) -> Ints:
     return np.stack(np.triu_indices(n, 1), axis=1).astype(np.int64)
 
 
+def regular(order: Ints, degree: int) -> Ints:
+    """Edges of a graph in which all have ``degree`` neighbours, or all others where there are no more: the
+    nearest and, for an odd degree, the opposite on a circle in the given order (of an odd number of centers
+    the last has no opposite)."""
+    n, at = len(order), np.arange(len(order))
+    if degree >= n - 1:
+        return complete(n)
+    edges = [np.stack([order, np.roll(order, -step)], axis=1) for step in range(1, degree // 2 + 1)]
+    if degree % 2:
+        half = at[: n // 2]
+        edges.append(np.stack([order[half], order[half + n // 2]], axis=1))
+    return np.concatenate(edges)
+
+
 def random_connected(world: World, p: float) -> Ints:
     """Erdős–Rényi: every pair with probability p, drawn anew until all centers hang together."""
     pairs = complete(world.n)
@@ -72,6 +86,13 @@ def shuffled(world: World, t: int = 0) -> Ints:
 def both_ways(edges: Ints) -> tuple[Ints, Ints]:
     """(receivers, senders) of an exchange over every edge."""
     return np.concatenate([edges[:, 0], edges[:, 1]]), np.concatenate([edges[:, 1], edges[:, 0]])
+
+
+def by_size(world: World, receiver: Ints, sender: Ints) -> NDArray[np.float64]:
+    """(transfers,) the weight of each model received in a size-weighted mean with the own one."""
+    say = world.sizes().numpy().astype(np.float64)
+    total = say[world.here] + np.bincount(receiver, weights=say[sender], minlength=world.r)
+    return np.asarray(say[sender] / total[receiver])
 
 
 def combine(

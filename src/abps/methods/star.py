@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,10 +25,15 @@ from abps.wire.frames import frame_size
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """What a server remembers: what it sent last, as it arrived (nothing at first), and more."""
+    """What a server remembers: what it sent last, as it arrived (nothing at first), and more.
+
+    seed, layout: of the study, which all know.
+    """
 
     last: tuple[Tensor, ...] = ()
     memory: Any = None
+    seed: int = 0
+    layout: Layout = field(default_factory=lambda: Layout((), (), ()))
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,8 @@ class Course:
             world = replace(world, bulletin=siege.published(method.publish(world).vectors))
         world = grounded(method, world)
         ledger = Ledger(method.budget, Traffic(control=world.data.agreed))
-        return Course(method, world, method.init(world), ledger, siege=siege)
+        server = Server(seed=world.seed, layout=world.learner.layout)
+        return Course(method, world, method.init(world), ledger, server, siege=siege)
 
     def on(self, world: World, t: int) -> Course:
         """New data take the place of the old before round t."""
@@ -142,7 +143,7 @@ class Course:
         )
         state = method.receive(world, self.state, trained, down, t)
         outcome = Outcome(traffic, np.full(n, n - 1), np.zeros(n, dtype=np.int8))
-        return replace(self, state=state, server=Server(down, memory)), outcome
+        return replace(self, state=state, server=replace(self.server, last=down, memory=memory)), outcome
 
     def _peers(self, t: int) -> tuple[Course, Outcome]:
         method, world = cast(PeerMethod, self.method), self.world

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -385,7 +385,8 @@ class Conductor:
             trusted = np.arange(len(names))
         replies, memory = method.serve(start, course.server, sent, rows, t)
         arrived = self._answer(t, names, trusted, replies, start, missing)
-        course.server = Server(arrived, memory)  # what the sites start from next, and what nobody else knows
+        # What the sites start from next, and what nobody else knows.
+        course.server = replace(course.server, last=arrived, memory=memory)
         self._remember(course.server, t)
         return Rest.NOT
 
@@ -488,8 +489,11 @@ class Conductor:
 
     def _remembered(self, first: int) -> Server:
         """What the server knew after the round before the first of this job."""
-        if self.method.kind != "star" or first == 1 or not cast(StarMethod, self.method).remembers:
+        if self.method.kind != "star":
             return Server()
+        new = Server(seed=self.agreement.seed, layout=self._layout())
+        if first == 1 or not cast(StarMethod, self.method).remembers:
+            return new
         path = None if self.memory is None else self._file(self.memory, first - 1)
         if path is not None and path.is_file():
             data = path.read_bytes()
@@ -497,7 +501,8 @@ class Conductor:
             last: _Last = thaw(_Last, data[8 : 8 + length])
             keeps, rest = cast(StarMethod, self.method).keeps, data[8 + length :]
             if last.round == first - 1:
-                return Server(last.sent, thaw(keeps, rest) if keeps is not None and rest else None)
+                known = thaw(keeps, rest) if keeps is not None and rest else None
+                return replace(new, last=last.sent, memory=known)
         raise RequestError(
             f"the study {self.agreement.study!r} goes on with round {first}, and what its server remembered "
             "of the round before is not here; run it where it began, or begin a new study"
