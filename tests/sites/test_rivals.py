@@ -37,6 +37,13 @@ CASES = [(name, {}) for name in STAR] + [
     ("dac", {"two_hop": "false", "peers": "2"}),
     ("dac-k1", {"two_hop": "false", "mix": "score"}),
     ("pens", {"sampled": "3", "best": "1", "first": "2", "later": "2"}),
+    ("ifca", {"clusters": "2", "warmup": "2", "spread": "0.1", "codec": "int8"}),
+    ("ifca-trunk", {"clusters": "3", "warmup": "0"}),
+    ("facade", {"clusters": "2", "spread": "0.1"}),
+    ("dfca", {"clusters": "2", "most": "3", "private_layers": "1"}),
+    ("fedfomo", {"links": "pull", "peers": "2"}),
+    ("ehrfl", {"warmup": "1", "near": "3"}),
+    ("dpfl", {"candidates": "2"}),
     ("random-k3", {"adopt": "if_helpful"}),
 ]
 
@@ -79,7 +86,7 @@ def test_sites_do_what_the_simulation_does(eight, tmp_path, method, settings):
 
 
 @pytest.mark.parametrize(
-    "method", ["scaffold", "fedavgm", "feddyn", "ditto", "moon", "gossip", "defta", "pens"]
+    "method", ["scaffold", "fedavgm", "feddyn", "ditto", "moon", "gossip", "defta", "pens", "ifca"]
 )
 def test_several_short_jobs_are_one_long_one(six, tmp_path, method):
     """Sites and server are closed between jobs: nothing but what they wrote down is remembered."""
