@@ -32,7 +32,11 @@ from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, running
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import submit
+from abps.sites.policy import Policy
 from abps.sites.sitefile import SiteFile
+
+#: Sites of a trial, which nobody has to ask.
+AUTO = Policy("auto", rows=1, events=1)
 
 #: Loaded by the relay's processes: adds up the frames that come in, by who sent them.
 COUNTER = """
@@ -119,7 +123,9 @@ def _tables(
     for name, center in zip(names, centers, strict=True):
         table = folder / f"{name}.parquet"
         frame.filter(pl.col("center") == center).drop("center", "careunit").write_parquet(table)
-        own = SiteFile(name, str(table), roles.label, str(folder / name), roles.patient, roles.time)
+        own = SiteFile(
+            name, str(table), roles.label, str(folder / name), roles.patient, roles.time, policy=AUTO
+        )
         own.write(network.sites[name] / "local")
         books.append(codebook(own.read_table(), seed=0))
     return Agreement("scale", method, merged(books), 11, rounds)

@@ -22,9 +22,13 @@ from abps.methods.memory import thaw
 from abps.methods.settings import configure
 from abps.sites.agreement import Agreement
 from abps.sites.loopback import Memory
+from abps.sites.policy import Policy
 from abps.sites.site import Site
 from abps.sites.store import Evidence, Store
 from abps.stats import change as drift
+
+#: Sites that let every study in, for tests of something else.
+OPEN = Policy("auto", server=True, rows=1, events=1, floor=1)
 
 NAMES = tuple(f"site-{k + 1}" for k in range(16))
 

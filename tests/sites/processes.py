@@ -8,10 +8,11 @@ from pathlib import Path
 from abps.sites.flare import kits, on_one_machine
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import Outcome, submit
+from abps.sites.policy import Policy
 from abps.sites.sitefile import SiteFile
 from abps.sites.store import Store
 
-from .network import Hospitals
+from .network import OPEN, Hospitals
 
 #: The longest that anything is waited for; the machine may be busy with other things.
 LONG = 420.0
@@ -20,13 +21,16 @@ LONG = 420.0
 class Processes(on_one_machine.Processes):
     """The relay and the sites, each a process of its own, from kits that were provisioned here."""
 
-    def __init__(self, folder: Path, given: Hospitals, spy: bool = False) -> None:
+    def __init__(
+        self, folder: Path, given: Hospitals, spy: bool = False, policies: dict[str, Policy] | None = None
+    ) -> None:
         self.given = given
         self.folder = folder
         self.spy = folder / "spy" if spy else None
         port = on_one_machine.free_port()
         network = kits.provision(folder / "kits", given.names, "localhost", port)
         super().__init__(network, port, self._variables(network))
+        self.policies = dict(policies or {})
         for name in given.names:
             self.site_file(name).write(self.network.sites[name] / "local")
 
@@ -52,6 +56,7 @@ class Processes(on_one_machine.Processes):
             roles.patient,
             roles.time,
             allow=("rotation",),
+            policy=self.policies.get(name, OPEN),
         )
 
     def run(self, agreement, rounds: int, waits: Waits | None = None) -> Outcome:

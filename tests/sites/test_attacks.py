@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import replace
 
@@ -18,12 +17,13 @@ from abps.core.streams import center_id
 from abps.sites import excuses
 from abps.sites.conductor import Conductor, Seconds, _far_ahead
 from abps.sites.loopback import Memory
+from abps.sites.proposal import Proposal, Signed
 from abps.sites.sitefile import SiteFile
 from abps.sites.store import Store
 from abps.wire.frames import pack
 from abps.wire.messages import pack_message, pack_vector
 
-from .network import close, open_site
+from .network import OPEN, close, open_site
 
 QUICK = Seconds(poll=0.0)
 
@@ -383,15 +383,16 @@ def test_no_cell_and_no_path_leaves_a_site_that_cannot_take_part(four, tmp_path,
         frame = frame.with_columns(pl.lit(secret).alias(four.roles.label))
     frame.write_parquet(tmp_path / "secret-place.parquet")
     table, roles = str(tmp_path / "secret-place.parquet"), four.roles
-    own = SiteFile(name, table, roles.label, str(tmp_path / "secret-store"), roles.patient, roles.time)
+    own = SiteFile(
+        name, table, roles.label, str(tmp_path / "secret-store"), roles.patient, roles.time, policy=OPEN
+    )
     if broken != "file":
         own.write(tmp_path)
     if broken == "store":
         Store.open(own.store_of(agreement.study), name, "another", {}).close()
-    told = agreement.to_json()
     if broken == "allowed":
-        told["method"] = "secretpackage.module:NAME"
-    site = app.FlareSite(json.dumps(told))
+        agreement = replace(agreement, method="secretpackage.module:NAME")
+    site = app.FlareSite(Signed(Proposal(agreement.study, agreement)).text())
     site._name, site._local, site._peers, site._site, site._work = name, tmp_path, {}, None, None
     site._start("open")
     site._work.join()

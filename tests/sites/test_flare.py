@@ -27,10 +27,12 @@ from abps.sites.flare import kits
 from abps.sites.flare.app import only_sealed
 from abps.sites.flare.recipe import ABPSRecipe, Waits
 from abps.sites.flare.submit import connected, session
+from abps.sites.proposal import Proposal, sign
+from abps.sites.signing import signer
 from abps.sites.sitefile import SiteFile
 from abps.sites.store import Store
 
-from .network import agree_about_partners, counted_once, same_beliefs
+from .network import OPEN, agree_about_partners, counted_once, same_beliefs
 from .processes import LONG, Processes
 
 pytestmark = pytest.mark.slow
@@ -56,7 +58,7 @@ def test_eight_sites_on_the_engine_are_the_simulation(eight, tmp_path):
     for name in eight.names:
         roles, folder = eight.roles, tmp_path / "sites" / name
         table = str(eight.tables[name])
-        SiteFile(name, table, roles.label, str(folder), roles.patient, roles.time).write(folder)
+        SiteFile(name, table, roles.label, str(folder), roles.patient, roles.time, policy=OPEN).write(folder)
     source = Path(kits.__file__).parents[3]
     environment = os.environ | {"ABPS_SITES": str(tmp_path / "sites"), "PYTHONPATH": str(source)}
     script = Path(__file__).with_name("simenv_job.py")
@@ -175,8 +177,9 @@ def test_a_package_that_sites_do_not_allow_is_not_imported(federation, monkeypat
 def test_the_recipe_runs_in_the_engines_production_environment(federation):
     """The same recipe, submitted by the engine's own ``ProdEnv`` with the operator's kit."""
     agreement = replace(federation.given.agreement("abps-pq-k1", rounds=1), study="prod")
-    recipe = ABPSRecipe(agreement, 1, waits=Waits(call=8.0, sign=8.0))
     kit = federation.network.operator
+    signed = sign(Proposal(agreement.study, agreement), signer(kit))
+    recipe = ABPSRecipe(agreement, 1, waits=Waits(call=8.0, sign=8.0), signed=signed)
     run = recipe.execute(ProdEnv(str(kit), login_timeout=30.0, username=kit.name))
     assert run.get_result(timeout=LONG) is not None
     assert run.get_status() == "FINISHED:COMPLETED", federation.log("relay")[-2000:]

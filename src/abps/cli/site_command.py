@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from abps import files
-from abps.cli import options, site_check, site_rehearse, site_report
+from abps.cli import options, site_check, site_consent, site_rehearse, site_report
 from abps.cli.site_options import Kit, Study, need_engine, own_file, read_codebook, say, study_store
 from abps.core.errors import RequestError
 from abps.data.codebook import merged
@@ -40,7 +40,7 @@ The engine is an extra: `pip install 'abps[flare]'`.
 """
 
 #: Commands with a file of their own.
-PARTS = (site_check, site_rehearse, site_report)
+PARTS = (site_check, site_consent, site_rehearse, site_report)
 
 
 def register(app: typer.Typer) -> None:
@@ -90,9 +90,7 @@ def init(
     else:
         assert site is not None and out is not None
         folder = files.folder(out)
-    dropped, allowed = (
-        tuple(part.strip() for part in listed.split(",") if part.strip()) for listed in (drop, allow)
-    )
+    dropped, allowed = options.split(drop), options.split(allow)
     remember = (store or folder / "studies").absolute()
     own = sitefile.SiteFile(
         site,
@@ -184,13 +182,18 @@ def submit(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of the method: --set gamma=0.5.")
     ] = None,
+    members: Annotated[
+        str, typer.Option(help="The sites that may take part, with commas between (default: all).")
+    ] = "",
+    floor: Annotated[int, typer.Option(help="Nothing is published of fewer patients than this.")] = 10,
     min_sites: Annotated[int, typer.Option(help="Do not start with fewer sites.")] = 2,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the end; 0: do not wait.")] = 3600.0,
     out: Annotated[Path | None, typer.Option(help="Write the conductor's report here.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Send the sites a job: some rounds of a study. The job carries no code.
+    """Send the sites a job: some rounds of a study, signed with the operator's key. The job carries no code.
 
+    Sites that have not approved the study keep the proposal for their people to read, and take no part yet.
     Submit again with the same options to go on where the sites are.
 
     Example: abps site submit --kit kits/operator@federation.example --study icu --codebook codebook.json
@@ -207,7 +210,14 @@ def submit(
     console = options.terminal(stderr=True)
     with console.status("submitting") if console.is_terminal else Console(quiet=True).status("") as state:
         done = jobs.submit(
-            kit, agreement, job_rounds, min_sites, wait=wait or None, progress=lambda word: state.update(word)
+            kit,
+            agreement,
+            job_rounds,
+            min_sites,
+            wait=wait or None,
+            progress=lambda word: state.update(word),
+            members=options.split(members),
+            floor=floor,
         )
     if out is not None and done.report is not None:
         files.write_json(out, done.report)
@@ -228,7 +238,7 @@ def _show_report(console: Console, report: dict | None) -> None:
     table = Table("round", "sites", "missing", "pairs", "edge bytes", "control bytes", "validation AUROC")
     for r in report["rounds"]:
         auroc = "" if r["validation"] is None else f"{r['validation']:.3f}"
-        missing = ", ".join(r["missing"]) or "-"
+        missing = ", ".join(sorted({*r["missing"], *report["left_out"]})) or "-"
         pairs = sum(r["partners"].values()) // 2
         row = (r["round"], len(r["present"]), missing, pairs, f"{r['edge']:,}", f"{r['control']:,}", auroc)
         table.add_row(*(str(cell) for cell in row))

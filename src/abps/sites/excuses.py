@@ -10,6 +10,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
+from abps.core.errors import RequestError
+
 
 class Excuse(StrEnum):
     """A code that may leave a site."""
@@ -19,8 +21,26 @@ class Excuse(StrEnum):
     AGREEMENT = "agreement"
     TABLE = "table"
     STORE = "store"
+    PROPOSAL = "proposal"
+    POLICY = "policy"
+    APPROVAL = "approval"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+    MEMBERS = "members"
+    SPENT = "spent"
+    FEW = "few"
+    VERSION = "version"
+    LOG = "log"
     STEP = "step"
     FAULT = "fault"
+
+
+class Declined(RequestError):
+    """A site does not take part: the code may leave it, the sentence is for its own people."""
+
+    def __init__(self, excuse: Excuse, why: str) -> None:
+        super().__init__(why)
+        self.excuse = excuse
 
 
 _WORDS = {
@@ -29,9 +49,24 @@ _WORDS = {
     Excuse.AGREEMENT: "it cannot run what the job asks for",
     Excuse.TABLE: "its table does not fit the study",
     Excuse.STORE: "its store cannot be used for this study",
+    Excuse.PROPOSAL: "it does not trust the job's proposal",
+    Excuse.POLICY: "the study asks for more than its policy allows",
+    Excuse.APPROVAL: "nobody there has approved the study yet",
+    Excuse.REFUSED: "it has refused the study",
+    Excuse.WITHDRAWN: "it has withdrawn from the study",
+    Excuse.MEMBERS: "the job has sites that it did not approve",
+    Excuse.SPENT: "the hours or bytes that it allows are spent",
+    Excuse.FEW: "it has fewer rows or events than its policy asks for",
+    Excuse.VERSION: "it does not speak the job's version of the wire format",
+    Excuse.LOG: "its log is not the one that its partners know",
     Excuse.STEP: "it refused what the conductor asked",
     Excuse.FAULT: "a fault at the site",
 }
+
+
+def code(error: BaseException, otherwise: Excuse) -> Excuse:
+    """What may be said of an error."""
+    return error.excuse if isinstance(error, Declined) else otherwise
 
 
 def words(code: Any) -> str:

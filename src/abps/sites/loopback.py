@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from abps.sites import excuses
+from abps.sites.excuses import Declined
 from abps.sites.site import Site, Unreachable
 
 #: Called with (sender, receiver, what) before a payload and, with ``back=True``, before its answer;
@@ -58,6 +60,8 @@ class Memory:
                 continue
             try:
                 answers[name] = answer(self.sites[name], what, arguments)
+            except Declined as declined:
+                failures[name] = excuses.words(str(declined.excuse))
             except Exception as error:
                 failures[name] = f"{type(error).__name__}: {error}"
         return answers, failures

@@ -39,6 +39,8 @@ from abps.methods.memory import freeze, thaw
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, boards
 from abps.methods.star import StarMethod
 from abps.sites.agreement import Agreement
+from abps.sites.consent import Consent
+from abps.sites.excuses import Declined
 from abps.sites.store import AlarmRow, Entry, Evidence, Finished, Store
 from abps.wire import admission
 from abps.wire.admission import Limits, Meter, Reason, Refused
@@ -128,8 +130,12 @@ class Site:
         now: Callable[[], float] = time.monotonic,
         stamp: Callable[[], str] = _utc,
         another_table: bool = False,
+        consent: Consent | None = None,
     ) -> None:
-        """another_table: the rows may be others than those of the study's earlier jobs."""
+        """another_table: the rows may be others than those of the study's earlier jobs.
+
+        consent: asked before a job and before each of its rounds; none: a trial, in which nobody is asked.
+        """
         self.name = name
         self.agreement = agreement
         self.method = agreement.config()
@@ -138,6 +144,8 @@ class Site:
         self.patience = patience or Patience()
         self._send, self._now, self._stamp = send, now, stamp
         self._lock = threading.RLock()
+        self.consent = consent
+        self._out = False  # whether consent was missing when a round should begin
         self.data = data
         store.keep_table(_fingerprint(data), another_table)
         training = self.method.training
@@ -281,6 +289,9 @@ class Site:
             raise RequestError(
                 f"the study has {self.agreement.rounds} rounds; a job cannot begin with round {first}"
             )
+        if self.consent is not None:
+            self.consent.members(members)
+            self._ask_consent(first)
         with self._lock:
             self.roster = tuple(sorted(members))
             self._rows = dict(rows or {})
@@ -336,6 +347,23 @@ class Site:
                 told += 1
         return told
 
+    def decided(self, what: str, round: int | None = None) -> None:
+        """Write down what people of this site decided about the study."""
+        self._log(self.name, "decision", 0, what, sent=False, round=round)
+
+    def _ask_consent(self, round: int) -> None:
+        """Take no part in a round that this site's people do not want any more; nobody is answered then."""
+        if self.consent is None:
+            return
+        try:
+            self.consent.round(sum(self.store.sent_bytes().values()))
+            self._out = False
+        except Declined as declined:
+            if not self._out:
+                self.decided(str(declined), round)
+            self._out = True
+            raise
+
     def begin(self, round: int, live: Sequence[str]) -> None:
         """Start a round with the members that are there."""
         with self._lock:
@@ -347,6 +375,7 @@ class Site:
                 )
             if round <= self._begun:
                 raise RequestError(f"{self.name} has begun round {self._begun}; no round begins twice")
+            self._ask_consent(round)
             self._begun = round
             self.talks = Negotiation(self.name, round, self._capacity)
             self._silent = set(self.roster) - set(live)
@@ -475,6 +504,8 @@ class Site:
 
         alone: nothing will be exchanged any more.
         """
+        if self._need(round, True, "begun") and self._trained is not None:
+            raise RequestError(f"{self.name} has trained in round {round}; the conductor is out of step")
         method, world, before = self.method, self.world, self._before()
         trained = method.train(world, before, round, alone)
         frames: list[bytes] = []
@@ -751,6 +782,8 @@ class Site:
 
     def receive(self, peer: str, what: str, data: bytes) -> bytes:
         """A peer's bytes. An answer that is empty says nothing, not even why."""
+        if self._out:
+            return b""
         try:
             self._within_rate(peer)
             if self._quarantined(peer):
@@ -999,6 +1032,8 @@ class Site:
         self, peer: str, what: str, data: bytes, why: str, repeats: int = 0, round: int | None = None
     ) -> bytes:
         """Write down, send, and bring back the answer; an answer that says nothing is none."""
+        if self._out:
+            raise Unreachable(peer)
         for attempt in range(1 + repeats):
             again = " (repeated)" if attempt else ""
             if what == "weights":

@@ -17,6 +17,9 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.table import own_table
+from abps.sites.journal import Journal
+from abps.sites.policy import Policy
+from abps.sites.signing import signer
 from abps.wire.admission import Limits
 
 #: The name of the file, in a site's folder or in the ``local`` folder of its startup kit.
@@ -39,6 +42,7 @@ class SiteFile:
     allow: packages besides abps whose methods, codecs and goals a job may name; what is not listed is not
     imported.
     another_table: whether the table may be another than in earlier jobs of a study.
+    policy: what any study may ask of this site.
     """
 
     site: str
@@ -52,6 +56,7 @@ class SiteFile:
     limits: Limits = field(default_factory=Limits)
     allow: tuple[str, ...] = ()
     another_table: bool = False
+    policy: Policy = field(default_factory=Policy)
 
     def write(self, folder: Path) -> Path:
         """Write the file into a folder."""
@@ -61,12 +66,20 @@ class SiteFile:
 
     def store_of(self, study: str) -> Path:
         """Where this site remembers a study."""
-        safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in study)
-        return Path(self.store) / f"{safe}.sqlite"
+        return Path(self.store) / f"{safe_name(study)}.sqlite"
+
+    def journal(self, where: Path) -> Journal:
+        """The site's journal, signed with the key of the kit that this is."""
+        return Journal(Path(self.store), signer(where))
 
     def read_table(self, book: Codebook | None = None) -> Federation:
         """The site's table, as a federation of one."""
         return own_table(self.table, self.site, self.label, self.patient, self.time, self.drop, book)
+
+
+def safe_name(study: str) -> str:
+    """A study's name as part of a file's name."""
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in study)[:100]
 
 
 def read(path: Path) -> SiteFile:
@@ -82,6 +95,7 @@ def read(path: Path) -> SiteFile:
             raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
         data["drop"], data["allow"] = tuple(data.get("drop", ())), tuple(data.get("allow", ()))
         data["limits"] = Limits(**data.get("limits", {}))
+        data["policy"] = Policy(**data.get("policy", {}))
         return SiteFile(**data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RequestError(

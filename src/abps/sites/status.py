@@ -51,6 +51,8 @@ def summary(store: Store) -> dict[str, Any]:
 
 def sentence(entry: Entry) -> str:
     """One line of the audit log: when, what, to whom, how many bytes, why."""
+    if entry.kind == "decision":
+        return f"{entry.at}  round {entry.round}: {entry.why}"
     way = f"sent {entry.bytes:,} bytes to" if entry.sent else f"received {entry.bytes:,} bytes from"
     return f"{entry.at}  round {entry.round}: {way} {entry.peer}: {entry.why}"
 

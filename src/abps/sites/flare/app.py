@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.collab import CollabCallError, collab
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
@@ -26,6 +26,10 @@ from abps.core.errors import RequestError
 from abps.sites import excuses
 from abps.sites.excuses import Excuse
 from abps.sites.now import Board
+
+if TYPE_CHECKING:
+    from abps.sites.journal import Journal
+    from abps.sites.sitefile import SiteFile
 
 log = logging.getLogger("abps")
 
@@ -59,8 +63,8 @@ def only_sealed(message: Message) -> Message | None:
 class FlareSite:
     """A site of a job. Its table, its store and its limits are named in its own file, not in the job."""
 
-    def __init__(self, agreement: str, call_seconds: float = 10.0, turn_seconds: float = 60.0) -> None:
-        self.agreement = agreement
+    def __init__(self, proposal: str, call_seconds: float = 10.0, turn_seconds: float = 60.0) -> None:
+        self.proposal = proposal
         self.call_seconds = call_seconds
         self.turn_seconds = turn_seconds
 
@@ -81,7 +85,7 @@ class FlareSite:
         self._work: threading.Thread | None = None
         self._state: list[Any] = ["done", None]
         self._stage = Excuse.FILE  # what is being opened
-        self._board = Board(self._local, json.loads(self.agreement).get("study", ""))
+        self._board = Board(self._local, _study(self.proposal))
 
     @collab.final
     def end(self) -> None:
@@ -124,7 +128,7 @@ class FlareSite:
             return [True, getattr(self._site, what)(*arguments)]
         except RequestError as error:
             log.warning("%s was refused: %s", what, error)
-            return [False, str(Excuse.STEP)]
+            return [False, str(excuses.code(error, Excuse.STEP))]
         except Exception:
             log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
             return [False, str(Excuse.FAULT)]
@@ -146,7 +150,8 @@ class FlareSite:
                 self._state = ["done", work(*arguments)]
             except RequestError as error:
                 log.warning("%s was refused: %s", what, error)
-                self._state = [str(self._stage if what == "open" else Excuse.STEP), None]
+                code = excuses.code(error, self._stage if what == "open" else Excuse.STEP)
+                self._state = [str(code), None]
             except Exception:
                 log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
                 self._state = [str(Excuse.FAULT), None]
@@ -166,39 +171,69 @@ class FlareSite:
         return self._state
 
     def _open(self) -> None:
-        """Read the site's own file, its table and its store."""
+        """Read the site's own file, ask for its consent, and open its table and its store."""
         if self._site is not None:
             return
-        import torch
-
         from abps.sites import sitefile
-        from abps.sites.agreement import Agreement
-        from abps.sites.site import Patience, Site
-        from abps.sites.store import Store
 
         self._stage = Excuse.FILE
         own = sitefile.find(self._name, self._local)
+        journal = own.journal(self._local.parent)
+        try:
+            self._site = self._opened(own, journal)
+        except Exception as error:
+            # What leaves now is a code; it is written down before.
+            code = excuses.code(error, self._stage if isinstance(error, RequestError) else Excuse.FAULT)
+            journal.write("told", to=SERVER, code=str(code))
+            raise
+
+    def _opened(self, own: SiteFile, journal: Journal) -> Any:
+        import torch
+
+        from abps.sites import signing
+        from abps.sites.consent import Consent
+        from abps.sites.proposal import Signed
+        from abps.sites.site import Patience, Site
+        from abps.sites.store import Store
+
         torch.set_num_threads(own.threads)
         self._stage = Excuse.AGREEMENT
-        agreement = Agreement.from_json(json.loads(self.agreement))
+        signed = Signed.from_json(json.loads(self.proposal))
+        agreement = signed.proposal.agreement
+        if agreement is None:
+            raise RequestError("the job asks for no study")
         self._stage = Excuse.ALLOWED
         agreement = agreement.admitted(own.allow)
         self._stage = Excuse.AGREEMENT
         agreement.config()
+        consent = Consent(Path(own.store), journal, own.policy, signed, signing.root(self._local.parent))
+        approval = consent.given()
         self._stage = Excuse.TABLE
-        data = agreement.prepare(own.read_table(agreement.book))
+        table = own.read_table(agreement.book)
+        self._stage = Excuse.FEW
+        own.policy.check_rows(table.rows, int(table.label.sum()))
+        self._stage = Excuse.TABLE
+        data = agreement.prepare(table)
         self._stage = Excuse.STORE
         path, digest = own.store_of(agreement.study), agreement.digest()
         store = _open_store(lambda: Store.open(path, self._name, digest, agreement.notes()))
-        patience = Patience(turn_seconds=self.turn_seconds)
-        another = own.another_table
         try:
-            self._site = Site(
-                self._name, agreement, data, store, self._carry, own.limits, patience, another_table=another
+            site = Site(
+                self._name,
+                agreement,
+                data,
+                store,
+                self._carry,
+                own.limits,
+                Patience(turn_seconds=self.turn_seconds),
+                another_table=own.another_table,
+                consent=consent,
             )
+            site.decided(f"{approval.what} by {approval.facts['by']} on {approval.at}")
         except BaseException:
             store.close()
             raise
+        return site
 
     def _carry(self, peer: str, what: str, data: bytes) -> bytes:
         """Bytes to a peer and its answer back, encrypted end to end where there are certificates."""
@@ -214,6 +249,14 @@ class FlareSite:
         if not isinstance(answer, bytes):
             raise Unreachable(peer)
         return answer
+
+
+def _study(text: str) -> str:
+    """The study's name in a job's proposal; none in what is no proposal."""
+    try:
+        return str(json.loads(text)["proposal"]["study"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _open_store(attempt: Callable[[], Any], seconds: float = 15.0) -> Any:
@@ -233,14 +276,14 @@ class FlareConductor:
 
     def __init__(
         self,
-        agreement: str,
+        proposal: str,
         rounds: int,
         sign_seconds: float = 5.0,
         talk_seconds: float = 120.0,
         work_seconds: float = 1800.0,
         poll_seconds: float = 0.2,
     ) -> None:
-        self.agreement = agreement
+        self.proposal = proposal
         self.rounds = rounds
         self.sign_seconds = sign_seconds
         self.talk_seconds = talk_seconds
@@ -250,18 +293,20 @@ class FlareConductor:
     @collab.main
     def run(self) -> None:
         """Run the job and write down what happened."""
-        from abps.sites.agreement import Agreement
         from abps.sites.conductor import Conductor, Seconds
+        from abps.sites.proposal import Signed
 
         folder = Path(collab.workspace.get_result_root(collab.fl_ctx.get_job_id()))
         seconds = Seconds(self.sign_seconds, self.work_seconds, self.talk_seconds, self.poll_seconds)
         try:
-            agreement = Agreement.from_json(json.loads(self.agreement))
+            proposal = Signed.from_json(json.loads(self.proposal)).proposal
+            if proposal.agreement is None:
+                raise RequestError("the job asks for no study")
             line = _Line({proxy.name: proxy for proxy in collab.clients})
             memory = Path(collab.workspace.get_root_dir()) / "abps-server"
-            board = Board(Path(collab.workspace.get_site_config_dir()), agreement.study)
-            conductor = Conductor(line, agreement, self.rounds, seconds, log.info, memory, board.say)
-            report = conductor.run(sorted(line.sites))
+            board = Board(Path(collab.workspace.get_site_config_dir()), proposal.study)
+            conductor = Conductor(line, proposal.agreement, self.rounds, seconds, log.info, memory, board.say)
+            report = conductor.run(sorted(proposal.members or line.sites))
             board.say(report.rounds[-1].round if report.rounds else 0, "done")
         except RequestError as error:
             files.write_json(folder / RESULT, {"schema": "abps.job/1", "error": str(error)})
@@ -283,7 +328,10 @@ class _Line:
         failures: dict[str, str] = {}
         if not sites:
             return answers, failures
-        group = collab.get_clients(list(sites))
+        there = [name for name in sites if name in self.sites]
+        if not there:
+            return answers, dict.fromkeys(sites, "not connected")
+        group = collab.get_clients(there)
         results = group(timeout=seconds).conduct(what, list(arguments))
         for name, result in results:
             if not isinstance(result, list | tuple) or len(result) != 2:
@@ -294,7 +342,7 @@ class _Line:
                 failures[name] = excuses.words(result[1])
         for name in sites:
             if name not in answers and name not in failures:
-                failures[name] = "no answer"
+                failures[name] = "no answer" if name in self.sites else "not connected"
         return answers, failures
 
     def pause(self, seconds: float) -> None:

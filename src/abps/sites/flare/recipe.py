@@ -19,6 +19,7 @@ from nvflare.recipe.spec import ExecEnv
 from abps.core.errors import RequestError
 from abps.sites.agreement import Agreement
 from abps.sites.flare.app import FlareConductor, FlareSite
+from abps.sites.proposal import Proposal, Signed
 
 #: What a site must allow for our jobs, and nothing more.
 ALLOW = (
@@ -54,10 +55,13 @@ class ABPSRecipe(CollabRecipe):
         min_sites: int = 2,
         waits: Waits | None = None,
         name: str | None = None,
+        signed: Signed | None = None,
     ) -> None:
+        """signed: the agreement as a signed proposal, which sites with certificates ask for."""
         agreement.config()  # what cannot be run is refused here, not at the sites
         waits = waits or Waits()
-        text = json.dumps(agreement.to_json(), separators=(",", ":"))
+        signed = signed or Signed(Proposal(agreement.study, agreement))
+        text = signed.text()
         super().__init__(
             job_name=name or f"abps-{agreement.study}",
             server=FlareConductor(

@@ -28,6 +28,7 @@ from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import Processes, Say, free_port, own_home, running
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import Outcome, submit
+from abps.sites.policy import Policy
 from abps.sites.sitefile import SiteFile
 
 #: Names for the first hospitals; more are numbered.
@@ -35,6 +36,9 @@ NAMES = ("north", "south", "east", "west")
 
 #: Rehearsals are small: one laptop runs all sites.
 MOST_SITES = 32
+
+#: Hospitals that do not exist need not be asked, however few their patients are.
+AUTO = Policy("auto", server=True, rows=1, events=1)
 
 #: Called when all sites are connected, before the job: what hospitals have to do to let a study run.
 Consent = Callable[[kits.Network, Agreement], None]
@@ -157,7 +161,9 @@ def tables(out: Path, network: kits.Network, plan: Plan) -> Agreement:
         rows = frame.filter(pl.col("center") == center).drop("center", "careunit")
         files.write_with(path, rows.write_parquet)
         store = str((out / "stores" / name).absolute())
-        own[name] = SiteFile(name, str(path.absolute()), roles.label, store, roles.patient, roles.time)
+        own[name] = SiteFile(
+            name, str(path.absolute()), roles.label, store, roles.patient, roles.time, policy=AUTO
+        )
         own[name].write(network.sites[name] / "local")
         book = codebook(own[name].read_table(), seed=0, floor=FLOOR)
         files.write_json(network.sites[name] / "local" / sitefile.CODEBOOK, book.to_json())

@@ -7,7 +7,7 @@ import io
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from abps.core.errors import RequestError
 from abps.sites.agreement import Agreement
 from abps.sites.flare.app import RESULT
 from abps.sites.flare.recipe import ABPSRecipe, Waits
+from abps.sites.proposal import FLOOR, Proposal, sign
+from abps.sites.signing import signer
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,12 @@ def submit(
     waits: Waits | None = None,
     wait: float | None = None,
     progress: Callable[[str], None] = lambda status: None,
+    members: Sequence[str] = (),
+    floor: int = FLOOR,
 ) -> Outcome:
-    """Submit a job; with ``wait`` seconds, wait for its end and bring its report."""
-    recipe = ABPSRecipe(agreement, rounds, min_sites, waits)
+    """Submit a job, signed with the kit's key; with ``wait`` seconds, wait for its end and its report."""
+    proposal = Proposal(agreement.study, agreement, tuple(members), floor)
+    recipe = ABPSRecipe(agreement, rounds, min_sites, waits, signed=sign(proposal, signer(kit)))
     with tempfile.TemporaryDirectory() as folder, session(kit) as line:
         recipe.export(folder)
         job = line.submit_job(str(Path(folder) / recipe.job_name))

@@ -1,0 +1,128 @@
+"""What a site decided and what left it outside of any study's store: one line each, chained and signed.
+
+A study's store is made when its first job is let in. What comes before (a proposal arrives, somebody approves
+it, a code says why the site takes no part) stands here, in ``journal.jsonl`` beside the stores. A line is on
+disk before what it tells of leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from abps import files
+from abps.core.errors import RequestError
+from abps.sites import chain
+from abps.sites.signing import Signer
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: two commands at once are not kept apart
+    fcntl = None  # type: ignore[assignment]
+
+FILE = "journal.jsonl"
+
+#: A file that has grown to this many bytes is put aside, and the chain goes on in a new one.
+ROTATE = 8_000_000
+
+#: What signatures of lines are for.
+PURPOSE = "journal"
+
+_START = bytes(chain.SIZE)
+
+
+@dataclass(frozen=True)
+class Line:
+    """at: when (UTC).  what: proposed, approved, refused, withdrawn, told, shared or restored.
+
+    facts: what else there is to say of it.  digest: of this line and all before it.  signature: hex, or none.
+    """
+
+    at: str
+    what: str
+    facts: Mapping[str, Any]
+    digest: bytes
+    signature: str = ""
+
+
+class Journal:
+    """The lines of one site's journal."""
+
+    def __init__(self, folder: Path, signer: Signer | None = None) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / FILE
+        self.signer = signer
+
+    def lines(self) -> list[Line]:
+        """All lines, oldest first; a journal that was changed is refused."""
+        before, found = _START, []
+        for path in self.files():
+            for k, text in enumerate(path.read_text(encoding="utf-8").splitlines()):
+                line = self._read(text, before)
+                if line is None:
+                    raise RequestError(
+                        f"{path}, line {k + 1}: it does not follow from the lines before, or its signature "
+                        "is not this site's; the journal was changed"
+                    )
+                found.append(line)
+                before = line.digest
+        return found
+
+    def files(self) -> list[Path]:
+        """The files of the journal, oldest first."""
+        old = sorted(self.folder.glob("journal.[0-9]*.jsonl"))
+        return [*old, *([self.path] if self.path.is_file() else [])]
+
+    def write(self, what: str, **facts: Any) -> Line:
+        """Add a line; it is on disk when this returns."""
+        files.folder(self.folder)
+        with self._alone():
+            lines = self.lines()
+            before = lines[-1].digest if lines else _START
+            at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            digest = chain.link(before, {"at": at, "what": what, **facts})
+            signature = "" if self.signer is None else self.signer.sign(PURPOSE, digest).hex()
+            row = {"at": at, "what": what, **facts, "digest": digest.hex(), "signature": signature}
+            self._rotate()
+            with self.path.open("ab") as stream:
+                stream.write(chain.canonical(row) + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        return Line(at, what, facts, digest, signature)
+
+    def _read(self, text: str, before: bytes) -> Line | None:
+        """A line that follows the one before and is signed by this site's key, if it has one."""
+        try:
+            row: dict[str, Any] = json.loads(text)
+            digest, signature = bytes.fromhex(row.pop("digest")), str(row.pop("signature"))
+            if chain.link(before, row) != digest:
+                return None
+            known = self.signer is None or self.signer.signed(PURPOSE, digest, bytes.fromhex(signature))
+            if not known:
+                return None
+            at, what = str(row.pop("at")), str(row.pop("what"))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            return None
+        return Line(at, what, row, digest, signature)
+
+    def _rotate(self) -> None:
+        if self.path.is_file() and self.path.stat().st_size >= ROTATE:
+            number = 1 + len(list(self.folder.glob("journal.[0-9]*.jsonl")))
+            self.path.rename(self.folder / f"journal.{number:04}.jsonl")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One writer at a time: a job and a command may run at once."""
+        handle = os.open(self.folder / f"{FILE}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)

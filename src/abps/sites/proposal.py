@@ -1,0 +1,165 @@
+"""A study as a proposal: what an operator asks hospitals for, signed with the operator's key.
+
+Everything that a study does follows from its agreement (method, model, settings, columns, outcome, rounds,
+seed), so the proposal holds the agreement itself and not a second telling of it; :meth:`Proposal.terms` says
+it in words for the person who decides. A proposal of kind ``codebook`` asks for a site's codebook alone: with
+what the sites answer the operator makes the agreement of the study.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from abps.core.errors import RequestError
+from abps.sites import chain, signing
+from abps.sites.agreement import Agreement
+from abps.sites.signing import Signer
+from abps.wire import versions
+
+SCHEMA = "abps.proposal/1"
+
+#: What signatures of proposals are for.
+PURPOSE = "proposal"
+
+#: What is told of fewer patients than this does not leave a site, unless a proposal says more.
+FLOOR = 10
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """agreement: what would run; None where only codebooks are asked for.
+
+    study: its name.  members: the sites that may take part; none: every site of the network.
+    floor: the fewest patients that anything published may be about.
+    wire: the version of the wire format that the operator's abps speaks.
+    """
+
+    study: str
+    agreement: Agreement | None = None
+    members: tuple[str, ...] = ()
+    floor: int = FLOOR
+    wire: tuple[int, int] = versions.NEWEST
+
+    @property
+    def asks(self) -> Literal["study", "codebook"]:
+        """What the sites are asked for."""
+        return "codebook" if self.agreement is None else "study"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "schema": SCHEMA,
+            "study": self.study,
+            "asks": self.asks,
+            "members": sorted(self.members),
+            "floor": self.floor,
+            "wire": list(self.wire),
+            "agreement": None if self.agreement is None else self.agreement.to_json(),
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> Proposal:
+        """A proposal from plain data."""
+        try:
+            if data["schema"] != SCHEMA:
+                raise ValueError(f"schema {data['schema']!r}")
+            given = data["agreement"]
+            agreement = None if given is None else Agreement.from_json(given)
+            major, minor = data["wire"]
+            members = tuple(str(name) for name in data["members"])
+            found = Proposal(
+                str(data["study"]), agreement, members, int(data["floor"]), (int(major), int(minor))
+            )
+        except RequestError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestError(f"this is not a proposal ({error!r}); submit it with abps") from error
+        if agreement is not None and agreement.study != found.study:
+            raise RequestError(f"the proposal is of {found.study!r} and its agreement of {agreement.study!r}")
+        return found
+
+    def digest(self) -> str:
+        """Equal for two proposals that ask for the same."""
+        return chain.digest(chain.canonical(self.to_json())).hex()
+
+    def terms(self) -> dict[str, Any]:
+        """What is asked for, in the words of the one who has to decide."""
+        who: Any = sorted(self.members) or "every site of this network"
+        head = {"study": self.study, "asks for": self.asks, "members": who, "floor": self.floor}
+        agreement = self.agreement
+        if agreement is None:
+            return {**head, "wire format": ".".join(map(str, self.wire))}
+        config, book = agreement.config(), agreement.book
+        return {
+            **head,
+            "method": agreement.method,
+            "server sees the models": config.kind == "star",
+            "settings": dict(agreement.settings),
+            "model": str(config.training.model),
+            "rounds": agreement.rounds,
+            "local epochs in a round": config.training.epochs,
+            "budget of bytes, all sites": config.budget,
+            "budget of epsilon, each site": getattr(config, "epsilon", None),
+            "codec": config.line.codec,
+            "private layers": config.line.private_layers,
+            "columns": list(book.sources),
+            "wire format": ".".join(map(str, self.wire)),
+        }
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A proposal, and whose key signed it; certificate and signature are empty in a trial without keys."""
+
+    proposal: Proposal
+    certificate: str = ""
+    signature: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a job's configuration."""
+        return {
+            "proposal": self.proposal.to_json(),
+            "certificate": self.certificate,
+            "signature": self.signature,
+        }
+
+    def text(self) -> str:
+        """One line of JSON."""
+        return json.dumps(self.to_json(), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(data: Any) -> Signed:
+        """A signed proposal from plain data."""
+        if not isinstance(data, Mapping) or not {"proposal", "certificate", "signature"} <= set(data):
+            raise RequestError("the job brings no proposal; submit it with abps")
+        return Signed(Proposal.from_json(data["proposal"]), str(data["certificate"]), str(data["signature"]))
+
+    def operator(self, authority: bytes | None) -> str:
+        """Who signed it, checked; a site that has no authority (a trial) takes an unsigned one."""
+        if authority is None:
+            return "nobody (a trial without certificates)"
+        if not self.signature:
+            raise RequestError("the proposal is not signed; submit it with the operator's kit")
+        certificate = self.certificate.encode()
+        try:
+            name, role = signing.owner(certificate, authority)
+            signature = bytes.fromhex(self.signature)
+        except ValueError as error:
+            raise RequestError(f"the proposal's signature cannot be trusted: {error}") from error
+        if role != signing.OPERATOR:
+            raise RequestError(f"the proposal is signed by {name}, who is no operator of this network")
+        signed = chain.canonical(self.proposal.to_json())
+        if not signing.signed_by(certificate, PURPOSE, signed, signature):
+            raise RequestError(f"the proposal was changed after {name} signed it")
+        return name
+
+
+def sign(proposal: Proposal, signer: Signer | None) -> Signed:
+    """The proposal with the operator's signature."""
+    if signer is None:
+        return Signed(proposal)
+    signature = signer.sign(PURPOSE, chain.canonical(proposal.to_json()))
+    return Signed(proposal, signer.certificate.decode(), signature.hex())

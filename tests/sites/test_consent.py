@@ -1,0 +1,322 @@
+"""Hospitals decide: without approval nothing leaves, and every decision has a name and a signature."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from abps.cli.main import main
+from abps.cli.site_options import own_file
+from abps.core.errors import RequestError
+from abps.sites import consent, excuses
+from abps.sites.conductor import Conductor, Seconds
+from abps.sites.consent import Consent, Verdict
+from abps.sites.excuses import Declined, Excuse
+from abps.sites.journal import Journal
+from abps.sites.loopback import Memory
+from abps.sites.policy import Policy
+from abps.sites.proposal import Proposal, Signed, sign
+from abps.sites.signing import root, signer
+from abps.sites.sitefile import SiteFile
+
+from .network import OPEN, close, open_site
+
+#: A site of the tests has 96 rows or more, and three events or more.
+ASKING = Policy("ask", events=3)
+
+
+@pytest.fixture(scope="module")
+def network(four, tmp_path_factory):
+    """Kits of four sites and of the operator, with their keys."""
+    kits = pytest.importorskip("abps.sites.flare.kits")
+    return kits.provision(tmp_path_factory.mktemp("kits"), four.names, "localhost", 18998)
+
+
+def site_file(four, name: str, folder: Path, policy: Policy = ASKING) -> SiteFile:
+    roles = four.roles
+    store = str(folder / "studies")
+    return SiteFile(
+        name, str(four.tables[name]), roles.label, store, roles.patient, roles.time, policy=policy
+    )
+
+
+@pytest.fixture
+def home(four, network, tmp_path):
+    """A site with its kit's keys and a folder of its own, as a job finds it."""
+    name = four.names[0]
+    kit = tmp_path / name
+    (kit / "local").mkdir(parents=True)
+    (kit / "startup").symlink_to(network.sites[name] / "startup")
+    site_file(four, name, kit / "local").write(kit / "local")
+    return kit
+
+
+def signed_study(four, network, method="abps-pq-k1", members=(), floor=10, **settings) -> Signed:
+    rounds = settings.pop("rounds", 5)
+    agreement = four.agreement(method, rounds=rounds, **settings)
+    return sign(Proposal(agreement.study, agreement, members, floor), signer(network.operator))
+
+
+def opening(kit: Path, signed: Signed):
+    """What a site answers when a job opens it, and the site."""
+    app = pytest.importorskip("abps.sites.flare.app")
+    site = app.FlareSite(signed.text())
+    site._name, site._local, site._peers = kit.name, kit / "local", {}
+    site._site, site._work = None, None
+    site._start("open")
+    site._work.join()
+    said = site._linger()[0]
+    site.end()
+    return said
+
+
+def command(capsys, *arguments) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def test_nothing_opens_before_somebody_approves(four, network, home, capsys):
+    study = signed_study(four, network)
+    assert opening(home, study) == "approval"
+    assert "nobody there has approved" in excuses.words("approval")
+    assert not list((home / "local" / "studies").glob("*.sqlite"))  # no store, no table read, nothing sent
+    code, out, _ = command(capsys, "site", "proposals", home, "--json")
+    (waiting,) = json.loads(out)
+    assert code == 0 and waiting["decision"] is None and waiting["operator"] == network.operator.name
+    terms = waiting["terms"]
+    assert terms["method"] == "abps-pq-k1" and terms["rounds"] == 5 and terms["codec"] == "bf16"
+    assert "age" in terms["columns"] and terms["server sees the models"] is False
+    code, out, _ = command(capsys, "site", "approve", home, "test", "--by", "Ada Example")
+    assert code == 0 and "approved by Ada Example" in out
+    assert opening(home, study) == "done"
+    assert opening(home, study) == "done"  # once is enough
+    own = own_file(home)
+    with pytest.raises(RequestError, match="was changed"):  # nobody else's key speaks for this site
+        Journal(Path(own.store), signer(network.sites[four.names[1]])).lines()
+    decision = own.journal(home).lines()[-1]
+    assert decision.what == "approved" and decision.facts["by"] == "Ada Example"
+    assert decision.facts["proposal"] == study.proposal.digest()
+
+
+def test_an_approval_is_of_one_proposal(four, network, home, capsys):
+    assert opening(home, signed_study(four, network)) == "approval"
+    command(capsys, "site", "approve", home, "test", "--by", "Ada")
+    for other in (
+        signed_study(four, network, rounds=6),
+        signed_study(four, network, gamma="0.5"),
+        signed_study(four, network, members=four.names),
+        signed_study(four, network, floor=12),
+        signed_study(four, network, "abps"),
+    ):
+        assert opening(home, other) == "approval"
+    assert opening(home, signed_study(four, network)) == "done"
+
+
+def test_refused_and_withdrawn(four, network, home, capsys):
+    study = signed_study(four, network)
+    opening(home, study)
+    assert command(capsys, "site", "refuse", home, "test", "--by", "Ada")[0] == 0
+    assert opening(home, study) == "refused"
+    command(capsys, "site", "approve", home, "test", "--by", "Ada")
+    assert opening(home, study) == "done"
+    assert command(capsys, "site", "withdraw", home, "test", "--by", "Ada")[0] == 0
+    assert opening(home, study) == "withdrawn"
+    later = signed_study(four, network, floor=11)
+    assert opening(home, later) == "withdrawn"  # a withdrawal is from the study, whatever is proposed
+    digest = later.proposal.digest()[:8]
+    command(capsys, "site", "approve", home, "test", "--by", "Bo", "--proposal", digest)
+    assert opening(home, later) == "done"
+    assert opening(home, study) == "withdrawn"
+
+
+@pytest.mark.parametrize(
+    ("asked", "policy"),
+    [
+        (("fedavg", {}), ASKING),
+        (("abps-pq-k1", {}), replace(ASKING, methods=("abps", "abps-plus"))),
+        (("abps-pq-k1", {}), replace(ASKING, models=("gam",))),
+        (("abps-pq-k1", {"epochs": "1000000000"}), ASKING),
+        (("abps-pq-k1", {"rounds": 6}), replace(ASKING, rounds=5)),
+        (("abps-pq-k1", {"floor": 9}), ASKING),
+    ],
+)
+def test_what_the_policy_rules_out_is_not_even_asked(four, network, home, asked, policy):
+    site_file(four, home.name, home / "local", policy).write(home / "local")
+    method, settings = asked
+    assert opening(home, signed_study(four, network, method, **settings)) == "policy"
+    assert not (home / "local" / "studies" / "proposals").exists()
+
+
+@pytest.mark.parametrize("policy", [replace(OPEN, rows=100_000), replace(OPEN, events=5_000)])
+def test_too_few_rows_or_events(four, network, home, policy):
+    site_file(four, home.name, home / "local", policy).write(home / "local")
+    assert opening(home, signed_study(four, network)) == "few"
+
+
+def test_what_no_operator_signed_is_not_trusted(four, network, home, tmp_path):
+    kits = pytest.importorskip("abps.sites.flare.kits")
+    site_file(four, home.name, home / "local", OPEN).write(home / "local")
+    good = signed_study(four, network)
+    other = kits.provision(tmp_path / "other", ["a", "b"], "localhost", 18997)
+    changed = replace(good.proposal, floor=11)
+    for signed, words in (
+        (Signed(good.proposal), "not signed"),
+        (sign(good.proposal, signer(network.sites[four.names[1]])), "no operator"),
+        (sign(good.proposal, signer(other.operator)), "another authority"),
+        (replace(good, proposal=changed), "changed after"),
+        (replace(good, signature="00" * 256), "changed after"),
+        (replace(good, certificate="nonsense"), "cannot be trusted"),
+    ):
+        assert opening(home, signed) == "proposal"
+        with pytest.raises(RequestError, match=words):
+            signed.operator(root(network.relay))
+    assert opening(home, good) == "done"
+
+
+def test_a_code_that_leaves_is_written_down_first(four, network, home):
+    opening(home, signed_study(four, network))
+    told = [line for line in own_file(home).journal(home).lines() if line.what == "told"]
+    assert [line.facts for line in told] == [{"to": "server", "code": "approval"}]
+
+
+@pytest.mark.parametrize("change", ["change", "delete", "reorder", "unsigned"])
+def test_a_changed_journal_is_found(network, four, tmp_path, change):
+    journal = Journal(tmp_path, signer(network.sites[four.names[0]]))
+    for k in range(4):
+        journal.write("approved", study="icu", proposal=f"{k}", by="Ada")
+    rows = journal.path.read_text().splitlines()
+    if change == "change":
+        rows[1] = rows[1].replace("Ada", "Eve")
+    elif change == "delete":
+        del rows[1]
+    elif change == "reorder":
+        rows[1], rows[2] = rows[2], rows[1]
+    else:
+        rows[-1] = json.dumps(json.loads(rows[-1]) | {"signature": ""})
+    journal.path.write_text("\n".join(rows) + "\n")
+    with pytest.raises(RequestError, match="was changed"):
+        journal.lines()
+
+
+def test_a_journal_goes_on_in_a_new_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("abps.sites.journal.ROTATE", 1000)
+    journal = Journal(tmp_path)
+    for k in range(30):
+        journal.write("told", to="server", code=f"{k}")
+    assert len(journal.files()) > 3
+    assert [line.facts["code"] for line in journal.lines()] == [f"{k}" for k in range(30)]
+    journal.files()[1].unlink()
+    with pytest.raises(RequestError, match="was changed"):
+        journal.lines()
+
+
+def test_proposals_do_not_fill_the_disk(four, tmp_path, monkeypatch):
+    monkeypatch.setattr("abps.sites.consent.MOST", 3)
+    journal = Journal(tmp_path)
+    for k in range(3):
+        consent.keep(tmp_path, journal, Signed(Proposal(f"s{k}")), "op")
+    with pytest.raises(RequestError, match="holds 3 proposals"):
+        consent.keep(tmp_path, journal, Signed(Proposal("more")), "op")
+
+
+def test_a_proposal_that_was_put_into_the_folder_is_noticed(four, tmp_path):
+    journal = Journal(tmp_path)
+    consent.keep(tmp_path, journal, Signed(Proposal("icu")), "op")
+    (path,) = (tmp_path / "proposals").glob("*.json")
+    path.write_text(path.read_text().replace('"floor": 10', '"floor": 1'))
+    with pytest.raises(RequestError, match="put there or changed"):
+        consent.decide(tmp_path, journal, "icu", Verdict.APPROVED, "Ada")
+
+
+def test_wrong_decisions_get_one_sentence(home, capsys):
+    code, _, err = command(capsys, "site", "approve", home, "icu", "--by", "Ada")
+    assert code == 2 and "no proposal of a study 'icu' has arrived" in err
+    code, _, err = command(capsys, "site", "approve", home, "icu", "--by", "  ")
+    assert code == 2 and "needs the name" in err
+
+
+# While a job runs
+
+
+def consenting(folder: Path, name: str, signed: Signed, policy=ASKING) -> Consent:
+    journal = Journal(folder / name)
+    consent.keep(folder / name, journal, signed, "op")
+    consent.decide(folder / name, journal, signed.proposal.study, Verdict.APPROVED, "Ada")
+    return Consent(folder / name, journal, policy, signed, None)
+
+
+def running(four, folder, policies=None, members=(), between=lambda t, consents: None):
+    """Four sites with consent of their own; ``between`` is called before each round."""
+    agreement = four.agreement("abps-pq-k1", rounds=4)
+    signed = Signed(Proposal(agreement.study, agreement, members))
+    consents = {
+        name: consenting(folder, name, signed, (policies or {}).get(name, ASKING)) for name in four.names
+    }
+
+    class Clock(Memory):
+        def ask(self, sites, what, *arguments, seconds):
+            if what == "begin":
+                between(arguments[0], consents)
+            return super().ask(sites, what, *arguments, seconds=seconds)
+
+    network = Clock()
+    for name in four.names:
+        open_site(four, name, agreement, folder / "stores", network, consent=consents[name])
+    return network, Conductor(network, agreement, 4, Seconds(poll=0.0))
+
+
+def test_a_site_that_withdraws_takes_no_part_from_the_next_round_on(four, tmp_path):
+    gone = four.names[1]
+
+    def withdraw(t, consents):
+        if t == 3:
+            own = consents[gone]
+            consent.decide(own.folder, own.journal, "test", Verdict.WITHDRAWN, "Ada Example")
+
+    network, conductor = running(four, tmp_path, between=withdraw)
+    report = conductor.run(four.names)
+    assert [gone in r.present for r in report.rounds] == [True, True, False, False]
+    assert all("withdrawn" in r.missing[gone] for r in report.rounds[2:])
+    store = network.sites[gone].store
+    assert [r.number for r in store.rounds()] == [1, 2]
+    assert all(e.round <= 2 for e in store.traffic() if e.sent)  # nothing left it after that
+    said = [e.why for e in store.traffic() if e.kind == "decision"]
+    assert len(said) == 1 and "withdrawn from the study 'test' by Ada Example" in said[0]
+    others = [network.sites[name].store for name in four.names if name != gone]
+    assert all([r.number for r in store.rounds()] == [1, 2, 3, 4] for store in others)
+    close(network)
+
+
+def test_the_hours_and_bytes_of_a_policy_end_a_sites_part(four, tmp_path):
+    frugal = four.names[0]
+    network, conductor = running(four, tmp_path, {frugal: replace(ASKING, bytes=40_000)})
+    report = conductor.run(four.names)
+    assert [frugal in r.present for r in report.rounds] == [True, True, False, False]
+    assert "spent" in report.rounds[-1].missing[frugal]
+    assert 40_000 <= sum(network.sites[frugal].store.sent_bytes().values()) < 80_000
+    assert sum(network.sites[four.names[1]].store.sent_bytes().values()) > 80_000
+    close(network)
+    signed = Signed(Proposal("test", four.agreement("abps-pq-k1")))
+    short = consenting(tmp_path / "hours", "a", signed, replace(ASKING, hours=1.0))
+    short.round(0, lambda: 0.0)
+    short.round(0, lambda: 3500.0)
+    with pytest.raises(Declined, match="1 hours") as declined:
+        short.round(0, lambda: 4000.0)
+    assert declined.value.excuse is Excuse.SPENT
+
+
+def test_a_job_with_other_members_than_approved(four, tmp_path):
+    network, conductor = running(four, tmp_path, members=four.names[:3])
+    with pytest.raises(RequestError, match="no site is left"):
+        conductor.run(four.names)
+    for site in network.sites.values():
+        assert not [e for e in site.store.traffic() if e.sent and e.peer in four.names]
+    close(network)
+    network, conductor = running(four, tmp_path / "again", members=four.names[:3])
+    assert len(conductor.run(four.names[:3]).rounds) == 4
+    close(network)
