@@ -36,7 +36,7 @@ from abps.sites.policy import Policy
 from abps.sites.sitefile import SiteFile
 
 #: Sites of a trial, which nobody has to ask.
-AUTO = Policy("auto", rows=1, events=1)
+AUTO = Policy("auto", rows=1, events=1, floor=0)
 
 #: Loaded by the relay's processes: adds up the frames that come in, by who sent them.
 COUNTER = """

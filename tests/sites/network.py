@@ -28,7 +28,7 @@ from abps.sites.store import Evidence, Store
 from abps.stats import change as drift
 
 #: Sites that let every study in, for tests of something else.
-OPEN = Policy("auto", server=True, rows=1, events=1, floor=1)
+OPEN = Policy("auto", server=True, rows=1, events=1, floor=0)
 
 NAMES = tuple(f"site-{k + 1}" for k in range(16))
 

@@ -57,7 +57,8 @@ def home(four, network, tmp_path):
 def signed_study(four, network, method="abps-pq-k1", members=(), floor=10, **settings) -> Signed:
     rounds = settings.pop("rounds", 5)
     agreement = four.agreement(method, rounds=rounds, **settings)
-    return sign(Proposal(agreement.study, agreement, members, floor), signer(network.operator))
+    agreement = replace(agreement, book=replace(agreement.book, floor=floor))
+    return sign(Proposal(agreement.study, agreement, members), signer(network.operator))
 
 
 def opening(kit: Path, signed: Signed):
@@ -126,7 +127,7 @@ def test_refused_and_withdrawn(four, network, home, capsys):
     assert opening(home, study) == "done"
     assert command(capsys, "site", "withdraw", home, "test", "--by", "Ada")[0] == 0
     assert opening(home, study) == "withdrawn"
-    later = signed_study(four, network, floor=11)
+    later = signed_study(four, network, members=four.names)
     assert opening(home, later) == "withdrawn"  # a withdrawal is from the study, whatever is proposed
     digest = later.proposal.digest()[:8]
     command(capsys, "site", "approve", home, "test", "--by", "Bo", "--proposal", digest)
@@ -163,7 +164,7 @@ def test_what_no_operator_signed_is_not_trusted(four, network, home, tmp_path):
     site_file(four, home.name, home / "local", OPEN).write(home / "local")
     good = signed_study(four, network)
     other = kits.provision(tmp_path / "other", ["a", "b"], "localhost", 18997)
-    changed = replace(good.proposal, floor=11)
+    changed = replace(good.proposal, members=four.names)
     for signed, words in (
         (Signed(good.proposal), "not signed"),
         (sign(good.proposal, signer(network.sites[four.names[1]])), "no operator"),
@@ -228,7 +229,7 @@ def test_a_proposal_that_was_put_into_the_folder_is_noticed(four, tmp_path):
     journal = Journal(tmp_path)
     consent.keep(tmp_path, journal, Signed(Proposal("icu")), "op")
     (path,) = (tmp_path / "proposals").glob("*.json")
-    path.write_text(path.read_text().replace('"floor": 10', '"floor": 1'))
+    path.write_text(path.read_text().replace('"members": []', '"members": ["x"]'))
     with pytest.raises(RequestError, match="put there or changed"):
         consent.decide(tmp_path, journal, "icu", Verdict.APPROVED, "Ada")
 

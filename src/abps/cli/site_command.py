@@ -185,7 +185,6 @@ def submit(
     members: Annotated[
         str, typer.Option(help="The sites that may take part, with commas between (default: all).")
     ] = "",
-    floor: Annotated[int, typer.Option(help="Nothing is published of fewer patients than this.")] = 10,
     min_sites: Annotated[int, typer.Option(help="Do not start with fewer sites.")] = 2,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the end; 0: do not wait.")] = 3600.0,
     out: Annotated[Path | None, typer.Option(help="Write the conductor's report here.")] = None,
@@ -217,7 +216,6 @@ def submit(
             wait=wait or None,
             progress=lambda word: state.update(word),
             members=options.split(members),
-            floor=floor,
         )
     if out is not None and done.report is not None:
         files.write_json(out, done.report)

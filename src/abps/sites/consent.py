@@ -141,7 +141,7 @@ class Consent:
             operator = self.signed.operator(self.authority)
         if self.proposal.agreement is not None:
             with _declining(Excuse.POLICY):
-                self.policy.check(self.proposal.agreement, self.proposal.floor)
+                self.policy.check(self.proposal.agreement)
         with _declining(Excuse.APPROVAL):
             keep(self.folder, self.journal, self.signed, operator)
             held = standing(self.journal.lines(), study, digest)

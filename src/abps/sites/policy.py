@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from abps.core.choices import validate
 from abps.core.errors import RequestError
+from abps.privacy.small_counts import FLOOR
 
 if TYPE_CHECKING:
     from abps.sites.agreement import Agreement
@@ -24,7 +25,7 @@ class Policy:
     rows, events: the fewest rows, and rows of either outcome, that this site takes part with.
     epochs, rounds: the most local epochs in a round, and rounds of a study.
     hours: how long one job may run here.  bytes: the most that may leave this site in a study.
-    floor: what is told of fewer patients than this must not leave; a study may ask for more, not for less.
+    floor: what is told of fewer patients than this must not leave; a codebook may ask for more, not for less.
     wire: the oldest minor version of the wire format that is spoken here.
     """
 
@@ -38,7 +39,7 @@ class Policy:
     rounds: int = 1000
     hours: float = 48.0
     bytes: int = 2_000_000_000
-    floor: int = 10
+    floor: int = FLOOR
     wire: int = 0
 
     def __post_init__(self) -> None:
@@ -46,7 +47,7 @@ class Policy:
         for name in ("methods", "models"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
-    def check(self, agreement: Agreement, floor: int) -> None:
+    def check(self, agreement: Agreement) -> None:
         """Refuse, with one sentence, a study that asks for more than this."""
         config = agreement.config()
         training = config.training
@@ -71,9 +72,10 @@ class Policy:
         ):
             if asked > most:
                 raise RequestError(f"the study asks for {asked} {what}; this site's policy allows {most}")
+        floor = agreement.book.floor
         if floor < self.floor:
             raise RequestError(
-                f"the study's floor is {floor} patients, and this site's policy asks for {self.floor}"
+                f"the codebook's floor is {floor} patients, and this site's policy asks for {self.floor}"
             )
 
     def check_rows(self, rows: int, positive: int) -> None:

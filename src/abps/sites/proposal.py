@@ -24,23 +24,18 @@ SCHEMA = "abps.proposal/1"
 #: What signatures of proposals are for.
 PURPOSE = "proposal"
 
-#: What is told of fewer patients than this does not leave a site, unless a proposal says more.
-FLOOR = 10
-
 
 @dataclass(frozen=True)
 class Proposal:
     """agreement: what would run; None where only codebooks are asked for.
 
     study: its name.  members: the sites that may take part; none: every site of the network.
-    floor: the fewest patients that anything published may be about.
     wire: the version of the wire format that the operator's abps speaks.
     """
 
     study: str
     agreement: Agreement | None = None
     members: tuple[str, ...] = ()
-    floor: int = FLOOR
     wire: tuple[int, int] = versions.NEWEST
 
     @property
@@ -55,7 +50,6 @@ class Proposal:
             "study": self.study,
             "asks": self.asks,
             "members": sorted(self.members),
-            "floor": self.floor,
             "wire": list(self.wire),
             "agreement": None if self.agreement is None else self.agreement.to_json(),
         }
@@ -70,9 +64,7 @@ class Proposal:
             agreement = None if given is None else Agreement.from_json(given)
             major, minor = data["wire"]
             members = tuple(str(name) for name in data["members"])
-            found = Proposal(
-                str(data["study"]), agreement, members, int(data["floor"]), (int(major), int(minor))
-            )
+            found = Proposal(str(data["study"]), agreement, members, (int(major), int(minor)))
         except RequestError:
             raise
         except (KeyError, TypeError, ValueError) as error:
@@ -88,7 +80,7 @@ class Proposal:
     def terms(self) -> dict[str, Any]:
         """What is asked for, in the words of the one who has to decide."""
         who: Any = sorted(self.members) or "every site of this network"
-        head = {"study": self.study, "asks for": self.asks, "members": who, "floor": self.floor}
+        head = {"study": self.study, "asks for": self.asks, "members": who}
         agreement = self.agreement
         if agreement is None:
             return {**head, "wire format": ".".join(map(str, self.wire))}
@@ -106,6 +98,7 @@ class Proposal:
             "codec": config.line.codec,
             "private layers": config.line.private_layers,
             "columns": list(book.sources),
+            "told of at least so many patients": book.floor,
             "wire format": ".".join(map(str, self.wire)),
         }
 

@@ -19,7 +19,7 @@ from abps.core.errors import RequestError
 from abps.sites.agreement import Agreement
 from abps.sites.flare.app import RESULT
 from abps.sites.flare.recipe import ABPSRecipe, Waits
-from abps.sites.proposal import FLOOR, Proposal, sign
+from abps.sites.proposal import Proposal, sign
 from abps.sites.signing import signer
 
 
@@ -85,10 +85,9 @@ def submit(
     wait: float | None = None,
     progress: Callable[[str], None] = lambda status: None,
     members: Sequence[str] = (),
-    floor: int = FLOOR,
 ) -> Outcome:
     """Submit a job, signed with the kit's key; with ``wait`` seconds, wait for its end and its report."""
-    proposal = Proposal(agreement.study, agreement, tuple(members), floor)
+    proposal = Proposal(agreement.study, agreement, tuple(members))
     recipe = ABPSRecipe(agreement, rounds, min_sites, waits, signed=sign(proposal, signer(kit)))
     with tempfile.TemporaryDirectory() as folder, session(kit) as line:
         recipe.export(folder)
