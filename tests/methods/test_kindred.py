@@ -58,9 +58,9 @@ def test_kinds_are_found_named_and_kept_to(kinds) -> None:
 
 
 def test_roll_calls_are_paid_for(kinds) -> None:
-    asked = simulate(kinds, SHORT, seed=11, rounds=3)
-    once = simulate(kinds, SHORT, seed=11, rounds=4)
-    free = simulate(kinds, replace(SHORT, policy="random"), seed=11, rounds=4)
+    asked = simulate(kinds, SHORT, seed=11, rounds=4)
+    once = simulate(kinds, SHORT, seed=11, rounds=7)
+    free = simulate(kinds, replace(SHORT, policy="random"), seed=11, rounds=7)
     assert asked.heterogeneity is None and once.heterogeneity is not None
     # Each of 24 centers sends 50 null draws of at least 60 columns, a byte each, and more.
     assert once.bytes.control - free.bytes.control > 24 * 50 * 60
@@ -84,11 +84,11 @@ def test_what_a_center_tells_does_not_depend_on_who_else_is_here(kinds) -> None:
     alone = World(StackedLearner(one, training, training.factory, 11), one, ids, 11, 5, place=np.array([5]))
     single = scores(alone, alone.common_start(), reference, 4, SHORT.roll)
     np.testing.assert_allclose(single.values[0], whole.values[5], rtol=1e-5, atol=1e-5)
-    assert single.size == whole.size
+    assert single.form == whole.form
 
 
 def test_a_center_with_few_events_tells_nothing_of_them(kinds) -> None:
-    silent = simulate(kinds, replace(SHORT, roll=Roll(first=3, again=(6,), least=10_000)), seed=11, rounds=5)
+    silent = simulate(kinds, replace(SHORT, roll=Roll(first=3, again=(6,), least=10_000)), seed=11, rounds=7)
     assert silent.heterogeneity.p == 1.0 and silent.heterogeneity.dimensions == 0
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from abps.core.streams import center_id, center_ids
 from abps.data.timeline import timeline
+from abps.methods.kindred import score_columns
 from abps.methods.peers import boards
+from abps.methods.rollcall import weights_form
 from abps.simulator.simulate import simulate
 from abps.sites.conductor import Conductor, Seconds
 from abps.sites.loopback import Memory
@@ -17,7 +19,7 @@ from abps.wire.numerals import Numerals, Stretch
 from .network import close, hospitals, open_site
 
 QUICK = Seconds(poll=0.0)
-SOON = {"first": "2", "again": "4"}
+SOON = {"first": "2", "again": "3"}
 
 
 @pytest.fixture(scope="module")
@@ -93,18 +95,20 @@ def first_boards(given, t):
 
 
 def test_every_answer_goes_to_the_board_and_nowhere_else(kinds, tmp_path):
-    agreement = kinds.agreement("abps-plus", rounds=3, **SOON)
-    network, _ = job(kinds, agreement, tmp_path, 3)
+    agreement = kinds.agreement("abps-plus", rounds=6, **SOON)
+    network, _ = job(kinds, agreement, tmp_path, 4)
     seen = {(sender, receiver) for sender, receiver, what, _ in network.carried if what == "answer"}
-    # Before the third round for kin, and for the last steps.
-    board = first_boards(kinds, 3)[0]
-    assert seen == {(name, board) for name in kinds.names if name != board}
-    asked = network.sites[kinds.names[0] if kinds.names[0] != board else kinds.names[1]]
-    log = [e for e in asked.store.traffic(3) if e.kind in ("answer", "notice")]
-    assert [(e.kind, e.sent, e.peer) for e in log] == 2 * [("answer", True, board), ("notice", False, board)]
-    assert log[2].bytes == sum(s for a, _, w, s in network.carried if w == "answer" and a == asked.name) - (
-        log[0].bytes
-    )
+    # Before the third round for the common model, before the fourth for kin.
+    chairs = [first_boards(kinds, t)[0] for t in (3, 4)]
+    assert seen == {(name, board) for board in chairs for name in kinds.names if name != board}
+    asked = network.sites[next(name for name in kinds.names if name not in chairs)]
+    log = [e for e in asked.store.traffic(4) if e.kind in ("answer", "notice")]
+    assert [(e.kind, e.sent, e.peer) for e in log] == 2 * [
+        ("answer", True, chairs[1]),
+        ("notice", False, chairs[1]),
+    ]
+    sent = [size for sender, _, what, size in network.carried if what == "answer" and sender == asked.name]
+    assert [e.bytes for e in log if e.sent] == sent[1:]
     close(network)
 
 
@@ -121,7 +125,7 @@ def test_another_member_is_the_board_when_the_first_is_gone(kinds, tmp_path):
 
     network.sites[first].preside = fails
     report = Conductor(network, agreement, 4, QUICK).run(kinds.names)
-    assert list(report.rounds[2].missing) == [first] and report.rounds[3].missing == {}
+    assert list(report.rounds[2].missing) == [first] and first not in report.rounds[3].missing
     boards_seen = [r for _, r, what, _ in network.carried if what == "answer"]
     assert set(boards_seen) >= {first, second}
     told = {r for s, r, what, _ in network.carried if what == "notice" and s == second}
@@ -157,38 +161,55 @@ def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
 
     before = site.state
     count = site.shared
-    good = Numerals.of(np.zeros(count), (Stretch("half", count),)).data
+    good = Numerals.of(np.zeros(count), weights_form(count)).data
     assert says(stranger, good) is before  # not the board
     assert says(board, good, round=2) is before
-    assert says(board, good, question=1) is before  # nobody has asked it yet
+    assert says(board, good, question=1) is before  # there is no such question
     assert says(board, good, question=7) is before
     assert says(board, good[:-1]) is before and says(board, good + b"!") is before
     assert says(board, Numerals.of(np.full(count, np.nan), (Stretch("half", count),)).data) is before
     assert says(board, Numerals.of(np.zeros(3), (Stretch("half", 3),)).data) is before
     assert says(board, good) is not before
-    site.reply(3, 1)
-    columns = len(network.sites[board].world.data.columns)
-    head = Numerals.of(np.zeros(4 + columns), (Stretch("single", 4), Stretch("share", columns))).data
-    kin = Numerals.of(
-        np.array([0.0, 99.0, 1.0]), (Stretch("share", 1), Stretch("place", 1), Stretch("share", 1))
-    )
-    before = site.state
-    assert says(board, head + kin.data, question=1) is before  # the hundredth of eight members
     refused = site.store.refusals()
     assert refused[(board, "malformed")] >= 4 and refused[(stranger, "against the protocol")] == 1
 
-    # A member's answers: of another form, and a model that cannot be one.
+    # A member's answers: of another form, in another's name, and to one that is not the board.
     chair = network.sites[board]
     for name in kinds.names:
         network.sites[name].reply(3, 0)
     huge = site._pack(site.models + 1e4, 6 + 3)
     chair.receive(site.name, "answer", pack_answer(huge, 3, 0, center_id(site.name)))
     assert chair.preside(3, 0) == 7
-    assert chair.store.refusals()[(site.name, "implausibly large")] == 1
+    assert chair.store.refusals()[(site.name, "malformed")] == 1
     other = network.sites[order[1]]
     other.receive(order[4], "answer", pack_answer(huge, 3, 0, center_id(site.name)))
     assert other.store.refusals()[(order[4], "wrong sender")] == 1
     far = network.sites[order[5]]
     far.receive(order[4], "answer", pack_answer(b"", 3, 0, center_id(order[4])))
     assert far.store.refusals()[(order[4], "against the protocol")] == 1
+    close(network)
+
+
+def test_kin_that_are_no_members_are_refused(kinds, tmp_path):
+    agreement = kinds.agreement("abps-plus", rounds=6, **SOON)
+    network, _ = job(kinds, agreement, tmp_path, 3)
+    order = first_boards(kinds, 4)
+    site, board = network.sites[order[-1]], order[0]
+    for other in network.sites.values():
+        other.begin(4, list(kinds.names))
+    site.reply(4, 0)
+    columns = len(score_columns(site.world.data.columns))
+    form = (*weights_form(site.shared), Stretch("single", 4), Stretch("share", columns))
+    head = Numerals.of(np.zeros(site.shared + 4 + columns), form).data
+
+    def says(peer):
+        form = (Stretch("share", 1), Stretch("place", 1), Stretch("share", 1), Stretch("half", 2))
+        kin = Numerals.of(np.array([0.0, peer, 1.0, 1.0, 1.0]), form)
+        site.receive(board, "notice", pack_notice(head + kin.data, 4, 0, center_id(board)))
+        return site.state
+
+    before = site.state
+    assert says(99) is before  # the hundredth of eight members
+    assert site.store.refusals()[(board, "malformed")] == 1
+    assert says(3) is not before and site.state.kin(0).tolist() == [3]
     close(network)

@@ -4,14 +4,17 @@ The paper's frame (proposals, capacity, the right to rest, one partner a round) 
 additive one of a few hundred weights), with what the centers' own patients say of each other in the place of
 guesses from metadata:
 
-* *roll call*: a few times in a study all send their models to a board, which tells the mean; each computes
-  the score of its own patients at that common model and sends it, with what its score would be by chance
-  (:mod:`abps.stats.spectrum`). The board tests whether centers differ at all, finds kinds, and tells every
-  center its kin (:mod:`abps.stats.kinship`). The board is one of the centers, another one in every roll call;
-  it sees the others' shared weights, as a partner does, and sums over their patients;
+* *roll call*: a few times in a study all send their models to a board, and later with them the score of their
+  own patients at the common model of the call before, with what that score would be by chance
+  (:mod:`abps.stats.spectrum`, :mod:`abps.methods.rollcall`). The board tests whether centers differ at all,
+  finds kinds, and tells every center its kin, the mean model of all and the mean model of its kin
+  (:mod:`abps.stats.kinship`). The board is one of the centers, another one in every roll call; it sees the
+  others' shared weights, as a partner does, and sums over their patients;
+* *validation decides*: every center tells how well mixtures of these two do on its validation rows, and the
+  mixture that is best for all is where everybody goes on from. So it is measured, not assumed, how far
+  keeping to one's own kind pays;
 * *choice*: partners are drawn at random from one's kin, if both count each other so; where nothing differs,
-  or where variance saved is worth more than the bias brought, from everybody: to the byte what ``random-k1``
-  does;
+  or where the mean of all did better than that of kin, from everybody: the same pairs as ``random-k1``;
 * *rest*: a center without kin does not call;
 * *judgement*: what a mix takes off the loss on validation rows, which no model here was trained on. A mix
   that surely harms is not adopted, and a peer that was seen to harm is not called or answered again,
@@ -41,49 +44,62 @@ from abps.core.usefulness import Experience
 from abps.learn.metrics import Segments, labels_of, row_losses
 from abps.learn.mixtures import mixtures
 from abps.learn.training import Objective, Training
+from abps.methods import rollcall
 from abps.methods.abps import trail_of
 from abps.methods.base import Decisions, Floats, Ints, Kind, Models, Wire, World
 from abps.methods.pairing import flat
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply, Worth
 from abps.privacy.small_counts import without_small
-from abps.stats import kinship, spectrum
-from abps.wire.numerals import Numerals, Stretch
+from abps.stats import spectrum
+from abps.wire.numerals import Form, Numerals, Stretch
 
-#: What a board tells before the columns' loadings: p, dimensions, kinds, what public vectors add.
-_HEAD = 4
-
-_NOBODY: Ints = np.zeros(0, dtype=np.int64)
-_NOTHING: Floats = np.zeros(0)
+#: What a board asks: the models; models and scores; models, when kin are known; the loss of mixtures on
+#: validation rows; what last steps take off it.
+Question = Literal["weights", "kin", "means", "choice", "last"]
 
 
 @dataclass(frozen=True)
 class Roll:
     """When centers are asked, and what is made of it.
 
-    first: rounds of random pairs before the first roll call.  again: rounds after which it is renewed.
-    level: the test's level.  parameters: free parameters per shared weight in the sum of variance and bias.
+    first: rounds of random pairs before the first roll call, which tells the common model.
+    again: rounds after which kin are looked for.  means: rounds after which their means are told anew; it is
+    done before the last round in any case.
+    level: the test's level; 0: centers are never asked.  parameters: free parameters per shared weight in the
+    sum of variance and bias.  mixtures: shares of the kin's mean against the mean of all that are tried.
     least: a center with fewer positive or negative training rows tells nothing about them.
     public: whether published metadata may help to tell kinds.
     """
 
-    first: int = 4
-    again: tuple[int, ...] = (12,)
+    first: int = 3
+    again: tuple[int, ...] = (8, 20)
+    means: tuple[int, ...] = ()
     level: float = 0.05
     parameters: float = 1.0
+    mixtures: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     least: int = 3
     public: bool = True
 
     def __post_init__(self) -> None:
-        if self.first < 1 or any(t <= self.first for t in self.again):
+        if self.first < 1 or any(t <= self.first for t in (*self.again, *self.means)):
             raise RequestError(
-                f"first={self.first}, again={self.again}: choose at least 1, and later rounds after it"
+                f"first={self.first}, again={self.again}, means={self.means}: choose at least 1, and later "
+                "rounds after it"
             )
         if not 0 <= self.level < 1:
             raise RequestError(f"level={self.level}: choose 0 (never) to below 1")
+        if not self.mixtures or min(self.mixtures) < 0 or max(self.mixtures) > 1:
+            raise RequestError(f"mixtures={self.mixtures}: choose shares from 0 to 1")
 
-    def on(self, t: int) -> bool:
-        """Whether a roll call comes before round t."""
-        return self.level > 0 and t - 1 in (self.first, *self.again)
+    def asked(self, t: int, horizon: int) -> tuple[Question, ...]:
+        """What is asked before round t."""
+        if self.level == 0 or t - 1 < self.first:
+            return ()
+        if t - 1 == self.first:
+            return ("weights",)
+        if t - 1 in self.again:
+            return ("kin", "choice")
+        return ("means", "choice") if t - 1 in self.means or t == horizon else ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +124,9 @@ class Standing(Models):
     everybody: (r,) who keeps to nobody.  start, peer: each center's kin, ``peer[start[i]:start[i+1]]``.
     same: how probably each of these is of the center's own kind.
     experience: what mixes took off the loss on validation rows.
-    reference: (shared,) the common model of the last roll call, or nothing.
+    reference: (shared,) the common model of the last roll call.  kindred: (r, shared) the mean of one's kin.
+    place: (r, 2 + dimensions) how much each center's patients say, how sure its place is, and where it stands
+    among all, as the board told it.
     test: what the board told of the differences: p, dimensions, kinds, what public vectors add, then every
     column's share.  strength: of the pull to what kin agreed on in the last steps; 0: no last steps.
     """
@@ -119,6 +137,8 @@ class Standing(Models):
     same: Floats
     experience: Experience
     reference: Tensor
+    kindred: Tensor
+    place: Floats
     test: Floats
     strength: float = 0.0
 
@@ -187,8 +207,10 @@ class Kindred(PeerMethod):
             none,
             np.zeros(0),
             Experience.none(),
-            torch.zeros(0),
-            np.full(_HEAD, np.nan),
+            world.learner.start[: self.wire.shared(world)].clone(),
+            world.common_start()[:, : self.wire.shared(world)],
+            np.zeros((world.r, 2)),
+            np.full(rollcall.HEAD, np.nan),
         )
 
     # Training ------------------------------------------------------------------------------------------
@@ -215,86 +237,108 @@ class Kindred(PeerMethod):
 
     # Roll calls ----------------------------------------------------------------------------------------
 
+    def asked(self, t: int) -> tuple[Question, ...]:
+        """What is asked before round t; who pairs at random is not asked who is like whom."""
+        horizon = self.stop.rounds
+        found = self.roll.asked(t, horizon)
+        if self.policy == "random":
+            found = tuple("weights" if each in ("kin", "means") else each for each in found)
+        return (*found, "last") if t == horizon and self.last else found
+
     def questions(self, t: int, horizon: int) -> int:
-        """Two when kin are looked for: what the common model is, and what the scores are. One about the last
-        steps before the last round."""
-        if self.policy != "random" and self.roll.on(t):
-            return 2
-        return int(t == horizon and bool(self.last))
+        """How many there are."""
+        return len(self.asked(t))
 
     def reply(self, world: World, state: Standing, t: int, question: int) -> Reply:
-        """The shared weights; the scores; or what last steps take off the validation loss."""
-        if not self.roll.on(t):
+        """The shared weights, with scores or with one's place; or losses on validation rows."""
+        what = self.asked(t)[question]
+        if what == "last":
             gains = self.last_gains(world, state)
             return Reply.of(gains, (Stretch("single", gains.shape[1]),))
-        if question == 0:
-            shared = state.models[:, : self.wire.shared(world)]
-            sent = self.wire.deliver(world, shared, world.horizon + t)
-            return Reply(sent.numpy().astype(np.float64), self.wire.payload(world))
-        return scores(world, state.models, state.reference, t, self.roll)
+        if what == "choice":
+            losses = np.stack([mean_losses(world, each) for each in self.tried(world, state)], axis=1)
+            return Reply.of(losses, (Stretch("single", losses.shape[1]),))
+        shared = state.models[:, : self.wire.shared(world)].numpy().astype(np.float64)
+        if what == "weights":
+            return rollcall.answer(shared)
+        if what == "means":
+            return rollcall.answer(shared, beside=state.place, form=rollcall.place_form(state.place.shape[1]))
+        told = scores(world, state.models, state.reference, t, self.roll)
+        return rollcall.answer(shared, told.columns, told.draws, told.values, told.form)
 
     def board(self, answers: Floats, sizes: Floats, t: int, question: int) -> Notice:
-        """The mean model; everybody's kin; or how strongly last steps are held."""
-        if not self.roll.on(t):
+        """The mean model of all and of everybody's kin, and who they are; or what to go on from."""
+        what = self.asked(t)[question]
+        if what == "last":
             which = (0.0, *self.last).index(self.strongest(answers))
             return Notice(Numerals.of(np.array([float(which)]), (Stretch("single", 1),)))
-        if question == 0:
-            there = ~np.isnan(answers).any(axis=1)
-            mean = (sizes[there] / sizes[there].sum()) @ answers[there]
-            return Notice(Numerals.of(mean, (Stretch("half", len(mean)),)))
-        return self.kin_of(answers)
+        if what == "choice":
+            which = rollcall.best(answers, sizes)
+            return Notice(Numerals.of(np.array([float(which)]), (Stretch("single", 1),)))
+        told = rollcall.read(answers, sizes)
+        if what == "weights":
+            return rollcall.common_model(told)
+        if what == "means":
+            return rollcall.means_of_kin(told, self.roll.parameters)
+        return rollcall.kin_of(told, self.roll.level, self.roll.parameters, self.roll.public)
 
     def informed(self, world: World, state: Standing, notice: Notice, t: int, question: int) -> Standing:
         """The state with what the board told."""
-        common = notice.common.values
-        if not self.roll.on(t):
-            if len(common) != 1 or common[0] not in range(1 + len(self.last)):
-                raise ValueError("no strength of last steps")
-            return replace(state, strength=(0.0, *self.last)[int(common[0])])
-        if question == 0:
-            if len(common) != self.wire.shared(world):
-                raise ValueError("no common model")
-            return replace(state, reference=torch.from_numpy(common.astype(np.float32)))
-        told = [notice.only(int(place)) for place in world.here]
-        if len(common) != _HEAD + len(score_columns(world.data.columns)) or not all(len(m) % 2 for m in told):
-            raise ValueError("no kin")
-        kin = [mine[1:].reshape(2, -1) for mine in told]
+        what, common = self.asked(t)[question], notice.common.values
+        if what in ("last", "choice"):
+            most = len(self.last) if what == "last" else len(self.roll.mixtures)
+            if len(common) != 1 or common[0] not in range(1 + most):
+                raise ValueError("no such choice")
+            if what == "last":
+                return replace(state, strength=(0.0, *self.last)[int(common[0])])
+            return self.gone_on(world, state, int(common[0]))
+        shared, columns = self.wire.shared(world), len(score_columns(world.data.columns))
+        if len(common) != shared + (rollcall.HEAD + columns if what == "kin" else 0):
+            raise ValueError("no common model")
+        reference = torch.from_numpy(common[:shared].astype(np.float32))
+        mine = [notice.own.get(int(place)) for place in world.here]
+        told = [rollcall.heard(each, common[:shared], what == "kin") for each in mine]
+        means = np.stack([each.mean for each in told]).astype(np.float32)
+        state = replace(state, reference=reference, kindred=torch.from_numpy(means))
+        if what == "weights":
+            # The first time nobody has anything else to go on from.
+            return self.gone_on(world, state, 1) if t - 1 == self.roll.first else state
+        if what == "means":
+            return state
         return replace(
             state,
-            everybody=np.array([bool(mine[0]) for mine in told]),
-            start=np.concatenate([[0], np.cumsum([mine.shape[1] for mine in kin])]),
-            peer=np.concatenate([mine[0] for mine in kin]).astype(np.int64),
-            same=np.concatenate([mine[1] for mine in kin]),
-            test=common,
+            everybody=np.array([each.everybody for each in told]),
+            start=np.concatenate([[0], np.cumsum([len(each.peer) for each in told])]),
+            peer=np.concatenate([each.peer for each in told]),
+            same=np.concatenate([each.same for each in told]),
+            place=np.stack([each.place for each in told]),
+            test=common[shared:],
         )
 
-    def kin_of(self, answers: Floats) -> Notice:
-        """Who is whose kin, from what all told: width, null draws, shared weights, then what
-        :func:`scores` says."""
-        n = len(answers)
-        there = np.asarray(~np.isnan(answers).any(axis=1))
-        k, count, weights = (int(value) for value in answers[there][0, :3])
-        told = np.where(there[:, None], answers, 0.0)[:, 3:]
-        told, public = told[:, : 1 + k * (1 + count)], told[:, 1 + k * (1 + count) :]
-        seen = spectrum.spectrum(
-            spectrum.Scores(told[:, 1 : 1 + k], told[:, 1 + k :].reshape(n, count, k), told[:, 0]),
-            self.roll.level,
+    def tried(self, world: World, state: Standing) -> Iterator[Tensor]:
+        """(r, P) models that may be gone on from: the own ones, then mixtures of the two means."""
+        yield state.models
+        for share in self.roll.mixtures:
+            mixed = state.models.clone()
+            mixed[:, : self.wire.shared(world)] = torch.lerp(
+                state.reference.expand_as(state.kindred), state.kindred, share
+            )
+            yield mixed
+
+    def gone_on(self, world: World, state: Standing, choice: int) -> Standing:
+        """The state when all go on from the models of that number; who did better with everybody than with
+        kin meets everybody again."""
+        state = replace(state, models=list(self.tried(world, state))[choice])
+        if choice == 0 or self.roll.mixtures[choice - 1] >= 0.5:
+            return state
+        none = np.zeros(world.r + 1, dtype=np.int64)
+        return replace(
+            state,
+            everybody=np.ones(world.r, dtype=bool),
+            start=none,
+            peer=state.peer[:0],
+            same=state.same[:0],
         )
-        kinds, says = 1, 0.0
-        mine = [kin_told(True)] * n
-        if seen.dimensions:
-            # One that has told nothing of its patients still tells what it publishes.
-            where = kinship.whereabouts(seen.position, seen.information, public if self.roll.public else None)
-            kin = kinship.kin(where, seen.information, self.roll.parameters * weights)
-            kinds, says = where.member.shape[1], where.public
-            mine = []
-            for i in range(n):
-                peers = kin.of(i)
-                same = where.same_kind(np.full(len(peers), i), peers)
-                mine.append(kin_told(bool(kin.everybody[i]), peers, same))
-        head = [seen.p, seen.dimensions, kinds, says]
-        form = (Stretch("single", _HEAD), Stretch("share", len(seen.loading)))
-        return Notice(Numerals.of(np.concatenate([head, seen.loading]), form), dict(enumerate(mine)))
 
     def last_gains(self, world: World, state: Standing) -> Floats:
         """(r, strengths) what last steps take off each center's mean loss on validation rows."""
@@ -321,7 +365,9 @@ class Kindred(PeerMethod):
         refused = self.harmful(known)
         no = {(int(i), int(j)) for i, j in zip(known.center[refused], known.peer[refused])}
         keys = streams.bits(world.seed, "tie-break", t, world.ids[world.here])
-        rankings = [Ranking(self, world, state, row, keys[row], no) for row in range(world.r)]
+        turn = np.empty(world.n, dtype=np.int64)
+        turn[self.turns(world.seed, t, world.ids)] = np.arange(world.n)
+        rankings = [Ranking(world, state, row, keys[row], no, turn) for row in range(world.r)]
 
         def answer(row: int, peer: int) -> Answer:
             if (row, peer) in no:
@@ -415,7 +461,7 @@ class Kindred(PeerMethod):
         if np.isnan(state.test[0]):
             return None
         p, dimensions, kinds = state.test[:3]
-        share = state.test[_HEAD:]
+        share = state.test[rollcall.HEAD :]
         names = [world.data.columns[k] for k in score_columns(world.data.columns)]
         most = [int(k) for k in np.argsort(-share, kind="stable") if share[k] >= 0.1]
         return {
@@ -428,36 +474,42 @@ class Kindred(PeerMethod):
 
 
 class Ranking:
-    """A center's peers in a random order, worked out as far as they are asked."""
+    """A center's peers in a random order, worked out as far as they are asked.
+
+    Only those whose turn to ask comes later: whoever had its turn has a partner, or found none.
+    turn: (n,) when each member asks.
+    """
 
     def __init__(
         self,
-        method: Kindred,
         world: World,
         state: Standing,
         row: int,
         key: np.uint64,
         refused: set[tuple[int, int]],
+        turn: Ints,
     ) -> None:
         self.own, self.n, self.row, self.key, self.refused = int(world.here[row]), world.n, row, key, refused
         self.kin = None if state.everybody[row] else state.kin(row)
+        self.turn = turn
 
     def __len__(self) -> int:
         return self.n - 1 if self.kin is None else len(self.kin)
 
     def __iter__(self) -> Iterator[int]:
-        for j in self._order():
-            if j != self.own and (self.row, j) not in self.refused:
-                yield j
+        mine = self.turn[self.own]
+        for some in self._order():
+            for j in some[self.turn[some] > mine].tolist():
+                if (self.row, j) not in self.refused:
+                    yield j
 
-    def _order(self) -> Iterator[int]:
+    def _order(self) -> Iterator[Ints]:
         if self.kin is not None:
             place = permutation.place_of(self.kin, self.key, self.n)
-            yield from self.kin[np.argsort(place, kind="stable")].tolist()
+            yield self.kin[np.argsort(place, kind="stable")]
             return
         for at in range(0, self.n, 256):
-            some = np.arange(at, min(at + 256, self.n))
-            yield from permutation.peer_at(some, self.key, self.n).tolist()
+            yield permutation.peer_at(np.arange(at, min(at + 256, self.n)), self.key, self.n)
 
 
 def score_columns(names: tuple[str, ...]) -> list[int]:
@@ -466,11 +518,21 @@ def score_columns(names: tuple[str, ...]) -> list[int]:
     return [k for k, name in enumerate(names) if "~" not in name or name.endswith(" ~1")]
 
 
-def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) -> Reply:
+@dataclass(frozen=True, eq=False)
+class Told:
+    """Scores as they are told: values (r, entries), columns and null draws of each, and how it is written."""
+
+    values: Floats
+    columns: int
+    draws: int
+    form: Form
+
+
+def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) -> Told:
     """What the centers here tell of their patients at the common model, under their own private layers.
 
-    A row: how many columns, null draws and shared weights there are; then information, score, null draws and
-    the public vector. A null draw takes a byte for each column, and a scale of two.
+    A row: information, score, null draws and the public vector. A null draw takes a byte for each column, and
+    a scale of two.
     """
     columns = score_columns(world.data.columns)
     k, count, rows = len(columns), spectrum.draws(world.n), world.data.train
@@ -492,22 +554,14 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
         signs = np.where(stream.integers(0, 2, size=(count, len(x))) > 0, 1.0, -1.0)
         score, null, information = spectrum.score(x, rows.y[mine].astype(np.float64), offset[mine], signs)
         told[i] = np.concatenate([[information], score, null.ravel()])
-    fixed = np.tile([float(k), float(count), float(len(reference))], (world.r, 1))
     public = world.data.metadata
     form = (
-        Stretch("single", 4),
+        Stretch("single", 1),
         Stretch("half", k),
         Stretch("small", k, count),
-        Stretch("single", public.shape[1]),
+        Stretch("half", public.shape[1]),
     )
-    return Reply.of(np.concatenate([fixed, told, public], axis=1), form)
-
-
-def kin_told(everybody: bool, peers: Ints = _NOBODY, same: Floats = _NOTHING) -> Numerals:
-    """What the board tells one center: whether it keeps to nobody, its kin, and how probably each is of its
-    own kind."""
-    form = (Stretch("share", 1), Stretch("place", len(peers)), Stretch("share", len(same)))
-    return Numerals.of(np.concatenate([[float(everybody)], peers, same]), form)
+    return Told(np.concatenate([told, public], axis=1), k, count, form)
 
 
 def mean_losses(world: World, models: Tensor) -> Floats:

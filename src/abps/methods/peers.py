@@ -109,17 +109,18 @@ class Learned:
 class Reply:
     """What r centers answer to a roll call: values (r, entries) as the board reads them, and the bytes that
     one answer takes.  told: each answer as it is sent; none: they are shared weights, and travel as these
-    do."""
+    do.  weights: from which entry to before which there are shared weights."""
 
     values: Floats
     size: int
     told: tuple[Numerals, ...] = ()
+    weights: tuple[int, int] = (0, 0)
 
     @staticmethod
-    def of(values: Floats, form: Form) -> Reply:
+    def of(values: Floats, form: Form, weights: tuple[int, int] = (0, 0)) -> Reply:
         """Numbers that are written in this form."""
         told = tuple(Numerals.of(row, form) for row in values)
-        return Reply(np.stack([each.values for each in told]), told[0].size, told)
+        return Reply(np.stack([each.values for each in told]), told[0].size, told, weights)
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,6 +90,10 @@ class Course:
         state, said = self.state, Traffic()
         for k in range(0 if self.ledger.closed else method.questions(t, self.world.horizon)):
             reply = method.reply(self.world, state, t, k)
+            if self.siege is not None:
+                models = reply.values[:, slice(*reply.weights)]
+                honest = torch.from_numpy(models.astype(np.float32))
+                models[:] = self.siege.sent(honest, None, self.world, t).numpy()
             sizes = self.world.sizes().numpy().astype(np.float64)
             notice = method.board(reply.values, sizes, t, k)
             state = method.informed(self.world, state, notice, t, k)

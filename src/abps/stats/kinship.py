@@ -28,8 +28,8 @@ Ints = NDArray[np.int64]
 #: Kinds at most, and for how many more than the best the search goes on.
 MOST_KINDS, PATIENCE = 12, 3
 
-#: Peers at most that a center counts as its kin, unless it is everybody.
-MOST_KIN = 64
+#: Peers at most that a center counts as its kin, unless it is everybody, and that count in their mean.
+MOST_KIN, MOST_SHARES = 64, 255
 
 #: Pseudo-centers that draw a kind's mean public vector to that of all.
 SHRINK = 2.0
@@ -260,6 +260,28 @@ def kin(where: Whereabouts, information: Floats, parameters: float, most: int = 
     start = np.concatenate([[0], np.cumsum(count)])
     peer = near[np.arange(near.shape[1]) < count[:, None]]
     return Kin(start, peer, everybody, np.where(everybody, 0.0, with_all - least))
+
+
+def shares(
+    where: Whereabouts, information: Floats, parameters: float, most: int = MOST_SHARES
+) -> tuple[Ints, Floats]:
+    """(n, h) peers, oneself among them, and how much each counts in a center's mean of its kin.
+
+    The shares a minimise variance and bias, Σ a² · parameters / information + Σ a · distance, among those
+    that add up to one: a peer counts by its information times how much nearer it is than a limit.
+    """
+    n, _ = where.mean.shape
+    order = np.concatenate([np.arange(n)[:, None], _nearest(where, min(most, n - 1))], axis=1)
+    apart = where.distance(order[:, :1], order)
+    apart[:, 0] = 0.0
+    sort = np.argsort(apart, axis=1, kind="stable")
+    order, apart = np.take_along_axis(order, sort, axis=1), np.take_along_axis(apart, sort, axis=1)
+    weight = np.maximum(information, 1e-9)[order]
+    limit = (2.0 * parameters + np.cumsum(weight * apart, axis=1)) / np.cumsum(weight, axis=1)
+    # Peers count as long as they are within the limit that they make; the limits fall until then.
+    inside = np.maximum((limit > apart).cumprod(axis=1).sum(axis=1), 1)
+    share = weight * np.maximum(limit[np.arange(n), inside - 1][:, None] - apart, 0.0)
+    return order, np.asarray(share / share.sum(axis=1, keepdims=True))
 
 
 def _nearest(where: Whereabouts, most: int) -> Ints:

@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 #: Null draws that a federation needs for its covariance; few centers tell more each.
 DRAWS = 1200
-FEWEST_DRAWS, MOST_DRAWS = 8, 64
+FEWEST_DRAWS, MOST_DRAWS = 6, 64
 
 #: Directions whose null variance is below this share of the largest are left out: nothing is known there.
 DIM = 0.02

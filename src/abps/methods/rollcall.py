@@ -1,0 +1,245 @@
+"""What is told at a roll call, and what a board makes of it.
+
+All centers send a board their shared weights, and with them, where kin are looked for, scores
+(:mod:`abps.stats.spectrum`), or, once they have been, the place that the board told them. The board is one of
+the centers: it remembers nothing and sees no rows. It tells the mean model of all, and each center how the
+mean model of its kin differs from that. Weights take a byte each, and two for the scale of 64.
+
+An answer: how many shared weights, columns and null draws there are; the weights; then what comes beside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.methods.peers import Notice, Reply
+from abps.stats import kinship, spectrum
+from abps.wire.numerals import Form, Numerals, Stretch
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+#: What a board tells before the columns' loadings: p, dimensions, kinds, what public vectors add.
+HEAD = 4
+
+#: What an answer begins with: how many shared weights, columns and null draws there are.
+FRONT = 3
+
+#: Weights that share one scale.
+BLOCK = 64
+
+#: How many times farther than usual from the median model one may be that counts in a mean.
+FARTHEST = 4.0
+
+#: How many times as much as the mean a center's rows may count.
+LARGEST = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What n members answered.
+
+    there: (n,) who did.  weights: (n, W), zero where there are none.  trusted: (n,) whose count in means.
+    sizes: (n,) training rows, none of which counts for too much.  columns, draws: of scores.
+    beside: (n, entries) what came with the weights.
+    """
+
+    there: NDArray[np.bool_]
+    weights: Floats
+    trusted: NDArray[np.bool_]
+    sizes: Floats
+    columns: int
+    draws: int
+    beside: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Hearing:
+    """What one member is told: whether its kin are everybody, the mean of its kin (W,), its place, and its
+    kin with how probably each is of its own kind."""
+
+    everybody: bool
+    mean: Floats
+    place: Floats
+    peer: Ints
+    same: Floats
+
+
+def weights_form(count: int) -> Form:
+    """How weights are written."""
+    whole, rest = divmod(count, BLOCK)
+    blocks = (Stretch("small", BLOCK, whole),) if whole else ()
+    return (*blocks, Stretch("small", rest)) if rest else blocks
+
+
+def place_form(entries: int) -> Form:
+    """How a place is written."""
+    return (Stretch("half", entries),)
+
+
+def answer(
+    weights: Floats, columns: int = 0, draws: int = 0, beside: Floats | None = None, form: Form = ()
+) -> Reply:
+    """The answer of r centers: shared weights (r, W) and what comes beside (r, entries), in a form."""
+    r, count = weights.shape
+    front = np.tile([float(count), float(columns), float(draws)], (r, 1))
+    parts = [front, weights] if beside is None else [front, weights, beside]
+    form = (Stretch("place", FRONT), *weights_form(count), *form)
+    return Reply.of(np.concatenate(parts, axis=1), form, (FRONT, FRONT + count))
+
+
+def read(answers: Floats, sizes: Floats) -> Answers:
+    """What members (n, entries) answered, NaN where one did not; sizes: (n,) their training rows."""
+    there = np.asarray(np.isfinite(answers).all(axis=1))
+    known = np.where(there[:, None], answers, 0.0)
+    # As most say: one that says otherwise has no place in a matrix.
+    front = np.median(known[there, :FRONT], axis=0).astype(int) if there.any() else np.zeros(FRONT, dtype=int)
+    count, columns, draws = front.tolist()
+    weights, beside = known[:, FRONT : FRONT + count], known[:, FRONT + count :]
+    trusted = there & ordinary(weights, there)
+    capped = np.minimum(sizes, LARGEST * sizes[there].mean()) if there.any() else sizes
+    return Answers(there, weights, trusted, capped, columns, draws, beside)
+
+
+def ordinary(weights: Floats, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(n,) whose model is not much farther from the median of all than is usual."""
+    if not there.any():
+        return there
+    middle = np.median(weights[there], axis=0)
+    far = np.sqrt(((weights - middle) ** 2).sum(axis=1))
+    return np.asarray(far <= FARTHEST * np.median(far[there]) + 1e-12)
+
+
+def mean_of(told: Answers) -> Floats:
+    """(W,) the mean model of all that can be trusted, by their rows."""
+    share = np.where(told.trusted, told.sizes, 0.0)
+    return np.asarray(share @ told.weights / max(share.sum(), 1e-12))
+
+
+def common_model(told: Answers) -> Notice:
+    """The mean of all, to all."""
+    mean = mean_of(told)
+    return Notice(Numerals.of(mean, weights_form(len(mean))))
+
+
+def kin_of(told: Answers, level: float, parameters: float, public: bool) -> Notice:
+    """Who is whose kin, from scores: what a center's answer has beside its weights."""
+    n, k, count = len(told.there), told.columns, told.draws
+    scores, vectors = told.beside[:, : 1 + k * (1 + count)], told.beside[:, 1 + k * (1 + count) :]
+    seen = spectrum.spectrum(
+        spectrum.Scores(scores[:, 1 : 1 + k], scores[:, 1 + k :].reshape(n, count, k), scores[:, 0]), level
+    )
+    weights = told.weights.shape[1]
+    place = np.zeros((n, 2 + seen.dimensions))
+    place[:, 0] = seen.information
+    kinds, says = 1, 0.0
+    kin: kinship.Kin | None = None
+    same = np.zeros(0)
+    if seen.dimensions:
+        # One that has told nothing of its patients still tells what it publishes.
+        where = kinship.whereabouts(seen.position, seen.information, vectors if public else None)
+        kin = kinship.kin(where, seen.information, parameters * weights)
+        kinds, says = where.member.shape[1], where.public
+        place[:, 1], place[:, 2:] = where.variance, where.mean
+        same = where.same_kind(np.repeat(np.arange(n), np.diff(kin.start)), kin.peer)
+    head = np.array([seen.p, seen.dimensions, kinds, says])
+    return _told(told, place, parameters, Kinsfolk(kin, same, np.concatenate([head, seen.loading])))
+
+
+def means_of_kin(told: Answers, parameters: float) -> Notice:
+    """The means of kin anew, from the places that members were told."""
+    return _told(told, told.beside, parameters)
+
+
+@dataclass(frozen=True, eq=False)
+class Kinsfolk:
+    """What was found of kin: who they are (nothing: everybody), how probably each is of one kind, and what
+    the test says."""
+
+    kin: kinship.Kin | None
+    same: Floats
+    test: Floats
+
+    def told(self, i: int) -> tuple[Floats, Form]:
+        """What member i is told, and how it is written."""
+        if self.kin is None:
+            return np.ones(1), (Stretch("share", 1),)
+        some = slice(int(self.kin.start[i]), int(self.kin.start[i + 1]))
+        peers, same = self.kin.peer[some], self.same[some]
+        form = (Stretch("share", 1), Stretch("place", len(peers)), Stretch("share", len(peers)))
+        return np.concatenate([[float(self.kin.everybody[i])], peers, same]), form
+
+
+def _told(told: Answers, place: Floats, parameters: float, found: Kinsfolk | None = None) -> Notice:
+    """Means, and, if they were looked for, kin. place: (n, 2 + dimensions)."""
+    n, weights = told.weights.shape
+    head, form = np.zeros(0), weights_form(weights)
+    if found is not None:
+        head, form = found.test, (*form, Stretch("single", HEAD), Stretch("share", len(found.test) - HEAD))
+    common = Numerals.of(np.concatenate([mean_of(told), head]), form)
+    mean = common.values[:weights]
+    own: dict[int, Numerals] = {}
+    share = peer = None
+    if place.shape[1] > 2:
+        where = kinship.Whereabouts(place[:, 2:], place[:, 1], np.zeros((n, 0)), 0.0)
+        peer, share = kinship.shares(where, np.where(told.there, place[:, 0], 0.0), parameters * weights)
+        # What cannot be trusted counts for its own center alone.
+        share *= told.trusted[peer] | (peer == np.arange(n)[:, None])
+        share /= np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
+    for i in np.flatnonzero(told.there).tolist():
+        parts: list[Floats] = []
+        form = ()
+        if found is not None:
+            values, form = found.told(i)
+            parts, form = [values, place[i]], (*form, *place_form(place.shape[1]))
+        if share is not None and peer is not None:
+            parts.append(share[i] @ told.weights[peer[i]] - mean)
+            form = (*form, *weights_form(weights))
+        if parts:
+            own[i] = Numerals.of(np.concatenate(parts), form)
+    return Notice(common, own)
+
+
+def heard(told: Numerals | None, mean: Floats, kin: bool) -> Hearing:
+    """What a member was told of its own; mean: (W,) the model of all, which it is told in differences from.
+
+    kin: whether kin were looked for. ``ValueError`` if that cannot be.
+    """
+    everybody, peer, same, place = True, np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(2)
+    if told is None:
+        return Hearing(everybody, mean, place, peer, same)
+    values, form = told.values, list(told.form)
+    if kin:
+        found = [stretch.total for stretch in form[:1] if stretch.kind == "share"]
+        if form[1:2] and form[1].kind == "place":
+            found += [form[1].total, form[1].total]
+        at = [0, *np.cumsum(found).tolist()]
+        more = form[len(found) : len(found) + 1]
+        if len(found) not in (1, 3) or not more or more[0].kind != "half" or more[0].total < 2:
+            raise ValueError("no kin")
+        everybody = bool(values[0])
+        if len(found) == 3:
+            peer, same = values[at[1] : at[2]].astype(np.int64), values[at[2] : at[3]]
+        end = at[-1] + more[0].total
+        place, values = values[at[-1] : end], values[end:]
+    if len(values) not in (0, len(mean)):
+        raise ValueError("no mean of kin")
+    return Hearing(everybody, mean + values if len(values) else mean, place, peer, same)
+
+
+def best(losses: Floats, sizes: Floats) -> int:
+    """Which of the models that were tried has the least loss on validation rows.
+
+    losses: (n, tried) of every member, NaN where it has no rows; the first are its own models.
+    sizes: (n,) rows, by which members count. What one says is held to a few times what is usual.
+    """
+    there = np.isfinite(losses).all(axis=1)
+    if not there.any():
+        return 1
+    less = losses[there] - losses[there, -1:]
+    usual = 5.0 * np.median(np.abs(less), axis=0) + 1e-9
+    weight = np.minimum(sizes[there], LARGEST * sizes[there].mean())
+    return int(np.argmin(weight @ np.clip(less, -usual, usual)))

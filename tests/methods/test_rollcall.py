@@ -1,0 +1,73 @@
+"""What a board makes of a roll call: means that a few cannot move, and a choice that they cannot make."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from abps.methods import rollcall
+
+
+def told(weights, sizes=None, beside=None, form=()):
+    sizes = np.ones(len(weights)) if sizes is None else sizes
+    return rollcall.read(rollcall.answer(weights, beside=beside, form=form).values, sizes)
+
+
+@pytest.fixture
+def models():
+    rng = np.random.default_rng(3)
+    return rng.normal(0, 1, 90) + 0.1 * rng.normal(0, 1, (40, 90))
+
+
+def test_the_mean_of_all_goes_by_rows(models) -> None:
+    sizes = np.arange(1.0, 41.0)
+    notice = rollcall.common_model(told(models, sizes))
+    step = np.abs(models).max() / 127
+    assert np.abs(notice.common.values - np.average(models, axis=0, weights=sizes)).max() < 2 * step
+    assert notice.common.size < 90 + 30
+
+
+@pytest.mark.parametrize("bad", [lambda w: -w, lambda w: 1e6 * w, lambda w: np.full_like(w, np.nan)])
+def test_a_fifth_that_send_something_else_does_not_move_the_mean(models, bad) -> None:
+    answers = rollcall.answer(models).values
+    answers[:8, rollcall.FRONT :] = bad(answers[:8, rollcall.FRONT :])
+    read = rollcall.read(answers, np.ones(40))
+    assert read.trusted.tolist() == [False] * 8 + [True] * 32
+    honest = models[8:].mean(axis=0)
+    assert np.abs(rollcall.mean_of(read) - honest).max() < 0.02
+
+
+def test_one_that_cannot_be_trusted_keeps_its_own_model_and_nobody_else_gets_it(models) -> None:
+    place = np.zeros((40, 3))
+    place[:, 0], place[:, 2] = 50.0, np.repeat([0.0, 1.0], 20)
+    weights = models.copy()
+    weights[20:] += 1.0
+    weights[0] = -weights[0]
+    read = told(weights, beside=place, form=rollcall.place_form(3))
+    assert not read.trusted[0] and read.trusted[1:].all()
+    notice = rollcall.means_of_kin(read, 1.0)
+    mean = notice.common.values
+    first, second, other = (rollcall.heard(notice.own[i], mean, False).mean for i in (0, 5, 30))
+    assert np.abs(second - weights[1:20].mean(axis=0)).max() < 0.05
+    assert np.abs(other - weights[20:].mean(axis=0)).max() < 0.05
+    # A twentieth of it is its own.
+    assert np.abs(first - second).max() > 0.05
+
+
+def test_without_kinds_the_mean_of_kin_is_that_of_all(models) -> None:
+    read = told(models, beside=np.full((40, 2), 7.0), form=rollcall.place_form(2))
+    notice = rollcall.means_of_kin(read, 1.0)
+    assert not notice.own
+    heard = rollcall.heard(None, notice.common.values, False)
+    assert heard.everybody and np.array_equal(heard.mean, notice.common.values)
+
+
+def test_the_choice_is_the_least_loss_and_one_member_cannot_make_it() -> None:
+    rng = np.random.default_rng(5)
+    losses = 0.4 + 0.02 * rng.standard_normal((30, 1)) + np.array([0.03, 0.02, 0.0, 0.01])
+    losses += 0.002 * rng.standard_normal((30, 4))
+    assert rollcall.best(losses, np.ones(30)) == 2
+    losses[0] = [-1e9, 0.0, 0.0, 0.0]
+    losses[1] = np.nan
+    assert rollcall.best(losses, np.ones(30)) == 2
+    assert rollcall.best(np.full((3, 4), np.nan), np.ones(3)) == 1
