@@ -45,6 +45,13 @@ def compare(
         typer.Option(help="Cross-validation by patient: every row is scored once for each seed."),
     ] = None,
     attack: options.Attack = None,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="First choose every method's grid, on validation rows of other seeds."),
+    ] = False,
+    tune_seeds: Annotated[
+        str, typer.Option(help="Seeds to tune on; default: two that are not compared on.")
+    ] = "",
     references: Annotated[
         bool,
         typer.Option(help="Also run a hospital alone, pooled rows and a federated regression at their best."),
@@ -93,7 +100,9 @@ def compare(
     from abps.cli.study_outcome import finish, prepare_script
     from abps.data.roles import Roles
     from abps.methods.catalog import REFERENCES
+    from abps.study.execute import Executor
     from abps.study.plan import Request, expand_methods, make_plan
+    from abps.study.tuning import in_folder, tuned, tuning_seeds
     from abps.study.workers.processes import run_local
     from abps.study.workers.slurm import Slurm, run_slurm
 
@@ -102,10 +111,14 @@ def compare(
     )
     sources = tuple(source(d, roles, min_stays) for d in data or ["icu-synthetic"])
     words = split(methods)
+    compared = read_seeds(seeds)
+    tuning = tuning_seeds(read_seeds(tune_seeds) if tune_seeds else tune, compared)
     request = Request(
-        sources, expand_methods(words), read_seeds(seeds), rounds, options.settings(set_ or [], model),
-        read_vary(vary or []), REFERENCES if references else (), folds, attack,
+        sources, expand_methods(words), compared, rounds, options.settings(set_ or [], model),
+        read_vary(vary or []), REFERENCES if references else (), folds, attack, tuning,
     )  # fmt: skip
+    if tuning and sbatch is not None:
+        raise RequestError("--sbatch: what to run is known after tuning; use --executor slurm with --tune")
     if executor not in ("local", "slurm"):
         raise RequestError(f"--executor {executor}: choose local or slurm")
     if jobs is not None and jobs < 1:
@@ -116,10 +129,12 @@ def compare(
         announce(federation.notes, strict, f"{out}/study.json")
     if sbatch is not None:
         prepare_script(plan, out, slurm, sbatch, as_json)
-    elif executor == "slurm":
-        finish(plan, out, functools.partial(run_slurm, slurm=slurm), as_json, live=live)
-    else:
-        finish(plan, out, functools.partial(run_local, jobs=jobs), as_json, live=live)
+        return
+    compute: Executor = functools.partial(run_local, jobs=jobs)
+    if executor == "slurm":
+        compute = functools.partial(run_slurm, slurm=slurm)
+    plan = tuned(plan, in_folder(out, compute), words)
+    finish(plan, out, compute, as_json, live=live)
 
 
 def source(data: str, roles: Roles, min_stays: int | None) -> Source:

@@ -71,6 +71,8 @@ def finish(
 def summary(report: Report, outcome: Outcome | None = None) -> dict[str, Any]:
     """What came out, for machines."""
     content: dict[str, Any] = {"report": str(report.page), "absent": list(report.absent), "data": []}
+    if report.tuned:
+        content["tuned"] = list(report.tuned)
     if outcome is not None:
         content["runs"] = {
             "planned": outcome.planned,
@@ -143,6 +145,8 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
         console.print(f"equal: within {part.margin:g}; ?: cannot tell; harmed: noise taken out", style="dim")
         for sentence in words or section.sentences:
             console.print(f"• {sentence}")
+    for told in report.tuned:
+        console.print(told, style="dim")
     for missing in report.absent:
         console.print(f"not in the report: {missing}", style="yellow")
     console.print(f"report: {report.page}", soft_wrap=True)

@@ -16,7 +16,7 @@ State is a frozen dataclass of columns, one row per center here, and what a driv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -332,6 +332,12 @@ class Method:
         """The Beta prior that stored evidence adds to, for methods that keep evidence."""
         return 0.0, 0.0
 
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """Settings that a comparison may tune, each with the values to try: at most six combinations."""
+        epochs = self.training.epochs
+        return tried(self, epochs=tuple(dict.fromkeys((max(1, epochs // 2), epochs))))
+
     def between_sites(self) -> str:
         """Why it cannot run between sites, in half a sentence; nothing if it can."""
         return ""
@@ -378,6 +384,11 @@ class Method:
     def heterogeneity(self, world: World, state: Any) -> dict[str, Any] | None:
         """Whether the centers differ (p, dimensions, kinds, columns), for methods that test it."""
         return None
+
+
+def tried(config: Method, **own: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+    """A grid: the learning rate, a third of it and three times it, and the values of another setting."""
+    return {"lr": tuple(float(f"{config.training.lr * by:.3g}") for by in (1 / 3, 1, 3)), **own}
 
 
 def grounded(method: Method, world: World) -> World:

@@ -13,7 +13,7 @@ by a cosine, of weights or of updates (FedSim).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
 from abps.methods import graphs
-from abps.methods.base import Floats, Ints, Kind, Models, World
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge, Links, drawn, in_place, losses, own_losses, trail_with
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
 
@@ -67,6 +67,11 @@ class DAC(PeerMethod):
         super().__post_init__()
         if self.peers < 1 or self.tau < 0:
             raise RequestError(f"peers={self.peers}, tau={self.tau}: choose at least 1 peer, and tau from 0")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and tau, by the scale of scores."""
+        return tried(self, tau=(1.0, 4.0) if self.standardise else (3.0, 30.0))
 
     @property
     def kind(self) -> Kind:

@@ -8,7 +8,9 @@ cluster itself, 0.4 of it if not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.methods.base import Floats, Ints, Kind, Models, World
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge
 from abps.methods.clusters import choose, positive, spread_out, under_head
 from abps.methods.peers import Heard, Learned, PeerMethod
@@ -58,6 +60,11 @@ class DFCA(PeerMethod):
             raise RequestError(f"fewest={self.fewest}, most={self.most}: choose 1 or more, most not below")
         if not (0 <= self.own_same <= 1 and 0 <= self.own_other <= 1):
             raise RequestError(f"own_same={self.own_same}, own_other={self.own_other}: shares, choose 0 to 1")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and clusters."""
+        return tried(self, clusters=(3, 6))
 
     @property
     def kind(self) -> Kind:

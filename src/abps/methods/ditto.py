@@ -7,8 +7,9 @@ training of it. Small lam: local training; large lam: the global model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from abps.core.errors import RequestError
 from abps.data.prepare import Rows
 from abps.learn.metrics import Segments
 from abps.learn.training import Objective
-from abps.methods.base import Models, World
+from abps.methods.base import Models, World, tried
 from abps.methods.fedavg import FedAvg, under
 
 
@@ -46,6 +47,11 @@ class Ditto(FedAvg):
         super().__post_init__()
         if self.lam < 0:
             raise RequestError(f"lam={self.lam}: the strength of the pull, choose 0 or more")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and lam."""
+        return tried(self, lam=(0.1, 1.0))
 
     def init(self, world: World) -> State:
         """Both models at the common start."""

@@ -13,7 +13,7 @@ random ones in their place, anew in every search, besides those it keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.methods import graphs
-from abps.methods.base import Floats, Ints, Kind, Models, World
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge, drawn, in_place, trail_with
 from abps.methods.clusters import losses_of
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
@@ -66,6 +66,11 @@ class DPFL(PeerMethod):
                 f"most={self.most}, period={self.period}, candidates={self.candidates}: "
                 "choose at least 2 members, 1 round and 1 candidate"
             )
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and most."""
+        return tried(self, most=(5, 10))
 
     @property
     def kind(self) -> Kind:

@@ -12,7 +12,7 @@ clip / N, and the deviation is ``noise`` times that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.methods import graphs
-from abps.methods.base import Floats, Ints, Kind, Models, World
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import drawn, trail_with
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply
 from abps.wire.numerals import Numerals, Stretch
@@ -58,6 +58,11 @@ class EHRFL(PeerMethod):
             raise RequestError(f"near={self.near}, warmup={self.warmup}: choose at least 1 each")
         if self.clip <= 0 or self.noise < 0:
             raise RequestError(f"clip={self.clip}, noise={self.noise}: choose clip above 0, noise from 0")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and near."""
+        return tried(self, near=(5, 10))
 
     @property
     def kind(self) -> Kind:

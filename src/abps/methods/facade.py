@@ -12,7 +12,9 @@ code each head is judged on another minibatch); their all-reduce at the end is l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.methods import graphs
-from abps.methods.base import Floats, Ints, Kind, Models, World
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge
 from abps.methods.clusters import choose, head_start, positive, spread_out
 from abps.methods.peers import Heard, Learned, PeerMethod
@@ -59,6 +61,11 @@ class Facade(PeerMethod):
             )
         if self.wire.private_layers:
             raise RequestError("private_layers: its heads are those of clusters, and shared; choose 0")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and head_layers."""
+        return tried(self, head_layers=(1, 2))
 
     @property
     def kind(self) -> Kind:

@@ -7,6 +7,7 @@ without Nesterov's look-ahead and with a full first step. It speeds up; the pape
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from abps.core.errors import RequestError
-from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
+from abps.methods.base import Models, Weighting, Wire, World, shares, tried, weighted_mean
 from abps.methods.fedavg import under
 from abps.methods.star import Server, StarMethod
 
@@ -45,6 +46,11 @@ class FedAvgM(StarMethod):
             raise RequestError(f"beta={self.beta}: a share, choose 0 to below 1")
         if self.server_lr <= 0:
             raise RequestError(f"server_lr={self.server_lr}: a step size, choose above 0")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and beta."""
+        return tried(self, beta=(0.5, 0.9))
 
     @property
     def line(self) -> Wire:

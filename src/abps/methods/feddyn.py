@@ -15,15 +15,16 @@ below about 0.3 let h grow like momentum without friction.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.learn.training import PLAIN, Objective
-from abps.methods.base import Models, Weighting, Wire, World, shares
+from abps.methods.base import Models, Weighting, Wire, World, shares, tried
 from abps.methods.star import Server, StarMethod
 
 
@@ -69,6 +70,11 @@ class FedDyn(StarMethod):
         Wire(self.codec)
         if self.alpha <= 0:
             raise RequestError(f"alpha={self.alpha}: the strength of the regulariser, choose above 0")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and alpha."""
+        return tried(self, alpha=(0.1, 1.0))
 
     @property
     def line(self) -> Wire:

@@ -15,7 +15,7 @@ centers ask each other. The models are the same, the bytes are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
 from abps.methods import graphs
-from abps.methods.base import Floats, Ints, Kind, Models, World
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge, in_place, losses, own_losses, trail_with
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
 
@@ -60,6 +60,11 @@ class FedFomo(PeerMethod):
             raise RequestError(
                 f"peers={self.peers}, explore={self.explore}: choose at least 1, and a chance of 0 to 1"
             )
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and explore."""
+        return tried(self, explore=(0.1, 0.3))
 
     @property
     def kind(self) -> Kind:

@@ -6,11 +6,13 @@ small Adam steps a round, w stays close to w_t anyway, so FedProx is expected to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from abps.core.errors import RequestError
 from abps.learn.training import Objective
-from abps.methods.base import Models
+from abps.methods.base import Models, tried
 from abps.methods.fedavg import FedAvg
 
 
@@ -24,6 +26,11 @@ class FedProx(FedAvg):
         super().__post_init__()
         if self.mu < 0:
             raise RequestError(f"mu={self.mu}: the strength of the proximal term, choose 0 or more")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and mu."""
+        return tried(self, mu=(0.01, 0.1))
 
     def objective(self, state: Models) -> Objective:
         """Pull towards the model that the round starts from."""

@@ -12,14 +12,16 @@ so here all train one model for ``warmup`` rounds, and K copies of it with noise
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.learn.models import Layout
-from abps.methods.base import Floats, Ints, Models, Wire, World, weighted_mean
+from abps.methods.base import Floats, Ints, Models, Wire, World, tried, weighted_mean
 from abps.methods.choosing import Judge
 from abps.methods.clusters import choose, head_start, positive, spread_out, under_head
 from abps.methods.star import Server, StarMethod
@@ -62,6 +64,11 @@ class IFCA(StarMethod):
             raise RequestError(
                 "shared_trunk=true: heads are shared and sent as they are; choose the plain wire"
             )
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and clusters."""
+        return tried(self, clusters=(3, 6))
 
     @property
     def line(self) -> Wire:

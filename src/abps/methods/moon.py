@@ -11,14 +11,16 @@ dropout. There is no projection head: it would change the model that is compared
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.learn.contrast import Contrast
 from abps.learn.training import PLAIN, Objective
-from abps.methods.base import Models, World
+from abps.methods.base import Models, World, tried
 from abps.methods.fedavg import FedAvg
 
 
@@ -42,6 +44,11 @@ class MOON(FedAvg):
             raise RequestError(
                 f"mu={self.mu}, temperature={self.temperature}: choose mu from 0 and a temperature above 0"
             )
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and mu."""
+        return tried(self, mu=(1.0, 5.0))
 
     def init(self, world: World) -> State:
         """The common start is everybody's previous model."""

@@ -11,7 +11,7 @@ With many centers and few rounds "more often than chance" means "once": half of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.methods import graphs
-from abps.methods.base import Floats, Ints, Kind, Models, Weighting, World, shares
+from abps.methods.base import Floats, Ints, Kind, Models, Weighting, World, shares, tried
 from abps.methods.choosing import Judge, drawn, in_place, losses, trail_with
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
 
@@ -63,6 +63,11 @@ class PENS(PeerMethod):
             )
         if self.best > self.sampled:
             raise RequestError(f"best={self.best}: no more than the {self.sampled} that are sampled")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and best."""
+        return tried(self, best=(1, 2) if self.sampled > 1 else (1,))
 
     @property
     def kind(self) -> Kind:

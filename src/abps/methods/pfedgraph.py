@@ -17,7 +17,7 @@ hear the few with the largest shares.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from abps.core.errors import RequestError
 from abps.learn.models import Layout
 from abps.learn.training import PLAIN, Objective
 from abps.methods import graphs
-from abps.methods.base import Floats, Kind, Models, Wire, World
+from abps.methods.base import Floats, Kind, Models, Wire, World, tried
 from abps.methods.choosing import Links, trail_with
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
 from abps.methods.star import Server, StarMethod
@@ -96,6 +96,11 @@ class PFedGraph(StarMethod):
             raise RequestError(f"lam={self.lam}: the strength of the pull, choose 0 or more")
 
     @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and alpha."""
+        return tried(self, alpha=(0.3, 0.8))
+
+    @property
     def line(self) -> Wire:
         """The wire."""
         return self.wire
@@ -156,6 +161,11 @@ class PFedGraphPeers(PeerMethod):
         positive(self.alpha)
         if self.peers < 1 or self.entries < 1:
             raise RequestError(f"peers={self.peers}, entries={self.entries}: choose at least 1 each")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and alpha."""
+        return tried(self, alpha=(0.3, 0.8))
 
     @property
     def kind(self) -> Kind:

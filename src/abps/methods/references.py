@@ -9,6 +9,7 @@ paper's network alone and on pooled rows, stopped where validation rows say so.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -45,6 +46,11 @@ class Reference(Method):
 
     #: Its models are not vectors of weights that centers could exchange.
     fitted: ClassVar[bool] = True
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """Nothing: it finds its own settings."""
+        return {}
 
     def between_sites(self) -> str:
         """Why it does not run between sites."""
@@ -161,6 +167,12 @@ class GlmExact(StarMethod):
 
     #: Its model is a regression of its own, whatever the others train.
     fitted: ClassVar[bool] = True
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """Nothing: it finds its own settings."""
+        return {}
+
     keeps = Regression
 
     def between_sites(self) -> str:

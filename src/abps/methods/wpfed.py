@@ -19,7 +19,7 @@ control bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ from abps.data.prepare import Prepared, Rows
 from abps.learn.metrics import Segments, labels_of, log_loss
 from abps.learn.training import PLAIN, Learner, Lesson, Objective
 from abps.methods import graphs
-from abps.methods.base import Floats, Ints, Kind, Models, World
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
@@ -99,6 +99,11 @@ class WPFed(PeerMethod):
             raise RequestError(
                 f"reference_share={self.reference_share}, alpha={self.alpha}: shares, choose 0 to 1"
             )
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and gamma."""
+        return tried(self, gamma=(1.0, 5.0))
 
     @property
     def kind(self) -> Kind:

@@ -16,6 +16,7 @@ from abps.report.statistics import MARGIN, Answer, Part, analyse, answers, gathe
 from abps.report.words import summary
 from abps.simulator.result import Run
 from abps.study.plan import slug
+from abps.study.tuning import words_of
 
 if TYPE_CHECKING:
     from abps.report.comparison import Study
@@ -39,6 +40,7 @@ class Report:
     page: Path
     sections: list[Section]
     absent: tuple[str, ...]
+    tuned: tuple[str, ...] = ()
 
 
 def parts_of(study: Study, margin: float = MARGIN) -> list[Part]:
@@ -91,8 +93,9 @@ def build(study: Study, out: Path, targets: Sequence[float] | None = None, margi
         for drawing in section.drawings:
             drawing.save(out / "figures" / inside)
     files.write_text(out / "timing.csv", tables.as_csv(_timing(study)))
-    files.write_text(out / "report.html", page(study.record.request, sections, study.absent))
-    return Report(out / "report.html", sections, study.absent)
+    told = words_of(study.record.choices, study.record.request.tune)
+    files.write_text(out / "report.html", page(study.record.request, sections, study.absent, tuned=told))
+    return Report(out / "report.html", sections, study.absent, told)
 
 
 def _write_tables(folder: Path, section: Section) -> None:

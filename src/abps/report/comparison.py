@@ -30,9 +30,10 @@ from abps.report.statistics import MARGIN
 from abps.report.tables import Table, headline
 from abps.simulator.crossvalidation import compute
 from abps.simulator.result import Run
-from abps.study.execute import conduct
-from abps.study.plan import PlannedRun, Request, Source, expand_methods, make_plan
+from abps.study.execute import Executor, conduct
+from abps.study.plan import Plan, PlannedRun, Request, Source, expand_methods, make_plan
 from abps.study.records import StudyFolder, StudyRecord, record_of
+from abps.study.tuning import in_folder, tuned, tuning_seeds
 from abps.study.workers.in_process import run_here
 from abps.study.workers.processes import run_local
 
@@ -154,6 +155,7 @@ def compare(
     jobs: int | None = None,
     references: bool = True,
     folds: int | None = None,
+    tune: bool | Sequence[int] = False,
 ) -> Study:
     """Run methods over seeds and hold them against each other.
 
@@ -165,6 +167,8 @@ def compare(
     jobs: compute in so many processes, each with its own cores; needs ``out``, and methods with a name.
     references: also run what a hospital alone, pooled rows and a federated regression would give.
     folds: score every row once by cross-validation over patients; each seed deals them out anew.
+    tune: first try every method's grid on other seeds (two, or those named) and run with what does best there
+    on validation rows.
     """
     words, own = _named(methods)
     request = Request(
@@ -176,21 +180,27 @@ def compare(
         {name: tuple(values) for name, values in (vary or {}).items()},
         REFERENCES if references else (),
         folds,
+        tune=tuning_seeds(tune, seeds),
     )
     plan = make_plan(request, words, own, (federation,))
     if jobs is not None and (out is None or own):
         raise RequestError(f"jobs={jobs}: other processes need a folder (out) and methods that have a name")
     if out is None:
-        runs = [
-            (run, compute(federation, run.config(own), run.seed, run.folds, name=run.method))
-            for run in plan.runs
-        ]
-        return Study(record_of(plan), tuple(runs), plan.left_out)
+
+        def all_of(plan: Plan) -> list[tuple[PlannedRun, Run]]:
+            return [
+                (run, compute(federation, run.config(own), run.seed, run.folds, name=run.method))
+                for run in plan.runs
+            ]
+
+        plan = tuned(plan, lambda trials: (all_of(trials), {}), words, own)
+        return Study(record_of(plan), tuple(all_of(plan)), plan.left_out)
+    executor: Executor = functools.partial(run_here, own=own, federations=plan.federations)
     if jobs is not None:
-        conduct(plan, Path(out), functools.partial(run_local, jobs=jobs))
-    else:
-        here = functools.partial(run_here, own=own, federations=plan.federations)
-        conduct(plan, Path(out), here, elsewhere=False)
+        executor = functools.partial(run_local, jobs=jobs)
+    elsewhere = jobs is not None
+    plan = tuned(plan, in_folder(Path(out), executor, elsewhere), words, own)
+    conduct(plan, Path(out), executor, elsewhere)
     return load_study(out)
 
 

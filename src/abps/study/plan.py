@@ -61,6 +61,7 @@ class Request:
     the setting runs once with each value.  references: run beside the methods as they are, whatever is set.
     folds: score every row once by cross-validation instead of one split's test rows.
     attack: members that attack, in every run but the references'.
+    tune: seeds on which every method's grid is tried before; none: methods run as they are.
     """
 
     sources: tuple[Source, ...]
@@ -72,13 +73,14 @@ class Request:
     references: tuple[str, ...] = ()
     folds: int | None = None
     attack: str | None = None
+    tune: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.methods:
             raise RequestError("no method is named; give one or more, or paper, or all")
         if not self.seeds:
             raise RequestError("no seed is named; give one whole number or more")
-        for seed in self.seeds:
+        for seed in (*self.seeds, *self.tune):
             if seed < 0:
                 raise RequestError(f"seed {seed}: choose whole numbers from 0")
         if self.attack is not None:
@@ -87,6 +89,25 @@ class Request:
             twins = [v for v in values if values.count(v) > 1]
             if twins:
                 raise RequestError(f"the {what} {twins[0]} is named twice; name it once")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings that tuning tried, and their mean validation AUROC over its seeds; none: a run failed."""
+
+    settings: Mapping[str, Any]
+    validation: float | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What tuning chose for a method on one federation, by its fingerprint, and all that it tried; nothing
+    was tried where a method has nothing to tune."""
+
+    method: str
+    data: str
+    settings: Mapping[str, Any]
+    tried: tuple[Trial, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,12 +140,13 @@ class PlannedRun:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The runs of a study, their federations, and what was left out and why."""
+    """The runs of a study, their federations, what was left out and why, and what tuning chose."""
 
     request: Request
     federations: Mapping[str, Federation]
     runs: tuple[PlannedRun, ...]
     left_out: tuple[str, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
 
 def slug(text: str) -> str:
@@ -184,6 +206,7 @@ def make_plan(
     words: Sequence[str] = (),
     own: Mapping[str, Method] = NONE,
     given: Sequence[Federation] = (),
+    choices: tuple[Choice, ...] = (),
 ) -> Plan:
     """The runs of a request, with every configuration checked before anything is computed.
 
@@ -191,7 +214,9 @@ def make_plan(
     this data is left out and named, what was asked for by name is not.
     own: configurations that only this process knows, by name.
     given: the federations, where they need not be loaded from the request's sources.
+    choices: what tuning chose.
     """
+    chosen = {(choice.data, choice.method): choice.settings for choice in choices}
     plain = {method: configure(own.get(method, method)) for method in request.methods}
     for method, config in plain.items():
         if method in own or method not in CATALOG:
@@ -218,6 +243,7 @@ def make_plan(
                 left_out.append(f"{name} on {federation.name}: it needs a column that groups centers")
         for seed, method in itertools.product(request.seeds, methods):
             for label, settings in _variants(method, plain[method], request):
+                settings = settings | dict(chosen.get((fingerprint, method), {}))
                 config = configure(own.get(method, method), settings, request.rounds)
                 how = (request.folds, request.attack)
                 key = key_of(identity(method, config, fingerprint, seed, *how))
@@ -230,7 +256,7 @@ def make_plan(
                 runs.append(
                     PlannedRun(method, method, {}, rounds, seed, fingerprint, key_of(content), request.folds)
                 )
-    return Plan(request, federations, tuple(runs), tuple(left_out))
+    return Plan(request, federations, tuple(runs), tuple(left_out), choices)
 
 
 def _variants(method: str, config: Method, request: Request) -> list[tuple[str, dict[str, Any]]]:

@@ -23,12 +23,15 @@ from abps.core.errors import RequestError
 from abps.data.federation import About
 from abps.simulator.output import DECISIONS, RESULT, load_run, save
 from abps.simulator.result import Run
-from abps.study.plan import Plan, PlannedRun, Request, key_of
+from abps.study.plan import Choice, Plan, PlannedRun, Request, key_of
 
 STUDY_SCHEMA = "abps.study/1"
 RECEIPT_SCHEMA = "abps.receipt/1"
 RECEIPT = "run.json"
 FAILED = "failed.json"
+
+#: The folder, inside a study's own, of the runs that it was tuned on.
+TUNING = "tuning"
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,13 @@ class StudyRecord:
     data: tuple[About, ...]
     left_out: tuple[str, ...]
     runs: tuple[PlannedRun, ...]
+    choices: tuple[Choice, ...] = ()
 
 
 def record_of(plan: Plan) -> StudyRecord:
     """A plan as its study's folder keeps it."""
     data = tuple(federation.about() for federation in plan.federations.values())
-    return StudyRecord(plan.request, data, plan.left_out, plan.runs)
+    return StudyRecord(plan.request, data, plan.left_out, plan.runs, plan.choices)
 
 
 class StudyFolder:
@@ -192,7 +196,7 @@ class StudyFolder:
             else:
                 _same_study(self.root, old.request, plan.request)
         else:
-            others = sorted(p.name for p in self.root.iterdir() if not p.name.startswith("."))
+            others = sorted(p.name for p in self.root.iterdir() if p.name[0] != "." and p.name != TUNING)
             if others:
                 raise RequestError(
                     f"{self.root} holds other files ({others[0]}) and no study; choose a new or empty folder"
@@ -285,6 +289,7 @@ def _same_study(root: Path, old: Request, new: Request) -> None:
         ("rounds", "rounds"),
         ("settings", "settings"),
         ("vary", "variation"),
+        ("tune", "seeds to tune on"),
     ):
         there = getattr(old, part)
         if getattr(new, part) != there:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from abps.report.build import Section
 
 
-def page(request: Request, sections: Sequence[Section], absent: Sequence[str], running: str = "") -> str:
+def page(
+    request: Request,
+    sections: Sequence[Section],
+    absent: Sequence[str],
+    running: str = "",
+    tuned: Sequence[str] = (),
+) -> str:
     """The page of a study. running: how far it is, while it is not finished."""
     versions = sections[0].part.lines[0].result.runs[0].versions
     names = ", ".join(section.part.data.name for section in sections)
@@ -34,6 +40,7 @@ def page(request: Request, sections: Sequence[Section], absent: Sequence[str], r
         sections=sections,
         scale=[_scale(section.part) for section in sections],
         absent=absent,
+        tuned=tuned,
         running=running,
         versions=versions,
         tint={name: colour for name, (colour, _) in FAMILIES.items()},
