@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,11 @@ from abps.core.protocol import Stage
 from abps.core.usefulness import Usefulness
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.prepare import codebook
+from abps.data.prepare import codebook, with_statistics
 from abps.data.roles import Roles
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
+from abps.data.told import agreed
 from abps.methods.abps import State
 from abps.methods.memory import thaw
 from abps.methods.settings import configure
@@ -43,7 +44,17 @@ class Hospitals:
     roles: Roles
 
     def book(self, seed: int, standardise: str = "own") -> Codebook:
-        return codebook(self.together, seed, standardise=standardise)
+        """The columns of all together and, if they are to have a common scale, what sites tell of them."""
+        book = codebook(self.together, seed)
+        if standardise == "own":
+            return book
+        told = [with_statistics(book, self.table(name, book), seed).told[0] for name in self.names]
+        statistics, took = agreed(told, book.numbers, None)
+        return replace(book, statistics=statistics, summarised=took)
+
+    def table(self, name: str, book: Codebook | None = None) -> Federation:
+        roles = self.roles
+        return own_table(self.tables[name], name, roles.label, roles.patient, roles.time, (), book)
 
     def agreement(self, method: str, seed: int = 11, rounds: int = 5, **settings) -> Agreement:
         training = configure(method, settings, rounds).training
@@ -69,9 +80,7 @@ def open_site(
     given: Hospitals, name: str, agreement: Agreement, store: Path, network: Memory, **more
 ) -> Site:
     """A site that reads its own table and has its own store."""
-    roles = given.roles
-    own = own_table(given.tables[name], name, roles.label, roles.patient, roles.time, (), agreement.book)
-    data = agreement.prepare(own)
+    data = agreement.prepare(given.table(name, agreement.book))
     kept = Store.open(store / f"{name}.sqlite", name, agreement.digest(), agreement.notes())
     try:
         site = Site(name, agreement, data, kept, network.sender(name), **more)

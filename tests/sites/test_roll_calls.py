@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from abps.core.errors import RequestError
 from abps.core.streams import center_id, center_ids
-from abps.data.timeline import timeline
+from abps.data.codebook import Codebook, merged
+from abps.data.prepare import codebook, with_statistics
 from abps.methods.kindred import score_columns
 from abps.methods.peers import boards
 from abps.methods.rollcall import weights_form
@@ -35,12 +40,6 @@ def job(given, agreement, folder, rounds, network=None, names=()):
     return network, Conductor(network, agreement, rounds, QUICK).run(given.names)
 
 
-def agreed_bytes(given, agreement, run) -> int:
-    """What common statistics take in the simulation; these sites have them in their codebook."""
-    training = agreement.config().training
-    return timeline(given.together, run.seed, run.rounds, training.standardise, training.splines).at(1).agreed
-
-
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
@@ -56,8 +55,9 @@ def test_sites_do_what_the_simulation_does(kinds, tmp_path, method, settings):
     network, report = job(kinds, agreement, tmp_path, 6)
     run = simulate(kinds.together, method, seed=11, rounds=6, settings=settings)
     told = report.to_json()["bytes"]
-    assert (told["edge"], told["directed"]) == (run.bytes.edge, run.bytes.directed)
-    assert told["control"] == run.bytes.control - agreed_bytes(kinds, agreement, run)
+    assert (told["edge"], told["directed"], told["control"]) == (
+        run.bytes.edge, run.bytes.directed, run.bytes.control,
+    )  # fmt: skip
     models = np.stack([network.sites[name].models[0].numpy() for name in kinds.names])
     np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
     if run.decisions is not None:
@@ -213,3 +213,46 @@ def test_kin_that_are_no_members_are_refused(kinds, tmp_path):
     assert site.store.refusals()[(board, "malformed")] == 1
     assert says(3) is not before and site.state.kin(0).tolist() == [3]
     close(network)
+
+
+def test_what_sites_tell_of_their_columns_is_the_simulations(kinds, tmp_path):
+    """In codebooks that people pass on: the same scales, the same bytes, and a line in every audit log."""
+    ours, theirs = kinds.book(11, "common"), codebook(kinds.together, 11, standardise="common")
+    assert ours.statistics.scales == theirs.statistics.scales
+    assert sum(ours.summarised.spent.values()) == theirs.statistics.spent
+    again = Codebook.from_json(json.loads(json.dumps(ours.to_json())))
+    assert (again.statistics, again.summarised) == (ours.statistics, ours.summarised)
+
+    own = [with_statistics(kinds.book(11), kinds.table(name, kinds.book(11)), 11) for name in kinds.names]
+    read = [Codebook.from_json(json.loads(json.dumps(book.to_json()))) for book in own]
+    both = merged(read)
+    assert both.statistics.scales == theirs.statistics.scales and both.told == ()
+    assert both.summarised == ours.summarised
+
+    agreement = kinds.agreement("fedavg", rounds=2, model="linear")
+    network, _ = job(kinds, agreement, tmp_path, 1)
+    close(network)
+    network, _ = job(kinds, agreement, tmp_path, 1)
+    for name, site in network.sites.items():
+        (line,) = [e for e in site.store.traffic() if e.kind == "statistics"]
+        assert (line.bytes, line.round) == (ours.summarised.spent[name], 1)
+    close(network)
+
+
+def test_statistics_that_do_not_fit_together_are_refused_in_a_sentence(kinds):
+    book = kinds.book(11)
+    first, second = (with_statistics(book, kinds.table(n, book), s) for n, s in zip(kinds.names, (11, 12)))
+    with pytest.raises(RequestError, match="different seeds"):
+        merged([first, second])
+    with pytest.raises(RequestError, match="the same site's columns"):
+        merged([first, first])
+    plain = first.to_json()
+    name = next(iter(plain["told"][0]["columns"]))
+    for change in ({"values": 3}, {"mean": float("inf")}, {"groups": [1.0]}, {"variance": -1.0}):
+        bad = json.loads(json.dumps(plain))
+        bad["told"][0]["columns"][name] |= change
+        with pytest.raises(RequestError, match="not a codebook"):
+            Codebook.from_json(bad)
+    other = replace(kinds.agreement("fedavg", model="linear"), seed=12)
+    with pytest.raises(RequestError, match="under seed 11"):
+        other.config()

@@ -17,7 +17,7 @@ from abps.cli import options, site_check, site_consent, site_rehearse, site_repo
 from abps.cli.site_options import Kit, Study, need_engine, own_file, read_codebook, say, study_store
 from abps.core.errors import RequestError
 from abps.data.codebook import merged
-from abps.data.prepare import codebook
+from abps.data.prepare import codebook, with_statistics
 from abps.privacy.small_counts import FLOOR
 from abps.sites import sitefile
 from abps.sites import status as account
@@ -67,12 +67,17 @@ def init(
     allow: Annotated[
         str, typer.Option(help="Packages besides abps that jobs may name, with commas between.")
     ] = "",
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Tell counts, means and groups of numeric columns, too.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="The study's seed, for --statistics: of its training rows.")] = 11,
     as_json: options.Json = False,
 ) -> None:
     """Tell a site which table is its own. Nothing of it leaves the machine.
 
     Writes abps-site.json, and codebook.json: names of columns and category levels, which the sites exchange
-    to agree on what their models see. Read it before you pass it on.
+    to agree on what their models see. Read it before you pass it on. With --statistics it also holds a
+    summary of each numeric column, from which common scales follow; linear and additive models need them.
 
     Example: abps site init --kit kits/north --table stays.parquet --label died --patient patient
     """
@@ -105,6 +110,8 @@ def init(
     )
     rows = own.read_table()
     book = codebook(rows, seed=0, floor=FLOOR)
+    if statistics:
+        book = with_statistics(book, rows, seed)
     written = [own.write(folder), folder / sitefile.CODEBOOK]
     files.write_json(written[1], book.to_json())
     if as_json:

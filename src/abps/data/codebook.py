@@ -10,7 +10,7 @@ and nothing that was counted or measured; unless they agreed on common statistic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError, nearest
 from abps.data.identifying import identifies
 from abps.data.scales import FARTHEST, Scale, Statistics
+from abps.data.told import Summarised, Told, agreed
 from abps.privacy.small_counts import most_patients
 
 #: The schemas that are read; the last one is written.
@@ -63,6 +64,8 @@ class Codebook:
     a patient by the key alone, so that nobody is learned from in one center and scored in another.
     floor: of how many patients something must be told that leaves a center; 0: of any number, as in a
     simulation (:mod:`abps.privacy.small_counts`).
+    told: what sites tell of their numeric columns, until codebooks are merged and scales follow from it.
+    summarised: that they did.
     """
 
     columns: tuple[Column, ...]
@@ -71,6 +74,8 @@ class Codebook:
     statistics: Statistics | None = None
     shared_patients: bool = False
     floor: int = 0
+    told: tuple[Told, ...] = ()
+    summarised: Summarised | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -94,6 +99,10 @@ class Codebook:
         }
         if self.statistics is not None:
             plain["statistics"] = self.statistics.to_json()
+        if self.told:
+            plain["told"] = [each.to_json() for each in self.told]
+        if self.summarised is not None:
+            plain["summarised"] = self.summarised.to_json()
         return plain
 
     @staticmethod
@@ -112,10 +121,16 @@ class Codebook:
             floor = data.get("floor", 0)
             if type(floor) is not int or floor < 0:
                 raise ValueError(f"a floor of {floor!r}")
-            return Codebook(
+            book = Codebook(
                 columns, tuple(data["descriptors"]), bool(data["time"]), statistics, shared, floor
             )
-        except (KeyError, TypeError, ValueError) as error:
+            took = data.get("summarised")
+            return replace(
+                book,
+                told=tuple(Told.from_json(each, book.numbers) for each in data.get("told", ())),
+                summarised=None if took is None else Summarised.from_json(took),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestError(
                 f"this is not a codebook ({error!r}); make one with `abps site init` and exchange that file"
             ) from error
@@ -125,7 +140,7 @@ def merged(books: Sequence[Codebook]) -> Codebook:
     """One codebook for centers that each made their own: every column that any of them has.
 
     A column that is a number for one and a flag for another is a number; levels are united. The highest floor
-    is everybody's.
+    is everybody's. From what sites tell of their columns follow common scales.
     """
     if not books:
         raise RequestError("no codebook given; name at least one file")
@@ -155,14 +170,23 @@ def merged(books: Sequence[Codebook]) -> Codebook:
     shared = described[0].intersection(*described[1:])
     described_by_all = tuple(d for d in books[0].descriptors if d in shared)
     shared_patients = any(book.shared_patients for book in books)
-    return Codebook(
+    made = Codebook(
         tuple(columns),
         described_by_all,
         books[0].time,
-        _one_scale_each(books),
+        None,
         shared_patients,
         max(book.floor for book in books),
     )
+    told = [each for book in books for each in book.told]
+    statistics, took = agreed(told, made.numbers, _one_scale_each(books))
+    return replace(made, statistics=statistics, summarised=took or _taken(books))
+
+
+def _taken(books: Sequence[Codebook]) -> Summarised | None:
+    """What scales took that were in the books already."""
+    found = [book.summarised for book in books if book.summarised is not None]
+    return found[0] if found else None
 
 
 def _one_scale_each(books: Sequence[Codebook]) -> Statistics | None:

@@ -23,6 +23,7 @@ from abps.data.federation import About, Federation
 from abps.data.scales import Summary, agree, oddities, summaries
 from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
+from abps.data.told import Told
 from abps.privacy.small_counts import least_rows, rounded
 
 #: By whose numbers a column is standardised: each center's own, or those that the federation agreed on.
@@ -242,6 +243,13 @@ def codebook(
     book = encode(federation, split, standardise=standardise, floor=floor).book
     # A center by itself cannot know who else has seen its patients.
     return replace(book, shared_patients=federation.size == 1 or patients_cross(federation))
+
+
+def with_statistics(book: Codebook, table: Federation, seed: int) -> Codebook:
+    """A site's own codebook with what it tells of its numeric columns, for a study with this seed."""
+    split = assign_splits(table, seed, book.shared_patients)
+    told = told_of(table, split, book.numbers, book.floor)
+    return replace(book, told=tuple(Told(site, seed, summary) for site, summary in told.items()))
 
 
 def metadata(

@@ -334,8 +334,13 @@ def agree(told: Mapping[str, Summary], given: Statistics | None = None) -> Stati
     # Every center sends what it tells of the columns that nobody gave, and receives their scales.
     used = all_told.used[:, needed]
     sent = int((4 + (used > 0) * (8 + 4 * used)).sum()) + len(used) * _HEADER.size
-    received = len(used) * (_HEADER.size + 4 * (2 + len(PROBABILITIES)) * len(needed))
+    received = len(used) * scales_size(len(needed))
     return Statistics(scales, (0 if given is None else given.spent) + (sent + received if needed else 0))
+
+
+def scales_size(columns: int) -> int:
+    """The bytes in which so many scales are told."""
+    return _HEADER.size + 4 * (2 + len(PROBABILITIES)) * columns
 
 
 def _quantiles(told: _Told, c: int) -> Floats:

@@ -75,7 +75,14 @@ class Agreement:
             # A site that agreed with itself alone would read its columns by a scale that nobody else has.
             raise RequestError(
                 f"standardise=common: the codebook has no common scale for {lacking[0]!r} (and "
-                f"{len(lacking) - 1} more columns); put statistics into it, or set standardise=own"
+                f"{len(lacking) - 1} more columns); let sites tell statistics in their codebooks, write "
+                "scales into it, or set standardise=own"
+            )
+        took = self.book.summarised
+        if config.training.standardise == "common" and took is not None and took.seed != self.seed:
+            raise RequestError(
+                f"seed {self.seed}: the codebook's scales are of the training rows under seed {took.seed}; "
+                "take that one, or init the sites again"
             )
         return config
 

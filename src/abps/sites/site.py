@@ -63,6 +63,9 @@ T = TypeVar("T")
 #: The name under which the conductor sends (only what a star's server has to say does come from there).
 CONDUCTOR = "server"
 
+#: Who merges the codebooks.
+OPERATOR = "operator"
+
 #: How a site refuses a proposal in the words of the protocol; nothing is yes.
 _ANSWERS = {
     Answer.ACCEPTED: "",
@@ -302,8 +305,17 @@ class Site:
             else:
                 self.state = self.method.init(self._world(everybody))
             self.members, self._grounded = everybody, None
+            if first == 1 and not self.store.traffic(1):
+                self._log_statistics()
             # Others may have gone further than this site: what they ask about is past for it, too.
             self.talks = self._past(first - 1)
+
+    def _log_statistics(self) -> None:
+        """Write down what was passed on with the codebook, before this site knew of the study."""
+        took = self.agreement.book.summarised
+        if self.method.training.standardise == "common" and took is not None and self.name in took.spent:
+            why = "counts, means and groups of our numeric columns in our codebook, and the common scales"
+            self._log(OPERATOR, "statistics", took.spent[self.name], why, round=1)
 
     def catch_up(self) -> None:
         """Settle the latest of what earlier jobs left in doubt; who does not answer is asked once."""
