@@ -43,11 +43,16 @@ class Rest(IntEnum):
     BUDGET = 4  # the byte budget is spent
     UNREACHABLE = 5  # whoever it asked did not answer (between sites)
     QUIET = 6  # the method exchanges nothing in this round
+    PRIVACY = 7  # the privacy account is spent
 
     @property
     def words(self) -> str:
         """In plain words; nothing for a center that has a partner."""
-        told = {Rest.NOT: "", Rest.QUIET: "no exchange in this round"}
+        told = {
+            Rest.NOT: "",
+            Rest.QUIET: "no exchange in this round",
+            Rest.PRIVACY: "privacy account spent",
+        }
         return told.get(self, self.key.replace("_", " "))
 
     @property
@@ -57,7 +62,7 @@ class Rest(IntEnum):
 
 
 #: The causes that a simulated round can have, as results list them.
-CAUSES = (Rest.NO_CANDIDATES, Rest.ALL_FULL, Rest.DECLINED, Rest.BUDGET, Rest.QUIET)
+CAUSES = (Rest.NO_CANDIDATES, Rest.ALL_FULL, Rest.DECLINED, Rest.BUDGET, Rest.QUIET, Rest.PRIVACY)
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,6 +49,8 @@ PURPOSES: Final = {
     "attack": 23,
     "board": 24,
     "clusters": 25,
+    "private-sample": 26,
+    "private-noise": 27,
 }
 
 _MASK: Final = (1 << 64) - 1

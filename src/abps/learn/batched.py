@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from abps.core.errors import RequestError
 from abps.data.prepare import Rows
 from abps.learn import batches
 from abps.learn.devices import CPU
@@ -30,8 +31,9 @@ from abps.learn.joint import train_parts
 from abps.learn.kernels import JointKernel, LinearKernel, MLPKernel
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
-from abps.learn.native.bridge import FusedLinear, FusedNetwork, held
+from abps.learn.native.bridge import FusedLinear, FusedNetwork, FusedPrivate, held
 from abps.learn.optimizers import SGD, Adam, Descent, Optimizer
+from abps.learn.private import possible
 from abps.learn.threads import Crew
 from abps.learn.training import PLAIN, Common, Objective
 from abps.learn.workspace import Workspace
@@ -73,6 +75,15 @@ class StackedLearner(Common):
             self._fused = FusedNetwork(self.kernel, self.data, self.training, self.seed, self.ids)
         elif self._descends and isinstance(self.kernel, LinearKernel):
             self._fused = FusedLinear(self.data, self.training, self.steps)
+        self._private: FusedPrivate | None = None
+        if self.training.clip is not None:
+            kinds = (MLPKernel, LinearKernel)
+            if self.device is not None or not isinstance(self.kernel, kinds):
+                raise RequestError(
+                    "clip: private training is for model=mlp, linear and gam, on the CPU; "
+                    "choose one of these, or leave clip out"
+                )
+            self._private = FusedPrivate(self)
 
     def _space(self) -> Workspace:
         """This thread's buffers."""
@@ -131,6 +142,11 @@ class StackedLearner(Common):
         fused, models = self._fused, held(w)
         if fused is not None and not fused.takes(objective):
             fused = None
+        hidden = self._private
+
+        def privately(k: int) -> None:
+            assert hidden is not None
+            hidden.train(self._shares[k], models, after.numpy(), round, objective, columns, count)
 
         def batched(k: int) -> None:
             self._train_chunk(self._chunks[k], w, after, round, objective, columns, count)
@@ -139,7 +155,11 @@ class StackedLearner(Common):
             assert fused is not None
             fused.train(self._shares[k], models, after.numpy(), round, objective, columns, count)
 
-        if fused is not None:
+        if hidden is not None:
+            possible(objective)
+            self.take_noisy_steps(round, count)
+            wait = self._crew.begin(privately, len(self._shares))
+        elif fused is not None:
             wait = self._crew.begin(one_by_one, len(self._shares))
         else:
             wait = self._begin_batches(batched, len(self._chunks))
@@ -215,6 +235,7 @@ class StackedLearner(Common):
 
     def logits(self, w: Tensor, rows: Rows, owner: Ints | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+        self.look(rows)
         owner = np.arange(len(w)) if owner is None else owner
         sizes = rows.sizes[owner]
         start = np.concatenate([[0], np.cumsum(sizes)])
@@ -265,6 +286,7 @@ class StackedLearner(Common):
 
     def mixture_logits(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> Segments:
         """Logits of every mixture on the rows of its owner."""
+        self.look(rows)
         if self._fused is None:
             return self.logits(mixed(own, others, parts, self.each), rows, parts.owner)
         start = np.concatenate([[0], np.cumsum(rows.sizes[parts.owner])])
@@ -294,6 +316,7 @@ class StackedLearner(Common):
 
     def gradient(self, w: Tensor, rows: Rows, owner: Ints | None = None) -> Tensor:
         """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""
+        self.look(rows)
         owner = np.arange(len(w)) if owner is None else owner
         # A few batches' worth of rows at once, so that a center of any size fits into memory.
         size = 4 * self.training.batch

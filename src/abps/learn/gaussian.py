@@ -54,11 +54,15 @@ def noise_keys(
 
 
 def noise(seed: int, centers: NDArray[np.uint64], round: int, step: int, count: int) -> Tensor:
-    """(m, count) standard normal numbers of some centers for one step of a round.
+    """(m, count) standard normal numbers of some centers for one step of a round."""
+    return normals(noise_keys(seed, centers, round, np.array([step], dtype=np.uint64))[:, 0], count)
+
+
+def normals(keys: NDArray[np.uint64], count: int) -> Tensor:
+    """(m, count) standard normal numbers of random keys (m,).
 
     A random word's upper 24 bits choose one of as many parts of equal probability, and its middle is taken.
     """
-    keys = noise_keys(seed, centers, round, np.array([step], dtype=np.uint64))[:, 0]
     part = (streams.words(keys, count) >> np.uint32(8)).astype(np.float32)
     middle = torch.from_numpy((part - np.float32(2**23) + np.float32(0.5)) / np.float32(2**23))
     return torch.erfinv(middle) * math.sqrt(2.0)

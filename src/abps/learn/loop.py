@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from abps.data.prepare import Rows
-from abps.learn import batches
+from abps.learn import batches, private
 from abps.learn.devices import CPU
 from abps.learn.dropout import kept_units
 from abps.learn.gaussian import noise
@@ -44,6 +44,15 @@ class LoopLearner(Common):
         """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
         if isinstance(self.kernel, JointKernel):
             return train_parts(self, w, round, objective, columns, epochs)
+        if self.training.clip is not None:
+            count = epochs or self.training.epochs
+            private.possible(objective)
+            self.take_noisy_steps(round, count)
+            each = [
+                private.train_center(self, i, w[i], round, objective, columns, count)
+                for i in range(self.data.size)
+            ]
+            return torch.stack(each)
         return torch.stack(
             [
                 self.train_center(i, w[i], round, objective, columns, epochs or self.training.epochs)
@@ -113,6 +122,7 @@ class LoopLearner(Common):
 
     def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+        self.look(rows)
         owner = np.arange(len(w)) if owner is None else owner
         model = self.factory(self.data.width).eval()
         answers = []
@@ -125,10 +135,12 @@ class LoopLearner(Common):
 
     def mixture_logits(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> Segments:
         """Logits of every mixture on the rows of its owner."""
+        self.look(rows)
         return self.logits(mixed(own, others, parts, self.each), rows, parts.owner)
 
     def gradient(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Tensor:
         """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""
+        self.look(rows)
         owner = np.arange(len(w)) if owner is None else owner
         model = self.factory(self.data.width).eval()
         found = torch.zeros(len(w), self.layout.size)

@@ -43,6 +43,9 @@ class Training:
     cooling: rounds after which steps of a descent are half as long (after twice as many a third, and so on);
     0: never. What centers learn apart from each other between two exchanges then fades.
     hidden, dropout: the layers of the paper's network.
+    clip: the longest that one row's gradient may be; none: as long as it is. With it training is private
+    (:mod:`abps.learn.private`): noise of ``noise_multiplier`` times this length on every sum of gradients, of
+    rows that are each drawn with the chance ``sampling``; no dropout, no steps that follow the curvature.
     """
 
     epochs: int = 2
@@ -55,6 +58,9 @@ class Training:
     standardise: Literal["own", "common"] = "own"
     model: str | ModelFactory = "mlp"
     cooling: float = 0.0
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+    sampling: float = 1.0
 
     def __post_init__(self) -> None:
         validate(self)
@@ -68,6 +74,22 @@ class Training:
             raise RequestError(
                 f"lr={self.lr}, weight_decay={self.weight_decay}: choose lr above 0 and weight_decay from 0"
             )
+        if self.clip is not None and not self.clip > 0:
+            raise RequestError(f"clip={self.clip}: the longest gradient of a row, choose above 0, or none")
+        if not self.noise_multiplier >= 0 or not 0 < self.sampling <= 1:
+            raise RequestError(
+                f"noise_multiplier={self.noise_multiplier}, sampling={self.sampling}: "
+                "choose noise from 0 and a chance above 0, to 1"
+            )
+        if self.clip is None and (self.noise_multiplier or self.sampling < 1):
+            raise RequestError(
+                f"noise_multiplier={self.noise_multiplier}, sampling={self.sampling}: "
+                "these are of private training; set clip, too"
+            )
+
+    def private_steps(self, epochs: int) -> int:
+        """How many noisy steps ``epochs`` of private training are: as many as see a row that often."""
+        return epochs if self.optimizer == "descent" else max(1, round(epochs / self.sampling))
 
     @property
     def factory(self) -> ModelFactory:
@@ -87,7 +109,8 @@ class Training:
     def suited(self, model: str | ModelFactory) -> Training:
         """The training that suits a model; epochs, penalty and layers of a method's own stay."""
         usual = Training.of(self.model)
-        named = {name: getattr(self, name) for name in ("epochs", "weight_decay", "hidden", "dropout")}
+        own = ("epochs", "weight_decay", "hidden", "dropout", "clip", "noise_multiplier", "sampling")
+        named = {name: getattr(self, name) for name in own}
         return Training.of(
             model, **{name: value for name, value in named.items() if value != getattr(usual, name)}
         )
@@ -170,6 +193,8 @@ class Learner(Protocol):
     data: Prepared
     training: Training
     start: Tensor
+    noisy_steps: dict[int, int]
+    looked: bool
 
     @property
     def layout(self) -> Layout:
@@ -219,12 +244,20 @@ class Learner(Protocol):
 
 @dataclass
 class Common:
-    """What both learners hold: data, the model's layout, the common start."""
+    """What both learners hold: data, the model's layout, the common start.
+
+    secret: added to the seed of what hides rows in private training; 0 in a simulation, which repeats.
+    noisy_steps: how many private steps were taken in which round.  looked: whether anything was asked about
+    training rows beside training.
+    """
 
     data: Prepared
     training: Training
     factory: ModelFactory
     seed: int
+    secret: int = field(default=0, kw_only=True)
+    noisy_steps: dict[int, int] = field(init=False, default_factory=dict)
+    looked: bool = field(init=False, default=False)
     kernel: Kernel = field(init=False)
     start: Tensor = field(init=False)
 
@@ -237,6 +270,23 @@ class Common:
                 "optimizer=descent: its steps follow the curvature of a linear model's loss; "
                 "choose model=gam or model=linear, or another optimizer"
             )
+
+    def take_noisy_steps(self, round: int, epochs: int) -> None:
+        """Note the private steps of a round. Its noise is drawn once: twice the same noise hides nothing."""
+        if round in self.noisy_steps:
+            raise RequestError(
+                "clip: this method trains more than once in a round, with one and the same noise; "
+                "choose one that trains once (for abps-plus: without last steps)"
+            )
+        self.noisy_steps[round] = self.training.private_steps(epochs)
+
+    def look(self, rows: Rows) -> None:
+        """Note that something was asked about rows; training rows are in ``train`` and in ``own``."""
+        self.looked |= any(np.may_share_memory(rows.y, mine.y) for mine in self._mine())
+
+    def _mine(self) -> tuple[Rows, ...]:
+        made = self.data.__dict__.get("own")  # computed when somebody asks for it
+        return (self.data.train,) if made is None else (self.data.train, made)
 
     @property
     def batch(self) -> int:
@@ -255,9 +305,12 @@ class Common:
         strength = objective.strength if objective.anchor is not None else 0.0
         extra = strength.numpy() if isinstance(strength, Tensor) else strength
         most = 2.0 * LONGEST / (self.curvature + self.training.weight_decay + extra + 1e-12)
+        return (self.shorter(round) * np.minimum(self.training.lr, most)).astype(np.float32)
+
+    def shorter(self, round: int) -> float:
+        """By how much the steps of a descent are shorter than in the first round."""
         cooling = self.training.cooling
-        shorter = 1.0 if cooling == 0 else 1.0 / (1.0 + (round - 1) / cooling)
-        return (shorter * np.minimum(self.training.lr, most)).astype(np.float32)
+        return 1.0 if cooling == 0 else 1.0 / (1.0 + (round - 1) / cooling)
 
     def decay(self, count: int) -> Tensor:
         """(count,) the penalty of every parameter: none on the intercept, where one is told apart."""

@@ -288,13 +288,28 @@ class Privacy:
 
     floor: of how many patients something must be told that leaves a center; 0: of any number. Between sites
     the codebook says it.
+    dp_epsilon: the most that a center spends on private training (``clip``) and on what it publishes; none or
+    inf: no limit, and no account. Without ``noise_multiplier`` the noise is chosen so that it lasts for all
+    rounds.
+    dp_delta: the chance that ε fails.
     """
 
     floor: int = 0
+    dp_epsilon: float | None = None
+    dp_delta: float = 1e-5
 
     def __post_init__(self) -> None:
         if self.floor < 0:
             raise RequestError(f"floor={self.floor}: a number of patients, choose from 0")
+        if self.dp_epsilon is not None and not self.dp_epsilon > 0:
+            raise RequestError(f"dp_epsilon={self.dp_epsilon}: choose above 0, or none")
+        if not 0 < self.dp_delta < 1:
+            raise RequestError(f"dp_delta={self.dp_delta}: a probability, choose below 1 / rows")
+
+    @property
+    def budget(self) -> float | None:
+        """The ε that may be spent; nothing where there is no limit."""
+        return None if self.dp_epsilon is None or math.isinf(self.dp_epsilon) else self.dp_epsilon
 
 
 @dataclass(frozen=True)

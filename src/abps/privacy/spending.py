@@ -17,6 +17,7 @@ from typing import Any
 from abps.core.errors import RequestError
 
 SCHEMA = "abps.privacy/1"
+LEDGER_SCHEMA = "abps.privacy-ledger/1"
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,44 @@ class Account:
             return Account(budget, float(data["delta"]), releases)
         except (KeyError, TypeError, ValueError) as error:
             raise RequestError(f"this is not a privacy account ({error!r})") from error
+
+
+@dataclass(frozen=True)
+class PrivacyLedger:
+    """The accounts of a run, by center, and what they do not cover, in words."""
+
+    accounts: Mapping[str, Account]
+    not_covered: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a file."""
+        return {
+            "schema": LEDGER_SCHEMA,
+            "not_covered": list(self.not_covered),
+            "centers": {name: account.to_json() for name, account in self.accounts.items()},
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> PrivacyLedger:
+        """A ledger from a file's content."""
+        try:
+            if data["schema"] != LEDGER_SCHEMA:
+                raise ValueError(f"schema {data['schema']!r}")
+            accounts = {str(name): Account.from_json(each) for name, each in data["centers"].items()}
+            return PrivacyLedger(accounts, tuple(str(words) for words in data["not_covered"]))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RequestError(f"this is not a ledger of privacy ({error!r})") from error
+
+
+def recomputed(data: Any) -> dict[str, tuple[float, float]]:
+    """Of every center in a ledger's file: the ε that is written there, and the one that follows from the
+    releases. A reviewer compares the two."""
+    ledger = PrivacyLedger.from_json(data)
+    written = {
+        name: math.inf if each["epsilon"] is None else float(each["epsilon"])
+        for name, each in data["centers"].items()
+    }
+    return {name: (written[name], account.spent()) for name, account in ledger.accounts.items()}
 
 
 def epsilon_of(releases: Iterable[Release], delta: float) -> float:

@@ -36,6 +36,7 @@ CAUSES = {
     "declined": ("#d6455d", "all candidates declined"),
     "budget": ("#8a8f98", "budget used up"),
     "quiet": ("#c9ccd1", "no exchange in this round"),
+    "privacy": ("#5b4a8a", "privacy account spent"),
 }
 GAIN, EVEN, LOSS = "#2a9d74", "#8a8f98", "#d6455d"
 

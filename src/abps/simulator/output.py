@@ -1,4 +1,5 @@
-"""A run on disk: ``result.json`` and ``decisions.parquet``, whole or not at all."""
+"""A run on disk: ``result.json``, ``decisions.parquet``, and ``privacy.json`` of a private one; whole or not
+at all."""
 
 from __future__ import annotations
 
@@ -12,12 +13,15 @@ from abps.simulator.result import Run
 
 RESULT = "result.json"
 DECISIONS = "decisions.parquet"
+PRIVACY = "privacy.json"
 
 
 def save(run: Run, out: Path) -> None:
     """Write a run into its folder; ``result.json`` last, so that its presence means completeness."""
     folder(out)
     write_with(out / DECISIONS, run.decisions.write_parquet)
+    if run.privacy is not None:
+        write_json(out / PRIVACY, run.privacy.to_json())
     write_json(out / RESULT, run.to_json())
 
 

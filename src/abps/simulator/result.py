@@ -20,6 +20,7 @@ from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
 from abps.data.federation import About
 from abps.learn.metrics import Segments
+from abps.privacy.spending import PrivacyLedger
 from abps.release import VERSION
 from abps.stats.calibration import calibration as calibration_of
 from abps.stats.calibration import expit
@@ -102,6 +103,7 @@ class RestShares:
     declined: float
     budget: float = 0.0
     quiet: float = 0.0
+    privacy: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class Run:
     attack: members that attacked, as they were asked for; nothing where none did.
     heterogeneity: whether centers differ, for methods that test it.
     trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
+    privacy: what every center has spent, of a run that was private; written beside the result.
     models, beliefs, answers (logits of the test rows): of a run that was just computed; not written to disk.
     """
 
@@ -177,6 +180,7 @@ class Run:
     models: torch.Tensor | None = None
     beliefs: Beliefs | None = None
     answers: Segments | None = None
+    privacy: PrivacyLedger | None = None
 
     @property
     def decisions(self) -> pl.DataFrame:
@@ -228,7 +232,7 @@ class Run:
 
 
 #: Of a run that was just computed only.
-UNWRITTEN: Final = ("trail", "models", "beliefs", "answers")
+UNWRITTEN: Final = ("trail", "models", "beliefs", "answers", "privacy")
 
 #: What is written, in this order, and its type; and where null says something else than "not defined".
 _WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name not in UNWRITTEN}

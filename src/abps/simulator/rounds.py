@@ -26,6 +26,7 @@ from abps.methods.graphs import both_ways
 from abps.methods.peers import Heard, Opinion, PeerMethod
 from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_notes
 from abps.simulator.attacks import Siege
+from abps.simulator.private_run import Spending, begun
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,7 @@ class Course:
     """A run between two rounds.
 
     server: what a star's server remembers.  unpaid: what centers publish has not been paid for yet.
-    siege: members that attack, if any do.
+    siege: members that attack, if any do.  spending: the privacy account, of a private run.
     """
 
     method: Method
@@ -59,16 +60,18 @@ class Course:
     server: Server = field(default_factory=Server)
     unpaid: bool = True
     siege: Siege | None = None
+    spending: Spending | None = None
 
     @staticmethod
     def start(method: Method, world: World, siege: Siege | None = None) -> Course:
         """Before the first round."""
+        world, spending = begun(method, world)
         if siege is not None:
             world = replace(world, bulletin=siege.published(method.publish(world).vectors))
         world = grounded(method, world)
         ledger = Ledger(method.budget, Traffic(control=world.data.agreed))
         server = Server(seed=world.seed, layout=world.learner.layout)
-        return Course(method, world, method.init(world), ledger, server, siege=siege)
+        return Course(method, world, method.init(world), ledger, server, siege=siege, spending=spending)
 
     def on(self, world: World, t: int) -> Course:
         """New data take the place of the old before round t."""
@@ -77,6 +80,17 @@ class Course:
 
     def round(self, t: int) -> tuple[Course, Outcome]:
         """One round t = 1, 2, …"""
+        if self.spending is not None:
+            if not self.spending.account.affords(self.spending.round(self.method, t)):
+                # Nothing more is learned from rows, so nothing new can leave.
+                return self._rested(self.state, t, Rest.PRIVACY)
+            after, outcome = self._open_round(t)
+            spending = self.spending.after(self.method, after.world, t)
+            return replace(after, spending=spending), outcome
+        return self._open_round(t)
+
+    def _open_round(self, t: int) -> tuple[Course, Outcome]:
+        """A round that may be learned in."""
         if isinstance(self.method, PeerMethod):
             told, said = self._roll_calls(self.method, t)
             after, outcome = told._peers(t)

@@ -34,6 +34,8 @@ from abps.learn.training import Learner, Training
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
+from abps.simulator.private_run import ledger as ledger_of
+from abps.simulator.private_run import with_noise
 from abps.simulator.result import (
     Bytes,
     Heterogeneity,
@@ -91,6 +93,7 @@ def simulate(
     if engine == "debug" and place is not None:
         raise RequestError(f"device={device!r}: engine='debug' runs on the CPU; leave one of the two out")
     config = configure(method, ({} if model is None else {"model": model}) | dict(settings or {}), rounds)
+    config = with_noise(config)
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
     training = config.training
     source = timeline(
@@ -173,6 +176,7 @@ def simulate(
         models=getattr(final, "models", None),
         beliefs=config.beliefs(final),
         answers=logits,
+        privacy=None if course.spending is None else ledger_of(config, course.world, course.spending),
         scored=scored_on(data.centers, logits, labels),
         calibration=calibrated(data.centers, logits, labels),
     )

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from abps.core import streams
 from abps.data.prepare import Prepared, Rows
-from abps.learn import batches
+from abps.learn import batches, private
 from abps.learn.gaussian import noise_keys
 from abps.learn.kernels import MLPKernel
 from abps.learn.mixtures import Mixtures
-from abps.learn.native import linear
+from abps.learn.native import clipped, linear
 from abps.learn.native import network as compiled
-from abps.learn.training import Objective, Training
+from abps.learn.training import Common, Objective, Training
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -107,6 +107,53 @@ class FusedLinear:
     ) -> None:
         """Logits of the mixtures ``which`` on their owners' rows, each from ``place`` on."""
         linear.mixed_answers(own, others, parts.plain(), which, rows.x, rows.start, place, out)
+
+
+class FusedPrivate:
+    """Private rounds of networks and of linear models."""
+
+    def __init__(self, learner: Common) -> None:
+        self._learner = learner
+        kernel = learner.kernel
+        hidden = kernel.hidden if isinstance(kernel, MLPKernel) else ()
+        self._widths = np.array([learner.data.width, *hidden, 1])
+        self._decay = private.penalty(learner).numpy()
+        self._places = streams.places(learner.layout.size)
+
+    def train(
+        self,
+        members: Ints,
+        before: Floats,
+        after: Floats,
+        round: int,
+        objective: Objective,
+        columns: slice,
+        epochs: int,
+    ) -> None:
+        """The private round of some centers (m,); writes their rows of ``after`` (n, P)."""
+        learner, t = self._learner, self._learner.training
+        assert t.clip is not None
+        rows, ids, size = learner.data.train, learner.ids[members], before.shape[1]
+        steps, seed = t.private_steps(epochs), learner.seed + learner.secret
+        used = private.drawn_rows(seed, ids, round, steps, int(rows.sizes[members].max()), t.sampling)
+        share = 1.0 / (t.sampling * np.maximum(rows.sizes, 1))
+        first, last, _ = columns.indices(size)
+        clipped.train(
+            members,
+            before,
+            after,
+            rows.x,
+            rows.y,
+            rows.start,
+            self._widths,
+            used,
+            share.astype(np.float32),
+            np.float32(t.clip),
+            np.float32(t.noise_multiplier * t.clip),
+            (t.optimizer == "adam", private.rates(learner, round), self._decay, first, last),
+            tuple(_terms(objective, learner.data.size, size)),
+            (private.noise_keys(seed, ids, round, steps), self._places),
+        )
 
 
 class FusedNetwork:

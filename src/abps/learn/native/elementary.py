@@ -115,3 +115,15 @@ def normal(word):
     tail = tail * b + np.float32(1.00167406)
     tail = tail * b + np.float32(2.83297682)
     return np.float32(1.4142135623730951) * x * (middle if w < np.float32(5.0) else tail)
+
+
+@compiled
+def normals(key, places, out):
+    """Standard normal numbers of a random key; the words are those of ``streams.words``."""
+    low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    for p in range(len(out)):
+        word = np.uint32(places[p] + low)
+        word = np.uint32(np.uint32(word ^ np.uint32(word >> np.uint32(16))) * np.uint32(0x7FEB352D))
+        word = np.uint32(np.uint32(word ^ np.uint32(word >> np.uint32(15))) + high)
+        word = np.uint32(word * np.uint32(0x846CA68B))
+        out[p] = normal(np.uint32(word ^ np.uint32(word >> np.uint32(16))))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from abps.jit import compiled
-from abps.learn.native.elementary import normal, softplus
+from abps.learn.native.elementary import normals, softplus
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -376,18 +376,9 @@ def _teach(w, g, share, x, y, batch, widths, lesson, hidden, backward, drawn, li
 
 @compiled
 def _draw_weights(both, key, places, noise, spread, tilt, w):
-    """Weights (P,) from means and raw spreads (2 P,); the noise, the spread and its slope ``tilt`` are kept.
-
-    The words are those of ``streams.words``.
-    """
-    low, high = np.uint32(key & np.uint64(0xFFFFFFFF)), np.uint32(key >> np.uint64(32))
+    """Weights (P,) from means and raw spreads (2 P,); noise, spread and its slope ``tilt`` are kept."""
     mean, raw = both[: len(w)], both[len(w) :]
-    for p in range(len(w)):
-        word = np.uint32(places[p] + low)
-        word = np.uint32(np.uint32(word ^ np.uint32(word >> np.uint32(16))) * np.uint32(0x7FEB352D))
-        word = np.uint32(np.uint32(word ^ np.uint32(word >> np.uint32(15))) + high)
-        word = np.uint32(word * np.uint32(0x846CA68B))
-        noise[p] = normal(np.uint32(word ^ np.uint32(word >> np.uint32(16))))
+    normals(key, places, noise[: len(w)])
     for p in range(len(w)):
         wide, slope = softplus(raw[p])
         spread[p] = wide
