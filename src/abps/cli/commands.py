@@ -9,7 +9,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-#: Every command and what it does, in the order of ``abps --help``; its code is ``abps.cli.NAME_command``.
+#: Every command and what it does, in the order of ``abps --help``; its code is ``abps.cli.NAME_command``
+#: (with _ for -).
 COMMANDS: Final = {
     "demo": "Would collaboration help, and with whom? Hospitals that differ and hospitals that are alike.",
     "check": "Look through a table before anything is learned from it.",
@@ -30,6 +31,8 @@ COMMANDS: Final = {
     "of it.",
     "theory": "Check the theorems and the lemma by simulation with known utilities; write a page with "
     "figures.",
+    "audit-privacy": "Attack a study's exchanges: who was learned from, and what they have; with and "
+    "without protection.",
     "bench": "Measure local training against a plain PyTorch loop and the machine's matrix-multiply speed.",
     "site": "The real federation: hospitals that keep their tables, over NVIDIA FLARE.",
 }
@@ -56,5 +59,5 @@ class Commands(TyperGroup):
 def loaded(name: str) -> Any:
     """A command with its options."""
     app = typer.Typer(rich_markup_mode="markdown")
-    import_module(f"abps.cli.{name}_command").register(app)
+    import_module(f"abps.cli.{name.replace('-', '_')}_command").register(app)
     return get_group(app).commands[name]

@@ -63,11 +63,12 @@ def run(
     from abps.methods.settings import configure, describe
     from abps.simulator.attacks import parse
     from abps.simulator.output import check_free, save
+    from abps.simulator.private_run import with_noise
     from abps.simulator.simulate import simulate
 
     if method not in CATALOG:
         glance(configure(method), method)
-    config = configure(method, options.settings(set_ or [], model), rounds)
+    config = with_noise(configure(method, options.settings(set_ or [], model), rounds))
     if seed < 0:
         raise RequestError(f"--seed {seed}: choose a whole number from 0")
     place = device_name(find_device(device))

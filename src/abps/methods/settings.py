@@ -29,6 +29,21 @@ def describe(config: Any) -> Any:
     return config
 
 
+def undescribed(config: Any, described: Mapping[str, Any]) -> Any:
+    """A configuration with the settings that a result states of it (:func:`describe`)."""
+    changed: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        own, stated = getattr(config, f.name), described.get(f.name, {})
+        if f.name not in described or describe(own) == stated:
+            continue
+        changed[f.name] = undescribed(own, stated) if dataclasses.is_dataclass(own) else _frozen(stated)
+    return dataclasses.replace(config, **changed)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
+
+
 def names(config: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
     """Every setting's name (short and full) and the path to it."""
     found: dict[str, tuple[str, ...]] = {}
