@@ -94,7 +94,7 @@ def ledger(method: Method, world: World, spending: Spending) -> PrivacyLedger:
     if method.kind != "alone":
         gaps.append("choices that are made on validation rows are not counted; training rows are protected")
     if isinstance(method, PeerMethod) and any(
-        method.questions(world, t) for t in range(1, world.horizon + 1)
+        method.questions(t, world.horizon) for t in range(1, world.horizon + 1)
     ):
         gaps.append("answers to roll calls are not counted")
     return PrivacyLedger(dict.fromkeys(world.data.centers, spending.account), tuple(gaps))
