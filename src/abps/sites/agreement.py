@@ -67,6 +67,11 @@ class Agreement:
         why = config.between_sites()
         if why:
             raise RequestError(f"{self.method!r} does not run between sites: {why}")
+        if config.privacy.budget is not None:
+            raise RequestError(
+                f"dp_epsilon={config.privacy.dp_epsilon}: sites keep no privacy account yet; "
+                "private runs with a budget are for the simulation"
+            )
         if config.stop.metric != "auroc":
             raise RequestError("metric=loss: sites tell each other validation AUROCs; set metric=auroc")
         scales = {} if self.book.statistics is None else self.book.statistics.scales

@@ -134,11 +134,14 @@ class Site:
         stamp: Callable[[], str] = _utc,
         another_table: bool = False,
         consent: Consent | None = None,
+        secret: int = 0,
     ) -> None:
         """another_table: the rows may be others than those of the study's earlier jobs.
 
         consent: asked before a job and before each of its rounds; none: a trial, in which nobody is asked.
+        secret: a number that nobody else knows, for draws that hide rows; 0: they follow from the seed.
         """
+        self._secret = secret
         self.name = name
         self.agreement = agreement
         self.method = agreement.config()
@@ -152,7 +155,7 @@ class Site:
         self.data = data
         store.keep_table(_fingerprint(data), another_table)
         training = self.method.training
-        self.learner = StackedLearner(data, training, training.factory, agreement.seed)
+        self.learner = StackedLearner(data, training, training.factory, agreement.seed, secret=secret)
         self.codec = codec(self.method.line.codec)
         self.shared = self.learner.layout.shared(self.method.line.private_layers)
         self.base = self.method.line.base(self.learner.start, self.shared)
@@ -248,7 +251,7 @@ class Site:
         told[members.index(self.name)] = float(self.data.train.sizes[0])
         place = np.array([members.index(self.name)], dtype=np.int64)
         seed, rounds = self.agreement.seed, self.agreement.rounds
-        return World(self.learner, self.data, ids, seed, rounds, place, told, bulletin)
+        return World(self.learner, self.data, ids, seed, rounds, place, told, bulletin, secret=self._secret)
 
     def _rows_of(self, member: str) -> float:
         """A member's training rows: by its own vector, or else as it told the conductor."""

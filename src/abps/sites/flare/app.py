@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import threading
 import time
 import traceback
@@ -228,6 +229,8 @@ class FlareSite:
                 Patience(turn_seconds=self.turn_seconds),
                 another_table=own.another_table,
                 consent=consent,
+                # What protects patients must not follow from a seed that all know.
+                secret=secrets.randbits(62) if agreement.book.floor else 0,
             )
             site.decided(f"{approval.what} by {approval.facts['by']} on {approval.at}")
         except BaseException:
