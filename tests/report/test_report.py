@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import re
 import shutil
 from dataclasses import replace
@@ -226,25 +225,6 @@ def test_names_from_the_data_cannot_become_markup(tmp_path):
 
 
 # ---------------------------------------------------------------- in a browser
-
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not Path(CHROMIUM).exists():
-        if os.environ.get("CI"):
-            pytest.fail(f"in CI a browser must be there: no {CHROMIUM}")
-        pytest.skip(f"no browser at {CHROMIUM}")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (375, "light")])
