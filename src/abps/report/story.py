@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from abps.report.hospitals import NO_VERDICT, Hospital, Hospitals, Standing
-from abps.report.statistics import BETTER, EQUAL, ONE_SEED, UNSURE, WORSE, Part
+from abps.report.statistics import BETTER, EQUAL, ONE_SEED, UNSURE, WORSE, Difference, Part
 from abps.report.tables import money, number, signed, volume
 from abps.report.words import heterogeneity, interval, listed
 
@@ -42,10 +42,18 @@ def answer(part: Part, hospitals: Hospitals | None) -> str:
         BETTER: f"Working together helps: {told}.",
         WORSE: f"Working together does harm: {told}.",
         EQUAL: f"Working together changes nothing that matters: {told}, equal within {part.margin:g}.",
-        UNSURE: f"Whether working together helps cannot be told: {told}.",
+        UNSURE: f"Whether working together helps cannot be told{_corrected(part, lead.to_alone)}: {told}.",
         ONE_SEED: f"One seed gives no verdict: {levels}.",
     }
     return says.get(lead.to_alone.verdict, f"{levels}.")
+
+
+def _corrected(part: Part, difference: Difference) -> str:
+    """Why an interval that leaves zero out is no verdict: it is one of several comparisons."""
+    if difference.low <= 0.0 <= difference.high:
+        return ""
+    compared = sum(line.to_alone is not None for line in part.lines)
+    return f" after correction for {compared} comparisons"
 
 
 def beside(part: Part, hospitals: Hospitals | None) -> list[str]:

@@ -19,6 +19,7 @@ from abps.report.statistics import (
     BUDGETS,
     EQUAL,
     HARM,
+    UNSURE,
     WORSE,
     Difference,
     Harm,
@@ -120,8 +121,11 @@ def percent(part: int | float, whole: int | float) -> str:
 
 
 def verdict(difference: Difference) -> str:
-    """The verdict in words; equality with its margin."""
-    return f"equal within {difference.margin:g}" if difference.verdict == EQUAL else difference.verdict
+    """The verdict in words; equality with its margin, and doubt that only the correction leaves."""
+    if difference.verdict == EQUAL:
+        return f"equal within {difference.margin:g}"
+    alone = difference.low > 0.0 or difference.high < 0.0
+    return f"{UNSURE} after correction" if difference.verdict == UNSURE and alone else difference.verdict
 
 
 def spoken(difference: Difference | None) -> str:
