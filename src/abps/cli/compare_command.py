@@ -133,7 +133,7 @@ def compare(
     compute: Executor = functools.partial(run_local, jobs=jobs)
     if executor == "slurm":
         compute = functools.partial(run_slurm, slurm=slurm)
-    plan = tuned(plan, in_folder(out, compute), words)
+    plan = tuned(plan, in_folder(request, out, compute), words)
     finish(plan, out, compute, as_json, live=live)
 
 

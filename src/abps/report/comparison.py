@@ -199,7 +199,7 @@ def compare(
     if jobs is not None:
         executor = functools.partial(run_local, jobs=jobs)
     elsewhere = jobs is not None
-    plan = tuned(plan, in_folder(Path(out), executor, elsewhere), words, own)
+    plan = tuned(plan, in_folder(request, Path(out), executor, elsewhere), words, own)
     conduct(plan, Path(out), executor, elsewhere)
     return load_study(out)
 

@@ -184,6 +184,14 @@ class StudyFolder:
 
     def open(self, plan: Plan) -> list[str]:
         """Write the plan into the folder, if it may live there; returns what should be said about it."""
+        said = self.admit(plan.request)
+        document = {"schema": STUDY_SCHEMA} | msgspec.to_builtins(record_of(plan))
+        files.write_json(self.path, document | {"digest": key_of(document)})
+        self._sweep()
+        return said
+
+    def admit(self, request: Request) -> list[str]:
+        """Make the folder, and see whether a study may live there; returns what should be said about it."""
         said: list[str] = []
         if self.root.exists() and not self.root.is_dir():
             raise RequestError(f"{self.root} is a file; give a folder")
@@ -194,16 +202,13 @@ class StudyFolder:
             except RequestError:
                 said.append(f"{self.path} was damaged and is written anew")
             else:
-                _same_study(self.root, old.request, plan.request)
+                _same_study(self.root, old.request, request)
         else:
             others = sorted(p.name for p in self.root.iterdir() if p.name[0] != "." and p.name != TUNING)
             if others:
                 raise RequestError(
                     f"{self.root} holds other files ({others[0]}) and no study; choose a new or empty folder"
                 )
-        document = {"schema": STUDY_SCHEMA} | msgspec.to_builtins(record_of(plan))
-        files.write_json(self.path, document | {"digest": key_of(document)})
-        self._sweep()
         return said
 
     def read(self) -> StudyRecord:
@@ -283,7 +288,7 @@ class StudyFolder:
 
 def _same_study(root: Path, old: Request, new: Request) -> None:
     """A study may grow by methods and seeds; other data, rounds or settings make another study."""
-    new = msgspec.convert(msgspec.to_builtins(new), Request)
+    new = msgspec.json.decode(msgspec.json.encode(new), type=Request)  # as it would be read again
     for part, kind in (
         ("sources", "data"),
         ("rounds", "rounds"),

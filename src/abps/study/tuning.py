@@ -20,7 +20,7 @@ from abps.methods.base import Method
 from abps.methods.settings import configure, names
 from abps.simulator.result import Run
 from abps.study.execute import Executor, conduct
-from abps.study.plan import NONE, Choice, Plan, PlannedRun, Trial, identity, key_of, make_plan
+from abps.study.plan import NONE, Choice, Plan, PlannedRun, Request, Trial, identity, key_of, make_plan
 from abps.study.records import TUNING, StudyFolder
 
 #: Seeds to tune on, unless others are named; those of the comparison are passed over.
@@ -30,7 +30,7 @@ TUNING_SEEDS: Final = (1001, 1002, 1003, 1004)
 MOST: Final = 6
 
 #: Computes the runs of a plan that are not there yet: what is finished, and why the others failed.
-Compute = Callable[[Plan], tuple[list[tuple[PlannedRun, Run]], Mapping[str, str]]]
+Compute = Callable[[Plan], tuple[Sequence[tuple[PlannedRun, Run]], Mapping[str, str]]]
 
 
 def tuning_seeds(tune: bool | Sequence[int], seeds: Sequence[int]) -> tuple[int, ...]:
@@ -147,10 +147,11 @@ def tuned(plan: Plan, compute: Compute, words: Sequence[str] = (), own: Mapping[
     return make_plan(plan.request, words, own, tuple(plan.federations.values()), chosen)
 
 
-def in_folder(out: Path, executor: Executor, elsewhere: bool = True) -> Compute:
-    """Tuning runs are kept in a study of their own, inside the comparison's folder."""
+def in_folder(request: Request, out: Path, executor: Executor, elsewhere: bool = True) -> Compute:
+    """Tuning runs are kept in a study of their own, inside the folder of the comparison."""
 
     def compute(plan: Plan) -> tuple[list[tuple[PlannedRun, Run]], Mapping[str, str]]:
+        StudyFolder(out).admit(request)  # before anything is computed
         conduct(plan, out / TUNING, executor, elsewhere)
         folder = StudyFolder(out / TUNING)
         found = [(run, folder.look(run).result) for run in plan.runs]
