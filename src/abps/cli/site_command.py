@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from abps import files
-from abps.cli import options, site_check, site_consent, site_rehearse, site_report
+from abps.cli import options, site_check, site_consent, site_members, site_rehearse, site_report
 from abps.cli.site_options import Kit, Study, need_engine, own_file, read_codebook, say, study_store
 from abps.core.errors import RequestError
 from abps.data.codebook import merged
@@ -40,7 +40,7 @@ The engine is an extra: `pip install 'abps[flare]'`.
 """
 
 #: Commands with a file of their own.
-PARTS = (site_check, site_consent, site_rehearse, site_report)
+PARTS = (site_check, site_consent, site_members, site_rehearse, site_report)
 
 
 def register(app: typer.Typer) -> None:

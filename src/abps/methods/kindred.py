@@ -33,7 +33,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import ndtr
 from torch import Tensor
 
 from abps.core import permutation, streams
@@ -166,7 +166,7 @@ class Effects:
 
     def helps(self) -> Floats:
         """(k,) the probability that a mix lowers the loss."""
-        return np.asarray(stats.norm.cdf(self.mean / self.sd))
+        return np.asarray(ndtr(self.mean / self.sd))
 
 
 @dataclass(frozen=True)
@@ -397,7 +397,7 @@ class Kindred(PeerMethod):
         """(k,) who surely takes more than ``harm`` from a center's loss in the wrong direction."""
         if not self.judging.harm:
             return np.zeros(len(known.mean), dtype=bool)
-        return np.asarray(stats.norm.cdf((-self.judging.harm - known.mean) / known.sd) > self.judging.sure)
+        return np.asarray(ndtr((-self.judging.harm - known.mean) / known.sd) > self.judging.sure)
 
     def explained(self, plan: Plan, state: Standing, known: Effects) -> Decisions:
         """The audit trail, each decision with the kinship and the effect that it was made on."""

@@ -148,11 +148,13 @@ class Conductor:
         seconds: Seconds | None = None,
         tell: Callable[[str], None] = lambda line: None,
         memory: Path | None = None,
-        board: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
+        notice: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
+        revoked: Callable[[], tuple[str, frozenset[str]]] = lambda: ("", frozenset()),
     ) -> None:
         """memory: a folder in which a star's server keeps what it must remember between two jobs.
 
-        board: told of every step that is waited for: (round, step, sites).
+        notice: told of every step that is waited for: (round, step, sites).
+        revoked: the authority's list as it stands, to be passed on, and the members that it expels.
         """
         if rounds < 1:
             raise RequestError(f"rounds={rounds}: a job needs at least 1 round")
@@ -163,13 +165,17 @@ class Conductor:
         self.seconds = seconds or Seconds()
         self.tell = tell
         self.memory = memory
-        self.board = board
+        self.notice = notice
+        self.revoked = revoked
+        self._passed_on = ""
         self._at = 0  # the round
 
     def run(self, members: Sequence[str]) -> JobReport:
         """The whole job."""
-        roster = tuple(sorted(members))
+        everybody, barred = self._members(sorted(members))
+        roster = tuple(everybody)
         ready, left_out = self._gather(roster)
+        left_out |= barred
         first = 1 + max(int(facts["round"]) for facts in ready.values())
         if first > self.agreement.rounds:
             raise RequestError(
@@ -250,7 +256,9 @@ class Conductor:
         self, t: int, roster: tuple[str, ...], members: list[str], sizes: dict[str, int], course: _Course
     ) -> None:
         began, self._at = self.line.now(), t
+        members, barred = self._members(members)
         alive, missing = self.line.ask(members, "ping", seconds=self.seconds.sign)
+        missing |= barred
         if self.method.announces and not course.ledger.closed:
             _, failed = self._talk(sorted(alive), "announce", t, sorted(alive))
             missing |= failed
@@ -290,6 +298,15 @@ class Conductor:
                 if told:
                     self.tell(f"round {t}: {told[board]} sites answered question {question + 1} to {board}")
                     break
+
+    def _members(self, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """Who is still a member, and why the others are not; a list that is new is passed on to them."""
+        text, expelled = self.revoked()
+        there = [name for name in names if name not in expelled]
+        if text and text != self._passed_on:
+            self._passed_on = text
+            self.line.ask(there, "revoked", text, seconds=self.seconds.talk)
+        return there, {name: excuses.EXPELLED for name in names if name in expelled}
 
     def _alone(
         self,
@@ -543,7 +560,7 @@ class Conductor:
                 waiting = []
             if not waiting:
                 return done, failed
-            self.board(self._at, what, sorted(waiting))
+            self.notice(self._at, what, sorted(waiting))
             self.line.pause(self.seconds.poll)
             said, gone = self.line.ask(sorted(waiting), "poll", seconds=sign)
             failed |= gone

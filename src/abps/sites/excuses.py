@@ -69,6 +69,10 @@ def code(error: BaseException, otherwise: Excuse) -> Excuse:
     return error.excuse if isinstance(error, Declined) else otherwise
 
 
+#: What the conductor says of a member that the authority expelled.
+EXPELLED = "the network's authority has revoked its membership"
+
+
 def words(code: Any) -> str:
     """What the conductor says of a code; whatever else came is not repeated."""
     known = isinstance(code, str) and code in set(Excuse)

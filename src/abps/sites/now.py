@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ import psutil
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.preflight import Check, Kit, State
 
 #: The file's name, in the participant's ``local`` folder.
 NOW = "abps-now.json"
@@ -95,29 +94,3 @@ def read_now(local: Path) -> Now | None:
         return Now(**{**data, "waiting": tuple(data["waiting"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def diagnose(kit: Kit, after: float) -> Iterator[Check]:
-    """What a job here is waiting for, and since when; a step longer than ``after`` seconds fails."""
-    now = read_now(kit.local)
-    if kit.role == "operator":
-        yield Check("job", State.WARN, "an operator's kit runs no job; ask at the relay or at a site")
-        return
-    if now is None:
-        yield Check("job", State.OK, "no job has run from this kit yet")
-        return
-    what = STEPS.get(now.step, now.step)
-    where = (
-        f"study {now.study}, round {now.round}" if now.round else f"study {now.study}, before its first round"
-    )
-    if now.step == "done":
-        yield Check("job", State.OK, f"{where}: the last job ended at {now.since}")
-    elif not now.alive:
-        said = f"{where}: the process of the job is gone, in the midst of {what}, since {now.since} or later"
-        yield Check("job", State.FAIL, f"{said}; submit the job again")
-    else:
-        whom = f" by {', '.join(now.waiting)}" if now.waiting else ""
-        said = f"{where}: {what}{whom} for {now.seconds:.0f} s, since {now.since}"
-        state = State.FAIL if now.seconds > after else State.OK
-        hint = "; look at the logs there" if state is State.FAIL else ""
-        yield Check("job", state, f"{said}{hint}")

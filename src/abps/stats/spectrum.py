@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 Floats = NDArray[np.float64]
 
@@ -196,6 +195,8 @@ def p_values(values: Floats, largest: Floats, n: int, k: int) -> Floats:
 def tracy_widom_sf(x: Floats) -> Floats:
     """P(X > x) for the Tracy-Widom distribution of order 1, to about 0.002."""
     shape, scale, shift = TW_GAMMA
+    from scipy import stats  # takes long to load, and is needed here alone
+
     return np.asarray(stats.gamma.sf(np.asarray(x) + shift, shape, scale=scale))
 
 

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     RATE = "too many messages"
     PROTOCOL = "against the protocol"
     QUARANTINE = "in quarantine"
+    REVOKED = "no member any more"
 
 
 class Refused(Exception):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cryptography import x509
 from nvflare.collab import CollabCallError, collab
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
@@ -26,7 +27,9 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.sites import excuses
 from abps.sites.excuses import Excuse
+from abps.sites.membership import Known
 from abps.sites.now import Board
+from abps.wire.admission import Reason
 
 if TYPE_CHECKING:
     from abps.sites.journal import Journal
@@ -61,6 +64,19 @@ def only_sealed(message: Message) -> Message | None:
     return Message()
 
 
+def trust_members(credentials: Any, known: Known) -> None:
+    """Neither read from nor write to an owner of a certificate that the authority has revoked."""
+    keep = credentials._cache_cert
+
+    def keep_if_trusted(fqcn: str, cert: bytes) -> None:
+        if cert and known.now.has(x509.load_pem_x509_certificate(cert).serial_number):
+            log.warning("the certificate of %s was revoked", fqcn)
+            raise RuntimeError(f"the certificate of {fqcn} was revoked")
+        keep(fqcn, cert)
+
+    credentials._cache_cert = keep_if_trusted
+
+
 class FlareSite:
     """A site of a job. Its table, its store and its limits are named in its own file, not in the job."""
 
@@ -70,6 +86,7 @@ class FlareSite:
         self.turn_seconds = turn_seconds
 
     _board: Board | None = None
+    _known: Known | None = None
     _round = 0
 
     @collab.init
@@ -82,6 +99,9 @@ class FlareSite:
         self._secure: bool = cell.supports_secure_messages()
         if self._secure:
             cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, only_sealed)
+        self._known = Known(Path(collab.workspace.get_root_dir()))
+        if self._secure:
+            trust_members(cell.credential_manager, self._known)
         self._site: Any = None
         self._work: threading.Thread | None = None
         self._state: list[Any] = ["done", None]
@@ -100,6 +120,10 @@ class FlareSite:
         """A peer's payload; the answer says nothing if there is nothing to say."""
         try:
             peer = collab.caller
+            if self._expelled(peer):
+                if self._site is not None:
+                    self._site.store.refused(peer, str(Reason.REVOKED), "no member any more")
+                return b""
             if (
                 self._site is None
                 or peer == SERVER
@@ -120,6 +144,8 @@ class FlareSite:
                 return [False, str(Excuse.STEP)]
             if what == "ping":
                 return [True, True]
+            if what == "revoked":
+                return [True, self._known is not None and self._known.hear(str(arguments[0]))]
             if what == "start":
                 self._start(*arguments)
             if what in ("start", "poll"):
@@ -160,6 +186,10 @@ class FlareSite:
 
         self._work = threading.Thread(target=run, name=f"abps-{what}", daemon=True)
         self._work.start()
+
+    def _expelled(self, peer: str) -> bool:
+        """Whether the authority has expelled a peer, by the newest list that this site has seen."""
+        return self._known is not None and peer in self._known.now.expelled
 
     def _say(self, step: str) -> None:
         if self._board is not None:
@@ -243,7 +273,7 @@ class FlareSite:
         from abps.sites.site import Unreachable
 
         proxy = self._peers.get(peer)
-        if proxy is None:
+        if proxy is None or self._expelled(peer):
             raise Unreachable(peer)
         try:
             answer = proxy(timeout=self.call_seconds, secure=self._secure).receive(what, data)
@@ -308,7 +338,11 @@ class FlareConductor:
             line = _Line({proxy.name: proxy for proxy in collab.clients})
             memory = Path(collab.workspace.get_root_dir()) / "abps-server"
             board = Board(Path(collab.workspace.get_site_config_dir()), proposal.study)
-            conductor = Conductor(line, proposal.agreement, self.rounds, seconds, log.info, memory, board.say)
+            known = Known(Path(collab.workspace.get_root_dir()))
+            conductor = Conductor(
+                line, proposal.agreement, self.rounds, seconds, log.info, memory, board.say,
+                lambda: (known.text, frozenset(known.now.expelled)),
+            )  # fmt: skip
             report = conductor.run(sorted(proposal.members or line.sites))
             board.say(report.rounds[-1].round if report.rounds else 0, "done")
         except RequestError as error:

@@ -29,6 +29,9 @@ OUTCOME_WAIT = "5"
 #: The engine groups participants by organisation; for us they are all one federation.
 ORGANISATION = "federation"
 
+#: Days that a new authority lives; certificates of members live shorter, and are rotated.
+ROOT_DAYS = 3650
+
 _SITE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 _HOST_NAME = re.compile(r"^([A-Za-z0-9-]+\.)*[A-Za-z0-9-]+$")
 _EMAIL = re.compile(r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}$")
@@ -83,7 +86,7 @@ def provision(
             "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
             "args": {"config_folder": "config", "scheme": "grpc"},
         },
-        {"path": "nvflare.lighter.impl.cert.CertBuilder"},
+        {"path": "nvflare.lighter.impl.cert.CertBuilder", "args": {"root_valid_days": _root_days(authority)}},
         {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
     ]
     relay = {"name": host, "type": "server", "org": ORGANISATION, "fed_learn_port": port, "admin_port": port}
@@ -115,7 +118,22 @@ def provision(
     for secret in authority.rglob("*.json"):
         secret.chmod(0o600)  # the authority's key lies here
     authority.chmod(0o700)
+    from abps.sites.flare.authority import Authority
+
+    Authority(out).readmit(sites)
     return Network(out / "relay", {name: out / name for name in sites}, out / operator, authority)
+
+
+def _root_days(authority: Path) -> int:
+    """Days of the authority's own certificate: ten years; an authority that is there keeps what it has."""
+    state = authority / "abps" / "state" / "cert.json"
+    if not state.is_file():
+        return ROOT_DAYS
+    from cryptography import x509
+
+    pem = str(json.loads(state.read_text(encoding="utf-8"))["root_cert"]).encode()
+    root = x509.load_pem_x509_certificate(pem)
+    return (root.not_valid_after_utc - root.not_valid_before_utc).days
 
 
 def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
@@ -180,7 +198,7 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
     if relay:
         _own_storage(kit)
         environment.setdefault("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT", OUTCOME_WAIT)
-        start += ["nvflare.private.fed.app.server.server_train", "-m", str(kit), "-s", "fed_server.json"]
+        start += ["abps.sites.flare.relay", "-m", str(kit), "-s", "fed_server.json"]
         return [
             *start,
             "--set",

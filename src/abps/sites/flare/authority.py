@@ -1,0 +1,168 @@
+"""What only the authority can do: give a member a new certificate, and expel one, in a network that goes on.
+
+The authority's folder (``kits/authority``) holds its key and every certificate that it has made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
+
+from abps import files
+from abps.core.errors import RequestError, nearest
+from abps.sites import membership
+from abps.sites.flare import kits
+from abps.sites.membership import Revoked
+from abps.sites.preflight import read_kit
+
+#: Days that a new certificate is good for, if the authority lives as long.
+DAYS = 360
+
+#: Where a kit keeps certificates that were replaced: what was signed with them can still be checked.
+FORMER = "former"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was written, and where the new list must be copied to if it is not on this machine."""
+
+    member: str
+    list: Path
+    written: tuple[Path, ...]
+    until: datetime.datetime | None = None
+
+
+class Authority:
+    """The authority of the network whose kits are in ``out``."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = Path(out)
+        self.folder = self.out / "authority"
+        self._path = self.folder / "abps" / "state" / "cert.json"
+        if not self._path.is_file():
+            raise RequestError(f"{out} has no authority; name the folder that `abps site provision` made")
+        self._state: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        self._root_pem = str(self._state["root_cert"]).encode()
+        self._root = x509.load_pem_x509_certificate(self._root_pem)
+        self._key: Any = load_pem_private_key(str(self._state["root_pri_key"]).encode(), None)
+
+    def revoked(self) -> Revoked:
+        """The list as it stands."""
+        path = self.folder / membership.FILE
+        if not path.is_file():
+            return Revoked()
+        return membership.from_text(path.read_text(encoding="utf-8"), self._root_pem)
+
+    def revoke(self, member: str) -> Change:
+        """Expel a member: its certificate is not to be trusted any more, and nobody is to talk to it."""
+        old = self._certificate(member)
+        if self._kind(member) == "relay":
+            raise RequestError(f"{member!r} is the relay; no network is without: rotate it instead")
+        written = self._publish(self.revoked().without(member, old.serial_number, expel=True))
+        del self._state[member]  # whoever gets this name again gets another key
+        self._write_state()
+        return Change(member, self.folder / membership.FILE, written)
+
+    def rotate(self, member: str) -> Change:
+        """Give a member a new key and certificate; the old certificate is not to be trusted any more."""
+        old, kind = self._certificate(member), self._kind(member)
+        now = datetime.datetime.now(datetime.UTC)
+        end = self._root.not_valid_after_utc
+        if end <= now:
+            raise RequestError(f"the authority itself ended on {end:%Y-%m-%d}; provision into a new folder")
+        until = min(end, now + datetime.timedelta(days=DAYS))
+        private, public = generate_keys()
+        role = "project_admin" if kind == "operator" else None
+        issuer = self._root.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
+        paper = generate_cert(
+            subject=Identity(member, kits.ORGANISATION, role),
+            issuer=Identity(issuer),
+            signing_pri_key=self._key,
+            subject_pub_key=public,
+            server_default_host=member if kind == "relay" else None,
+            not_valid_before=now - datetime.timedelta(minutes=5),  # clocks differ
+            not_valid_after=until,
+        )
+        self._state[member] = {
+            "cert": serialize_cert(paper).decode("ascii"),
+            "pri_key": serialize_pri_key(private).decode("ascii"),
+        }
+        self._write_state()
+        base = "server" if kind == "relay" else "client"
+        place = files.folder(self.out / "rotated" / ("relay" if kind == "relay" else member))
+        fresh = [place / f"{base}.crt", place / f"{base}.key"]
+        files.write_text(fresh[0], self._state[member]["cert"])
+        _secret(fresh[1], self._state[member]["pri_key"])
+        kit = self.out / ("relay" if kind == "relay" else member)
+        if (kit / "startup").is_dir():
+            replace_papers(kit, place)
+        written = self._publish(self.revoked().without(member, old.serial_number, expel=False))
+        return Change(member, self.folder / membership.FILE, (*fresh, *written), until)
+
+    def readmit(self, names: Sequence[str]) -> None:
+        """Members that were expelled and are provisioned anew."""
+        told = self.revoked()
+        for name in sorted(set(told.expelled) & set(names)):
+            told = told.without(name, None, expel=False)
+        if told.number != self.revoked().number:
+            self._publish(told)
+
+    def _certificate(self, member: str) -> x509.Certificate:
+        known = [name for name, value in self._state.items() if isinstance(value, dict) and "cert" in value]
+        if member not in known:
+            raise RequestError(f"no member is called {member!r}{nearest(member, known)}")
+        return x509.load_pem_x509_certificate(str(self._state[member]["cert"]).encode())
+
+    def _kind(self, member: str) -> str:
+        """Operators are known by e-mail address, the relay by the host that the kits call."""
+        if "@" in member:
+            return "operator"
+        hosts = set()
+        for folder in self.out.iterdir():
+            with contextlib.suppress(RequestError):
+                hosts.add(read_kit(folder).host)
+        return "relay" if member in hosts else "site"
+
+    def _write_state(self) -> None:
+        with files.replacing(self._path) as part:
+            part.chmod(0o600)
+            part.write_text(json.dumps(self._state), encoding="utf-8")
+
+    def _publish(self, told: Revoked) -> tuple[Path, ...]:
+        """Sign the list, keep it, and put it into every kit that is on this machine."""
+        text = told.to_text(self._key)
+        kept = [folder / "local" for folder in sorted(self.out.iterdir()) if (folder / "local").is_dir()]
+        written = tuple(folder / membership.FILE for folder in (self.folder, *kept))
+        for path in written:
+            files.write_text(path, text)
+        return written
+
+
+def replace_papers(kit: Path, fresh: Path) -> None:
+    """Put a new certificate and key into a kit; the old certificate is kept, the old key is not."""
+    startup = Path(kit) / "startup"
+    for paper in sorted(Path(fresh).glob("*.crt")):
+        old = startup / paper.name
+        if old.is_file() and old.read_bytes() != paper.read_bytes():
+            serial = x509.load_pem_x509_certificate(old.read_bytes()).serial_number
+            shutil.copy2(old, files.folder(startup / FORMER) / f"{serial:x}.crt")
+        files.write_text(old, paper.read_text(encoding="ascii"))
+    for key in sorted(Path(fresh).glob("*.key")):
+        _secret(startup / key.name, key.read_text(encoding="ascii"))
+
+
+def _secret(path: Path, text: str) -> None:
+    with files.replacing(path) as part:
+        part.chmod(0o600)
+        part.write_text(text, encoding="ascii")
+    path.chmod(0o600)

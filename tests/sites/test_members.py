@@ -1,0 +1,226 @@
+"""Members are rotated and expelled in a network that goes on: the list, and processes that keep to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+
+import pytest
+from cryptography import x509
+
+from abps.core.errors import RequestError
+from abps.sites import excuses, membership
+from abps.sites.conductor import Conductor, Seconds
+from abps.sites.flare import app, kits
+from abps.sites.flare.authority import FORMER, Authority, replace_papers
+from abps.sites.flare.on_one_machine import own_home
+from abps.sites.flare.submit import connected
+from abps.sites.loopback import Memory
+from abps.sites.membership import Known, Revoked
+
+from .network import close, open_site
+from .processes import LONG, Processes
+from .test_cli import call
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return kits.provision(tmp_path_factory.mktemp("members"), ["north", "south", "east"], "localhost", 18997)
+
+
+@pytest.fixture
+def network(made, tmp_path):
+    """A copy of the network, with which anything may be done."""
+    return shutil.copytree(made.relay.parent, tmp_path / "kits")
+
+
+def serial(kit, name="client.crt") -> int:
+    return x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes()).serial_number
+
+
+def test_the_authority_outlives_its_members(made):
+    root = x509.load_pem_x509_certificate((made.relay / "startup" / "rootCA.pem").read_bytes())
+    own = x509.load_pem_x509_certificate((made.sites["north"] / "startup" / "client.crt").read_bytes())
+    assert (root.not_valid_after_utc - root.not_valid_before_utc).days == 3650
+    assert (own.not_valid_after_utc - own.not_valid_before_utc).days == 360
+
+
+def test_a_list_is_taken_only_if_the_authority_signed_it(network, tmp_path):
+    authority = Authority(network)
+    authority.revoke("south")
+    text = (network / "authority" / membership.FILE).read_text()
+    root = (network / "north" / "startup" / "rootCA.pem").read_bytes()
+    told = membership.from_text(text, root)
+    assert told.expelled == ("south",) and told.has(serial(network / "south")) and told.number == 1
+    for change in ({"expelled": []}, {"number": 2}, {"certificates": {}}, {"signature": "AAAA"}):
+        with pytest.raises(RequestError, match="not signed"):
+            membership.from_text(json.dumps(json.loads(text) | change), root)
+    for broken in ("", "{}", "[]", json.dumps(json.loads(text) | {"number": "x"})):
+        with pytest.raises(RequestError, match="no list"):
+            membership.from_text(broken, root)
+    other = kits.provision(tmp_path / "other", ["north", "south"], "localhost", 18996)
+    with pytest.raises(RequestError, match="not signed"):
+        membership.from_text(text, (other.relay / "startup" / "rootCA.pem").read_bytes())
+
+
+def test_nobody_goes_back_to_an_older_list(network):
+    authority = Authority(network)
+    authority.revoke("south")
+    first = (network / "north" / "local" / membership.FILE).read_text()
+    known = Known(network / "north")
+    assert known.now.expelled == ("south",) and known.text == first
+    authority.revoke("east")
+    second = (network / "authority" / membership.FILE).read_text()
+    assert known.now.expelled == ("east", "south")  # the file has changed
+    assert not known.hear(first) and known.now.number == 2
+    known.path.write_text(first)
+    assert known.now.number == 2
+    known.path.unlink()
+    late = Known(network / "east")
+    late.path.unlink()
+    assert Known(network / "east").now == Revoked()
+    assert late.hear(second) and late.path.read_text() == second
+    with pytest.raises(RequestError):
+        late.hear(second.replace("east", "west"))
+
+
+def test_a_new_certificate_takes_the_place_of_the_old(network, capsys):
+    before = {name: serial(network / name) for name in ("north", "south")}
+    code, out, _ = call(capsys, "site", "rotate", "north", "--kits", network, "--json")
+    assert code == 0 and json.loads(out)["member"] == "north"
+    assert serial(network / "north") != before["north"] and serial(network / "south") == before["south"]
+    told = Known(network / "relay").now
+    assert told.has(before["north"]) and not told.has(serial(network / "north")) and told.expelled == ()
+    kept = network / "north" / "startup" / FORMER / f"{before['north']:x}.crt"
+    assert x509.load_pem_x509_certificate(kept.read_bytes()).serial_number == before["north"]
+    assert (network / "north" / "startup" / "client.key").stat().st_mode & 0o777 == 0o600
+    # A kit elsewhere takes the two files.
+    elsewhere = shutil.copytree(network / "south", network.parent / "elsewhere")
+    call(capsys, "site", "rotate", "south", "--kits", network)
+    replace_papers(elsewhere, network / "rotated" / "south")
+    assert serial(elsewhere) == serial(network / "south") != before["south"]
+    # The relay and the operator have certificates, too.
+    for member, kit, name in (
+        ("localhost", "relay", "server.crt"),
+        ("operator@federation.example", "operator@federation.example", "client.crt"),
+    ):
+        old = serial(network / kit, name)
+        assert call(capsys, "site", "rotate", member, "--kits", network)[0] == 0
+        assert serial(network / kit, name) != old and Known(network / "relay").now.has(old)
+
+
+def test_who_was_expelled_may_come_back_with_another_key(network, capsys):
+    old = serial(network / "south")
+    assert call(capsys, "site", "revoke", "south", "--kits", network)[0] == 0
+    shutil.rmtree(network / "south")
+    kits.provision(network, ["north", "south", "east"], "localhost", 18997)
+    told = Known(network / "relay").now
+    assert told.expelled == () and told.has(old) and serial(network / "south") != old
+
+
+def test_wrong_requests(network, tmp_path, capsys):
+    for arguments, words in (
+        (("revoke", "soth", "--kits", network), "did you mean 'south'"),
+        (("revoke", "localhost", "--kits", network), "rotate it instead"),
+        (("rotate", "west", "--kits", network), "no member is called"),
+        (("rotate", "north", "--kits", tmp_path), "has no authority"),
+    ):
+        code, out, err = call(capsys, "site", *arguments)
+        assert code == 2 and words in err and out == ""
+    assert not (network / "authority" / membership.FILE).exists()
+
+
+def test_a_member_that_is_expelled_within_a_job_is_left_out(six, tmp_path):
+    """From the next round on, and the others are told."""
+    network, agreement = Memory(), six.agreement("abps-pq-k1")
+    heard: dict[str, str] = {}
+    for name in six.names:
+        site = open_site(six, name, agreement, tmp_path, network)
+        site.revoked = lambda text, name=name: heard.setdefault(name, text)
+    gone = six.names[2]
+
+    def revoked():
+        begun = max(site.store.round for site in network.sites.values())
+        return ("list", frozenset({gone})) if begun >= 2 else ("", frozenset())
+
+    report = Conductor(network, agreement, 4, Seconds(poll=0.0), revoked=revoked).run(six.names)
+    rounds = {r.round: r for r in report.rounds}
+    assert gone in rounds[2].present and not rounds[2].missing
+    for t in (3, 4):
+        assert gone not in rounds[t].present and rounds[t].missing == {gone: excuses.EXPELLED}
+        assert gone not in {p for name in six.names if name != gone
+                            for r in network.sites[name].store.rounds() if r.number == t
+                            for p in r.partners}  # fmt: skip
+    assert heard == dict.fromkeys(set(six.names) - {gone}, "list")
+    again = Conductor(network, agreement, 1, Seconds(poll=0.0), revoked=revoked).run(six.names)
+    assert again.left_out == {gone: excuses.EXPELLED} and gone not in again.members
+    close(network)
+
+
+class Credentials:
+    """What the engine keeps of peers' certificates."""
+
+    def __init__(self) -> None:
+        self.kept: list[str] = []
+
+    def _cache_cert(self, fqcn, cert) -> None:
+        self.kept.append(fqcn)
+
+
+def test_a_site_keeps_no_certificate_that_was_revoked(network):
+    Authority(network).rotate("south")
+    former = next((network / "south" / "startup" / FORMER).glob("*.crt")).read_bytes()
+    credentials = Credentials()
+    app.trust_members(credentials, Known(network / "north"))
+    credentials._cache_cert("south.job", (network / "south" / "startup" / "client.crt").read_bytes())
+    with pytest.raises(RuntimeError, match="was revoked"):
+        credentials._cache_cert("south.job", former)
+    assert credentials.kept == ["south.job"]
+
+
+def until(condition, seconds=LONG):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(1.0)
+    raise AssertionError(f"not within {seconds:g} s")
+
+
+@pytest.mark.slow
+def test_real_processes_keep_to_the_list(four, tmp_path):
+    """One is expelled while it is connected, one is rotated; a job runs with those that are members."""
+    with own_home(tmp_path / "home"):
+        federation = Processes(tmp_path, four)
+        first, second, third, fourth = four.names
+        try:
+            federation.start_all(LONG)
+            operator, out = federation.network.operator, tmp_path / "kits"
+            stolen = shutil.copytree(out / second, tmp_path / "stolen")
+            Authority(out).revoke(first)
+            until(lambda: first not in connected(operator))
+            assert "was revoked by this network's authority" in federation.log("relay")
+            until(lambda: "was revoked by this network's authority" in federation.log(first))
+            federation.kill(first)
+            federation.start(first)  # it cannot come back with the certificate that it has
+
+            federation.kill(second)
+            Authority(out).rotate(second)
+            federation.start(second)
+            federation.wait_for([second, third, fourth], LONG)
+            assert first not in connected(operator)
+            outcome = federation.run(four.agreement("abps-pq-k1"), 1)
+            assert outcome.status == "FINISHED:COMPLETED"
+            (told,) = outcome.report["rounds"]
+            assert sorted(told["present"]) == sorted([second, third, fourth]) and not told["missing"]
+            for name in (third, fourth):  # they have the list by the relay, too
+                assert Known(out / name).now.expelled == (first,)
+            assert federation.log("relay").count(f"{first} may not register") >= 1
+
+            federation.kill(second)
+            federation.start(second, stolen)  # whoever has the old key of a rotated member
+            until(lambda: f"{second} may not register" in federation.log("relay"))
+            assert second not in connected(operator)
+        finally:
+            federation.stop()
