@@ -310,12 +310,13 @@ LIES = [
     ("turn", ["done", None]),
     ("settle", ["done", 10**9]),
     ("settle", ["done", -4]),
-    ("finish", ["done", "x"]),
-    ("finish", ["done", 1e9]),
-    ("report", None),
-    ("report", {"edges": 1}),
-    ("report", lambda sums: sums | {"edges": 10**15}),
-    ("report", lambda sums: sums | {"partners": [1]}),
+    ("conclude", ["done", "x"]),
+    ("conclude", ["done", 1e9]),
+    ("conclude", lambda told: ["done", [1e9, told[1][1]]]),
+    ("conclude", lambda told: ["done", [0.5, None]]),
+    ("conclude", lambda told: ["done", [0.5, {"edges": 1}]]),
+    ("conclude", lambda told: ["done", [0.5, told[1][1] | {"edges": 10**15}]]),
+    ("conclude", lambda told: ["done", [0.5, told[1][1] | {"partners": [1]}]]),
 ]
 
 

@@ -334,7 +334,7 @@ class Waiting(Memory):
         return self.clock
 
 
-@pytest.mark.parametrize("dies_at", ["train", "turn", "settle", "swap", "finish"])
+@pytest.mark.parametrize("dies_at", ["train", "turn", "settle", "swap", "conclude"])
 def test_a_dead_site_is_waited_for_once_in_a_round(six, tmp_path, dies_at):
     """Whatever it was asked when it died: the seconds of a sign of life, not those of work or talk."""
     network = Waiting(six.names[2], dies_at)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from abps import files
-from abps.cli import options, site_check, site_consent, site_members, site_rehearse, site_report
+from abps.cli import options, site_check, site_consent, site_members, site_rehearse, site_report, site_start
 from abps.cli.site_options import Kit, Study, need_engine, own_file, read_codebook, say, study_store
 from abps.core.errors import RequestError
 from abps.data.codebook import merged
@@ -40,13 +39,13 @@ The engine is an extra: `pip install 'abps[flare]'`.
 """
 
 #: Commands with a file of their own.
-PARTS = (site_check, site_consent, site_members, site_rehearse, site_report)
+PARTS = (site_start, site_check, site_consent, site_members, site_rehearse, site_report)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command and its parts."""
     site = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown")
-    for command in (init, provision, start, submit, status, export):
+    for command in (init, provision, submit, status, export):
         site.command(command.__name__)(command)
     for part in PARTS:
         part.register(site)
@@ -157,23 +156,6 @@ def provision(
     for path in made.sites.values():
         say(f"a site's kit: {path}")
     say(f"keep this to yourself: {made.authority}")
-
-
-def start(
-    kit: Annotated[Path, typer.Argument(help="The startup kit of the relay or of a site.")],
-) -> None:
-    """Run the relay or a site from its kit, in the foreground, until it is stopped.
-
-    Example: abps site start kits/north
-    """
-    need_engine()
-    from abps.sites.flare import kits
-
-    if not kits.is_relay(kit):
-        sitefile.find(kits.site_name(kit), kit / "local")  # a site without a table is of no use
-    command, environment = kits.command(kit)
-    os.chdir(kit)
-    os.execve(command[0], command, environment)
 
 
 def submit(

@@ -85,6 +85,12 @@ def report(value: Any, members: int, edges: int) -> dict[str, int]:
     }
 
 
+def concluded(value: Any, members: int, edges: int) -> tuple[float, dict[str, int]]:
+    """A site's validation AUROC and its sums, at the end of a round."""
+    auroc, sums = value
+    return share(auroc), report(sums, members, edges)
+
+
 def frames(value: Any, messages: int) -> list[bytes]:
     """The frames of a star's round."""
     if not isinstance(value, list | tuple) or len(value) != messages:

@@ -118,6 +118,7 @@ class _Course:
     best: int = 0
     best_value: float = math.nan
     server: Server = field(default_factory=Server)
+    well: frozenset[str] = frozenset()  # who ended the last round well
 
     def note(self, t: int, values: Sequence[float], stop: Stopping) -> tuple[float, bool]:
         """The mean validation AUROC of a round, and whether it is the best so far."""
@@ -257,36 +258,50 @@ class Conductor:
     ) -> None:
         began, self._at = self.line.now(), t
         members, barred = self._members(members)
-        alive, missing = self.line.ask(members, "ping", seconds=self.seconds.sign)
+        alive, missing = self._alive(members, course)
         missing |= barred
         if self.method.announces and not course.ledger.closed:
-            _, failed = self._talk(sorted(alive), "announce", t, sorted(alive))
+            _, failed = self._talk(alive, "announce", t, alive)
             missing |= failed
-        here = _without(sorted(alive), missing)
-        begun, late = self.line.ask(here, "begin", t, here, seconds=self.seconds.sign)
-        missing |= late
-        if self.method.kind not in ("alone", "star") and not course.ledger.closed:
+        here, closed = _without(alive, missing), course.ledger.closed
+        if self.method.kind not in ("alone", "star") and not closed and self._questions(t):
+            begun, late = self.line.ask(here, "begin", t, here, seconds=self.seconds.sign)
+            missing |= late
             self._roll_calls(t, roster, sorted(begun), missing)
-        trained, failed = self._work(_without(sorted(begun), missing), "train", t, course.ledger.closed)
+            trained, failed = self._work(_without(sorted(begun), missing), "train", t, closed)
+        else:
+            trained, failed = self._work(here, "train", t, closed, here)
         missing |= failed
         present = sorted(trained)
         if not present:
             raise RequestError(f"round {t}: no site is left ({'; '.join(sorted(set(missing.values())))})")
         exchange = {"alone": self._alone, "star": self._star}.get(self.method.kind, self._peers)
         rest = exchange(t, roster, present, sizes, missing, course)
-        values = self._finish(present, t, rest.words, missing)
-        there = _without(present, missing)
-        said, failed = self.line.ask(there, "report", t, seconds=self.seconds.sign)
+        # Let every site mix, judge, write down, and tell the sums of the round.
+        said, failed = self._work(_without(present, missing), "conclude", t, rest.words)
         edges = self._most_edges(len(roster))
-        reports, lies = answers.sorted_out(said, lambda v: answers.report(v, len(roster), edges))
+        told, lies = answers.sorted_out(said, lambda v: answers.concluded(v, len(roster), edges))
         missing |= failed | lies
+        values = {name: auroc for name, (auroc, _) in told.items()}
+        reports = {name: sums for name, (_, sums) in told.items()}
         self._book(t, present, reports, values, missing, course, began)
+        course.well = frozenset(told) - set(missing)
+
+    def _alive(self, members: Sequence[str], course: _Course) -> tuple[list[str], dict[str, str]]:
+        """Who is there: those that ended the last round well, and those of the others that answer."""
+        alive, missing = self.line.ask(
+            [name for name in members if name not in course.well], "ping", seconds=self.seconds.sign
+        )
+        return sorted({*alive, *course.well} & set(members)), missing
+
+    def _questions(self, t: int) -> int:
+        """How many questions are asked around before a round."""
+        return cast(PeerMethod, self.method).questions(t, self.agreement.rounds)
 
     def _roll_calls(self, t: int, roster: tuple[str, ...], here: list[str], missing: dict[str, str]) -> None:
         """Let all sites answer to a board, which is one of them; another one, if that is gone."""
         order = [roster[k] for k in boards(self.agreement.seed, t, center_ids(roster)) if roster[k] in here]
-        questions = cast(PeerMethod, self.method).questions(t, self.agreement.rounds)
-        for question in range(questions):
+        for question in range(self._questions(t)):
             for attempt, board in enumerate(order[:BOARDS]):
                 if board in missing:
                     continue
@@ -340,12 +355,12 @@ class Conductor:
             order = method.turns(self.agreement.seed, t, center_ids(roster))
             for name in (roster[k] for k in order):
                 if name in present:
-                    said, failed = self._talk([name], "turn", t)
+                    said, failed = self._talk([name], "turn", t, sorted(missing))
                     asked, lies = answers.sorted_out(said, lambda v: answers.whole(v, 0, len(roster)))
                     made += sum(asked.values())
                     missing |= failed | lies
         most = min(method.capacity, len(roster) - 1) if method.kind == "mutual" else len(roster) - 1
-        said, failed = self._talk(_without(present, missing), "settle", t)
+        said, failed = self._talk(_without(present, missing), "settle", t, sorted(missing))
         touching, lies = answers.sorted_out(said, lambda v: answers.whole(v, 0, most))
         missing |= failed | lies
         edges = sum(touching.values()) // 2
@@ -564,13 +579,6 @@ class Conductor:
             self.line.pause(self.seconds.poll)
             said, gone = self.line.ask(sorted(waiting), "poll", seconds=sign)
             failed |= gone
-
-    def _finish(self, present: list[str], t: int, rest: str, missing: dict[str, str]) -> dict[str, float]:
-        """Let every site mix, judge and write down. Returns the validation AUROC of each."""
-        said, failed = self._work(_without(present, missing), "finish", t, rest)
-        values, lies = answers.sorted_out(said, answers.share)
-        missing |= failed | lies
-        return values
 
     def _book(
         self,

@@ -35,6 +35,7 @@ STEPS = {
     "settle": "settling proposals",
     "swap": "swapping weights",
     "finish": "mixing and judging",
+    "conclude": "mixing and judging",
     "idle": "waiting for the conductor's word",
     "done": "done",
 }

@@ -514,11 +514,14 @@ class Site:
             at += stretch.total
         return Numerals(values, told.form, told.data)
 
-    def train(self, round: int, alone: bool = False) -> None:
+    def train(self, round: int, alone: bool = False, live: Sequence[str] | None = None) -> None:
         """The local epochs of a round, and then an opinion of the members.
 
-        alone: nothing will be exchanged any more.
+        alone: nothing will be exchanged any more.  live: the members that are there, if the round is to begin
+        with this (else it has begun).
         """
+        if live is not None:
+            self.begin(round, live)
         if self._need(round, True, "begun") and self._trained is not None:
             raise RequestError(f"{self.name} has trained in round {round}; the conductor is out of step")
         method, world, before = self.method, self.world, self._before()
@@ -571,11 +574,12 @@ class Site:
     def _links(self, round: int) -> tuple[Ints, Ints]:
         return self._peer.transfers(self.world, round)
 
-    def turn(self, round: int) -> int:
+    def turn(self, round: int, gone: Sequence[str] = ()) -> int:
         """Go down the ranking and propose, until kappa partners are found or nobody is left.
 
-        Returns the number of proposals made.
+        gone: who was there when the round began, and is not any more. Returns the number of proposals made.
         """
+        self._silent |= set(gone) - {self.name}
         opinion = self._need(round, self.opinion, "an opinion")
         self._turned = True
         ranking = [self.members[k] for k in opinion.rankings[0]]
@@ -600,8 +604,9 @@ class Site:
             self._answers.append(self.talks.mine[peer].reason or "accepted")
         return made
 
-    def settle(self, round: int) -> int:
+    def settle(self, round: int, gone: Sequence[str] = ()) -> int:
         """Take no more proposals, and clear up what is in doubt. Returns the number of peers in touch."""
+        self._silent |= set(gone) - {self.name}
         if self.method.kind != "mutual":
             return len((set(self._asked) | self._listeners) - self._silent)
         with self._lock:
@@ -686,6 +691,10 @@ class Site:
         if self.store.finish(done):
             self.state = learned.state
         return value
+
+    def conclude(self, round: int, rest: str = "") -> list[Any]:
+        """Finish the round, and tell the validation AUROC and the sums of the round."""
+        return [self.finish(round, rest), self.report(round)]
 
     def _heard(self) -> tuple[str, ...]:
         """Who this site had to do with: its partners, or those whose weights arrived."""

@@ -49,6 +49,15 @@ def summary(store: Store) -> dict[str, Any]:
     }
 
 
+def summary_at(path: Path) -> dict[str, Any]:
+    """The same for a store that is opened only to be read."""
+    store = Store.look(path)
+    try:
+        return summary(store)
+    finally:
+        store.close()
+
+
 def sentence(entry: Entry) -> str:
     """One line of the audit log: when, what, to whom, how many bytes, why."""
     if entry.kind == "decision":

@@ -43,7 +43,7 @@ SERVER = "server"
 #: What the conductor may ask a site to do at once, and to start.
 ASKED = frozenset({"hello", "join", "begin", "keep_best", "upload", "download", "report"})
 _TALKS = frozenset({"catch_up", "introduce", "announce", "turn", "settle", "swap"})
-STARTED = _TALKS | {"open", "reply", "preside", "train", "finish"}
+STARTED = _TALKS | {"open", "reply", "preside", "train", "conclude"}
 
 #: How long a site holds back the word that it is still busy, in seconds: short work needs no second question.
 LINGER = 1.0

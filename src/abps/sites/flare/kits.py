@@ -32,10 +32,23 @@ ORGANISATION = "federation"
 #: Days that a new authority lives; certificates of members live shorter, and are rotated.
 ROOT_DAYS = 3650
 
+#: Bytes of a log file, and how many are kept.
+LOG_BYTES, LOG_FILES = 5 * 2**20, 5
+
+#: Parts of the engine that write a line or two for every message.
+_CHATTY = (
+    "nvflare.collab",
+    "nvflare.fuel.f3.cellnet",
+    "nvflare.private.aux_runner",
+)
+
 _SITE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 _HOST_NAME = re.compile(r"^([A-Za-z0-9-]+\.)*[A-Za-z0-9-]+$")
 _EMAIL = re.compile(r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}$")
 _RESERVED = {"server", "relay", "admin", "all"}
+
+#: Small models gain nothing from more threads, and every thread has memory of its own.
+_LEAN = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 #: What anybody with an operator's certificate may do at a site: run and stop jobs that carry no code.
 _RIGHTS = {
@@ -164,9 +177,34 @@ def _own_rules(kit: Path) -> None:
     default["allow_log_streaming"] = False  # a site's log stays at the site
     components = default.get("components", [])
     default["components"] = [c for c in components if c["id"] != "site_log_streamer"]
+    _own_launcher(default["components"])
     files.write_json(local / "resources.json", default)
     rules = {"project_admin": _RIGHTS, "org_admin": "none", "lead": "none", "member": "none"}
     files.write_json(local / "authorization.json", {"format_version": "1.0", "permissions": rules})
+    files.write_json(local / "log_config.json", _logs(local))
+
+
+def _own_launcher(components: list[dict[str, Any]]) -> bool:
+    """Let jobs run in our form of the engine's process. Returns whether something was changed."""
+    ours = {
+        "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher": "SiteLauncher",
+        "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher": "RelayLauncher",
+    }
+    found = [c for c in components if c.get("path") in ours]
+    for component in found:
+        component["path"] = f"abps.sites.flare.launchers.{ours[component['path']]}"
+    return bool(found)
+
+
+def _logs(local: Path) -> dict[str, Any]:
+    """Logs as lines of JSON that do not grow without end, and no word of the engine about every message."""
+    given = json.loads((local / "log_config.json.default").read_text(encoding="utf-8"))
+    given["handlers"] = {name: given["handlers"][name] for name in ("consoleHandler", "jsonFileHandler")}
+    given["handlers"]["jsonFileHandler"] |= {"maxBytes": LOG_BYTES, "backupCount": LOG_FILES}
+    given["filters"] = {}
+    quiet = {name: {"level": "WARNING"} for name in _CHATTY}
+    given["loggers"] = {"root": {"level": "INFO", "handlers": list(given["handlers"])}, **quiet}
+    return dict(given)
 
 
 def is_relay(kit: Path) -> bool:
@@ -191,9 +229,11 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
     relay = is_relay(kit)
     # This Python and this abps, not whatever is first on the path or relative to another folder.
     package = str(Path(files.__file__).resolve().parents[1])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    }
+    environment = (
+        _LEAN
+        | os.environ
+        | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
+    )
     start = [sys.executable, "-u", "-m"]
     if relay:
         _own_storage(kit)

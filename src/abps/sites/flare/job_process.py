@@ -1,0 +1,55 @@
+"""The process of one job, at a site or at the relay: the engine's own, begun earlier and ended sooner.
+
+While the engine connects and waits for its turn, what the job will need is loaded already. When the job
+is over, the engine's process would rest for three seconds before it ends: here it rests for a moment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+import threading
+
+#: The engine's modules that run a job, and what of ours each will need.
+NEEDS = {
+    "nvflare.private.fed.app.client.worker_process": "abps.sites.site",
+    "nvflare.private.fed.app.server.runner_process": "abps.sites.conductor",
+}
+
+#: Seconds that pending messages get at the end.
+REST = 0.3
+
+
+def command(engine: str) -> str:
+    """The engine's command for a job, as ours."""
+    for module in NEEDS:
+        engine = engine.replace(f"-m {module}", f"-m {__name__} {module}", 1)
+    return engine
+
+
+def end_soon() -> None:
+    """Let the engine's process rest for a moment only, before it closes its lines."""
+    from nvflare.fuel.f3.mpm import MainProcessMonitor
+
+    shut_down = MainProcessMonitor._start_shutdown
+
+    def soon(shutdown_grace_time: float, cleanup_grace_time: float) -> None:
+        shut_down(min(REST, shutdown_grace_time), cleanup_grace_time)
+
+    MainProcessMonitor._start_shutdown = soon
+
+
+def main() -> None:
+    """Load what the job needs, beside the engine's own start."""
+    engine = sys.argv.pop(1)
+    if engine not in NEEDS:
+        sys.exit(f"{engine} runs no job")
+    threading.Thread(target=importlib.import_module, args=(NEEDS[engine],), daemon=True).start()
+    end_soon()
+    sys.argv[0] = engine
+    runpy.run_module(engine, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
