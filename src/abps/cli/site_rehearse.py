@@ -13,6 +13,7 @@ from abps import files
 from abps.cli import options
 from abps.cli.site_options import need_engine, say
 from abps.cli.site_report import site_report
+from abps.core.errors import RequestError
 
 #: Where a rehearsal goes if nothing is said.
 OUT = Path("abps-rehearsal")
@@ -35,6 +36,12 @@ def rehearse(
         list[str] | None, typer.Option("--set", help="Any setting of the method: --set gamma=0.5.")
     ] = None,
     limit: Annotated[float, typer.Option(help="Give up, loudly, after so many seconds.")] = 180.0,
+    only: Annotated[
+        str | None,
+        typer.Option(help="prepare (kits and tables) or job (for sites that are started elsewhere)."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="With --only prepare: the relay's name.")] = "localhost",
+    port: Annotated[int, typer.Option(help="With --only prepare: the relay's port.")] = 8002,
     as_json: options.Json = False,
 ) -> None:
     """Rehearse a federation on this machine: certificates, kits, processes with mutual TLS, a job, models.
@@ -48,17 +55,25 @@ def rehearse(
     logging.getLogger().addHandler(logging.NullHandler())  # the engine's loggers would write to the terminal
     from abps.fitted.handover import check_new
     from abps.report.pages.site_page import job_page
+    from abps.sites.flare import rehearsal
     from abps.sites.flare.app import RESULT
-    from abps.sites.flare.rehearsal import Plan
-    from abps.sites.flare.rehearsal import rehearse as act
 
-    check_new(out)
+    if only not in (None, "prepare", "job"):
+        raise RequestError(f"--only {only}: choose prepare or job")
     settings = options.settings(set_ or [], model)
-    done = act(
-        out,
-        Plan(sites, "rehearsal", method, settings, rounds, seed, stays, limit),
-        say=lambda line: None if as_json else say(line),
-    )
+    plan = rehearsal.Plan(sites, "rehearsal", method, settings, rounds, seed, stays, limit)
+
+    def tell(line: str) -> None:
+        if not as_json:
+            say(line)
+
+    if only != "job":
+        check_new(out)
+    if only == "prepare":
+        rehearsal.prepare(out, plan, host, port)
+        tell(f"kits and tables are in {out}")
+        return
+    done = (rehearsal.perform if only == "job" else rehearsal.rehearse)(out, plan, tell)
     assert done.outcome.report is not None
     files.write_json(out / RESULT, done.outcome.report)
     told = []

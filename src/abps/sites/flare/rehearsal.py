@@ -6,6 +6,8 @@ end every site's own store and model. Nothing of it needs another machine or a c
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +29,7 @@ from abps.sites.agreement import Agreement
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import Processes, Say, free_port, own_home, running
 from abps.sites.flare.recipe import Waits
-from abps.sites.flare.submit import Outcome, submit
+from abps.sites.flare.submit import Outcome, connected, submit
 from abps.sites.policy import Policy
 from abps.sites.sitefile import SiteFile
 
@@ -39,6 +41,9 @@ MOST_SITES = 32
 
 #: Hospitals that do not exist need not be asked, however few their patients are.
 AUTO = Policy("auto", server=True, rows=1, events=1)
+
+#: What the hospitals agree on, in the folder of a rehearsal.
+AGREEMENT = "agreement.json"
 
 #: Called when all sites are connected, before the job: what hospitals have to do to let a study run.
 Consent = Callable[[kits.Network, Agreement], None]
@@ -89,9 +94,6 @@ def rehearse(
     out: Path, plan: Plan, say: Say = lambda line: None, consent: Consent = lambda network, agreement: None
 ) -> Rehearsed:
     """Provision, write tables, start, submit, wait, stop. Kits, tables and stores are left in ``out``."""
-    refused = configure(plan.method, plan.settings, plan.rounds).between_sites()
-    if refused:
-        raise RequestError(f"{plan.method!r} does not run between sites: {refused}")
     began = time.monotonic()
     took: dict[str, float] = {}
 
@@ -101,35 +103,69 @@ def rehearse(
     def left(part: str) -> float:
         seconds = plan.seconds - (time.monotonic() - began)
         if seconds <= 0:
-            raise RequestError(
-                f"{part} has not begun within {plan.seconds:g} s; give the rehearsal more time"
-            )
+            raise RequestError(f"{part} did not begin within {plan.seconds:g} s; give it more time")
         return seconds
 
+    port = free_port()
+    network, agreement = prepare(out, plan, "localhost", port)
+    done("kits and tables")
+    say(f"{plan.sites} hospitals, {plan.stays} stays each on average; relay on localhost:{port}")
+    with own_home(out / "home"), running(Processes(network, port)) as processes:
+        processes.start_all(left("the start"), say)
+        done("start")
+        consent(network, agreement)
+        outcome = _job(network, agreement, plan, left("the job"), say)
+        done("job")
+    done("stop")
+    return Rehearsed(network, agreement, outcome, took)
+
+
+def prepare(out: Path, plan: Plan, host: str, port: int) -> tuple[kits.Network, Agreement]:
+    """Certificates and kits for a relay that is called by this name, and a table for every hospital."""
+    refused = configure(plan.method, plan.settings, plan.rounds).between_sites()
+    if refused:
+        raise RequestError(f"{plan.method!r} does not run between sites: {refused}")
     with own_home(files.folder(out) / "home"):
-        port = free_port()
-        network = kits.provision(out / "kits", plan.names, "localhost", port)
-        done("provision")
-        agreement = tables(out, network, plan)
-        files.write_json(out / "agreement.json", agreement.to_json())
-        done("tables")
-        say(f"{plan.sites} hospitals, {plan.stays} stays each on average; relay on localhost:{port}")
-        with running(Processes(network, port)) as processes:
-            processes.start_all(left("the start"), say)
-            done("start")
-            consent(network, agreement)
-            # Generous, because all sites share this machine's cores.
-            waits = Waits(call=30.0, sign=30.0)
-            outcome = submit(
-                network.operator, agreement, plan.rounds, plan.sites, waits, left("the job"), changes(say)
-            )
-            done("job")
-        done("stop")
+        network = kits.provision(out / "kits", plan.names, host, port)
+    agreement = tables(out, network, plan)
+    files.write_json(out / AGREEMENT, agreement.to_json())
+    return network, agreement
+
+
+def perform(out: Path, plan: Plan, say: Say = lambda line: None) -> Rehearsed:
+    """The job alone, for hospitals that were prepared in ``out`` and are started by somebody else."""
+    if not (out / AGREEMENT).is_file():
+        raise RequestError(f"{out} was not prepared; do that first")
+    began = time.monotonic()
+    agreement = Agreement.from_json(json.loads((out / AGREEMENT).read_text(encoding="utf-8")))
+    sites = {path.stem: out / "kits" / path.stem for path in sorted((out / "tables").glob("*.parquet"))}
+    (operator,) = [path for path in (out / "kits").iterdir() if "@" in path.name]
+    network = kits.Network(out / "kits" / "relay", sites, operator, out / "kits" / "authority")
+    with own_home(out / "home"):
+        seen: list[str] = []
+        while not set(sites) <= set(seen):
+            left = plan.seconds - (time.monotonic() - began)
+            if left <= 0:
+                missing = ", ".join(sorted(set(sites) - set(seen)))
+                raise RequestError(f"after {plan.seconds:g} s these are not connected: {missing}")
+            with contextlib.suppress(RequestError):
+                seen = connected(operator)
+            time.sleep(1.0)
+        say(f"connected: {', '.join(sorted(sites))}")
+        outcome = _job(network, agreement, plan, left, say)
+    return Rehearsed(network, agreement, outcome, {"job": round(time.monotonic() - began, 3)})
+
+
+def _job(network: kits.Network, agreement: Agreement, plan: Plan, seconds: float, say: Say) -> Outcome:
+    # Generous, because all sites share this machine's cores.
+    waits = Waits(call=30.0, sign=30.0)
+    least = len(network.sites)
+    outcome = submit(network.operator, agreement, agreement.rounds, least, waits, seconds, changes(say))
     if outcome.status != "FINISHED:COMPLETED" or outcome.report is None:
-        raise RequestError(f"the job ended as {outcome.status}; see the logs in {out / 'kits'}")
+        raise RequestError(f"the job ended as {outcome.status}; see the logs in {network.relay.parent}")
     if "error" in outcome.report:
         raise RequestError(f"the job did not run: {outcome.report['error']}")
-    return Rehearsed(network, agreement, outcome, took)
+    return outcome
 
 
 def changes(say: Say) -> Say:
