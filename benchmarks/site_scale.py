@@ -21,22 +21,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import polars as pl
 import psutil
 
-from abps.data.codebook import merged
-from abps.data.prepare import codebook
-from abps.data.synthetic.builtin import builtin_table
-from abps.sites.agreement import Agreement
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, running
 from abps.sites.flare.recipe import Waits
+from abps.sites.flare.rehearsal import Plan, prepare
 from abps.sites.flare.submit import submit
-from abps.sites.policy import Policy
-from abps.sites.sitefile import SiteFile
-
-#: Sites of a trial, which nobody has to ask.
-AUTO = Policy("auto", rows=1, events=1, floor=0)
 
 #: Loaded by the relay's processes: adds up the frames that come in, by who sent them.
 COUNTER = """
@@ -64,6 +55,7 @@ class Cost:
     """
 
     sites: int
+    rounds: int
     provision: float
     startup: float
     job: float
@@ -73,16 +65,20 @@ class Cost:
     cpu: float
     payload: int
     wire: int
+    frames: int
+
+    @property
+    def overhead(self) -> float:
+        """Bytes that the engine adds, per site and round; the beginning of the job is spread over its rounds."""
+        return (self.wire - self.payload) / self.sites / self.rounds
 
 
-def measure(folder: Path, count: int, rounds: int, method: str, stays: int) -> Cost:
+def measure(folder: Path, plan: Plan) -> Cost:
     """Provision, start, run one job, stop."""
-    names = [f"site-{k + 1:02d}" for k in range(count)]
-    port = free_port()
+    count, port = plan.sites, free_port()
     began = time.monotonic()
-    network = kits.provision(folder / "kits", names, "localhost", port)
+    network, agreement = prepare(folder, plan, "localhost", port)
     provisioned = time.monotonic() - began
-    agreement = _tables(folder, names, network, method, rounds, stays)
     (folder / "counter").mkdir()
     (folder / "counter" / "sitecustomize.py").write_text(COUNTER)
     _, plain = kits.command(network.relay)
@@ -94,13 +90,13 @@ def measure(folder: Path, count: int, rounds: int, method: str, stays: int) -> C
         began = time.monotonic()
         processes.start_all(LONG)
         startup = time.monotonic() - began
-        at_first = _counted(folder)
+        bytes_first, frames_first = _counted(folder, plan.names)
         with _watching(processes) as peak:
             began = time.monotonic()
             # Generous, because all sites share this machine's cores.
-            done = submit(network.operator, agreement, rounds, count, Waits(call=120, sign=120), LONG)
+            done = submit(network.operator, agreement, plan.rounds, count, Waits(call=120, sign=120), LONG)
             job = time.monotonic() - began
-        wire = sum(size - at_first.get(name, 0) for name, size in _counted(folder).items())
+        bytes_last, frames_last = _counted(folder, plan.names)
     if done.report is None or done.status != "FINISHED:COMPLETED":
         raise SystemExit(f"{count} sites: the job ended as {done.status}")
     for r in done.report["rounds"]:
@@ -108,38 +104,19 @@ def measure(folder: Path, count: int, rounds: int, method: str, stays: int) -> C
             raise SystemExit(f"{count} sites: round {r['round']} went without {r['missing']}")
     seconds = statistics.median(r["seconds"] for r in done.report["rounds"])
     payload = done.report["bytes"]["directed"] + done.report["bytes"]["control"]
-    return Cost(count, provisioned, startup, job, seconds, *peak, payload, wire)
+    wire, frames = bytes_last - bytes_first, frames_last - frames_first
+    return Cost(count, plan.rounds, provisioned, startup, job, seconds, *peak, payload, wire, frames)
 
 
-def _tables(
-    folder: Path, names: list[str], network: kits.Network, method: str, rounds: int, stays: int
-) -> Agreement:
-    """A table for every site, from the built-in federation, and what they agree on."""
-    frame, roles = builtin_table(
-        f"icu-synthetic:centers={len(names)},stays={stays * len(names)},size_spread=0,groups=4"
-    )
-    centers = sorted(frame["center"].unique().to_list())
-    books = []
-    for name, center in zip(names, centers, strict=True):
-        table = folder / f"{name}.parquet"
-        frame.filter(pl.col("center") == center).drop("center", "careunit").write_parquet(table)
-        own = SiteFile(
-            name, str(table), roles.label, str(folder / name), roles.patient, roles.time, policy=AUTO
-        )
-        own.write(network.sites[name] / "local")
-        books.append(codebook(own.read_table(), seed=0))
-    return Agreement("scale", method, merged(books), 11, rounds)
-
-
-def _counted(folder: Path) -> dict[str, int]:
-    """Bytes that came in at the relay, by the site that sent them."""
-    total: dict[str, int] = {}
+def _counted(folder: Path, names: tuple[str, ...]) -> tuple[int, int]:
+    """Bytes and frames that came in at the relay from the sites."""
+    sizes = []
     for path in folder.glob("frames.*"):
         for line in path.read_text().splitlines():
             name, _, size = line.rpartition(" ")
-            if name.startswith("site-"):
-                total[name] = total.get(name, 0) + int(size)
-    return total
+            if name.split(".")[0] in names:
+                sizes.append(int(size))
+    return sum(sizes), len(sizes)
 
 
 @contextlib.contextmanager
@@ -179,25 +156,31 @@ def main() -> None:
     arguments.add_argument("--sites", default="4,8,16", help="sizes, separated by commas")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--method", default="abps-pq-k1")
+    arguments.add_argument("--model", default="gam")
     arguments.add_argument("--stays", type=int, default=300, help="rows per site")
     arguments.add_argument("--json", action="store_true", help="one JSON line per size instead of a table")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ["HOME"] = home  # the engine writes into its user's home folder
         if not given.json:
-            print("| sites | provision s | startup s | job s | s per round | MB parent | MB job process "
-                  "| CPU s job process | payload kB | wire kB | wire / payload |")  # fmt: skip
-            print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+            head = (
+                "sites | provision s | startup s | job s | s per round | MB parent | MB job process "
+                "| CPU s job process | payload kB | wire kB | overhead kB per site and round | frames per site"
+            )
+            print(f"| {head} |\n{'|---' * 12}|", flush=True)
         for count in (int(part) for part in given.sites.split(",")):
             with tempfile.TemporaryDirectory() as folder:
-                c = measure(Path(folder), count, given.rounds, given.method, given.stays)
+                settings = {"model": given.model}
+                plan = Plan(count, "scale", given.method, settings, given.rounds, stays=given.stays)
+                c = measure(Path(folder), plan)
             if given.json:
-                print(json.dumps(c.__dict__), flush=True)
+                print(json.dumps({**c.__dict__, "overhead": c.overhead}), flush=True)
                 continue
             print(
                 f"| {c.sites} | {c.provision:.1f} | {c.startup:.1f} | {c.job:.1f} | {c.round:.2f} "
                 f"| {c.parent_mb:.0f} | {c.job_mb:.0f} | {c.cpu:.1f} "
-                f"| {c.payload / 1e3:.0f} | {c.wire / 1e3:.0f} | {c.wire / c.payload:.2f} |",
+                f"| {c.payload / 1e3:.0f} | {c.wire / 1e3:.0f} | {c.overhead / 1e3:.1f} "
+                f"| {c.frames / c.sites:.0f} |",
                 flush=True,
             )
 

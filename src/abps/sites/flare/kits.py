@@ -238,7 +238,7 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
     if relay:
         _own_storage(kit)
         environment.setdefault("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT", OUTCOME_WAIT)
-        start += ["abps.sites.flare.relay", "-m", str(kit), "-s", "fed_server.json"]
+        start += ["abps.sites.flare.participant", "-m", str(kit), "-s", "fed_server.json"]
         return [
             *start,
             "--set",
@@ -246,7 +246,7 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
             f"org={ORGANISATION}",
             "config_folder=config",
         ], environment
-    start += ["nvflare.private.fed.app.client.client_train", "-m", str(kit), "-s", "fed_client.json"]
+    start += ["abps.sites.flare.participant", "-m", str(kit), "-s", "fed_client.json"]
     names = [f"uid={site_name(kit)}", f"org={ORGANISATION}", "config_folder=config"]
     return [*start, "--set", "secure_train=true", *names], environment
 

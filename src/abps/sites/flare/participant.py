@@ -1,7 +1,8 @@
-"""The relay's process: the engine's server, which here also knows who is no longer a member.
+"""A participant's process: the engine's own, with two things that it lacks.
 
-The engine asks for a certificate of the authority and has no list of revoked ones. So whoever registers, or
-gives a sign of life, is looked up in the relay's own list first; the list may change while the relay runs.
+The relay's also knows who is no longer a member. The engine asks for a certificate of the authority and has
+no list of revoked ones; so whoever registers, or gives a sign of life, is looked up in the relay's own list,
+which may change while the relay runs. A site's process says why it was refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from abps.sites.membership import Known
 
 log = logging.getLogger("abps")
 
-ENGINE = "nvflare.private.fed.app.server.server_train"
+#: The engine's modules for the relay and for a site.
+RELAY = "nvflare.private.fed.app.server.server_train"
+SITE = "nvflare.private.fed.app.client.client_train"
+
+#: What the relay's refusals have in common.
+_REVOKED = "was revoked by this network's authority"
 
 
 def guard(known: Known) -> None:
@@ -33,7 +39,7 @@ def guard(known: Known) -> None:
     def refusal(name: str, serial: int) -> str | None:
         if not known.now.has(serial) and name not in known.now.expelled:
             return None
-        return f"the certificate of {name} was revoked by this network's authority; ask the operator"
+        return f"the certificate of {name} {_REVOKED}; ask the operator"
 
     def verify_common_name(
         self: Any,
@@ -77,12 +83,36 @@ def guard(known: Known) -> None:
     ClientManager.heartbeat = heartbeat
 
 
+def tell_why() -> None:
+    """Let a site's process say what the relay told it, which the engine keeps to itself."""
+    from nvflare.private.fed import authenticator
+    from nvflare.private.fed.client import communicator
+
+    plain: Any = communicator.FLCommunicationError
+
+    class Told(plain):
+        """The engine's error, said aloud if it is about membership."""
+
+        def __init__(self, *told: Any) -> None:
+            super().__init__(*told)
+            text = " ".join(str(part) for part in told)
+            if _REVOKED in text:
+                start = text.index("the certificate of")
+                log.error("the relay refuses this site: %s", text[start:].strip("'}\""))
+
+    communicator.FLCommunicationError = authenticator.FLCommunicationError = Told
+
+
 def main() -> None:
-    """Run the engine's server with the list of the kit that it is started from."""
+    """Run the engine from the kit that it is started with."""
     kit = Path(sys.argv[sys.argv.index("-m") + 1])
-    guard(Known(kit))
-    sys.argv[0] = ENGINE
-    runpy.run_module(ENGINE, run_name="__main__", alter_sys=True)
+    engine = RELAY if "fed_server.json" in sys.argv else SITE
+    if engine == RELAY:
+        guard(Known(kit))
+    else:
+        tell_why()
+    sys.argv[0] = engine
+    runpy.run_module(engine, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
