@@ -69,7 +69,7 @@ class Cost:
 
     @property
     def overhead(self) -> float:
-        """Bytes that the engine adds, per site and round; the beginning of the job is spread over its rounds."""
+        """Bytes that the engine adds, per site and round; the start of the job included."""
         return (self.wire - self.payload) / self.sites / self.rounds
 
 
@@ -165,7 +165,7 @@ def main() -> None:
         if not given.json:
             head = (
                 "sites | provision s | startup s | job s | s per round | MB parent | MB job process "
-                "| CPU s job process | payload kB | wire kB | overhead kB per site and round | frames per site"
+                "| CPU s job process | payload kB | wire kB | overhead kB per site, round | frames per site"
             )
             print(f"| {head} |\n{'|---' * 12}|", flush=True)
         for count in (int(part) for part in given.sites.split(",")):
