@@ -100,7 +100,7 @@ class EqualUpdates(FedAvg):
 
     def train(self, world: World, state, t: int, alone: bool):
         """One pass over so many rows as the steps need, drawn in reshuffled passes that go on over rounds."""
-        need, x, y = UPDATES * BATCH, [], []
+        need, x, y = UPDATES * self.training.batch, [], []
         for i, name in enumerate(world.data.centers):
             own = world.data.train.only(i)
             passes = -(-need * t // len(own.y))
@@ -111,7 +111,8 @@ class EqualUpdates(FedAvg):
             chosen = np.concatenate(draws)[need * (t - 1) : need * t]
             x.append(own.x[chosen])
             y.append(own.y[chosen])
-        rows = Rows(np.concatenate(x), np.concatenate(y), np.arange(len(x) + 1) * need)
+        start = np.arange(len(x) + 1) * need
+        rows = replace(world.data.train, x=np.concatenate(x), y=np.concatenate(y), start=start, patient=None)
         learner = world.learner.on(replace(world.data, train=rows))
         return replace(state, models=learner.train(state.models, t))
 

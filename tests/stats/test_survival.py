@@ -142,3 +142,25 @@ def test_one_kind_only_has_no_concordance_and_no_auroc():
     time, nobody = np.array([1.0, 2.0]), np.zeros(2, dtype=bool)
     assert np.isnan(s.concordance(time, nobody, time))
     assert np.isnan(s.auroc_at(time, nobody, time, 1.5, s.censoring(time, nobody)))
+
+
+def test_weighted_scores_agree_with_scikit_survival() -> None:
+    metrics = pytest.importorskip("sksurv.metrics")
+    util = pytest.importorskip("sksurv.util")
+    rng = np.random.default_rng(8)
+    time, event = rng.exponential(10, 400), rng.random(400) < 0.6
+    train, test = slice(0, 250), slice(250, 400)
+    risk, until = rng.normal(size=400) - 0.1 * time, float(np.quantile(time[:250], 0.9))
+    both = util.Surv.from_arrays(event, time)
+    watched = s.censoring(time[train], event[train])
+    got = s.weighted_concordance(time[test], event[test], risk[test], watched, until)
+    want = metrics.concordance_index_ipcw(both[train], both[test], risk[test], tau=until)[0]
+    assert got == pytest.approx(want, abs=1e-6)
+    inside = time[test] < time[train].max()
+    t, e, r = time[test][inside], event[test][inside], risk[test][inside]
+    areas, _ = metrics.cumulative_dynamic_auc(both[train], both[test][inside], r, [4.0])
+    assert s.auroc_at(t, e, r, 4.0, watched) == pytest.approx(areas[0], abs=1e-6)
+    grid = np.array([2.0, 4.0, 6.0])
+    alive = np.exp(-grid[None] / 10 * np.exp(0.3 * r[:, None]))
+    _, wanted = metrics.brier_score(both[train], both[test][inside], alive, grid)
+    np.testing.assert_allclose(s.brier(t, e, alive, grid, watched), wanted, atol=1e-6)

@@ -33,6 +33,8 @@ def check(
     drop: options.Drop = "",
     keep: options.Keep = "",
     positive: options.Positive = None,
+    outcome: options.Outcome = None,
+    duration: options.Duration = None,
     min_stays: options.MinStays = None,
     strict: options.Strict = False,
     as_json: options.Json = False,
@@ -47,14 +49,15 @@ def check(
     Example: abps check stays.csv --label died --center hospital
     """
     federation = options.federation(
-        table, label, center, patient, time, group, drop, min_stays, keep=keep, positive=positive
-    )
+        table, label, center, patient, time, group, drop, min_stays, keep=keep, positive=positive,
+        outcome=outcome, duration=duration,
+    )  # fmt: skip
     notes = federation.notes
     assert notes is not None
     if as_json:
         print(json.dumps(notes.to_json(), ensure_ascii=False))
     else:
-        show(notes, options.terminal())
+        show(notes, options.terminal(), federation.outcome.kind)
     refuse_doubts(notes, strict)
 
 
@@ -93,7 +96,7 @@ def repair_words(repair: Repair) -> str:
     return f"{repair.column}: {repair.cells:,} cell(s), such as {before!r} → {after} ({repair.rule})"
 
 
-def show(notes: TableCheck, console: Console) -> None:
+def show(notes: TableCheck, console: Console, outcome: str = "binary") -> None:
     """The whole check on the terminal."""
 
     def say(text: str, style: str = "") -> None:
@@ -102,10 +105,13 @@ def show(notes: TableCheck, console: Console) -> None:
     say(f"{notes.name}: {notes.form}", "bold")
     say(f"{notes.rows:,} rows{f', {notes.copies:,} of them copies of others' if notes.copies else ''}")
     share = notes.events / max(1, notes.rows - notes.copies)
-    say(
-        f"label {notes.label}: {notes.positive!r} is the event ({notes.events:,} rows, {share:.1%}), "
-        f"{notes.negative!r} is not"
-    )
+    if notes.positive:
+        told = (
+            f"{notes.positive!r} is the event ({notes.events:,} rows, {share:.1%}), {notes.negative!r} is not"
+        )
+        say(f"label {notes.label}: {told}{'' if outcome == 'binary' else f'; outcome {outcome}'}")
+    else:
+        say(f"label {notes.label}: outcome {outcome}")
     say(f"centers: {len(notes.centers)} take part, {len(notes.left_out)} do not")
     columns = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("column", "type", "role", "used", "missing", "why"):

@@ -79,6 +79,8 @@ def compare(
     drop: options.Drop = "",
     keep: options.Keep = "",
     positive: options.Positive = None,
+    outcome: options.Outcome = None,
+    duration: options.Duration = None,
     strict: options.Strict = False,
     eras: options.Eras = None,
     every: options.Every = None,
@@ -107,8 +109,9 @@ def compare(
     from abps.study.workers.slurm import Slurm, run_slurm
 
     roles = Roles(
-        label or "", center or "", patient, time, group, split(drop), eras, every, split(keep), positive
-    )
+        label or "", center or "", patient, time, group, split(drop), eras, every, split(keep), positive,
+        outcome, duration,
+    )  # fmt: skip
     sources = tuple(source(d, roles, min_stays) for d in data or ["icu-synthetic"])
     words = split(methods)
     compared = read_seeds(seeds)

@@ -10,7 +10,7 @@ _PARAMETERS = (
     "between by center centers charlson columns data deviations device diagnoses dirichlet drop engine "
     "era eras every executor forget group host hours iid jobs keep label map max_age method methods "
     "min_age min_positives min_stays model only operator out patient port positive rounds seed seeds "
-    "small time vary window"
+    "small time vary window outcome duration"
 )
 
 _NAMED: Final = re.compile(rf"(?<![\w:,.=-])({_PARAMETERS.replace(' ', '|')}|slurm_\w+)=")

@@ -34,11 +34,14 @@ Methods = Annotated[
 Data = Annotated[
     str,
     typer.Option(
-        help="A CSV or Parquet file, or a built-in federation: icu-synthetic, fedprox-synthetic "
+        help="A CSV or Parquet file, or a built-in federation: icu-synthetic, fedprox-synthetic, "
+        "survival-synthetic "
         "(with knobs: icu-synthetic:heterogeneity=4,centers=60)."
     ),
 ]
-Label = Annotated[str | None, typer.Option(help="The column to predict (two values).")]
+Label = Annotated[
+    str | None, typer.Option(help="The column to predict (two values, unless --outcome says otherwise).")
+]
 Center = Annotated[str | None, typer.Option(help="The column that says which center a row belongs to.")]
 Patient = Annotated[str | None, typer.Option(help="A patient is in one split, in all centers.")]
 Time = Annotated[str | None, typer.Option(help="A date or year column; never a feature.")]
@@ -69,6 +72,17 @@ Attack = Annotated[
     ),
 ]
 Positive = Annotated[str | None, typer.Option(help="The label's value that counts as the event.")]
+Outcome = Annotated[
+    str | None,
+    typer.Option(
+        help="What the label is: binary, survival (with --duration), survival:cox, classes, continuous, or "
+        "continuous:pinball=0.9. Default: survival with --duration, else binary."
+    ),
+]
+Duration = Annotated[
+    str | None,
+    typer.Option(help="Survival: the column with the time to the event, or to the end of watching."),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Warnings about the table are errors.")]
 MinStays = Annotated[int | None, typer.Option(help="The smallest center that takes part (own tables: 50).")]
 Model = Annotated[
@@ -95,6 +109,8 @@ def federation(
     every: int | None = None,
     keep: str = "",
     positive: str | None = None,
+    outcome: str | None = None,
+    duration: str | None = None,
 ) -> Federation:
     """The federation that the options describe."""
     from abps.data.roles import Roles
@@ -102,8 +118,9 @@ def federation(
     from abps.data.table import load
 
     given = Roles(
-        label or "", center or "", patient, time, group, split(drop), eras, every, split(keep), positive
-    )
+        label or "", center or "", patient, time, group, split(drop), eras, every, split(keep), positive,
+        outcome, duration,
+    )  # fmt: skip
     roles = complete(data, given)
     if not is_builtin(data) and not (roles.label and roles.center) and Path(data).exists():
         raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")

@@ -45,6 +45,8 @@ def run(
     drop: options.Drop = "",
     keep: options.Keep = "",
     positive: options.Positive = None,
+    outcome: options.Outcome = None,
+    duration: options.Duration = None,
     strict: options.Strict = False,
     eras: options.Eras = None,
     every: options.Every = None,
@@ -75,7 +77,20 @@ def run(
     console = options.terminal(stderr=True)
     with console.status("reading the federation") if console.is_terminal else nullcontext():
         federation = options.federation(
-            data, label, center, patient, time, group, drop, min_stays, eras, every, keep, positive
+            data,
+            label,
+            center,
+            patient,
+            time,
+            group,
+            drop,
+            min_stays,
+            eras,
+            every,
+            keep,
+            positive,
+            outcome,
+            duration,
         )
         identity = {"method": method, "seed": seed, "config": describe(config), "device": place}
         identity["attack"] = str(parse(attack)) if attack else ""
@@ -86,7 +101,7 @@ def run(
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("validation AUROC {task.fields[auroc]:.3f}"),
+        TextColumn(f"validation {federation.outcome.measure} {{task.fields[auroc]:.3f}}"),
         console=console,
         disable=not console.is_terminal,
         transient=True,

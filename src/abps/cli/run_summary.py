@@ -16,8 +16,9 @@ def summary(result: Run) -> dict[str, object]:
         "rounds": result.rounds,
         "centers": result.data.centers,
         "auroc": content["auroc"]["mean"],
-        "scored_centers": result.auroc.scored_centers,
-        "at_best_validation": content["auroc"]["at_best_validation"],
+        **{name: content[name] for name in ("outcome", "score", "measures") if name in content},
+        "scored_centers": result.main.scored_centers,
+        "at_best_validation": content["auroc" if result.score is None else "score"]["at_best_validation"],
         "auprc": content["auprc"]["mean"],
         "brier": content["brier"]["mean"],
         "bytes": content["bytes"],
@@ -31,15 +32,17 @@ def summary(result: Run) -> dict[str, object]:
 def summary_table(result: Run) -> Table:
     """A run as a table for the terminal."""
     table = Table(title=f"{result.method} on {result.data.name}, seed {result.seed}", show_header=False)
+    more = {name: each.mean for name, each in result.measures.items() if name != result.measure}
+    more = more or {"AUPRC": result.auprc.mean, "Brier": result.brier.mean}
     rows = [
         (
             "centers",
-            f"{result.data.centers} ({result.auroc.scored_centers} scored), {result.data.rows:,} stays",
+            f"{result.data.centers} ({result.main.scored_centers} scored), {result.data.rows:,} stays",
         ),
         ("rounds", str(result.rounds)),
-        ("AUROC, mean over centers", f"{result.auroc.mean:.3f}"),
-        ("… at the best validation round", f"{result.auroc.at_best_validation:.3f}"),
-        ("AUPRC, Brier", f"{result.auprc.mean:.3f}, {result.brier.mean:.3f}"),
+        (f"{result.measure}, mean over centers", f"{result.main.mean:.3f}"),
+        ("… at the best validation round", f"{result.main.at_best_validation:.3f}"),
+        (", ".join(more), ", ".join(f"{value:.3f}" for value in more.values())),
         ("bytes (once per edge)", f"{result.bytes.edge:,} = {result.bytes.vs_fedavg:.3g} × FedAvg"),
         (
             "… per center and round",

@@ -85,11 +85,13 @@ def summary(report: Report, outcome: Outcome | None = None) -> dict[str, Any]:
         }
     for section in report.sections:
         lines = []
+        measure = section.part.measure
         for line in section.part.lines:
             r = line.result
             entry: dict[str, Any] = {
                 "method": r.label,
-                "auroc": r.mean,
+                "auroc": r.mean if measure == "AUROC" else None,
+                **({} if measure == "AUROC" else {"score": r.mean, "measure": measure}),
                 "sd": r.deviation if len(r.seeds) > 1 else None,
                 "vs_fedavg": r.vs_fedavg,
                 "rest": r.rest,
@@ -125,7 +127,7 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
             box=None,
             padding=(0, 1, 0, 0),
         )
-        for name in ("method", "AUROC", "bytes", "to FedAvg", "to random", "harmed", "rest"):
+        for name in ("method", part.measure, "bytes", "to FedAvg", "to random", "harmed", "rest"):
             table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
         for line in part.lines:
             r = line.result

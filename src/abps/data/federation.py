@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from abps.data.check import LeftOut as LeftOut
 from abps.data.check import TableCheck
+from abps.data.outcome import BINARY, Outcome
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Federation:
     """Stays of n centers. Rows keep the order of their source; centers are sorted by name.
 
     features: one column per feature, numeric, boolean or text; null where missing.
-    label: (rows,) 0 or 1.  center: (rows,) index into ``centers``.
+    label: (rows,) 0 or 1, or as :mod:`abps.data.outcome` says.  center: (rows,) index into ``centers``.
     patient: (rows,) the number of every row's patient, the same in every table that has the key, or None.
     time: (rows,) years, or None.
     groups: one declared group per center (for the oracle control), or None.
@@ -51,11 +52,12 @@ class Federation:
     every: rounds from one window to the next; None: the rounds of a run divide evenly over the windows.
     in_order: the order of rows is part of the data (a generator made it); that of a file never is.
     notes: what was noticed and mended when the table was read; not part of the content.
+    outcome: what the label is.
     """
 
     name: str
     features: pl.DataFrame
-    label: NDArray[np.int8]
+    label: NDArray[Any]
     center: NDArray[np.int32]
     centers: tuple[str, ...]
     patient: NDArray[np.int64] | None = None
@@ -67,6 +69,7 @@ class Federation:
     every: int | None = None
     in_order: bool = False
     notes: TableCheck | None = None
+    outcome: Outcome = BINARY
 
     @property
     def size(self) -> int:
@@ -92,15 +95,18 @@ class Federation:
             self.features.width,
             self.fingerprint(),
             self.left_out,
-            float(self.label.mean()),
+            float(self.outcome.events(self.label).mean()),
             None if self.groups is None else len(set(self.groups)),
             self.notes,
         )
 
     def __repr__(self) -> str:
+        told = f"outcome {self.outcome.kind}"
+        if self.outcome.binary:
+            told = f"{100 * float(self.label.mean()):.1f} % positive"
         return (
             f"<Federation {self.name}: {self.size} centers, {self.rows:,} stays, "
-            f"{self.features.width} features, {100 * float(self.label.mean()):.1f} % positive>"
+            f"{self.features.width} features, {told}>"
         )
 
     def only(self, rows: NDArray[np.bool_]) -> Federation:
@@ -133,6 +139,8 @@ class Federation:
         digest.update(repr((self.centers, self.groups, self.descriptors)).encode())
         if self.era is not None:
             digest.update(np.ascontiguousarray(self.era).tobytes() + repr(self.every).encode())
+        if not self.outcome.binary:
+            digest.update(repr(self.outcome).encode())
         if self.in_order:
             digest.update(b"in order")
         return digest.hexdigest()

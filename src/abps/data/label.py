@@ -47,15 +47,7 @@ def binary_label(column: pl.Series, name: str, positive: str | None = None) -> B
     positive: the value of the event. Where it is not given: the value that says yes (1, true, yes, died),
     else the larger number, else the later in the alphabet.
     """
-    missing = column.is_null()
-    if column.dtype.is_float():
-        missing = missing | column.is_nan()
-    if missing.any():
-        first = int(missing.arg_max() or 0)
-        raise RequestError(
-            f"the label {name!r} is missing in {int(missing.sum())} row(s), first in line {first + 2}; "
-            "remove these rows or fill them in"
-        )
+    known_label(column, name)
     lowered = column.cast(pl.String).str.strip_chars().str.to_lowercase()
     values = sorted(lowered.unique().to_list())
     events = {value for value in values if value in YES}
@@ -75,7 +67,7 @@ def binary_label(column: pl.Series, name: str, positive: str | None = None) -> B
             shown = ", ".join(repr(v) for v in values[:5])
             raise RequestError(
                 f"the label {name!r} has {len(values)} value(s) ({shown}{', …' if len(values) > 5 else ''}); "
-                "a label must have exactly two"
+                "a label must have exactly two, unless the outcome is said to be classes or continuous"
             )
         try:
             event = max(values, key=float)
@@ -96,6 +88,19 @@ def binary_label(column: pl.Series, name: str, positive: str | None = None) -> B
     return BinaryLabel(
         lowered.is_in(sorted(events)).to_numpy().astype(np.int8), _named(events), _named(others), doubt
     )
+
+
+def known_label(column: pl.Series, name: str, role: str = "label") -> None:
+    """Refuse a column with gaps: a row without an outcome is an error, not a silent loss."""
+    missing = column.is_null()
+    if column.dtype.is_float():
+        missing = missing | column.is_nan()
+    if missing.any():
+        first = int(missing.arg_max() or 0)
+        raise RequestError(
+            f"the {role} {name!r} is missing in {int(missing.sum())} row(s), first in line {first + 2}; "
+            "remove these rows or fill them in"
+        )
 
 
 def _same_number(one: str, other: str) -> bool:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, Sharing, candidates, encode_column, sums
 from abps.data.federation import About, Federation
+from abps.data.outcome import BINARY, Outcome
 from abps.data.scales import Summary, agree, oddities, summaries
 from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
@@ -34,7 +35,7 @@ STANDARDISE = ("own", "common")
 class Rows:
     """One split of every center, rows of a center side by side.
 
-    x: (rows, features) float32.  y: (rows,) float32 of 0 and 1.
+    x: (rows, features) float32.  y: (rows,) float32 of 0 and 1, or as the outcome codes it.
     start: (centers + 1,) center i owns rows start[i]:start[i+1].
     patient: (rows,) the number of every row's patient; None: every row is a patient of its own.
     """
@@ -43,6 +44,7 @@ class Rows:
     y: NDArray[np.float32]
     start: NDArray[np.int64]
     patient: NDArray[np.int64] | None = None
+    outcome: Outcome = BINARY
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -50,7 +52,11 @@ class Rows:
         return np.diff(self.start)
 
     def positives(self) -> NDArray[np.int64]:
-        """(centers,) positive rows per center."""
+        """(centers,) positive rows per center; of other outcomes those that tell something, half at most."""
+        if not self.outcome.binary:
+            parts = np.split(self.y, self.start[1:-1])
+            told = [min(self.outcome.informative(part), len(part) // 2) for part in parts]
+            return np.array(told, dtype=np.int64)
         total = np.concatenate([[0], np.cumsum(self.y, dtype=np.float64)])
         return (total[self.start[1:]] - total[self.start[:-1]]).astype(np.int64)
 
@@ -58,7 +64,7 @@ class Rows:
         """Center i alone: a federation of one."""
         part = slice(int(self.start[i]), int(self.start[i + 1]))
         patient = None if self.patient is None else self.patient[part]
-        return Rows(self.x[part], self.y[part], np.array([0, part.stop - part.start]), patient)
+        return Rows(self.x[part], self.y[part], np.array([0, part.stop - part.start]), patient, self.outcome)
 
 
 def side_by_side(first: Rows, second: Rows) -> Rows:
@@ -71,6 +77,7 @@ def side_by_side(first: Rows, second: Rows) -> Rows:
         np.concatenate([first.y, second.y])[order],
         np.concatenate([[0], np.cumsum(first.sizes + second.sizes)]),
         np.concatenate([first.patient, second.patient])[order] if known else None,
+        first.outcome,
     )
 
 
@@ -84,6 +91,7 @@ class Prepared:
     plain: features as the paper's rows have them, before a model's design adds to them; 0: all of them.
     agreed: bytes that the centers sent and received for common statistics.
     warnings: what looks wrong in the columns, one sentence each.
+    outcome: what is predicted, with what the centers agreed on for it.
     splines: whether numeric columns are there as the smooth terms of an additive model.
     floor: of how many patients something must be told that leaves a center; 0: of any number.
     """
@@ -105,6 +113,7 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     splines: bool = False
     floor: int = 0
+    outcome: Outcome = BINARY
 
     @cached_property
     def least(self) -> NDArray[np.int64]:
@@ -253,7 +262,7 @@ def with_statistics(book: Codebook, table: Federation, seed: int) -> Codebook:
 
 
 def metadata(
-    federation: Federation, split: NDArray[np.int8], floor: int = 0
+    federation: Federation, split: NDArray[np.int8], floor: int = 0, outcome: Outcome = BINARY
 ) -> tuple[NDArray[np.float64], tuple[str, ...], int]:
     """(centers, k) the vector that each center publishes, the names of its entries, and how many are base.
 
@@ -271,8 +280,12 @@ def metadata(
 
     if floor:
         count = np.maximum(count, base)
-    parts = [share(federation.label[train].astype(np.float64)), np.log(count)]
-    names = ["positive rate", "log training rows"]
+    told, about = outcome.told(federation.label[train])
+    if outcome.kind == "continuous":
+        parts = [*(sums(center, n, column) / count for column in told.T), np.log(count)]
+    else:
+        parts = [*(share(column) for column in told.T), np.log(count)]
+    names = [*about, "log training rows"]
     if federation.time is not None:
         parts.append(sums(center, n, federation.time[train]) / count / 2030.0)
         names.append("mean year / 2030")
@@ -311,7 +324,8 @@ def prepare(
     if splines:
         design = design_of(made)
         x, columns = design.of(x), design.names
-    vectors, names, base = metadata(federation, split, made.floor)
+    outcome = federation.outcome.settled(federation.label[split == 0])
+    vectors, names, base = metadata(federation, split, made.floor, outcome)
 
     def rows(part: int) -> Rows:
         chosen = np.flatnonzero(split == part)
@@ -319,9 +333,10 @@ def prepare(
         start = np.searchsorted(federation.center[chosen], np.arange(federation.size + 1))
         return Rows(
             np.ascontiguousarray(x[chosen]),
-            federation.label[chosen].astype(np.float32),
+            outcome.coded(federation.label[chosen]),
             start.astype(np.int64),
             None if federation.patient is None else federation.patient[chosen],
+            outcome,
         )
 
     return Prepared(
@@ -342,4 +357,5 @@ def prepare(
         warnings=encoded.warnings,
         splines=splines,
         floor=made.floor,
+        outcome=outcome,
     )

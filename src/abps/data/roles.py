@@ -21,6 +21,8 @@ class Roles:
     every: rounds from one window to the next.
     keep: columns to learn from although they look like an identifier or a copy of the label.
     positive: the label's value that counts as the event; None: settled by stated rules.
+    outcome: what the label is (:mod:`abps.data.outcome`); None: survival with a duration, else binary.
+    duration: the column with the time to the event, or to the end of watching.
     """
 
     label: str
@@ -33,6 +35,8 @@ class Roles:
     every: int | None = None
     keep: tuple[str, ...] = ()
     positive: str | None = None
+    outcome: str | None = None
+    duration: str | None = None
 
 
 def read_provenance(path: Path) -> dict[str, Any] | None:
@@ -72,6 +76,6 @@ def completed(path: Path, given: Roles) -> Roles:
         time=given.time or own.get("time"),
         group=given.group or (own.get("group") if center == own["center"] else None),
     )
-    used = {made.label, made.center, made.patient, made.time, made.group, made.eras}
+    used = {made.label, made.center, made.patient, made.time, made.group, made.eras, made.duration}
     set_aside = [v for k, v in own.items() if k != "drop"] + list(own.get("drop", ()))
     return replace(made, drop=tuple(dict.fromkeys([*given.drop, *(c for c in set_aside if c not in used)])))

@@ -86,7 +86,7 @@ def _occurrence(values: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def content_of(
-    features: pl.DataFrame, label: NDArray[np.int8], time: NDArray[np.float64] | None = None
+    features: pl.DataFrame, label: NDArray[Any], time: NDArray[np.float64] | None = None
 ) -> NDArray[np.uint64]:
     """(rows,) a digest of every row: features by name, label and time; gaps count as a value of their own."""
     total = np.zeros(len(label), dtype=np.uint64)
@@ -101,7 +101,8 @@ def content_of(
             numbers = column.cast(pl.Float64).fill_null(np.nan).to_numpy() + 0.0
             values = np.where(np.isfinite(numbers), numbers, np.nan).view(np.int64)
         total += streams.bits(0, "split", 0, streams.center_id(name), values.astype(np.int64).view(np.uint64))
-    total += streams.bits(0, "split", 1, 0, label.astype(np.uint64))
+    whole = label.astype(np.uint64) if label.dtype.kind in "iu" else label.astype(np.float64).view(np.uint64)
+    total += streams.bits(0, "split", 1, 0, whole)
     if time is not None:
         total += streams.bits(0, "split", 2, 0, (time + 0.0).view(np.uint64))
     return np.asarray(total)
@@ -139,13 +140,14 @@ def by_key(units: NDArray[np.int64], seed: int) -> NDArray[np.int8]:
 def assign_splits(federation: Federation, seed: int, shared_patients: bool = False) -> NDArray[np.int8]:
     """(rows,) 0 training, 1 validation, 2 test: stratified by label in each center, one split a patient.
 
-    The strata are patients with and without a positive stay in the center. With windows of time, every
-    window is split by itself, a patient in that of the first stay: a row that is held out in one window is
-    held out in all.
+    The strata are patients with and without a positive stay in the center (of several classes: the last).
+    With windows of time, every window is split by itself, a patient in that of the first stay: a row that is
+    held out in one window is held out in all.
     shared_patients: whether other centers, unseen here, may know the same patients.
     """
     split = np.zeros(federation.rows, dtype=np.int8)
     units = _units(federation)
+    strata = federation.outcome.strata(federation.label)
     placed = _placed(federation, units, shared_patients)
     order = np.argsort(federation.center, kind="stable")
     bounds = np.searchsorted(federation.center[order], np.arange(federation.size + 1))
@@ -153,16 +155,17 @@ def assign_splits(federation: Federation, seed: int, shared_patients: bool = Fal
         rows = order[bounds[i] : bounds[i + 1]]
         rng = streams.generator(seed, "split", 0, streams.center_id(name))
         patients, unit = np.unique(units[rows], return_inverse=True)
-        positive = np.bincount(unit, weights=federation.label[rows]) > 0
+        stratum_of = np.zeros(len(patients), dtype=np.int64)
+        np.maximum.at(stratum_of, unit, strata[rows])
         fixed = np.isin(patients, placed, assume_unique=True)
-        first = np.zeros(len(positive), dtype=np.int64)
+        first = np.zeros(len(patients), dtype=np.int64)
         if federation.era is not None:
             first[:] = federation.eras
             np.minimum.at(first, unit, federation.era[rows])
         part = by_key(patients, seed)
         for era in np.unique(first):
-            for stratum in (True, False):
-                members = (positive == stratum) & (first == era)
+            for stratum in range(int(strata.max(initial=1)), -1, -1):
+                members = (stratum_of == stratum) & (first == era)
                 free = rng.permutation(np.flatnonzero(members & ~fixed))
                 part[free] = np.repeat(np.arange(3, dtype=np.int8), _left(members, fixed, part))
         split[rows] = part[unit]
@@ -180,7 +183,7 @@ def assign_folds(federation: Federation, seed: int, count: int) -> NDArray[np.in
     fold = np.floor(place * count).astype(np.int64)
     for i in range(federation.size):
         rows = np.flatnonzero((federation.center == i) & ~shared)
-        fold[rows] = folds_of(units[rows], federation.label[rows], count, seed)
+        fold[rows] = folds_of(units[rows], federation.outcome.events(federation.label[rows]), count, seed)
     return fold
 
 

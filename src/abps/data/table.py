@@ -3,7 +3,8 @@
 Every rule is stated, and what it did stands in the federation's ``notes``:
 
 * the label must have two values (0/1, true/false, yes/no, or any two: the larger, or the later in the
-  alphabet, is the positive one unless told); a row without a label is an error, not a silent loss;
+  alphabet, is the positive one unless told), unless it is said to be another outcome
+  (:mod:`abps.data.outcome`); a row without a label is an error, not a silent loss;
 * a column of numbers is a number, of true/false or 0/1 a binary, of dates a number of days, of text a
   category; cells that were meant as numbers are mended first (:mod:`abps.data.repairs`);
 * a column without any value or with one value only carries nothing to learn and is set aside; so is one
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -27,6 +29,8 @@ from abps.data.check import ColumnNote, TableCheck
 from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation, LeftOut
 from abps.data.label import binary_label
+from abps.data.outcome import FEWEST, Outcome
+from abps.data.outcome_label import labelled
 from abps.data.reading import GAPS, RawTable, read_raw
 from abps.data.repairs import Mended, Repair, mend, merged_names, to_levels
 from abps.data.roles import Roles, completed
@@ -38,7 +42,7 @@ from abps.data.synthetic.builtin import BUILTIN, builtin_table, is_builtin
 MIN_STAYS = 50
 
 #: Positives and negatives that a center needs, so that each split can have one.
-MIN_CLASS = 3
+MIN_CLASS = FEWEST
 
 #: The share of rows that must repeat others before they are taken once; fewer change nothing, and stay.
 MANY_COPIES = 0.01
@@ -60,12 +64,27 @@ def read_table(
     every: int | None = None,
     keep: tuple[str, ...] = (),
     positive: str | None = None,
+    outcome: str | None = None,
+    duration: str | None = None,
 ) -> Federation:
     """A federation from a CSV or Parquet file.
 
     Roles that are not given are those that a file of ``abps cohort`` or ``abps partition`` carries.
     """
-    given = Roles(label, center, patient, time, group, tuple(drop), eras, every, tuple(keep), positive)
+    given = Roles(
+        label,
+        center,
+        patient,
+        time,
+        group,
+        tuple(drop),
+        eras,
+        every,
+        tuple(keep),
+        positive,
+        outcome,
+        duration,
+    )
     return load_file(Path(path), given, min_stays)
 
 
@@ -99,8 +118,9 @@ def checked(raw: RawTable, roles: Roles, name: str, min_stays: int = MIN_STAYS) 
     """A table as it came from somebody: mended, looked through for what must not be learned, put together."""
     _check_roles(raw.frame, roles)
     frame, repairs, doubts = mended(raw.frame, roles)
-    label = binary_label(frame[roles.label], roles.label, roles.positive)
-    found = suspicions(frame.drop(roles_of(raw.frame, roles), strict=False), label.values)
+    label = labelled(frame, roles)
+    told = label.outcome.events(label.values).astype(np.int8)
+    found = suspicions(frame.drop(roles_of(raw.frame, roles), strict=False), told)
     named = [s.column for s in found if s.kind == "identifier"]
     alike = copies(frame.drop(named))
     repeated = alike if alike.sum() > MANY_COPIES * frame.height else np.zeros_like(alike)
@@ -163,7 +183,10 @@ def mended(frame: pl.DataFrame, roles: Roles) -> tuple[pl.DataFrame, list[Repair
 
 def roles_of(frame: pl.DataFrame, roles: Roles) -> list[str]:
     """The columns of a table that have a role or are dropped, and so are no features."""
-    given = (roles.label, roles.center, roles.patient, roles.time, roles.group, roles.eras, *roles.drop)
+    given = (
+        roles.label, roles.duration, roles.center, roles.patient, roles.time, roles.group, roles.eras,
+        *roles.drop,
+    )  # fmt: skip
     return [name for name in dict.fromkeys(given) if name is not None and name in frame.columns]
 
 
@@ -186,6 +209,7 @@ def _check_roles(frame: pl.DataFrame, roles: Roles) -> None:
     in_column = roles.eras if roles.eras in frame.columns else None
     given = {
         "label": roles.label,
+        "duration": roles.duration,
         "center": roles.center,
         "patient": roles.patient,
         "time": roles.time,
@@ -213,8 +237,8 @@ def federate(
     """
     aside = aside or {}
     _check_roles(frame, roles)
-    label = binary_label(frame[roles.label], roles.label, roles.positive)
-    values = label.values
+    label = labelled(frame, roles)
+    values, outcome = label.values, label.outcome
     centers_of = center_names(frame[roles.center], roles.center)
     if roles.every is not None and (roles.every < 1 or roles.eras is None):
         why = "a window lasts at least 1 round" if roles.every < 1 else "name the windows with eras"
@@ -222,7 +246,12 @@ def federate(
     era = None if roles.eras is None else _eras(frame, roles)
     if min_stays < 1:
         raise RequestError(f"min_stays={min_stays}: choose at least 1")
-    kept, left_out = _who_takes_part(centers_of, values, min_stays, era)
+    if roles.eras is not None and not outcome.binary:
+        raise RequestError(
+            f"eras={roles.eras} with outcome={outcome.kind}: windows of time are for binary outcomes; leave "
+            "one of the two out"
+        )
+    kept, left_out = _who_takes_part(centers_of, values, outcome, min_stays, era)
     centers = tuple(sorted(kept))
     if len(centers) < 2:
         worst = "; ".join(f"{o.center!r}: {o.reason}" for o in left_out[:3])
@@ -256,6 +285,7 @@ def federate(
         left_out=tuple(left_out),
         era=era,
         every=roles.every,
+        outcome=outcome,
         notes=TableCheck(
             name=name,
             form="a table in memory",
@@ -264,7 +294,7 @@ def federate(
             label=roles.label,
             positive=label.positive,
             negative=label.negative,
-            events=int(label.values.sum()),
+            events=label.events,
             columns=_column_notes(whole, roles, features, reasons | dict(aside)),
             centers=centers,
             left_out=tuple(left_out),
@@ -277,7 +307,7 @@ def _column_notes(
 ) -> tuple[ColumnNote, ...]:
     """A line on every column of the table."""
     role_of = dict.fromkeys(roles.drop, "dropped")
-    for role in ("eras", "group", "time", "patient", "center", "label"):
+    for role in ("eras", "group", "time", "patient", "duration", "center", "label"):
         role_of[getattr(roles, role) or ""] = "windows" if role == "eras" else role
     notes = []
     for column in frame.get_columns():
@@ -411,7 +441,11 @@ def center_names(column: pl.Series, name: str) -> NDArray[np.str_]:
 
 
 def _who_takes_part(
-    centers_of: NDArray[np.str_], label: NDArray[np.int8], min_stays: int, era: NDArray[np.int16] | None
+    centers_of: NDArray[np.str_],
+    label: NDArray[Any],
+    outcome: Outcome,
+    min_stays: int,
+    era: NDArray[np.int16] | None,
 ) -> tuple[list[str], list[LeftOut]]:
     """Names of the centers that can take part (with windows of time: in each of them), and the others."""
     if era is not None:
@@ -419,7 +453,7 @@ def _who_takes_part(
         why: dict[str, LeftOut] = {}
         for e in range(int(era.max()) + 1):
             rows = era == e
-            kept, left = _who_takes_part(centers_of[rows], label[rows], min_stays, None)
+            kept, left = _who_takes_part(centers_of[rows], label[rows], outcome, min_stays, None)
             could.append(kept)
             absent = set(np.unique(centers_of).tolist()) - set(kept) - {o.center for o in left}
             left += [LeftOut(name, 0, "no row") for name in sorted(absent)]
@@ -428,20 +462,13 @@ def _who_takes_part(
         everywhere = set.intersection(*map(set, could))
         return sorted(everywhere), [why[name] for name in sorted(why)]
     names, code = np.unique(centers_of, return_inverse=True)
-    rows, positives = np.bincount(code), np.bincount(code, weights=label).astype(int)
     kept, left_out = [], []
-    for name, n, p in zip(names.tolist(), rows.tolist(), positives.tolist()):
-        if n < min_stays:
-            left_out.append(LeftOut(name, n, f"{n} row(s), fewer than {min_stays}"))
-        elif min(p, n - p) < MIN_CLASS:
-            rare = "positive" if p < n - p else "negative"
-            left_out.append(
-                LeftOut(
-                    name,
-                    n,
-                    f"{min(p, n - p)} {rare} row(s), fewer than the {MIN_CLASS} that three splits need",
-                )
-            )
+    for k, name in enumerate(names.tolist()):
+        mine = label[code == k]
+        few = f"{len(mine)} row(s), fewer than {min_stays}" if len(mine) < min_stays else ""
+        why_not = few or outcome.lacks(mine)
+        if why_not:
+            left_out.append(LeftOut(name, len(mine), why_not))
         else:
             kept.append(name)
     return kept, left_out
@@ -485,7 +512,7 @@ def as_feature(column: pl.Series) -> pl.Series | None:
 
 
 def _patients(
-    keys: pl.Series, features: pl.DataFrame, label: NDArray[np.int8], years: NDArray[np.float64] | None
+    keys: pl.Series, features: pl.DataFrame, label: NDArray[Any], years: NDArray[np.float64] | None
 ) -> NDArray[np.int64]:
     """(rows,) the numbers of the patients."""
     return patient_numbers(keys, content_of(features, label, years))

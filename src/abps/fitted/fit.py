@@ -122,6 +122,11 @@ def fit(
     """
     config = configure(method, settings, rounds)
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
+    if not federation.outcome.binary:
+        raise RequestError(
+            "fit makes models of binary outcomes, with probabilities, thresholds and a card; this outcome is "
+            f"{federation.outcome.kind}; compare methods on it with run or compare"
+        )
     if federation.era is not None:
         raise RequestError("fit learns from all rows at once; leave the windows of time (eras) out")
     known = federation.features.columns

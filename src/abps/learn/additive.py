@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from abps.data.outcome import BINARY, Outcome
 from abps.jit import compiled
 
 #: Rounds of the power iteration; the tests compare with the singular value.
@@ -18,11 +19,11 @@ POWERS = 40
 
 
 class Intercept(nn.Module):
-    """A number that is added."""
+    """A number that is added, one to each answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Tensor) -> None:
         super().__init__()
-        self.value = nn.Parameter(torch.zeros(1))
+        self.value = nn.Parameter(start)
 
     def forward(self, x: Tensor) -> Tensor:
         """The same, shifted."""
@@ -30,21 +31,26 @@ class Intercept(nn.Module):
 
 
 class Linear(nn.Module):
-    """Logits (rows,) = inputs (rows, width) times coefficients, and an intercept."""
+    """Logits (rows,) = inputs (rows, width) times coefficients, and an intercept; of an outcome with several
+    answers the terms (rows, terms) are mixed to answers (rows, outputs), each with an intercept."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, outcome: Outcome = BINARY) -> None:
         super().__init__()
-        self.terms = nn.Linear(width, 1, bias=False)
+        self.mix = outcome.mix
+        self.terms = nn.Linear(width, len(self.mix), bias=False)
         nn.init.zeros_(self.terms.weight)
-        self.intercept = Intercept()
+        self.intercept = Intercept(torch.from_numpy(outcome.start))
 
     def representation(self, x: Tensor) -> Tensor:
-        """(rows, width) what every input adds to the logit."""
-        return x * self.terms.weight[0]
+        """(rows, width) what every input adds to the logit; (rows, terms times width) to several."""
+        return (x[:, None] * self.terms.weight).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows,) logits."""
-        return self.intercept(self.terms(x).squeeze(-1))
+        """(rows,) logits, or (rows, outputs) of several."""
+        told = self.terms(x)
+        if self.mix.shape != (1, 1):
+            told = told @ torch.from_numpy(self.mix).to(told)
+        return self.intercept(told.squeeze(-1))
 
 
 @compiled

@@ -239,12 +239,17 @@ class StackedLearner(Common):
         owner = np.arange(len(w)) if owner is None else owner
         sizes = rows.sizes[owner]
         start = np.concatenate([[0], np.cumsum(sizes)])
-        answers = torch.empty(int(start[-1]))
+        answers = torch.empty(self._shape(int(start[-1])))
         if self._fused is not None:
             self._compiled_logits(held(w), rows, owner, start, answers)
         else:
             self._batched_logits(w, rows, owner, start, answers)
         return Segments(answers.numpy(), start)
+
+    def _shape(self, rows: int) -> tuple[int, ...]:
+        """The shape of answers to so many rows."""
+        outputs = self.data.outcome.outputs
+        return (rows,) if outputs == 1 else (rows, outputs)
 
     def _compiled_logits(self, w: Floats, rows: Rows, owner: Ints, start: Ints, answers: Tensor) -> None:
         fused = self._fused
@@ -290,7 +295,11 @@ class StackedLearner(Common):
         if self._fused is None:
             return self.logits(mixed(own, others, parts, self.each), rows, parts.owner)
         start = np.concatenate([[0], np.cumsum(rows.sizes[parts.owner])])
-        fused, pieces, answers = self._fused, self._pieces(len(parts)), np.empty(start[-1], np.float32)
+        fused, pieces, answers = (
+            self._fused,
+            self._pieces(len(parts)),
+            np.empty(self._shape(int(start[-1])), np.float32),
+        )
         mine, sent = own.contiguous().numpy(), others.contiguous().numpy()
 
         def work(k: int) -> None:
@@ -304,7 +313,10 @@ class StackedLearner(Common):
         if self._fused is None:
             return super().settle(own, others, parts, rows)
         start = np.concatenate([[0], np.cumsum(rows.sizes[parts.owner])])
-        models, answers = torch.empty(len(parts), own.shape[1]), np.empty(start[-1], np.float32)
+        models, answers = (
+            torch.empty(len(parts), own.shape[1]),
+            np.empty(self._shape(int(start[-1])), np.float32),
+        )
         fused, pieces, made = self._fused, self._pieces(len(parts)), models.numpy()
         mine, sent = own.contiguous().numpy(), others.contiguous().numpy()
 
@@ -320,6 +332,8 @@ class StackedLearner(Common):
         owner = np.arange(len(w)) if owner is None else owner
         # A few batches' worth of rows at once, so that a center of any size fits into memory.
         size = 4 * self.training.batch
+        if self.data.outcome.way == "cox":  # all rows of a center are one risk set
+            size = max(1, int(rows.sizes.max(initial=0)))
         pieces = batches.chunks(rows.sizes[owner], size, self._at_once(size))
         total = torch.zeros(len(w), self.layout.size, device=w.device)
         x, y = torch.from_numpy(rows.x).to(self._there), torch.from_numpy(rows.y).to(self._there)

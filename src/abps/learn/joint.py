@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from abps.core.errors import RequestError
-from abps.data.prepare import Rows
+from abps.data.outcome import BINARY
 from abps.learn.additive import Linear
 from abps.learn.joint_model import Residual
 from abps.learn.models import Layout
@@ -61,11 +61,15 @@ def train_parts(
         after[:, cut:] = additive.train(mine, round, _part(objective, cut, size), moving, epochs)  # type: ignore[attr-defined]
     if first < cut:
         rows = data.train
-        wide = Rows(np.column_stack([rows.x, offset]).astype(np.float32), rows.y, rows.start)
-        seen = replace(data, columns=(*data.columns, "offset"), train=wide)
+        wide = replace(rows, x=np.column_stack([rows.x, offset]).astype(np.float32), patient=None)
+        more = tuple(f"offset {k}" for k in range(data.outcome.outputs))
+        seen = replace(data, columns=(*data.columns, *more), train=wide)
         small = Training(hidden=training.hidden, dropout=training.dropout, weight_decay=NETWORK_DECAY)
         network = kind(
-            seen, small, lambda width: Residual(width, training.hidden, training.dropout), learner.seed
+            seen,
+            small,
+            lambda width, outcome=BINARY: Residual(width, training.hidden, training.dropout, outcome),
+            learner.seed,
         )
         moving = slice(first, min(last, cut))
         after[:, :cut] = network.train(w[:, :cut].contiguous(), round, _part(objective, 0, cut), moving)  # type: ignore[attr-defined]

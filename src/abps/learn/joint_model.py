@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from abps.data.outcome import BINARY, Outcome
 from abps.learn.additive import Linear
 from abps.learn.models import MLP, ModelFactory
 
@@ -11,12 +12,14 @@ from abps.learn.models import MLP, ModelFactory
 class Joint(nn.Module):
     """Logits (rows,) = network + additive part; the network's answer is zero at the start."""
 
-    def __init__(self, width: int, hidden: tuple[int, ...], dropout: float) -> None:
+    def __init__(
+        self, width: int, hidden: tuple[int, ...], dropout: float, outcome: Outcome = BINARY
+    ) -> None:
         super().__init__()
-        self.network = MLP(width, hidden, dropout)
+        self.network = MLP(width, hidden, dropout, outcome)
         nn.init.zeros_(self.network.head.weight)
         nn.init.zeros_(self.network.head.bias)
-        self.additive = Linear(width)
+        self.additive = Linear(width, outcome)
 
     def representation(self, x: Tensor) -> Tensor:
         """(rows, units) the network's last hidden layer."""
@@ -28,17 +31,20 @@ class Joint(nn.Module):
 
 
 class Residual(nn.Module):
-    """The network of a :class:`Joint`, on rows (rows, width + 1) whose last column is added to its answer."""
+    """The network of a :class:`Joint`, on rows whose last columns, one per answer, are added to it."""
 
-    def __init__(self, width: int, hidden: tuple[int, ...], dropout: float) -> None:
+    def __init__(
+        self, width: int, hidden: tuple[int, ...], dropout: float, outcome: Outcome = BINARY
+    ) -> None:
         super().__init__()
-        self.network = MLP(width - 1, hidden, dropout)
+        self.outputs = outcome.outputs
+        self.network = MLP(width - self.outputs, hidden, dropout, outcome)
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows,) logits."""
-        return self.network(x[:, :-1]) + x[:, -1]
+        return self.network(x[:, : -self.outputs]) + x[:, -self.outputs :].squeeze(-1)
 
 
 def joint(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
     """Builds the sum."""
-    return lambda width: Joint(width, hidden, dropout)
+    return lambda width, outcome=BINARY: Joint(width, hidden, dropout, outcome)

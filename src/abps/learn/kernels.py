@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from abps.core.errors import RequestError
+from abps.data.outcome import BINARY, Outcome
+from abps.learn import outcomes
 from abps.learn.additive import Linear
 from abps.learn.dropout import DropSite
 from abps.learn.joint_model import Joint
@@ -228,7 +230,7 @@ class GivenDropoutModel:
             self.network.get_submodule(name).keep = mask
 
 
-def with_given_dropout(model: nn.Module, width: int) -> GivenDropoutModel:
+def with_given_dropout(model: nn.Module, width: int, outputs: int = 1) -> GivenDropoutModel:
     """Replace every ``nn.Dropout`` that a forward pass meets, and check what the model answers."""
     model = copy.deepcopy(model).eval()
     drops = {name: m for name, m in model.named_modules() if isinstance(m, nn.Dropout) and m.p > 0}
@@ -245,9 +247,10 @@ def with_given_dropout(model: nn.Module, width: int) -> GivenDropoutModel:
         answer = model(torch.zeros(2, width))
     for hook in hooks:
         hook.remove()
-    if answer.shape not in {(2,), (2, 1)}:
+    if answer.shape not in ({(2,), (2, 1)} if outputs == 1 else {(2, outputs)}):
+        wanted = "one logit" if outputs == 1 else f"{outputs} answers"
         raise RequestError(
-            f"the model answers {tuple(answer.shape)} for 2 rows; give one that returns one logit per row"
+            f"the model answers {tuple(answer.shape)} for 2 rows; give one that returns {wanted} per row"
         )
     for name in sites:
         parent, _, leaf = name.rpartition(".")
@@ -256,15 +259,17 @@ def with_given_dropout(model: nn.Module, width: int) -> GivenDropoutModel:
 
 
 class ModuleKernel:
-    """Any ``nn.Module`` without buffers that maps (rows, d) to (rows,) or (rows, 1) logits.
+    """Any ``nn.Module`` without buffers that maps (rows, d) to (rows,) or (rows, 1) logits, or to the several
+    answers that an outcome asks for.
 
     Every ``nn.Dropout`` in it takes its mask from the center's random stream; a ``representation``
     method, where the model has one, serves the methods that ask for it.
     """
 
-    def __init__(self, model: nn.Module, width: int) -> None:
+    def __init__(self, model: nn.Module, width: int, outcome: Outcome = BINARY) -> None:
         self.layout = layout_of(model)
-        given = with_given_dropout(model, width)
+        self.outcome = outcome
+        given = with_given_dropout(model, width, outcome.outputs)
         self.sites = given.sites
         self._network = given.network
         self._copies = threading.local()
@@ -281,10 +286,14 @@ class ModuleKernel:
 
     def _call(self, w: Tensor, x: Tensor, masks: dict[str, Tensor]) -> Tensor:
         values = self.layout.unflatten(w) | masks
-        return torch.func.functional_call(self._model, values, (x,)).reshape(x.shape[0])
+        answer = torch.func.functional_call(self._model, values, (x,))
+        return answer.reshape(x.shape[0]) if self.outcome.outputs == 1 else answer
 
     def _loss(self, w: Tensor, x: Tensor, y: Tensor, weight: Tensor, keep: tuple[Tensor, ...]) -> Tensor:
-        loss = F.binary_cross_entropy_with_logits(self._call(w, x, self._named(keep)), y, reduction="none")
+        answer = self._call(w, x, self._named(keep))
+        if not self.outcome.binary:
+            return outcomes.loss(self.outcome, answer.reshape(len(y), -1), y, weight)
+        loss = F.binary_cross_entropy_with_logits(answer, y, reduction="none")
         return (loss * weight).sum()
 
     def _named(self, keep: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -317,7 +326,7 @@ class ModuleKernel:
         return slope
 
     def logits(self, w: Tensor, x: Tensor, space: Workspace) -> Tensor:
-        """(m, b) logits without dropout."""
+        """(m, b) logits without dropout, or (m, b, outputs) of several."""
         return self._forward(w, x)
 
     def representation(self, w: Tensor, x: Tensor, space: Workspace) -> Tensor:
@@ -363,9 +372,9 @@ class _Representation(nn.Module):
         return self.model.representation(x)  # type: ignore[operator]
 
 
-def kernel_for(model: nn.Module, width: int) -> Kernel:
-    """The fast kernel for the built-in network, the general one for everything else."""
-    if type(model) is MLP:
+def kernel_for(model: nn.Module, width: int, outcome: Outcome = BINARY) -> Kernel:
+    """The fast kernel for the built-in network and a binary outcome, the general one for everything else."""
+    if type(model) is MLP and outcome.binary:
         return MLPKernel(model)
     kinds = {Linear: LinearKernel, Joint: JointKernel}
-    return kinds.get(type(model), ModuleKernel)(model, width)
+    return kinds.get(type(model), ModuleKernel)(model, width, outcome)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from abps.data.prepare import Rows
-from abps.learn import batches, private
+from abps.learn import batches, outcomes, private
 from abps.learn.devices import CPU
 from abps.learn.dropout import kept_units
 from abps.learn.gaussian import noise
@@ -66,7 +66,8 @@ class LoopLearner(Common):
         """(P,) center i's model after its local epochs."""
         rows, size = self.data.train.only(i), self.batch
         x, y = torch.from_numpy(rows.x), torch.from_numpy(rows.y)
-        model = with_given_dropout(self.factory(self.data.width), self.data.width)
+        outcome = self.data.outcome
+        model = with_given_dropout(self.factory(self.data.width), self.data.width, outcome.outputs)
         flat = w[columns].clone().requires_grad_()
         descent = self.training.optimizer == "descent"
         kind = torch.optim.Adam if self.training.optimizer == "adam" else torch.optim.SGD
@@ -91,8 +92,7 @@ class LoopLearner(Common):
             kept = kept_units(self.seed, center, round, step, len(piece), self.kernel.sites)
             model.give([torch.from_numpy(m) / (1.0 - s.rate) for m, s in zip(kept, self.kernel.sites)])
             model.network.zero_grad()
-            loss = F.binary_cross_entropy_with_logits(model.network(x[index]).reshape(-1), y[index])
-            loss.backward()
+            self._loss(model.network(x[index]), y[index]).backward()
             gradient = torch.cat([p.grad.reshape(-1) for p in model.network.parameters()])[None]  # type: ignore[union-attr]
             if objective.contrast is not None:
                 z = model.network.representation(x[index])[None]  # type: ignore[operator]
@@ -120,17 +120,27 @@ class LoopLearner(Common):
             whole[columns] = flat.detach()
         return whole
 
+    def _loss(self, answer: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of answers (rows,) or (rows, outputs)."""
+        if self.data.outcome.binary:
+            return F.binary_cross_entropy_with_logits(answer.reshape(-1), y)
+        weight = torch.full((len(y),), 1.0 / max(1, len(y)))
+        return outcomes.loss(self.data.outcome, answer.reshape(len(y), -1), y, weight)
+
     def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
         self.look(rows)
         owner = np.arange(len(w)) if owner is None else owner
-        model = self.factory(self.data.width).eval()
+        model, outputs = self.factory(self.data.width).eval(), self.data.outcome.outputs
         answers = []
         with torch.no_grad():
             for weights, i in zip(w, owner):
                 torch.nn.utils.vector_to_parameters(weights, model.parameters())
-                answers.append(model(torch.from_numpy(rows.only(int(i)).x)).reshape(-1).numpy())
-        values = np.concatenate([np.zeros(0, dtype=np.float32), *answers])  # also without any model
+                answers.append(model(torch.from_numpy(rows.only(int(i)).x)).reshape(-1, outputs).numpy())
+        values = np.concatenate(
+            [np.zeros((0, outputs), dtype=np.float32), *answers]
+        )  # also without any model
+        values = values[:, 0] if outputs == 1 else values
         return Segments(values, np.concatenate([[0], np.cumsum(rows.sizes[owner])]))
 
     def mixture_logits(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> Segments:
@@ -149,8 +159,7 @@ class LoopLearner(Common):
             if not len(mine.y):
                 continue
             torch.nn.utils.vector_to_parameters(w[k].clone(), model.parameters())
-            logits = model(torch.from_numpy(mine.x)).reshape(-1)
-            loss = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.y))
+            loss = self._loss(model(torch.from_numpy(mine.x)), torch.from_numpy(mine.y))
             slopes = torch.autograd.grad(loss, list(model.parameters()))
             found[k] = torch.cat([slope.reshape(-1) for slope in slopes])
         return found

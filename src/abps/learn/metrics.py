@@ -6,21 +6,28 @@ many were scored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.data.outcome import BINARY, Outcome
 from abps.data.prepare import Rows
+from abps.learn import outcomes
 from abps.learn.native import network as compiled
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Values of k groups side by side: group g owns values[start[g]:start[g+1]]."""
+    """Values of k groups side by side: group g owns values[start[g]:start[g+1]].
+
+    values: (rows,), or (rows, outputs) answers where an outcome asks for several.
+    outcome: of labels, what they are.
+    """
 
     values: NDArray[np.float32] | NDArray[np.float64]
     start: NDArray[np.int64]
+    outcome: Outcome = BINARY
 
     def __len__(self) -> int:
         return len(self.start) - 1
@@ -34,8 +41,8 @@ class Segments:
         within = np.arange(len(self.values)) - np.repeat(self.start[:-1], sizes)
         early = within < np.repeat(first, sizes)
         return (
-            Segments(self.values[early], np.concatenate([[0], np.cumsum(first)])),
-            Segments(self.values[~early], np.concatenate([[0], np.cumsum(sizes - first)])),
+            replace(self, values=self.values[early], start=np.concatenate([[0], np.cumsum(first)])),
+            replace(self, values=self.values[~early], start=np.concatenate([[0], np.cumsum(sizes - first)])),
         )
 
     def group(self) -> NDArray[np.int64]:
@@ -46,11 +53,11 @@ class Segments:
 def labels_of(rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
     """The labels of the rows of every owner, in the shape of a learner's answers."""
     if owner is None:
-        return Segments(rows.y, rows.start)
+        return Segments(rows.y, rows.start, rows.outcome)
     sizes = rows.sizes[owner]
     start = np.concatenate([[0], np.cumsum(sizes)])
     index = np.arange(start[-1]) + np.repeat(rows.start[owner] - start[:-1], sizes)
-    return Segments(rows.y[index], start)
+    return Segments(rows.y[index], start, rows.outcome)
 
 
 def _sum(values: NDArray[np.floating], group: NDArray[np.int64], n: int) -> NDArray[np.float64]:
@@ -58,7 +65,12 @@ def _sum(values: NDArray[np.floating], group: NDArray[np.int64], n: int) -> NDAr
 
 
 def auroc(scores: Segments, labels: Segments) -> NDArray[np.float64]:
-    """(k,) area under the ROC curve; tied scores count half (midranks)."""
+    """(k,) area under the ROC curve; tied scores count half (midranks).
+
+    Of other outcomes the share of pairs in the right order (:func:`abps.learn.outcomes.concordance`).
+    """
+    if not labels.outcome.binary:
+        return outcomes.concordance(labels.outcome, scores.values, labels.values, scores.start)
     return compiled.areas(scores.values, labels.values, scores.start)
 
 
@@ -98,14 +110,18 @@ def brier(logits: Segments, labels: Segments) -> NDArray[np.float64]:
 
 
 def row_losses(logits: Segments, labels: Segments) -> Segments:
-    """Binary cross-entropy of every row, in nats."""
+    """Binary cross-entropy of every row, in nats; of other outcomes their own loss."""
+    if not labels.outcome.binary:
+        return Segments(
+            outcomes.judged(labels.outcome, logits.values, labels.values, logits.start)[0], logits.start
+        )
     z = logits.values.astype(np.float64)
     loss = np.maximum(z, 0) - z * labels.values + np.log1p(np.exp(-np.abs(z)))
     return Segments(loss, logits.start)
 
 
 def log_loss(logits: Segments, labels: Segments) -> NDArray[np.float64]:
-    """(k,) mean binary cross-entropy in nats; NaN for an empty group."""
+    """(k,) mean binary cross-entropy in nats, or mean loss of another outcome; NaN for an empty group."""
     loss = row_losses(logits, labels).values
     with np.errstate(invalid="ignore"):
         return _sum(loss, logits.group(), len(logits)) / np.diff(logits.start)

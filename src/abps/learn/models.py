@@ -6,6 +6,8 @@ stays private is a range of columns, and the optimiser is one pass over memory.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from abps.core import streams
 from abps.core.errors import RequestError
+from abps.data.outcome import BINARY, Outcome
 
 
 class MLP(nn.Module):
@@ -23,14 +26,23 @@ class MLP(nn.Module):
     Input (rows, width), output (rows,).
     """
 
-    def __init__(self, width: int, hidden: tuple[int, ...] = (128, 64), dropout: float = 0.2) -> None:
+    def __init__(
+        self,
+        width: int,
+        hidden: tuple[int, ...] = (128, 64),
+        dropout: float = 0.2,
+        outcome: Outcome = BINARY,
+    ) -> None:
         super().__init__()
         self.hidden = tuple(hidden)
         self.rate = float(dropout)
         sizes = [width, *self.hidden]
         self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
         self.drops = nn.ModuleList([nn.Dropout(dropout) for _ in self.hidden])
-        self.head = nn.Linear(sizes[-1], 1)
+        self.head = nn.Linear(sizes[-1], outcome.outputs)
+        if outcome.way == "hazard":
+            nn.init.constant_(self.head.bias, 0.0)
+            self.head.bias.data += torch.from_numpy(outcome.start)
 
     def representation(self, x: Tensor) -> Tensor:
         """(rows, last hidden) after ReLU, before the last dropout."""
@@ -41,12 +53,30 @@ class MLP(nn.Module):
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows,) logits."""
+        """(rows,) logits, or (rows, outputs) of several."""
         return self.head(self.drops[-1](self.representation(x))).squeeze(-1)
 
 
-#: Builds a model for a number of features. A user's own ``nn.Module`` plugs in here.
-ModelFactory = Callable[[int], nn.Module]
+#: Builds a model for a number of features, and for an ``outcome``, or a number of ``outputs``, where it is
+#: not binary. A user's own ``nn.Module`` plugs in here.
+ModelFactory = Callable[..., nn.Module]
+
+
+def answering(factory: ModelFactory, outcome: Outcome) -> ModelFactory:
+    """The factory of models that answer for an outcome."""
+    if outcome.binary:
+        return factory
+    known = inspect.signature(factory).parameters
+    if "outcome" in known:
+        return functools.partial(factory, outcome=outcome)
+    if "outputs" in known:
+        return functools.partial(factory, outputs=outcome.outputs)
+    if outcome.outputs == 1:
+        return factory
+    raise RequestError(
+        f"this outcome asks for {outcome.outputs} answers per row; build the model by a function of the "
+        "number of inputs and of outputs"
+    )
 
 
 @dataclass(frozen=True)

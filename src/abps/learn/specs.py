@@ -15,6 +15,7 @@ from typing import Any, Final
 from torch import nn
 
 from abps.core.errors import RequestError
+from abps.data.outcome import BINARY
 from abps.learn.additive import Linear
 from abps.learn.joint_model import joint
 from abps.learn.models import MLP, ModelFactory
@@ -38,7 +39,7 @@ class ModelSpec:
 
 
 def _mlp(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
-    return lambda width: MLP(width, hidden, dropout)
+    return lambda width, outcome=BINARY: MLP(width, hidden, dropout, outcome)
 
 
 def _linear(hidden: tuple[int, ...], dropout: float) -> ModelFactory:

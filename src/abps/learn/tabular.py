@@ -16,13 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.folds import folds_of, most_folds
+from abps.data.outcome import BINARY, Outcome
 from abps.learn.boosting import boost
+from abps.learn.outcomes import judged
+from abps.learn.penalised import answers, penalised_path
 from abps.learn.ridge import losses, ridge_path
 from abps.learn.spline_regression import BENDS, spline_basis
 
 Floats = NDArray[np.float64]
 
-#: (rows, columns) to (dials, rows) logits.
+#: (rows, columns) to (dials, rows) logits, or (dials, rows, outputs) answers.
 Predictor = Callable[[Floats], Floats]
 
 PENALTIES: Final = tuple(float(v) for v in 10.0 ** np.arange(0.0, 3.51, 0.5))
@@ -84,25 +87,29 @@ def choose(
     y: Floats,
     patient: NDArray[np.int64] | None,
     seed: int,
-    families: tuple[str, ...] = tuple(FAMILIES),
+    families: tuple[str, ...] | None = None,
     each: Callable[[Callable[[int], None], int], None] | None = None,
+    outcome: Outcome = BINARY,
 ) -> Choice:
     """The best of some families on a table, by cross-validation.
 
     each: runs work for 0..count-1, perhaps side by side.  Where events (or patients without one) are fewer
     than two there is nothing to choose by: the regression with the strongest penalty.
     """
-    count = min(FOLDS, most_folds(patient, y))
+    event = outcome.events(y)
+    count = min(FOLDS, most_folds(patient, event))
     if count < 2:
         return Choice("ridge", PENALTIES[-1], float("nan"))
-    fold = folds_of(patient, y, count, seed)
-    left_out = {name: np.empty((len(dials_of(name, len(y))), len(y))) for name in families}
+    families = families or families_of(outcome)
+    fold = folds_of(patient, event, count, seed)
+    left_out = {name: np.empty((len(dials_of(name, len(y))), len(y), outcome.outputs)) for name in families}
 
     def one(k: int) -> None:
         out = fold == k
         for name in families:
             dials = dials_of(name, len(y))
-            left_out[name][:, out] = FAMILIES[name](x[~out], y[~out], dials)(x[out])
+            found = family_of(name, outcome)(x[~out], y[~out], dials)(x[out])
+            left_out[name][:, out] = found.reshape(len(dials), -1, outcome.outputs)
 
     if each is None:
         for k in range(count):
@@ -112,7 +119,7 @@ def choose(
     best: Choice | None = None
     held = np.empty(0)
     for name in families:
-        loss = losses(left_out[name], y)
+        loss = _losses(outcome, left_out[name], y)
         k = int(np.argmin(loss.mean(axis=1)))
         gain = np.zeros(1) if best is None else held - loss[k]
         if best is None or gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)):
@@ -121,6 +128,36 @@ def choose(
     return best
 
 
-def fit(choice: Choice, x: Floats, y: Floats) -> Predictor:
+def fit(choice: Choice, x: Floats, y: Floats, outcome: Outcome = BINARY) -> Predictor:
     """The chosen model, fitted to all rows."""
-    return FAMILIES[choice.family](x, y, (choice.dial,))
+    return family_of(choice.family, outcome)(x, y, (choice.dial,))
+
+
+def families_of(outcome: Outcome) -> tuple[str, ...]:
+    """What is tried for an outcome, from the simplest to the richest."""
+    if outcome.binary:
+        return tuple(FAMILIES)
+    return ("ridge", "gam", "over time") if outcome.way == "hazard" else ("ridge", "gam")
+
+
+def family_of(name: str, outcome: Outcome) -> Family:
+    """A family of models for an outcome."""
+    if outcome.binary:
+        return FAMILIES[name]
+    mix = outcome.mix if name == "over time" or outcome.way != "hazard" else outcome.mix[:1]
+    bends = BENDS if name == "gam" else ()
+
+    def penalised(x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
+        basis = spline_basis(x, bends)
+        path = penalised_path(outcome, mix, basis.of(x), y, np.array(dials))
+        return lambda new: answers(path, mix, basis.of(new))
+
+    return penalised
+
+
+def _losses(outcome: Outcome, z: Floats, y: Floats) -> Floats:
+    """(dials, rows) losses of answers (dials, rows, outputs)."""
+    if outcome.binary:
+        return losses(z[..., 0], y)
+    whole = np.array([0, len(y)])
+    return np.stack([judged(outcome, each, y, whole)[0] for each in z])

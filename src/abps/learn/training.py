@@ -25,7 +25,7 @@ from abps.learn.gaussian import Gaussian
 from abps.learn.kernels import JointKernel, Kernel, LinearKernel, kernel_for
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
-from abps.learn.models import Layout, ModelFactory, initial_weights
+from abps.learn.models import Layout, ModelFactory, answering, initial_weights
 from abps.learn.specs import find_model
 
 #: The longest step down a gradient, as a share of what keeps the loss from ever rising (2 / curvature).
@@ -262,9 +262,14 @@ class Common:
     start: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.kernel = kernel_for(self.factory(self.data.width), self.data.width)
+        self.factory = answering(self.factory, self.data.outcome)
+        self.kernel = kernel_for(self.factory(self.data.width), self.data.width, self.data.outcome)
         self.start = initial_weights(self.factory, self.data.width, self.seed)
         self.ids = streams.center_ids(self.data.centers)
+        if self.training.clip is not None and not self.data.outcome.binary:
+            raise RequestError(
+                f"clip: private training is for binary outcomes, not for {self.data.outcome.kind}; leave it out"
+            )
         if self.training.optimizer == "descent" and not isinstance(self.kernel, LinearKernel | JointKernel):
             raise RequestError(
                 "optimizer=descent: its steps follow the curvature of a linear model's loss; "
@@ -298,7 +303,7 @@ class Common:
     @cached_property
     def curvature(self) -> NDArray[np.float64]:
         """(n,) the largest curvature of each center's mean loss, for linear models."""
-        return largest_curvature(self.data.train.x, self.data.train.start)
+        return self.data.outcome.curvature * largest_curvature(self.data.train.x, self.data.train.start)
 
     def steps(self, objective: Objective, round: int) -> NDArray[np.float32]:
         """(n,) how far each center goes along its gradient: no farther than where its loss could rise."""
@@ -314,9 +319,10 @@ class Common:
 
     def decay(self, count: int) -> Tensor:
         """(count,) the penalty of every parameter: none on the intercept, where one is told apart."""
-        free = [b.stop - 1 for b in self.layout.blocks if b.name.startswith("intercept.")]
         decay = torch.full((self.layout.size,), self.training.weight_decay)
-        decay[free] = 0.0
+        for block in self.layout.blocks:
+            if block.name.startswith("intercept."):
+                decay[block.start : block.stop] = 0.0
         return decay.repeat(count // self.layout.size)
 
     @property

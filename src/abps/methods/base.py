@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -318,6 +318,9 @@ class Method:
 
     budget: edge bytes after which communication ends, or none.
     """
+
+    #: Why it learns binary outcomes alone, in half a sentence; nothing if it learns any.
+    only_binary: ClassVar[str] = ""
 
     training: Training = field(default_factory=Training)
     stop: Stopping = field(default_factory=Stopping)

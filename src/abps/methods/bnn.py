@@ -16,7 +16,7 @@ The noise does the work of dropout, which is off by default.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ class BNN(StarMethod):
     average: moments, mixture or conflation.
     evaluate: sampled, or means (a plain network with the mean weights).  samples: draws of an evaluation.
     """
+
+    only_binary: ClassVar[str] = "it averages probabilities of an event; choose another method"
 
     training: Training = field(default_factory=lambda: Training(weight_decay=0.0, dropout=0.0))
     codec: str = "fp32"

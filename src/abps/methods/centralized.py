@@ -39,5 +39,5 @@ class Centralized(Method):
 
 def pool(data: Prepared) -> Prepared:
     """A federation of one center that owns all training rows."""
-    train = Rows(data.train.x, data.train.y, np.array([0, len(data.train.y)]))
+    train = replace(data.train, start=np.array([0, len(data.train.y)]), patient=None)
     return replace(data, centers=("pooled",), train=train, groups=None)

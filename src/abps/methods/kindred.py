@@ -41,6 +41,7 @@ from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.core.matching import Answer, Plan
 from abps.core.usefulness import Experience
+from abps.learn import outcomes
 from abps.learn.metrics import Segments, labels_of, row_losses
 from abps.learn.mixtures import mixtures
 from abps.learn.training import Objective, Training
@@ -463,6 +464,7 @@ class Kindred(PeerMethod):
         p, dimensions, kinds = state.test[:3]
         share = state.test[rollcall.HEAD :]
         names = [world.data.columns[k] for k in score_columns(world.data.columns)]
+        share = share.reshape(-1, len(names)).sum(axis=0)
         most = [int(k) for k in np.argsort(-share, kind="stable") if share[k] >= 0.1]
         return {
             "p": float(p),
@@ -534,8 +536,8 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
     A row: information, score, null draws and the public vector. A null draw takes a byte for each column, and
     a scale of two.
     """
-    columns = score_columns(world.data.columns)
-    k, count, rows = len(columns), spectrum.draws(world.n), world.data.train
+    columns, outcome = score_columns(world.data.columns), world.data.outcome
+    k, count, rows = len(columns) * len(outcome.mix), spectrum.draws(world.n), world.data.train
     common = models.clone()
     common[:, : len(reference)] = reference
     offset = world.learner.logits(common, rows).values.astype(np.float64)
@@ -552,7 +554,12 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
         # Who knew the signs could solve for single rows: between sites nobody else knows the secret.
         stream = streams.generator(world.seed + world.secret, "null", t, int(world.ids[world.here[i]]))
         signs = np.where(stream.integers(0, 2, size=(count, len(x))) > 0, 1.0, -1.0)
-        score, null, information = spectrum.score(x, rows.y[mine].astype(np.float64), offset[mine], signs)
+        y = rows.y[mine].astype(np.float64)
+        if outcome.binary:
+            score, null, information = spectrum.score(x, y, offset[mine], signs)
+        else:
+            residual, weight = outcomes.residuals(outcome, offset[mine], y)
+            score, null, information = spectrum.mixed_score(x, residual, weight, outcome.mix, signs)
         told[i] = np.concatenate([[information], score, null.ravel()])
     public = world.data.metadata
     form = (

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,6 +160,8 @@ class ABPSPlus(PeerMethod):
     its Shapley share of what they are worth together), or the paper's: auroc or log_loss, the mixed model's
     gain on validation rows.  gate: adopt a peer's weights only as far as it probably helps.
     """
+
+    only_binary: ClassVar[str] = "its likenesses are differences between two outcomes; choose abps-plus"
 
     wire: Wire = field(default_factory=lambda: Wire("int3", private_layers=1, reference="start"))
     kappa: int = 1

@@ -59,7 +59,8 @@ class Reference(Method):
 
 @dataclass(frozen=True)
 class LocalBest(Reference):
-    """The best of ridge regression, additive model and boosting at every center, on its own rows.
+    """The best of ridge regression, additive model and boosting at every center, on its own rows (of other
+    outcomes than binary: of penalised regressions, for times to an event Cox's or with effects over time).
 
     Chosen by cross-validation over patients on training and validation rows, and fitted to both: what it
     answers on validation rows is therefore not held out.
@@ -85,8 +86,8 @@ class LocalBest(Reference):
         def one(i: int) -> None:
             rows = own.only(i)
             x, y = rows.x.astype(np.float64), rows.y.astype(np.float64)
-            choice = choose(x, y, rows.patient, world.seed)
-            found[i] = choice, fit(choice, x, y)
+            choice = choose(x, y, rows.patient, world.seed, outcome=rows.outcome)
+            found[i] = choice, fit(choice, x, y, rows.outcome)
 
         world.learner.each(one, len(found))
         return Fitted(tuple(c for c, _ in found), tuple(p for _, p in found))
@@ -119,8 +120,8 @@ class PooledBest(Reference):
         """One choice for all."""
         own = world.data.own
         x, y = own.x.astype(np.float64), own.y.astype(np.float64)
-        choice = choose(x, y, own.patient, world.seed, each=world.learner.each)
-        return Fitted((choice,), (fit(choice, x, y),))
+        choice = choose(x, y, own.patient, world.seed, each=world.learner.each, outcome=own.outcome)
+        return Fitted((choice,), (fit(choice, x, y, own.outcome),))
 
     def logits(self, world: World, state: Fitted, rows: Rows) -> Segments:
         """The one model on all rows."""
@@ -158,6 +159,8 @@ class GlmExact(StarMethod):
     The penalty is the one with the smallest mean loss over all validation rows, whose sums travel along.
     penalties: tried from the strongest down, each from the solution before.
     """
+
+    only_binary: ClassVar[str] = "its sums are those of a logistic regression; leave it out"
 
     #: Sums over rows, which grow with a center.
     sends_models: ClassVar[bool] = False
@@ -279,7 +282,7 @@ class CentralizedStopped(Centralized):
         assert isinstance(state, Stopped)
         trained, rows = world.ground.train(state.current, t), world.data.validation
         answers, whole = self.logits(world, Models(trained), rows), np.array([0, len(rows.y)])
-        loss = log_loss(Segments(answers.values, whole), Segments(rows.y, whole))
+        loss = log_loss(Segments(answers.values, whole), Segments(rows.y, whole, rows.outcome))
         return better(state, trained, loss)
 
     def moved(self, before: World, world: World, state: Stopped, t: int) -> Stopped:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -83,6 +83,8 @@ class WPFed(PeerMethod):
     neighbours: at most.  gamma: weight of the distance between codes.  bits: length of the code.
     reference_share: of the training rows.  alpha: weight of the own loss (kd).
     """
+
+    only_binary: ClassVar[str] = "it teaches by probabilities of an event; choose another method"
 
     exchange: Literal["params", "kd"] = "params"
     neighbours: int = 2

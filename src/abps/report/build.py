@@ -55,7 +55,7 @@ def parts_of(study: Study, margin: float = MARGIN) -> list[Part]:
         for planned, run in runs:
             by_label.setdefault(planned.label, []).append(run)
         order = dict.fromkeys(r.label for r in study.record.runs if r.data == data.fingerprint)
-        centers = sorted({center for _, run in runs for center in run.auroc.per_center})
+        centers = sorted({center for _, run in runs for center in run.main.per_center})
         results = [
             gather(label, method[label], by_label[label], centers) for label in order if label in by_label
         ]

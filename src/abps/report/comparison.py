@@ -29,7 +29,7 @@ from abps.report.figures import draw_all
 from abps.report.statistics import MARGIN
 from abps.report.tables import Table, headline
 from abps.simulator.crossvalidation import compute
-from abps.simulator.result import Run
+from abps.simulator.result import Accuracy, Run
 from abps.study.execute import Executor, conduct
 from abps.study.plan import Plan, PlannedRun, Request, Source, expand_methods, make_plan
 from abps.study.records import StudyFolder, StudyRecord, record_of
@@ -55,24 +55,25 @@ class Study:
     root: Path | None = None
 
     def frame(self) -> pl.DataFrame:
-        """One row per method, seed and center: AUROC, AUPRC and Brier score; null where not defined."""
+        """One row per method, seed and center: AUROC, AUPRC and Brier score, or the scores of another
+        outcome; null where not defined."""
         parts = [
             pl.DataFrame(
                 {
                     "data": run.data.name,
                     "method": planned.label,
                     "seed": run.seed,
-                    "center": list(run.auroc.per_center),
+                    "center": list(run.main.per_center),
                 }
                 | {
-                    name: list(getattr(run, name).per_center.values()) or [None] * len(run.auroc.per_center)
-                    for name in ("auroc", "auprc", "brier")
+                    name: [told.per_center.get(center) for center in run.main.per_center]
+                    for name, told in _told(run).items()
                 },
-                schema_overrides=dict.fromkeys(("auroc", "auprc", "brier"), pl.Float64),
+                schema_overrides=dict.fromkeys(_told(run), pl.Float64),
             ).with_columns(pl.col(pl.Float64).fill_nan(None))
             for planned, run in self.runs
         ]
-        return pl.concat(parts) if parts else pl.DataFrame()
+        return pl.concat(parts, how="diagonal") if parts else pl.DataFrame()
 
     def tables(self) -> list[Table]:
         """The headline of every federation: accuracy, bytes, and what may be said of them."""
@@ -225,3 +226,10 @@ def _named(
         elif method != name:
             own[name] = find(method)
     return list(methods), own
+
+
+def _told(run: Run) -> dict[str, Accuracy]:
+    """The scores of a run by their names."""
+    if run.score is None:
+        return {"auroc": run.auroc, "auprc": run.auprc, "brier": run.brier}
+    return run.measures

@@ -70,22 +70,23 @@ def draw_all(part: Part, only: str = "") -> list[Drawing]:
     wanted: list[tuple[bool, str, str, str, Callable[[Part], Figure]]] = [
         (
             True, "ranking", "Accuracy ranking",
-            "Mean test AUROC over centers. Dots: seeds; line: mean ± one standard deviation over seeds.",
+            f"Mean test {part.measure} over centers. Dots: seeds; line: mean ± one standard deviation over "
+            "seeds.",
             ranking,
         ),
         (
             sending, "pareto", "Accuracy and bytes",
-            "Mean AUROC against bytes in multiples of 50 rounds of FedAvg. The stepped line joins the "
-            "methods that no other beats in both; arrows follow the ablation path from ABPS to ABPS-X.",
+            f"Mean {part.measure} against bytes in multiples of 50 rounds of FedAvg. The stepped line joins "
+            "the methods that no other beats in both; arrows follow the ablation path from ABPS to ABPS-X.",
             pareto,
         ),
         (
-            True, "rounds", "AUROC over rounds",
+            True, "rounds", f"{part.measure} over rounds",
             "Mean over centers and seeds, a panel per family; grey: FedAvg, dotted: training alone.",
             over_rounds,
         ),
         (
-            sending, "bytes", "AUROC over bytes",
+            sending, "bytes", f"{part.measure} over bytes",
             "The same curves by bytes sent so far: what a budget buys.",
             over_bytes,
         ),
@@ -173,7 +174,7 @@ def ranking(part: Part) -> Figure:
     axes.set_yticks(range(len(ordered)), [r.label for r in ordered])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(-0.7, len(ordered) - 0.3)
-    axes.set_xlabel("mean AUROC over centers")
+    axes.set_xlabel(f"mean {part.measure} over centers")
     _grid(axes, "x")
     _family_legend(axes, ordered, loc="lower left", ncols=7, bbox_to_anchor=(0, 1.0), columnspacing=1)
     return figure
@@ -222,7 +223,7 @@ def pareto(part: Part) -> Figure:
         star = family(r) in ("abps-x", "abps-plus")
         axes.plot(r.vs_fedavg, r.mean, "*" if star else "o", color=colour(r), markersize=13 if star else 7)
     axes.set_xlabel("bytes, multiples of 50 rounds of FedAvg (log scale)")
-    axes.set_ylabel("mean AUROC over centers")
+    axes.set_ylabel(f"mean {part.measure} over centers")
     ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if left <= t <= right]
     axes.set_xticks(ticks, [f"{t:g}×" for t in ticks])
     axes.minorticks_off()
@@ -413,7 +414,7 @@ def _curves(
         else:
             axes.set_ylim(low - room, high + room)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.4, labelspacing=0.3)
-        axes.set_ylabel("mean AUROC")
+        axes.set_ylabel(f"mean {part.measure}")
         _grid(axes)
         all_axes.append(axes)
     return figure, all_axes
@@ -526,7 +527,7 @@ def gains(part: Part) -> Figure:
             reach = float(np.quantile(np.abs(np.concatenate(every)), 0.99)) * 1.1 + 1e-3
             axes.set_xlim(-reach, reach)
         axes.set_title(f"minus {name}")
-        axes.set_xlabel("AUROC difference of a center")
+        axes.set_xlabel(f"{part.measure} difference of a center")
         if shared is None:
             axes.set_yticks(range(len(shown)), [r.label for r in reversed(shown)])
         else:

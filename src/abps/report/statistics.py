@@ -59,7 +59,7 @@ class Results:
     @property
     def means(self) -> NDArray[np.float64]:
         """(seeds,) mean AUROC over centers, as each run reports it."""
-        return np.array([run.auroc.mean for run in self.runs])
+        return np.array([run.main.mean for run in self.runs])
 
     @property
     def mean(self) -> float:
@@ -90,7 +90,7 @@ def gather(label: str, method: str, runs: Sequence[Run], centers: Sequence[str])
     """The runs of one method in order of their seeds, with their centers in one order."""
     ordered = sorted(runs, key=lambda run: run.seed)
     auroc = np.array(
-        [[run.auroc.per_center.get(center, math.nan) for center in centers] for run in ordered]
+        [[run.main.per_center.get(center, math.nan) for center in centers] for run in ordered]
     ).reshape(len(ordered), len(centers))
     return Results(label, method, tuple(ordered), tuple(run.seed for run in ordered), auroc)
 
@@ -237,6 +237,11 @@ class Part:
     unit: float
     alone: str | None
     margin: float
+
+    @property
+    def measure(self) -> str:
+        """What the main score of its outcome is called."""
+        return self.lines[0].result.runs[0].measure
 
     def find(self, label: str) -> Results | None:
         """A method's results, if it ran."""

@@ -31,12 +31,13 @@ def answer(part: Part, hospitals: Hospitals | None) -> str:
     lead = hospitals.lead
     if part.alone is None or lead.to_alone is None:
         return (
-            f"{lead.result.label} reaches a mean AUROC of {number(lead.result.mean)}; nobody trained alone "
-            "in this study, so the gain is not known."
+            f"{lead.result.label} reaches a mean {part.measure} of {number(lead.result.mean)}; nobody "
+            "trained alone in this study, so the gain is not known."
         )
     alone = part.find(part.alone)
     assert alone is not None
-    levels = f"AUROC {number(alone.mean)} alone, {number(lead.result.mean)} together with {lead.result.label}"
+    together = f"{number(lead.result.mean)} together with {lead.result.label}"
+    levels = f"{part.measure} {number(alone.mean)} alone, {together}"
     told = f"{levels} ({interval(lead.to_alone)})"
     says = {
         BETTER: f"Working together helps: {told}.",

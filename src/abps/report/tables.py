@@ -185,7 +185,7 @@ def headline(part: Part) -> Table:
         f"Accuracy and bytes on {part.data.name} ({part.data.centers} centers).",
         (
             "method",
-            "AUROC",
+            part.measure,
             "bytes",
             "to FedAvg",
             "to random partners",
@@ -196,7 +196,8 @@ def headline(part: Part) -> Table:
         ),
         tuple(rows),
         (
-            "AUROC: mean over centers of each center's own test rows, mean ± standard deviation over seeds.",
+            f"{part.measure}: mean over centers of each center's own test rows, mean ± standard deviation "
+            "over seeds.",
             "Bytes: each payload once per edge and round, in multiples of 50 rounds of FedAvg in fp32.",
             "Differences: paired by seed and center, with a 95 % interval for other centers and other seeds. "
             "Better and worse: after Holm's correction for the number of comparisons in the column. Equal: "
@@ -211,8 +212,9 @@ def headline(part: Part) -> Table:
 
 def numbers(part: Part) -> Table:
     """The headline with every number in a column of its own, for programs."""
+    score = "auroc" if part.measure == "AUROC" else "score"
     columns = [
-        "method", "auroc_mean", "auroc_sd", "auroc_at_best_validation", "auprc_mean", "brier_mean",
+        "method", f"{score}_mean", f"{score}_sd", f"{score}_at_best_validation", "auprc_mean", "brier_mean",
         "bytes_vs_fedavg", "bytes_all_vs_fedavg", "edge_bytes", "directed_bytes", "control_bytes",
         "cost_usd", "partners_mean",
         "rest_share", *(f"rest_{cause.key}" for cause in CAUSES), "rounds_mean",
@@ -224,7 +226,7 @@ def numbers(part: Part) -> Table:
     for line in part.lines:
         r = line.result
         values: list[float | str] = [
-            r.label, r.mean, r.deviation, r.average(lambda run: run.auroc.at_best_validation),
+            r.label, r.mean, r.deviation, r.average(lambda run: run.main.at_best_validation),
             r.average(lambda run: run.auprc.mean), r.average(lambda run: run.brier.mean), r.vs_fedavg,
             r.average(lambda run: run.bytes.all_vs_fedavg), r.average(lambda run: run.bytes.edge),
             r.average(lambda run: run.bytes.directed), r.average(lambda run: run.bytes.control),
@@ -252,7 +254,7 @@ def equal_bytes(part: Part, budgets: Sequence[float] = BUDGETS) -> Table:
     rows = tuple((r.label, *(number(at_budget(r, budget, part.unit)) for budget in budgets)) for r in sending)
     return Table(
         "equal-bytes",
-        "AUROC at equal bytes: the last round that a budget pays for.",
+        f"{part.measure} at equal bytes: the last round that a budget pays for.",
         ("method", *(times(budget) for budget in budgets)),
         rows,
         (
@@ -276,8 +278,9 @@ def targets(part: Part, goals: Sequence[float] | None = None) -> Table:
         rows.append((r.label, *cells))
     return Table(
         "bytes-to-target",
-        "Bytes until the mean test AUROC first reaches a target, in multiples of 50 rounds of FedAvg.",
-        ("method", *(f"AUROC {goal:.3f}" for goal in goals)),
+        f"Bytes until the mean test {part.measure} first reaches a target, in multiples of 50 rounds of "
+        "FedAvg.",
+        ("method", *(f"{part.measure} {goal:.3f}" for goal in goals)),
         tuple(rows),
         (f"{NOTHING}: not reached. Mean over the seeds that reach it.",),
     )
@@ -292,7 +295,7 @@ def direct(part: Part) -> Table:
     return Table(
         "questions",
         "Direct comparisons, paired by seed and center.",
-        ("question", "difference", "AUROC (95 % interval), verdict", "seeds"),
+        ("question", "difference", f"{part.measure} (95 % interval), verdict", "seeds"),
         rows,
         ("Verdicts are corrected for the number of questions (Holm).",),
     )
@@ -300,12 +303,13 @@ def direct(part: Part) -> Table:
 
 def runs(part: Part) -> Table:
     """One line per run."""
+    score = "auroc" if part.measure == "AUROC" else "score"
     columns = (
         "method",
         "seed",
         "rounds",
-        "auroc",
-        "auroc_at_best_validation",
+        score,
+        f"{score}_at_best_validation",
         "auprc",
         "brier",
         "vs_fedavg",
@@ -315,7 +319,7 @@ def runs(part: Part) -> Table:
     for line in part.lines:
         for run in line.result.runs:
             values = [
-                run.auroc.mean, run.auroc.at_best_validation, run.auprc.mean,
+                run.main.mean, run.main.at_best_validation, run.auprc.mean,
                 run.brier.mean, run.bytes.vs_fedavg, run.rest.share,
             ]  # fmt: skip
             rows.append((line.result.label, str(run.seed), str(run.rounds), *map(_plain, values)))
@@ -333,7 +337,8 @@ def centers(part: Part) -> Table:
             known = values[:, c][np.isfinite(values[:, c])]
             mean = float(known.mean()) if len(known) else math.nan
             rows.append((line.result.label, name, _plain(mean), str(len(known))))
-    return Table("centers", "Every center.", ("method", "center", "auroc", "seeds"), tuple(rows))
+    score = "auroc" if part.measure == "AUROC" else "score"
+    return Table("centers", "Every center.", ("method", "center", score, "seeds"), tuple(rows))
 
 
 def hospitals(part: Part, found: Hospitals) -> Table:

@@ -84,7 +84,7 @@ def _against_alone(part: Part) -> str:
     assert alone is not None
     best = {"local-best": "the best that each center can do alone", "local": "the same network alone"}
     told = _standing(part, [line.to_alone for line in part.lines])
-    text = f"Training alone is {part.alone} ({best[part.alone]}), mean AUROC {number(alone.mean)}"
+    text = f"Training alone is {part.alone} ({best[part.alone]}), mean {part.measure} {number(alone.mean)}"
     return f"{text}; {told}." if told else f"{text}."
 
 
@@ -92,8 +92,8 @@ def _against_fedavg(part: Part) -> str:
     fedavg = part.find("fedavg")
     if fedavg is None:
         best = max(part.lines, key=lambda line: line.result.mean).result
-        return f"The highest mean AUROC is {number(best.mean)} ({best.label}); FedAvg did not run."
-    text = f"FedAvg reaches a mean AUROC of {number(fedavg.mean)}"
+        return f"The highest mean {part.measure} is {number(best.mean)} ({best.label}); FedAvg did not run."
+    text = f"FedAvg reaches a mean {part.measure} of {number(fedavg.mean)}"
     pooled = part.find("centralized")
     if pooled is not None:
         text += f" (all rows pooled: {number(pooled.mean)})"

@@ -81,6 +81,11 @@ class Attack:
         """The federation as its attackers see it: their training rows are changed, nobody's others."""
         if self.name not in ("label-flip", "poison"):
             return data
+        if not data.outcome.binary:
+            raise RequestError(
+                f"attack {self.name!r} turns a binary outcome around; this one is {data.outcome.kind}; "
+                "choose an attack on what is sent"
+            )
         train = data.train
         mine = np.repeat(who, train.sizes)
         x, y = train.x.copy(), train.y.copy()

@@ -17,10 +17,10 @@ from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import Rows, prepare
 from abps.data.split import assign_folds, fold_split
-from abps.learn.metrics import Segments, auprc, auroc, brier
+from abps.learn.metrics import Segments, labels_of
 from abps.methods.base import Method
 from abps.methods.settings import configure
-from abps.simulator.result import Bytes, History, RestShares, Run, accuracy, calibrated, scored_on
+from abps.simulator.result import Bytes, History, RestShares, Run, accuracy, calibrated, scored_on, scores_of
 from abps.simulator.simulate import Progress, simulate
 
 #: Fewer folds than this leave no rows to train on beside those for validation and test.
@@ -63,13 +63,15 @@ def cross_validate(
         raise RequestError(f"folds={folds}: choose a federation without windows of time, or leave folds out")
     config = configure(method)
     fold = assign_folds(federation, seed, folds)
+    # All folds on one time grid and one scale, so that their answers can stand side by side.
+    agreed = replace(federation, outcome=federation.outcome.settled(federation.label))
     runs: list[Run] = []
     tests: list[Rows] = []
     for k in range(folds):
         split = fold_split(fold, k, folds)
         how = config.training
         data = prepare(
-            federation,
+            agreed,
             seed,
             split=split,
             standardise=how.standardise,
@@ -89,19 +91,23 @@ def cross_validate(
     label = method if isinstance(method, str) else type(method).__name__.lower()
     logits = _together([run.answers for run in runs if run.answers is not None])
     labels = _together([Segments(rows.y, rows.start) for rows in tests])
-    centers = federation.centers
-    scored = scored_on(centers, logits, labels, folds)
-    values = auroc(logits, labels)
-    values[[name in scored.cannot_tell for name in centers]] = math.nan
+    centers, outcome = federation.centers, tests[0].outcome
+    y = labels.values.astype(np.float32)
+    rows = Rows(np.empty((len(y), 0), np.float32), y, labels.start, outcome=outcome)
+    scored = scored_on(centers, logits, labels_of(rows), folds)
+    at_best = float(np.mean([run.main.at_best_validation for run in runs]))
+    scores = scores_of(centers, logits, rows, rows, at_best)
+    if outcome.binary:
+        values = np.array(list(scores["auroc"].per_center.values()))
+        values[[name in scored.cannot_tell for name in centers]] = math.nan
+        scores["auroc"] = accuracy(centers, values, at_best)
     first = runs[0]
     return replace(
         first,
         method=name or label,
         rounds=round(float(np.mean([run.rounds for run in runs]))),
         data=replace(federation.about(), features=first.data.features),
-        auroc=accuracy(centers, values, float(np.mean([run.auroc.at_best_validation for run in runs]))),
-        auprc=accuracy(centers, auprc(logits, labels)),
-        brier=accuracy(centers, brier(logits, labels)),
+        **scores,
         bytes=_mean(Bytes, [run.bytes for run in runs]),
         cost_usd=float(np.mean([run.cost_usd for run in runs])),
         partners_mean=float(np.mean([run.partners_mean for run in runs])),
@@ -109,7 +115,7 @@ def cross_validate(
         history=_mean_history([run.history for run in runs]),
         seconds=round(time.perf_counter() - began, 3),
         scored=scored,
-        calibration=calibrated(centers, logits, labels),
+        calibration=calibrated(centers, logits, labels_of(rows)),
         models=None,
         beliefs=None,
         answers=logits,

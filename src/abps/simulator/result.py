@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
 from abps.data.federation import About
-from abps.learn.metrics import Segments
+from abps.data.prepare import Rows
+from abps.learn.metrics import Segments, auprc, auroc, brier, labels_of
+from abps.learn.outcome_scores import measures
 from abps.privacy.spending import PrivacyLedger
 from abps.release import VERSION
 from abps.stats.calibration import calibration as calibration_of
@@ -42,6 +44,13 @@ class Accuracy:
     at_best_validation: float = math.nan
     per_center: dict[str, float] = field(default_factory=dict)
     honest_mean: float = math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Score(Accuracy):
+    """The main score of an outcome that is not binary: an accuracy with its name."""
+
+    name: str = "AUROC"
 
 
 @dataclass(frozen=True)
@@ -151,6 +160,9 @@ class Run:
     device: where centers trained and predicted; another one rounds otherwise.
     attack: members that attacked, as they were asked for; nothing where none did.
     heterogeneity: whether centers differ, for methods that test it.
+    outcome: what was predicted. Unless it is binary, ``score`` is its main score, ``measures`` are all of
+    them, ``auroc`` is known of classes only (macro), and the curves of ``history`` are those of the main
+    score.
     trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
     privacy: what every center has spent, of a run that was private; written beside the result.
     models, beliefs, answers (logits of the test rows): of a run that was just computed; not written to disk.
@@ -176,6 +188,9 @@ class Run:
     calibration: Calibrated = field(default_factory=Calibrated)
     versions: dict[str, str] = field(default_factory=versions)
     heterogeneity: Heterogeneity | None = None
+    outcome: str = "binary"
+    score: Score | None = None
+    measures: dict[str, Accuracy] = field(default_factory=dict)
     trail: pl.DataFrame | Path | None = None
     models: torch.Tensor | None = None
     beliefs: Beliefs | None = None
@@ -191,9 +206,20 @@ class Run:
             )
         return pl.read_parquet(self.trail) if isinstance(self.trail, Path) else self.trail
 
+    @property
+    def main(self) -> Accuracy:
+        """The main score: AUROC, unless the outcome has another."""
+        return self.auroc if self.score is None else self.score
+
+    @property
+    def measure(self) -> str:
+        """What the main score is called."""
+        return "AUROC" if self.score is None else self.score.name
+
     def to_json(self) -> dict[str, Any]:
-        """The content of ``result.json``."""
-        content = {name: _plain(msgspec.to_builtins(getattr(self, name))) for name in _WRITTEN}
+        """The content of ``result.json``; what only other outcomes have is not in that of a binary one."""
+        names = [name for name in _WRITTEN if self.score is not None or name not in _OF_OTHERS]
+        content = {name: _plain(msgspec.to_builtins(getattr(self, name))) for name in names}
         return {"schema": SCHEMA} | content
 
     @staticmethod
@@ -213,15 +239,18 @@ class Run:
 
     def __repr__(self) -> str:
         return (
-            f"<Run {self.method} on {self.data.name}, seed {self.seed}: AUROC {self.auroc.mean:.3f} over "
-            f"{self.auroc.scored_centers} centers, {self.bytes.vs_fedavg:.3g} × FedAvg's bytes, "
+            f"<Run {self.method} on {self.data.name}, seed {self.seed}: {self.measure} {self.main.mean:.3f} "
+            f"over {self.main.scored_centers} centers, {self.bytes.vs_fedavg:.3g} × FedAvg's bytes, "
             f"{self.rounds} rounds>"
         )
 
     def _repr_html_(self) -> str:
+        more = {name: each.mean for name, each in self.measures.items() if name != self.measure}
+        more = more or {"AUPRC": self.auprc.mean, "Brier": self.brier.mean}
         rows = {
-            "AUROC": f"{self.auroc.mean:.3f} over {self.auroc.scored_centers} of {self.data.centers} centers",
-            "AUPRC, Brier": f"{self.auprc.mean:.3f}, {self.brier.mean:.3f}",
+            self.measure: f"{self.main.mean:.3f} over {self.main.scored_centers} of "
+            f"{self.data.centers} centers",
+            ", ".join(more): ", ".join(f"{value:.3f}" for value in more.values()),
             "bytes": f"{self.bytes.edge:,} = {self.bytes.vs_fedavg:.3g} × FedAvg",
             "partners": f"{self.partners_mean:.2f} per center and round, rest {100 * self.rest.share:.1f} %",
             "rounds": f"{self.rounds} in {self.seconds:.1f} s",
@@ -237,6 +266,9 @@ UNWRITTEN: Final = ("trail", "models", "beliefs", "answers", "privacy")
 #: What is written, in this order, and its type; and where null says something else than "not defined".
 _WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name not in UNWRITTEN}
 _NULLABLE: Final = ("data", "config", "heterogeneity")
+
+#: What a binary outcome does not have.
+_OF_OTHERS: Final = ("outcome", "score", "measures")
 
 
 def _plain(value: Any) -> Any:
@@ -273,8 +305,50 @@ def accuracy(
     return Accuracy(mean(scored), int(scored.sum()), at_best, dict(zip(centers, values.tolist())), apart)
 
 
+def scores_of(
+    centers: tuple[str, ...],
+    logits: Segments,
+    rows: Rows,
+    train: Rows,
+    at_best: float = math.nan,
+    honest: NDArray[np.bool_] | None = None,
+) -> dict[str, Any]:
+    """The fields of a run that tell how accurate it is, whatever its outcome."""
+    labels = labels_of(rows)
+    if labels.outcome.binary:
+        return {
+            "auroc": accuracy(centers, auroc(logits, labels), at_best, honest),
+            "auprc": accuracy(centers, auprc(logits, labels)),
+            "brier": accuracy(centers, brier(logits, labels)),
+        }
+    found = measures(logits, rows, train)
+    name, values = labels.outcome.measure, found[labels.outcome.measure]
+    main = accuracy(centers, values, at_best, honest)
+    unknown = accuracy(centers, np.full(len(centers), np.nan))
+    return {
+        "auroc": main if labels.outcome.kind == "classes" else unknown,
+        "auprc": unknown,
+        "brier": unknown,
+        "outcome": labels.outcome.kind,
+        "score": Score(
+            main.mean, main.scored_centers, main.at_best_validation, main.per_center, main.honest_mean, name
+        ),
+        "measures": {each: accuracy(centers, told) for each, told in found.items()},
+    }
+
+
 def scored_on(centers: tuple[str, ...], logits: Segments, labels: Segments, folds: int = 0) -> Scored:
-    """On what every center's AUROC stands, from the logits and labels of all that was scored."""
+    """On what every center's score stands, from the logits and labels of all that was scored.
+
+    Intervals and who has too few rows are told of AUROCs; of other outcomes the rows and events alone.
+    """
+    if not labels.outcome.binary:
+        parts = {name: labels[i] for i, name in enumerate(centers)}
+        return Scored(
+            {name: len(part) for name, part in parts.items()},
+            {name: int(labels.outcome.events(part).sum()) for name, part in parts.items()},
+            folds=folds,
+        )
     areas = {
         name: area(logits[i].astype(np.float64), labels[i].astype(np.float64))
         for i, name in enumerate(centers)
@@ -298,7 +372,9 @@ GROUPS: Final = 10
 
 
 def calibrated(centers: tuple[str, ...], logits: Segments, labels: Segments) -> Calibrated:
-    """Calibration of every center and of all rows together."""
+    """Calibration of every center and of all rows together; of other outcomes their scores tell it."""
+    if not labels.outcome.binary:
+        return Calibrated()
     found = {
         name: calibration_of(expit(logits[i].astype(np.float64)), labels[i].astype(np.float64))
         for i, name in enumerate(centers)

@@ -27,9 +27,10 @@ from abps.learn.batched import StackedLearner
 from abps.learn.devices import device_name, find_device
 from abps.learn.joint import without_network
 from abps.learn.loop import LoopLearner
-from abps.learn.metrics import auprc, auroc, brier, labels_of, log_loss, mean_over_centers
+from abps.learn.metrics import labels_of, log_loss, mean_over_centers
 from abps.learn.models import ModelFactory
 from abps.learn.native.network import BLAS
+from abps.learn.outcome_scores import main_score
 from abps.learn.training import Learner, Training
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
@@ -42,9 +43,9 @@ from abps.simulator.result import (
     History,
     RestShares,
     Run,
-    accuracy,
     calibrated,
     scored_on,
+    scores_of,
 )
 from abps.simulator.rounds import Course, Outcome
 from abps.stats.guarantees import Standing, standing
@@ -100,6 +101,8 @@ def simulate(
         federation, seed, config.stop.rounds, training.standardise, training.splines, config.privacy.floor
     )
     window = data = source.at(1)
+    if not data.outcome.binary and config.only_binary:
+        raise RequestError(f"{name} with an outcome of {data.outcome.kind}: {config.only_binary}")
     ids = streams.center_ids(data.centers)
     siege = None if attack is None else besieged(attack, seed, ids)
     if siege is not None:
@@ -147,9 +150,7 @@ def simulate(
         config=describe(config),
         device=device_name(place),
         attack="" if siege is None else str(siege.attack),
-        auroc=accuracy(data.centers, auroc(logits, labels), track.test[track.best - 1], honest(siege)),
-        auprc=accuracy(data.centers, auprc(logits, labels)),
-        brier=accuracy(data.centers, brier(logits, labels)),
+        **scores_of(data.centers, logits, data.test, data.train, track.test[track.best - 1], honest(siege)),
         bytes=Bytes(
             ledger.spent.edge,
             ledger.spent.directed,
@@ -236,7 +237,7 @@ class Track:
         for logits, rows, into in zip(
             answers, (data.validation, data.test), (self.validation, self.test), strict=True
         ):
-            into.append(mean_over_centers(auroc(logits, labels_of(rows)))[0])
+            into.append(mean_over_centers(main_score(logits, labels_of(rows)))[0])
         self.rest.append(outcome.rest)
         self.partners.append(float(np.mean(outcome.partners)))
         t = len(self.validation)

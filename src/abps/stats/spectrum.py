@@ -110,6 +110,33 @@ def score(x: Floats, y: Floats, offset: Floats, signs: Floats) -> tuple[Floats, 
     return residual @ centred, flipped @ centred, float(residual @ residual)
 
 
+def mixed_score(
+    x: Floats, residual: Floats, weight: Floats, mix: NDArray[np.float32], signs: Floats
+) -> tuple[Floats, Floats, float]:
+    """The same for an outcome with several answers, from what a model at hand leaves over.
+
+    residual, weight: (rows, outputs) minus the loss's slope in every answer, and its curvature; zero where a
+    row says nothing of an answer.  mix: (terms, outputs). Every answer has an intercept, which takes one
+    Newton step. (terms · k,) the score, a term after the other.
+    """
+    count, k = x.shape
+    terms, outputs = mix.shape
+    score, null = np.zeros((terms, k)), np.zeros((len(signs), terms, k))
+    left = np.zeros((count, outputs))
+    for j in range(outputs):
+        total = weight[:, j].sum()
+        if total <= 0:
+            continue
+        centred = x - (weight[:, j] @ x) / total
+        left[:, j] = residual[:, j] - weight[:, j] * (residual[:, j].sum() / total)
+        flipped = signs * left[:, j]
+        flipped -= np.outer(flipped.sum(axis=1) / total, weight[:, j])
+        score += np.outer(mix[:, j], left[:, j] @ centred)
+        null += mix[:, j][None, :, None] * (flipped @ centred)[:, None, :]
+    information = float(((left @ mix.T) ** 2).sum() / terms)
+    return score.ravel(), null.reshape(len(signs), -1), information
+
+
 def spectrum(told: Scores, level: float = 0.05) -> Spectrum:
     """The test of heterogeneity, and where centers stand. Centers without information stand at zero."""
     k = told.score.shape[1]

@@ -106,6 +106,24 @@ def concordance(time: Floats, event: Bools, risk: Floats) -> float:
     return good / pairs if pairs else float("nan")
 
 
+def weighted_concordance(time: Floats, event: Bools, risk: Floats, watched: Curve, until: float) -> float:
+    """Uno's C: the same share, every pair by how rarely its first failure could be seen (squared), and only
+    of failures before ``until``; it does not depend on who was watched how long.
+
+    watched: by :func:`censoring`, on training rows.
+    """
+    check_times(time, event)
+    first = np.flatnonzero(event & (time < until))
+    good = pairs = 0.0
+    for k in first:
+        later = (time > time[k]) | ((time == time[k]) & ~event)
+        weight = 1.0 / watched.before(time[k : k + 1])[0] ** 2
+        others = risk[later]
+        good += weight * float((others < risk[k]).sum() + 0.5 * (others == risk[k]).sum())
+        pairs += weight * len(others)
+    return good / pairs if pairs else float("nan")
+
+
 def brier(time: Floats, event: Bools, survival: Floats, grid: Floats, watched: Curve) -> Floats:
     """(grid,) squared error of predicted survival at each time, weighted for censoring (Graf et al. 1999).
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from abps import files
 from abps.data.federation import Federation, LeftOut
+from abps.data.outcome import Outcome
 
 
 class Unusable(Exception):
@@ -49,6 +52,7 @@ def write_federation(place: Path, federation: Federation) -> None:
             "left_out": [[o.center, o.rows, o.reason] for o in federation.left_out],
             "every": federation.every,
             "in_order": federation.in_order,
+            "outcome": asdict(federation.outcome),
         },
     )
 
@@ -73,6 +77,7 @@ def read_federation(place: Path, fingerprint: str) -> Federation:
             era=arrays.get("era"),
             every=about["every"],
             in_order=about["in_order"],
+            outcome=msgspec.convert(about["outcome"], Outcome),
         )
     except Exception as error:  # any library may stumble over a damaged file, each in its own way
         raise Unusable(f"the data in {folder} cannot be read ({type(error).__name__})") from error

@@ -70,7 +70,7 @@ def survey(study: StudyFolder, runs: Sequence[PlannedRun], board: Board) -> list
     for run in runs:
         found = study.look(run)
         if found.result is not None:
-            board.there(run, found.result.auroc.mean, found.result.bytes.vs_fedavg)
+            board.there(run, found.result.main.mean, found.result.bytes.vs_fedavg)
         else:
             todo.append(run)
             if found.problem:

@@ -241,6 +241,14 @@ def make_plan(
             if name in methods and name not in words and federation.groups is None:
                 methods.remove(name)
                 left_out.append(f"{name} on {federation.name}: it needs a column that groups centers")
+        references = [name for name in request.references if name not in request.methods]
+        if not federation.outcome.binary:
+            for name in [*(m for m in methods if m not in words), *references]:
+                why = (plain[name] if name in plain else find(name)).only_binary
+                if why:
+                    (methods if name in methods else references).remove(name)
+                    told = f"{name} on {federation.name}, an outcome of {federation.outcome.kind}: {why}"
+                    left_out.append(told)
         for seed, method in itertools.product(request.seeds, methods):
             for label, settings in _variants(method, plain[method], request):
                 settings = settings | dict(chosen.get((fingerprint, method), {}))
@@ -248,14 +256,13 @@ def make_plan(
                 how = (request.folds, request.attack)
                 key = key_of(identity(method, config, fingerprint, seed, *how))
                 runs.append(PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key, *how))
-        for seed, method in itertools.product(request.seeds, request.references):
-            if method not in request.methods:
-                # A reference that is fitted at once knows no rounds.
-                rounds = None if getattr(find(method), "fitted", False) else request.rounds
-                content = identity(method, configure(method, {}, rounds), fingerprint, seed, request.folds)
-                runs.append(
-                    PlannedRun(method, method, {}, rounds, seed, fingerprint, key_of(content), request.folds)
-                )
+        for seed, method in itertools.product(request.seeds, references):
+            # A reference that is fitted at once knows no rounds.
+            rounds = None if getattr(find(method), "fitted", False) else request.rounds
+            content = identity(method, configure(method, {}, rounds), fingerprint, seed, request.folds)
+            runs.append(
+                PlannedRun(method, method, {}, rounds, seed, fingerprint, key_of(content), request.folds)
+            )
     return Plan(request, federations, tuple(runs), tuple(left_out), choices)
 
 

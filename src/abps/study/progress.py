@@ -117,7 +117,7 @@ class Board:
 
     def _render(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("method", "runs", "", "AUROC so far", "bytes / FedAvg"):
+        for name in ("method", "runs", "", "score so far", "bytes / FedAvg"):
             table.add_column(name, justify="left" if name in ("method", "") else "right")
         for label, row in self._rows.items():
             current = [(t, rounds) for run, t, rounds, _ in list(self._now.values()) if run.label == label]

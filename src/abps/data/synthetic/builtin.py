@@ -18,13 +18,19 @@ from abps.data.roles import Roles
 from abps.data.synthetic.fedprox_synthetic import FedproxSynthetic
 from abps.data.synthetic.icu import IcuSynthetic
 from abps.data.synthetic.icu_stream import IcuStream
+from abps.data.synthetic.survival_synthetic import SurvivalSynthetic
 
 #: name -> the dataclass whose fields are its knobs, and the roles of its columns.
 _ICU = Roles(label="died", center="center", patient="patient", time="admission_year", group="careunit")
-BUILTIN: dict[str, tuple[type[IcuSynthetic] | type[FedproxSynthetic], Roles]] = {
+Knobs = IcuSynthetic | FedproxSynthetic | SurvivalSynthetic
+BUILTIN: dict[str, tuple[type[Knobs], Roles]] = {
     "icu-synthetic": (IcuSynthetic, _ICU),
     "icu-stream": (IcuStream, replace(_ICU, eras="era")),
     "fedprox-synthetic": (FedproxSynthetic, Roles(label="y", center="center")),
+    "survival-synthetic": (
+        SurvivalSynthetic,
+        Roles(label="died", center="center", group="group", outcome="survival", duration="days"),
+    ),
 }
 
 
@@ -39,7 +45,7 @@ def builtin_table(spec: str) -> tuple[pl.DataFrame, Roles]:
     return knobs.generate(), roles
 
 
-def parse_builtin(spec: str) -> tuple[IcuSynthetic | FedproxSynthetic, Roles]:
+def parse_builtin(spec: str) -> tuple[Knobs, Roles]:
     """The knobs that a specification sets, and the roles of the table's columns."""
     name, _, settings = spec.partition(":")
     if name not in BUILTIN:

@@ -21,6 +21,7 @@ from abps.learn.kernels import MLPKernel
 from abps.learn.mixtures import Mixtures
 from abps.learn.native import clipped, linear
 from abps.learn.native import network as compiled
+from abps.learn.outcomes import rule, shaped
 from abps.learn.training import Common, Objective, Training
 
 Ints = NDArray[np.int64]
@@ -52,6 +53,7 @@ class FusedLinear:
 
     def __init__(self, data: Prepared, training: Training, steps: Callable[[Objective, int], Floats]) -> None:
         self._data, self._training, self._steps = data, training, steps
+        self._mix = data.outcome.mix
 
     def takes(self, objective: Objective) -> bool:
         """Whether there is compiled code for an objective: for terms in the weights alone."""
@@ -70,6 +72,24 @@ class FusedLinear:
         """The round of some centers (m,); writes their rows of ``after`` (n, P)."""
         rows, size = self._data.train, before.shape[1]
         first, last, _ = columns.indices(size)
+        terms = tuple(_terms(objective, self._data.size, size))
+        if not self._data.outcome.binary:
+            linear.descend_outputs(
+                members,
+                before,
+                after,
+                rows.x,
+                rows.y,
+                rows.start,
+                epochs,
+                self._steps(objective, round),
+                np.float32(self._training.weight_decay),
+                (first, last),
+                terms,
+                rule(self._data.outcome),
+                self._mix,
+            )
+            return
         linear.descend(
             members,
             before,
@@ -81,12 +101,12 @@ class FusedLinear:
             self._steps(objective, round),
             np.float32(self._training.weight_decay),
             (first, last),
-            tuple(_terms(objective, self._data.size, size)),
+            terms,
         )
 
     def logits(self, models: Floats, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Floats) -> None:
         """Logits of the models ``which`` (k, P), or of one (1, P), on owners' rows, from ``place`` on."""
-        linear.answers(models, which, owner, rows.x, rows.start, place, out)
+        linear.answers(models, which, owner, rows.x, rows.start, place, self._mix, shaped(out))
 
     def settle(
         self,
@@ -100,13 +120,17 @@ class FusedLinear:
         out: Floats,
     ) -> None:
         """The mixtures ``which`` themselves, and their logits on their owners' rows, from ``place`` on."""
-        linear.settle(own, others, parts.plain(), which, rows.x, rows.start, place, models, out)
+        linear.settle(
+            own, others, parts.plain(), which, rows.x, rows.start, place, self._mix, models, shaped(out)
+        )
 
     def mixture_logits(
         self, own: Floats, others: Floats, parts: Mixtures, rows: Rows, which: Ints, place: Ints, out: Floats
     ) -> None:
         """Logits of the mixtures ``which`` on their owners' rows, each from ``place`` on."""
-        linear.mixed_answers(own, others, parts.plain(), which, rows.x, rows.start, place, out)
+        linear.mixed_answers(
+            own, others, parts.plain(), which, rows.x, rows.start, place, self._mix, shaped(out)
+        )
 
 
 class FusedPrivate:

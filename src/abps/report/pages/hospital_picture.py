@@ -23,7 +23,9 @@ TONE = {BETTER: "gain", WORSE: "loss"}
 SAID = {BETTER: "gains", WORSE: "loses"}
 
 
-def picture(hospitals: Sequence[Hospital], alone: str, together: str, other: str = "") -> Markup:
+def picture(
+    hospitals: Sequence[Hospital], alone: str, together: str, other: str = "", measure: str = "AUROC"
+) -> Markup:
     """One row per hospital: a ring for alone, a dot for together, a line between; each row is a link.
 
     other: a method that is marked by a cross besides (FedAvg, where the page is about another one).
@@ -42,7 +44,7 @@ def picture(hospitals: Sequence[Hospital], alone: str, together: str, other: str
     marks = f"{alone} (ring), {together} (dot)" + (f" and {other} (cross)" if other else "")
     parts = [
         f'<svg class="hospitals" viewBox="0 0 {WIDTH} {height}" role="group" '
-        f'aria-label="{escape(f"AUROC of {len(hospitals)} hospitals, {marks}")}">'
+        f'aria-label="{escape(f"{measure} of {len(hospitals)} hospitals, {marks}")}">'
     ]
     for k in ticks:
         value = low + step * k

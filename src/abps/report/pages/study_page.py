@@ -80,7 +80,8 @@ def _story(section: Section) -> Story:
     found = hospitals_of(part)
     drawn = drawn_map = Markup()
     if found is not None:
-        drawn = picture(found.by_gain(), part.alone or "alone", found.lead.result.label, beside(found))
+        label = found.lead.result.label
+        drawn = picture(found.by_gain(), part.alone or "alone", label, beside(found), part.measure)
         if found.map is not None:
             drawn_map = script_json({"centers": found.map.centers, "rounds": found.map.rounds})
     sheets = [tables.hospitals(part, found)] if found is not None else []

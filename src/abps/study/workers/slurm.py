@@ -207,7 +207,7 @@ def collect(
         for key, run in list(open_runs.items()):
             result, why = study.look(run).result, study.failure(run)
             if result is not None:
-                board.done(run, result.auroc.mean, result.bytes.vs_fedavg, result.seconds)
+                board.done(run, result.main.mean, result.bytes.vs_fedavg, result.seconds)
             elif why:
                 board.failed(run, why)
             elif waiting is None or jobs[key] in waiting:

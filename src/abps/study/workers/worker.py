@@ -90,7 +90,7 @@ class Runner:
         tell(
             {
                 "event": "done",
-                "auroc": result.auroc.mean if result.auroc.scored_centers else None,
+                "auroc": result.main.mean if result.main.scored_centers else None,
                 "vs_fedavg": result.bytes.vs_fedavg,
                 "rounds": result.rounds,
                 "seconds": result.seconds,

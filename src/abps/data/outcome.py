@@ -1,0 +1,249 @@
+"""The outcome: what is predicted, and how it is written down. From it follow loss, scores and references.
+
+* **binary**: the event or not; one log-odds.
+* **survival**: the time to an event that not everybody lives to see. ``hazard``: on a common grid of times,
+  the log-odds to fail in each interval of those who reach it; ``cox``: one log relative risk, each center
+  with a baseline of its own.
+* **classes**: one of several; a log-weight each (softmax).
+* **continuous**: a number; its mean (squared loss) or a quantile (pinball loss).
+
+A row's outcome is one number, so that rows stay rows: 0 or 1, a class's place, the number itself, and for
+survival the time with a sign: positive where the event happened then, negative where watching ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError, nearest
+
+Kind = Literal["binary", "survival", "classes", "continuous"]
+KINDS: Final = get_args(Kind)
+
+#: Ways to learn an outcome, the usual one first.
+WAYS: Final = {
+    "binary": ("logistic",),
+    "survival": ("hazard", "cox"),
+    "classes": ("softmax",),
+    "continuous": ("squared", "pinball"),
+}
+
+#: The most classes: with more, an outcome is rather a number or a text.
+MOST_CLASSES: Final = 50
+
+#: Intervals of a time grid at most, and events that each must have in the whole federation.
+MOST_INTERVALS: Final = 10
+EVENTS_EACH: Final = 10
+
+#: Rows that a center needs of an event, a class or a number, so that each of three splits can have one.
+FEWEST: Final = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """way: how it is learned.  names: of the classes.  quantile: of the pinball loss.
+
+    Settled on training rows (:meth:`settled`): grid, the ends of the intervals of time, and hazards, the
+    chances to fail in each of those who reach it; level and scale, by which numbers are standardised.
+    """
+
+    kind: Kind = "binary"
+    way: str = "logistic"
+    names: tuple[str, ...] = ()
+    quantile: float = 0.5
+    grid: tuple[float, ...] = ()
+    hazards: tuple[float, ...] = ()
+    level: float = 0.0
+    scale: float = 0.0
+
+    @property
+    def binary(self) -> bool:
+        """Whether it is the event or not."""
+        return self.kind == "binary"
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model answers for a row."""
+        if self.way == "hazard":
+            return max(1, len(self.grid))
+        return len(self.names) if self.kind == "classes" else 1
+
+    @property
+    def measure(self) -> str:
+        """What its main score is called."""
+        if self.way == "pinball":
+            return "D²"
+        names = {"binary": "AUROC", "survival": "C-index", "classes": "macro AUROC", "continuous": "R²"}
+        return names[self.kind]
+
+    @property
+    def mix(self) -> NDArray[np.float32]:
+        """(terms, outputs) how the terms of a linear model make its answers: a term for each, or, over time,
+        one that is always there and one that grows from -1 to 1: effects that may fade and turn."""
+        if self.way != "hazard":
+            return np.eye(self.outputs, dtype=np.float32)
+        always = np.ones((1, self.outputs), dtype=np.float32)
+        if self.outputs == 1:
+            return always
+        return np.concatenate([always, np.linspace(-1.0, 1.0, self.outputs, dtype=np.float32)[None]])
+
+    @property
+    def start(self) -> NDArray[np.float32]:
+        """(outputs,) the answers of a linear model that knows nothing yet."""
+        if self.way != "hazard":
+            return np.zeros(self.outputs, dtype=np.float32)
+        chance = np.clip(np.array(self.hazards), 1e-3, 1.0 - 1e-3)
+        return np.log(chance / (1.0 - chance)).astype(np.float32)
+
+    @property
+    def curvature(self) -> float:
+        """The largest curvature of a row's loss along a term, in units of the logistic loss's quarter.
+
+        Of hazards twice that at the hazards of all, because a bound would be far above it.
+        """
+        if self.way == "hazard":
+            chance = np.array(self.hazards)
+            return float(np.clip(8.0 * (chance * (1.0 - chance)).sum(), 1.0, self.outputs))
+        return {"logistic": 1.0, "softmax": 2.0, "squared": 4.0, "pinball": 4.0, "cox": 4.0}[self.way]
+
+    def events(self, label: NDArray[Any]) -> NDArray[np.bool_]:
+        """(rows,) what is rare about an outcome: the event; a class but the most frequent; a high number."""
+        if self.kind == "survival":
+            return ~np.signbit(label)
+        if self.kind == "classes":
+            count = np.bincount(label.astype(np.int64), minlength=1)
+            return np.asarray(label.astype(np.int64) != int(np.argmax(count)))
+        if self.kind == "continuous":
+            return np.asarray(label > np.median(label)) if len(label) else np.zeros(0, dtype=bool)
+        return np.asarray(label > 0)
+
+    def strata(self, label: NDArray[Any]) -> NDArray[np.int64]:
+        """(rows,) what splits are balanced by: event or not, the class, the half of the numbers."""
+        if self.kind == "classes":
+            return label.astype(np.int64)
+        return self.events(label).astype(np.int64)
+
+    def informative(self, label: NDArray[Any]) -> int:
+        """How many rows of a center tell something: events, rows of the rarer side, half of the numbers."""
+        events = int(self.events(label).sum())
+        if self.kind == "survival":
+            return events
+        return min(events, len(label) - events)
+
+    def lacks(self, label: NDArray[Any]) -> str:
+        """Why a center with these rows cannot take part; nothing if it can."""
+        need = f"fewer than the {FEWEST} that three splits need"
+        if self.kind == "survival":
+            events = int(self.events(label).sum())
+            return f"{events} event(s) in {len(label)} rows, {need}" if events < FEWEST else ""
+        if self.kind == "classes":
+            count = np.bincount(label.astype(np.int64), minlength=len(self.names))
+            enough = int((count >= FEWEST).sum())
+            return f"{enough} class(es) with {FEWEST} rows; two are needed" if enough < 2 else ""
+        if self.kind == "continuous":
+            return "" if len(np.unique(label)) >= FEWEST else "fewer than three different values"
+        positives = int(self.events(label).sum())
+        few = min(positives, len(label) - positives)
+        rare = "positive" if positives < len(label) - positives else "negative"
+        return f"{few} {rare} row(s), {need}" if few < FEWEST else ""
+
+    def settled(self, label: NDArray[Any]) -> Outcome:
+        """With what all agree on, from the training rows of all centers: time grid, level and scale.
+
+        What it takes are sums over centers: events in fine intervals, or counts, sums and squares.
+        """
+        if self.grid or self.scale:
+            return self  # agreed before
+        if self.way == "hazard":
+            grid = time_grid(label)
+            return replace(self, grid=grid, hazards=grid_hazards(label, grid))
+        if self.kind == "continuous":
+            values = label.astype(np.float64)
+            scale = float(values.std())
+            return replace(self, level=float(values.mean()), scale=scale if scale > 0 else 1.0)
+        return self
+
+    def coded(self, label: NDArray[Any]) -> NDArray[np.float32]:
+        """(rows,) what learners see."""
+        if self.kind == "continuous":
+            return ((label.astype(np.float64) - self.level) / self.scale).astype(np.float32)
+        return label.astype(np.float32)
+
+    def told(self, label: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+        """(rows, k) whose means a center publishes, and their names."""
+        if self.kind == "classes":
+            shares = np.eye(len(self.names))[label.astype(np.int64)]
+            return shares, tuple(f"share of {name}" for name in self.names)
+        if self.kind == "continuous":
+            return ((label.astype(np.float64) - self.level) / self.scale)[:, None], ("mean outcome",)
+        name = "positive rate" if self.binary else "event rate"
+        values = label if self.binary else self.events(label)
+        return values.astype(np.float64)[:, None], (name,)
+
+
+BINARY: Final = Outcome()
+
+
+def time_grid(signed: NDArray[Any]) -> tuple[float, ...]:
+    """Ends of intervals of time that hold about equally many events, and at least ``EVENTS_EACH`` each.
+
+    signed: (rows,) times, negative where watching ended. An interval includes its end. What is later than the
+    last event is not predicted.
+    """
+    times = np.sort(np.abs(signed[~np.signbit(signed)].astype(np.float64)))
+    if not len(times):
+        raise RequestError(
+            "nobody has the event in the training rows: all are censored; there is nothing to learn from"
+        )
+    count = int(np.clip(len(times) // EVENTS_EACH, 1, MOST_INTERVALS))
+    cuts = np.quantile(times, np.arange(1, count + 1) / count, method="inverted_cdf")
+    return tuple(float(cut) for cut in np.unique(cuts.astype(np.float32)))
+
+
+def grid_hazards(signed: NDArray[Any], grid: tuple[float, ...]) -> tuple[float, ...]:
+    """Of those who reach each interval, the share that fails in it."""
+    died, reached = _failures(signed, grid)
+    return tuple(float(d / max(n, 1)) for d, n in zip(died, reached))
+
+
+def _failures(signed: NDArray[Any], grid: tuple[float, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Events in every interval, and rows that reached it and did not leave within it."""
+    time, event = np.abs(signed), ~np.signbit(signed)
+    ends = np.array(grid, dtype=np.float32)
+    lived = np.where(event, np.searchsorted(ends, time, "left"), np.searchsorted(ends, time, "right"))
+    failed = event & (lived < len(ends))
+    died = np.bincount(lived[failed], minlength=len(ends))
+    through = np.array([(lived > k).sum() for k in range(len(ends))])
+    return died, died + through
+
+
+def parse_outcome(text: str) -> Outcome:
+    """An outcome as people write it: ``binary``, ``survival``, ``survival:cox``, ``classes``,
+    ``continuous``, ``continuous:pinball=0.9``.
+
+    >>> parse_outcome("continuous:pinball=0.9").quantile
+    0.9
+    """
+    word, _, rest = text.strip().lower().partition(":")
+    if word not in KINDS:
+        raise RequestError(
+            f"there is no outcome {word!r}{nearest(word, KINDS)}; choose {', '.join(KINDS[:-1])} "
+            f"or {KINDS[-1]}"
+        )
+    way, equals, value = rest.partition("=")
+    way = way or WAYS[word][0]
+    if way not in WAYS[word] or (equals and way != "pinball"):
+        raise RequestError(f"outcome {text!r}: {word} is learned by {' or '.join(WAYS[word])}")
+    quantile = 0.5
+    if equals:
+        try:
+            quantile = float(value)
+        except ValueError:
+            quantile = 0.0
+        if not 0 < quantile < 1:
+            raise RequestError(f"outcome {text!r}: write a quantile between 0 and 1, as pinball=0.9")
+    return Outcome(cast(Kind, word), way, quantile=quantile)
