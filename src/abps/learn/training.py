@@ -268,7 +268,7 @@ class Common:
         self.ids = streams.center_ids(self.data.centers)
         if self.training.clip is not None and not self.data.outcome.binary:
             raise RequestError(
-                f"clip: private training is for binary outcomes, not for {self.data.outcome.kind}; leave it out"
+                f"clip: private training is for binary outcomes, not {self.data.outcome.kind}; leave it out"
             )
         if self.training.optimizer == "descent" and not isinstance(self.kernel, LinearKernel | JointKernel):
             raise RequestError(
