@@ -73,7 +73,7 @@ class Roll:
     """
 
     first: int = 3
-    again: tuple[int, ...] = (8, 20)
+    again: tuple[int, ...] = (8, 20, 32)
     means: tuple[int, ...] = ()
     level: float = 0.05
     parameters: float = 1.0

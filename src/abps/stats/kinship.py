@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 MOST_KINDS, PATIENCE = 12, 3
 
 #: Peers at most that a center counts as its kin, unless it is everybody, and that count in their mean.
-MOST_KIN, MOST_SHARES = 64, 255
+MOST_KIN, MOST_SHARES = 32, 255
 
 #: Pseudo-centers that draw a kind's mean public vector to that of all.
 SHRINK = 2.0
@@ -257,9 +257,16 @@ def kin(where: Whereabouts, information: Floats, parameters: float, most: int = 
     least = risk[np.arange(n), best]
     everybody = (with_all <= least) | (best == n - 1)
     count = np.where(everybody, 0, best)
-    start = np.concatenate([[0], np.cumsum(count)])
-    peer = near[np.arange(near.shape[1]) < count[:, None]]
-    return Kin(start, peer, everybody, np.where(everybody, 0.0, with_all - least))
+    chosen = np.arange(near.shape[1]) < count[:, None]
+    center, peer = np.repeat(np.arange(n), count), near[chosen]
+    # Whoever counts one as its kin is kin: nobody asks in vain, and only the lonely rest.
+    pair = np.unique(np.concatenate([center * n + peer, peer * n + center]))
+    center, peer = pair // n, pair % n
+    keep = ~everybody[center]
+    center, peer = center[keep], peer[keep]
+    nearest = np.lexsort((where.distance(center, peer), center))
+    start = np.concatenate([[0], np.cumsum(np.bincount(center, minlength=n))])
+    return Kin(start, peer[nearest], everybody, np.where(everybody, 0.0, with_all - least))
 
 
 def shares(
