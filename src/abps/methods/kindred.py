@@ -217,12 +217,21 @@ class Kindred(PeerMethod):
     # Training ------------------------------------------------------------------------------------------
 
     def train(self, world: World, state: Standing, t: int, alone: bool) -> Standing:
-        """The local steps, shorter towards the end."""
-        trained = world.learner.train(state.models, t)
+        """The local steps, shorter towards the end.
+
+        Steps that cool down do so from every roll call on: what centers learned apart from each other until
+        then is gone with the means that they were told.
+        """
+        cooling = world.learner.training.cooling > 0
+        trained = world.learner.train(state.models, self.since(t) if cooling else t)
         step = self.step(t, world.horizon)
         if step < 1:
             trained = torch.lerp(state.models, trained, step)
         return replace(state, models=trained)
+
+    def since(self, t: int) -> int:
+        """How many rounds there were up to t since kin were last looked for."""
+        return t - max((call for call in self.roll.again if call < t and self.roll.level), default=0)
 
     def step(self, t: int, horizon: int) -> float:
         """The share of a round's training that is taken: 1, and in the last rounds less and less."""

@@ -231,9 +231,11 @@ def heard(told: Numerals | None, mean: Floats, kin: bool) -> Hearing:
 
 
 def best(losses: Floats, sizes: Floats) -> int:
-    """Which of the models that were tried has the least loss on validation rows.
+    """Which of the models that were tried to go on from, by their losses on validation rows.
 
-    losses: (n, tried) of every member, NaN where it has no rows; the first are its own models.
+    losses: (n, tried) of every member, NaN where it has no rows: of its own model, then of mixtures from the
+    mean of all to that of kin. The one nearest to the mean of all that is within a standard error of the
+    best; the own models only where nothing else is.
     sizes: (n,) rows, by which members count. What one says is held to a few times what is usual.
     """
     there = np.isfinite(losses).all(axis=1)
@@ -241,5 +243,12 @@ def best(losses: Floats, sizes: Floats) -> int:
         return 1
     less = losses[there] - losses[there, -1:]
     usual = 5.0 * np.median(np.abs(less), axis=0) + 1e-9
+    less = np.clip(less, -usual, usual)
     weight = np.minimum(sizes[there], LARGEST * sizes[there].mean())
-    return int(np.argmin(weight @ np.clip(less, -usual, usual)))
+    weight = weight / weight.sum()
+    least = int(np.argmin(weight @ less))
+    behind = less - less[:, [least]]
+    mean = weight @ behind
+    error = np.sqrt(weight**2 @ (behind - mean) ** 2)
+    near = np.flatnonzero(mean[1:] <= error[1:])
+    return 1 + int(near[0]) if len(near) else 0
