@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abps.stats.kinship import Whereabouts, fit, kin, kinds_by_public, whereabouts
+from abps.stats.kinship import Whereabouts, fit, kin, kinds_by_public, shares, whereabouts
 
 
 def planted(rng, kinds, each, r=3, gap=1.5, low=8, high=40):
@@ -113,16 +113,18 @@ def test_kin_are_those_of_the_plain_loop(seed, parameters):
     where = Whereabouts(rng.normal(0, 1, (n, r)), rng.uniform(0.01, 0.3, n), np.ones((n, 1)), 0.0)
     s = rng.uniform(5, 40, n)
     found = kin(where, s, parameters)
+    chosen, orders = [], []
     for i in range(n):
         distance = where.distance(np.full(n, i), np.arange(n))
         order = [i, *(j for j in np.argsort(distance, kind="stable") if j != i)]
         risks = [risk_by_loop(where, s, parameters, i, np.array(order[: h + 1])) for h in range(n)]
         best = int(np.argmin(risks))
-        if best == n - 1:
-            assert found.everybody[i]
-        else:
-            assert found.of(i).tolist() == order[1 : best + 1]
-            assert found.gain[i] == pytest.approx(risks[-1] - risks[best])
+        assert found.everybody[i] == (best == n - 1)
+        assert found.gain[i] == pytest.approx(risks[-1] - risks[best])
+        chosen.append(set() if best == n - 1 else set(order[1 : best + 1]))
+        orders.append(order[1:])
+    for i in np.flatnonzero(~found.everybody).tolist():
+        assert found.of(i).tolist() == [j for j in orders[i] if j in chosen[i] or i in chosen[j]]
 
 
 def test_few_neighbours_are_enough_where_kin_are_few():
@@ -137,3 +139,41 @@ def test_centers_that_hardly_differ_keep_to_nobody():
     rng = np.random.default_rng(9)
     where = Whereabouts(rng.normal(0, 0.05, (40, 2)), np.full(40, 0.01), np.ones((40, 1)), 0.0)
     assert kin(where, np.full(40, 20.0), 60.0).everybody.all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), parameters=st.floats(0.5, 60.0))
+def test_shares_are_those_that_minimise_variance_and_bias(seed, parameters):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(3, 20))
+    where = Whereabouts(rng.normal(0, 1, (n, 2)), rng.uniform(0.0, 0.4, n), np.ones((n, 1)), 0.0)
+    information = rng.uniform(2, 40, n)
+    peer, share = shares(where, information, parameters)
+    np.testing.assert_allclose(share.sum(axis=1), 1.0)
+    i = int(rng.integers(n))
+    apart = where.distance(np.full(n, i), np.arange(n))
+    apart[i] = 0.0
+    full = np.zeros(n)
+    full[peer[i]] = share[i]
+
+    def risk(a):
+        return (a**2 * parameters / information).sum() + (a * apart).sum()
+
+    # Convex: no small move of weight from one peer to another may lower it.
+    for _ in range(200):
+        a, b = rng.integers(n, size=2)
+        moved = full.copy()
+        step = min(1e-3, moved[a])
+        moved[a] -= step
+        moved[b] += step
+        assert risk(full) <= risk(moved) + 1e-10
+
+
+def test_kin_count_each_other():
+    rng = np.random.default_rng(4)
+    position, information, _ = planted(rng, 3, 12)
+    found = kin(whereabouts(position, information), information, 20.0)
+    assert not found.everybody.any()
+    for i in range(36):
+        assert i not in found.of(i)
+        assert all(i in found.of(j) for j in found.of(i))

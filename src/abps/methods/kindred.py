@@ -326,14 +326,17 @@ class Kindred(PeerMethod):
         )
 
     def tried(self, world: World, state: Standing) -> Iterator[Tensor]:
-        """(r, P) models that may be gone on from: the own ones, then mixtures of the two means."""
-        yield state.models
-        for share in self.roll.mixtures:
-            mixed = state.models.clone()
-            mixed[:, : self.wire.shared(world)] = torch.lerp(
-                state.reference.expand_as(state.kindred), state.kindred, share
-            )
-            yield mixed
+        """(r, P) models that may be gone on from: the own ones, then mixtures of the two means.
+
+        Each with the level of risk that the center's own training rows ask for beside it, if that is private:
+        else models would be judged by how near they are to what the old level was learned with.
+        """
+        shared = self.wire.shared(world)
+        for share in (None, *self.roll.mixtures):
+            model = state.models.clone()
+            if share is not None:
+                model[:, :shared] = torch.lerp(state.reference.expand_as(state.kindred), state.kindred, share)
+            yield levelled(world, model) if shared < model.shape[1] else model
 
     def gone_on(self, world: World, state: Standing, choice: int) -> Standing:
         """The state when all go on from the models of that number; who did better with everybody than with
@@ -578,6 +581,20 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
         Stretch("half", public.shape[1]),
     )
     return Told(np.concatenate([told, public], axis=1), k, count, form)
+
+
+def levelled(world: World, models: Tensor) -> Tensor:
+    """(r, P) models whose last weight, what is added to every logit, is fitted to the training rows."""
+    rows = world.data.train
+    logits = world.learner.logits(models, rows).values.astype(np.float64)
+    shift = np.zeros(world.r, dtype=np.float32)
+    for i in range(world.r):
+        mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
+        if mine.stop > mine.start:
+            shift[i] = spectrum.own_intercept(logits[mine], rows.y[mine].astype(np.float64))
+    fitted = models.clone()
+    fitted[:, -1] += torch.from_numpy(shift)
+    return fitted
 
 
 def mean_losses(world: World, models: Tensor) -> Floats:

@@ -234,8 +234,8 @@ def best(losses: Floats, sizes: Floats) -> int:
     """Which of the models that were tried to go on from, by their losses on validation rows.
 
     losses: (n, tried) of every member, NaN where it has no rows: of its own model, then of mixtures from the
-    mean of all to that of kin. The one nearest to the mean of all that is within a standard error of the
-    best; the own models only where nothing else is.
+    mean of all to that of kin. Of the mixtures the one nearest to the mean of all that is within a standard
+    error of the best; the own models if they are better than that one.
     sizes: (n,) rows, by which members count. What one says is held to a few times what is usual.
     """
     there = np.isfinite(losses).all(axis=1)
@@ -246,9 +246,9 @@ def best(losses: Floats, sizes: Floats) -> int:
     less = np.clip(less, -usual, usual)
     weight = np.minimum(sizes[there], LARGEST * sizes[there].mean())
     weight = weight / weight.sum()
-    least = int(np.argmin(weight @ less))
-    behind = less - less[:, [least]]
+    total = weight @ less
+    behind = less[:, 1:] - less[:, [1 + int(np.argmin(total[1:]))]]
     mean = weight @ behind
     error = np.sqrt(weight**2 @ (behind - mean) ** 2)
-    near = np.flatnonzero(mean[1:] <= error[1:])
-    return 1 + int(near[0]) if len(near) else 0
+    chosen = 1 + int(np.flatnonzero(mean <= error)[0])
+    return chosen if total[chosen] <= total[0] else 0
