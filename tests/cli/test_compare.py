@@ -142,3 +142,22 @@ def test_folds_and_references_on_the_command_line(capsys, tmp_path):
     }
     results = [json.loads(path.read_text()) for path in (tmp_path / "s" / "runs").glob("*/result.json")]
     assert {sum(r["scored"]["per_center_rows"].values()) for r in results} == {900}
+
+
+def test_tuning_first(capsys, tmp_path):
+    few = ["--methods", "fedavg", "--seeds", "11", "--no-references", "--set", "epochs=1", "--jobs", "1"]
+    out = tmp_path / "study"
+    code, told, err = call(capsys, "compare", *SMALL, *few, "--tune", "--json", "--out", out)
+    assert code == 0, err
+    (line,) = json.loads(told)["tuned"]
+    assert line.startswith("fedavg tuned on seeds 1001, 1002: lr=") and "best of 3 settings" in line
+    assert line in (out / "report.html").read_text()
+    assert len(list((out / "tuning" / "runs").iterdir())) == 6
+    code, _, err = call(
+        capsys, "compare", *SMALL, *few, "--tune", "--sbatch", tmp_path / "s.sh", "--out", tmp_path / "b"
+    )
+    assert (
+        code == 2 and "--sbatch: what to run is known after tuning" in err and not (tmp_path / "b").exists()
+    )
+    code, _, err = call(capsys, "compare", *SMALL, *few, "--tune-seeds", "11", "--out", tmp_path / "c")
+    assert code == 2 and "seed 11 is one to tune on and one to compare on" in err
