@@ -303,6 +303,7 @@ class Kindred(PeerMethod):
                 return replace(state, strength=(0.0, *self.last)[int(common[0])])
             return self.gone_on(world, state, int(common[0]))
         shared, columns = self.wire.shared(world), len(score_columns(world.data.columns))
+        columns *= len(world.data.outcome.mix)
         if len(common) != shared + (rollcall.HEAD + columns if what == "kin" else 0):
             raise ValueError("no common model")
         reference = torch.from_numpy(common[:shared].astype(np.float32))
@@ -562,7 +563,7 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
             continue
         x = rows.x[mine][:, columns].astype(np.float64)
         if floor:
-            x = without_small(x, rows.y[mine].astype(np.float64), floor)
+            x = without_small(x, outcome.events(rows.y[mine]).astype(np.float64), floor)
         # Who knew the signs could solve for single rows: between sites nobody else knows the secret.
         stream = streams.generator(world.seed + world.secret, "null", t, int(world.ids[world.here[i]]))
         signs = np.where(stream.integers(0, 2, size=(count, len(x))) > 0, 1.0, -1.0)
