@@ -27,6 +27,7 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.sites import excuses
 from abps.sites.excuses import Excuse
+from abps.sites.flare import economy
 from abps.sites.membership import Known
 from abps.sites.now import Board
 from abps.wire.admission import Reason
@@ -106,6 +107,7 @@ class FlareSite:
         self._work: threading.Thread | None = None
         self._state: list[Any] = ["done", None]
         self._stage = Excuse.FILE  # what is being opened
+        economy.called.set()
         self._board = Board(self._local, _study(self.proposal))
 
     @collab.final

@@ -1,7 +1,7 @@
 """The process of one job, at a site or at the relay: the engine's own, begun earlier and ended sooner.
 
-While the engine connects and waits for its turn, what the job will need is loaded already. When the job
-is over, the engine's process would rest for three seconds before it ends: here it rests for a moment.
+While the engine connects and waits for its turn, what the job will need is loaded already. What the engine
+does without need is left out (:mod:`abps.sites.flare.economy`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ NEEDS = {
     "nvflare.private.fed.app.server.runner_process": "abps.sites.conductor",
 }
 
-#: Seconds that pending messages get at the end.
-REST = 0.3
-
 
 def command(engine: str) -> str:
     """The engine's command for a job, as ours."""
@@ -28,25 +25,15 @@ def command(engine: str) -> str:
     return engine
 
 
-def end_soon() -> None:
-    """Let the engine's process rest for a moment only, before it closes its lines."""
-    from nvflare.fuel.f3.mpm import MainProcessMonitor
-
-    shut_down = MainProcessMonitor._start_shutdown
-
-    def soon(shutdown_grace_time: float, cleanup_grace_time: float) -> None:
-        shut_down(min(REST, shutdown_grace_time), cleanup_grace_time)
-
-    MainProcessMonitor._start_shutdown = soon
-
-
 def main() -> None:
     """Load what the job needs, beside the engine's own start."""
+    from abps.sites.flare.economy import economise
+
     engine = sys.argv.pop(1)
     if engine not in NEEDS:
         sys.exit(f"{engine} runs no job")
     threading.Thread(target=importlib.import_module, args=(NEEDS[engine],), daemon=True).start()
-    end_soon()
+    economise()
     sys.argv[0] = engine
     runpy.run_module(engine, run_name="__main__", alter_sys=True)
 
