@@ -47,7 +47,7 @@ _TALKS = frozenset({"catch_up", "introduce", "announce", "turn", "settle", "swap
 STARTED = _TALKS | {"open", "reply", "preside", "train", "conclude"}
 
 #: How long a site holds back the word that it is still busy, in seconds: short work needs no second question.
-LINGER = 1.0
+LINGER = 2.0
 
 RESULT = "abps-job.json"
 
