@@ -165,6 +165,14 @@ def test_days_of_a_certificate(made, north, relay, capsys):
     assert code == 3 and "clock" in found["certificate"][1] and found["clock"][0] == "fail"
 
 
+def test_a_site_whose_certificate_has_ended_is_not_started(made, north, capsys):
+    signed(made, north, -400, -3)
+    code, out, err = call(capsys, "site", "start", north)
+    assert (
+        code == 2 and "the certificate of north ended on" in err and "abps site rotate" in err and out == ""
+    )
+
+
 def test_a_certificate_of_another_authority(made, north, capsys, tmp_path):
     other = kits.provision(tmp_path / "other", ["north", "south"], "localhost", 8002)
     relay = Relay(other.relay)

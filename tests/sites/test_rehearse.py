@@ -71,6 +71,27 @@ def test_every_hospital_ends_with_its_model_and_its_page(rehearsed):
 
 
 @pytest.mark.slow
+def test_what_a_hospital_can_ask_its_kit(rehearsed, capsys, tmp_path):
+    """The commands of the guide, on kits that have run a job."""
+    out, told = rehearsed
+    kit = out / "kits" / "north"
+    code, text, _ = call(capsys, "site", "status", kit, "--json")
+    assert code == 0 and json.loads(text)["round"] == 3
+    code, text, _ = call(capsys, "site", "doctor", kit, "--json")
+    checks = {c["check"]: c for c in json.loads(text)["checks"]}
+    assert code == 3 and "the last job ended" in checks["job"]["sentence"]
+    assert [name for name, c in checks.items() if c["state"] == "fail"] == ["port"]  # the relay is stopped
+    code, text, _ = call(capsys, "site", "doctor", out / "kits" / "relay", "--json")
+    assert code == 0 and "round 3: the last job ended" in json.loads(text)["checks"][0]["sentence"]
+    code, text, _ = call(capsys, "site", "report", kit, "--out", tmp_path / "report", "--json")
+    mine = next(site for site in told["sites"] if site["site"] == "north")
+    assert code == 0 and json.loads(text)["test_auroc"] == mine["auroc"]
+    assert call(capsys, "site", "export", kit, "--out", tmp_path / "export")[0] == 0
+    code, _, err = call(capsys, "site", "report", kit, "--out", tmp_path / "report")
+    assert code == 2 and "choose a new or empty folder" in err
+
+
+@pytest.mark.slow
 def test_the_rehearsal_is_the_simulation(rehearsed):
     """The same rows, columns and seed: the additive models of the sites are those of the simulation."""
     import polars as pl
@@ -129,6 +150,8 @@ def test_wrong_rehearsals(tmp_path, capsys):
         (("--stays", 5), "at least 60"),
         (("--limit", 0), "more than 0"),
         (("--method", "wpfed", "--model", "mlp"), "does not run between sites"),
+        (("--only", "tables"), "choose prepare or job"),
+        (("--only", "job"), "was not prepared"),
         (("--out", tmp_path / "full"), "choose a new or empty folder"),
     ):
         code, out, err = call(capsys, "site", "rehearse", "--out", tmp_path / "new", *arguments)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
 import os
 import re
+import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from abps.core.errors import RequestError
 from abps.sites import sitefile, watch
 from abps.sites.conductor import Conductor, Seconds
 from abps.sites.flare import kits
+from abps.sites.flare.on_one_machine import free_port
 from abps.sites.loopback import Memory
 from abps.sites.now import NOW, Board
 from abps.sites.preflight import read_kit
@@ -22,6 +27,7 @@ from abps.sites.sitefile import SiteFile, Watch
 from abps.sites.watch import Watchman
 
 from .network import close, open_site
+from .processes import LONG
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +158,36 @@ def test_a_port_that_is_taken(site):
 def test_the_process_that_wrote_it_is_this_one(site):
     Board(site.local, "icu").say(1, "train")
     assert json.loads((site.local / NOW).read_text())["process"] == os.getpid()
+
+
+@pytest.mark.slow
+def test_a_relay_that_is_started_and_watched(tmp_path):
+    """Healthy while it runs; asked to end, it ends with everything that it began."""
+    network = kits.provision(tmp_path / "kits", ["north", "south"], "localhost", free_port())
+    port = free_port()
+    (network.relay / "local" / watch.RELAY_FILE).write_text(json.dumps({"watch": {"port": port}}))
+    environment = os.environ | {"HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "abps", "site", "start", str(network.relay)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        until = time.monotonic() + LONG
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                code, text = ask(port, "/healthz")
+                break
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.5)
+        assert (code, text) == (200, "No job runs here now.\n")
+        assert "abps_up 1" in ask(port, "/metrics")[1]
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert family
+        process.terminate()
+        process.wait(60)
+        _, left = psutil.wait_procs(family, timeout=10)
+        assert not left
+    finally:
+        for one in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            one.kill()
+        process.kill()
+        process.wait()

@@ -68,7 +68,7 @@ def _watched(given: object, watching: sitefile.Watch, command: list[str], enviro
     engine = subprocess.Popen(command, env=environment)
 
     def ended(number: int, frame: object) -> None:
-        engine.terminate()
+        raise SystemExit(0)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ended)
