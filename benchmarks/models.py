@@ -31,6 +31,13 @@ ROWS = (
     ("star, mlp, common scale", "fedavg", "mlp", {"standardise": "common"}),
     ("star, linear", "fedavg", "linear", {}),
     ("star, gam", "fedavg", "gam", {}),
+    ("star, gam, penalty chosen", "fedavg", "gam", {"penalties": (0.1, 0.03, 0.01, 0.003, 0.001)}),
+    (
+        "star, gam, penalty chosen, refit",
+        "fedavg",
+        "gam",
+        {"penalties": (0.1, 0.03, 0.01, 0.003, 0.001), "refit": True},
+    ),
     ("star, gam+mlp", "fedavg", "gam+mlp", {}),
     ("random pairs bf16, gam", "random-k1", "gam", {}),
     ("alone, gam", "local", "gam", {}),

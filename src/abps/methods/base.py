@@ -146,6 +146,29 @@ class Stopping:
         return self.patience is not None and t - max(best, self.grace) >= self.patience
 
 
+@dataclass(frozen=True)
+class Choosing:
+    """What is chosen on validation rows; by default nothing, as in the paper.
+
+    penalties: values of ``weight_decay`` that the federation tries; none: it is what it is.
+    trial_rounds: how long each is tried.
+    refit: whether, after all choices, the models that are scored are fitted anew on training and validation
+    rows, for as many rounds.
+    """
+
+    penalties: tuple[float, ...] = ()
+    trial_rounds: int = 5
+    refit: bool = False
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if any(penalty < 0 for penalty in self.penalties) or self.trial_rounds < 1:
+            raise RequestError(
+                f"penalties={self.penalties}, trial_rounds={self.trial_rounds}: choose penalties from 0 and "
+                "at least 1 round"
+            )
+
+
 @dataclass(frozen=True, eq=False)
 class World:
     """What a method works with: r centers that have their rows here, among n members.
@@ -317,6 +340,7 @@ class Method:
     """A method's configuration. Fields are settings; ``--set name=value`` reaches each by its name.
 
     budget: edge bytes after which communication ends, or none.
+    choosing: what is chosen on validation rows.
     """
 
     #: Why it learns binary outcomes alone, in half a sentence; nothing if it learns any.
@@ -326,6 +350,7 @@ class Method:
     stop: Stopping = field(default_factory=Stopping)
     budget: float | None = None
     privacy: Privacy = field(default_factory=Privacy)
+    choosing: Choosing = field(default_factory=Choosing)
 
     def __post_init__(self) -> None:
         validate(self)

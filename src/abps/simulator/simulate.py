@@ -35,6 +35,7 @@ from abps.learn.training import Learner, Training
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
+from abps.simulator.choosing import refitted, tried
 from abps.simulator.private_run import ledger as ledger_of
 from abps.simulator.private_run import with_noise
 from abps.simulator.result import (
@@ -115,11 +116,13 @@ def simulate(
     )
     world = World(learner, data, ids, seed, config.stop.rounds)
 
-    course = Course.start(config, world, siege)
     track = Track(data.centers)
-    best = course.state
     # A core each: on products this small threads would wait for each other, and round otherwise.
     with BLAS.limit(limits=1):
+        config, world, took = tried(config, world, siege)
+        course = Course.start(config, world, siege)
+        course = replace(course, ledger=replace(course.ledger, spent=course.ledger.spent + took))
+        best = course.state
         for t in range(1, config.stop.rounds + 1):
             if source.at(t) is not window:
                 if siege is not None:
@@ -135,9 +138,18 @@ def simulate(
                 progress(t, config.stop.rounds, track.validation[-1])
             if config.stop.over(t, track.best):
                 break
-
-    final, ledger = best if config.stop.restore_best else course.state, course.ledger
-    final, ledger = proven(course, final, ledger)
+    reached, booked = best if config.stop.restore_best else course.state, course.ledger.rounds
+    final, ledger = proven(course, reached, course.ledger)
+    if config.choosing.refit:
+        if window is not source.at(1):
+            raise RequestError("refit: choose a federation whose rows do not change over the rounds")
+        with BLAS.limit(limits=1):
+            again = track.best if config.stop.restore_best else len(track.validation)
+            course = refitted(replace(course, ledger=ledger), again, siege)
+        alone = final is not reached  # settled on rows that the network had not seen
+        final, ledger = course.state, course.ledger
+        if alone:
+            final = replace(final, models=without_network(course.world.learner.layout, final.models))
     logits, labels = config.logits(course.world, final, data.test), labels_of(data.test)
     fedavg = fedavg_bytes(data)
     done = len(track.validation)
@@ -164,7 +176,7 @@ def simulate(
         history=History(
             auroc=tuple(track.test),
             validation_auroc=tuple(track.validation),
-            edge_bytes=tuple(np.cumsum([r.edge for r in ledger.rounds]).tolist()),
+            edge_bytes=tuple(np.cumsum([r.edge for r in booked]).tolist()),
             rest=tuple(float(np.mean(r != Rest.NOT)) for r in track.rest),
             rest_causes={
                 cause.key: tuple(float(np.mean(r == cause)) for r in track.rest) for cause in CAUSES

@@ -19,7 +19,7 @@ from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, prepare
 from abps.data.splines import design_of
-from abps.methods.base import Method
+from abps.methods.base import Choosing, Method
 from abps.methods.catalog import METHODS
 from abps.methods.settings import configure, describe
 from abps.wire.codecs import CODECS
@@ -74,6 +74,11 @@ class Agreement:
             )
         if config.stop.metric != "auroc":
             raise RequestError("metric=loss: sites tell each other validation AUROCs; set metric=auroc")
+        if config.choosing != Choosing():
+            raise RequestError(
+                f"{self.method!r} does not choose between sites: try penalties and refits in a simulation, "
+                "and set weight_decay"
+            )
         scales = {} if self.book.statistics is None else self.book.statistics.scales
         lacking = [name for name in self.book.numbers if name not in scales]
         if config.training.standardise == "common" and lacking:
