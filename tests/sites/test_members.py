@@ -119,6 +119,15 @@ def test_who_was_expelled_may_come_back_with_another_key(network, capsys):
     assert told.expelled == () and told.has(old) and serial(network / "south") != old
 
 
+def test_a_member_that_was_expelled_sees_it_in_its_checks(network, capsys):
+    code, text, _ = call(capsys, "site", "check", network / "south", "--json")
+    assert "membership" not in {c["check"] for c in json.loads(text)["checks"]}
+    Authority(network).revoke("south")
+    code, text, _ = call(capsys, "site", "check", network / "south", "--json")
+    told = {c["check"]: c["sentence"] for c in json.loads(text)["checks"]}
+    assert code == 3 and "has revoked this certificate" in told["membership"]
+
+
 def test_wrong_requests(network, tmp_path, capsys):
     for arguments, words in (
         (("revoke", "soth", "--kits", network), "did you mean 'south'"),

@@ -30,6 +30,7 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.release import VERSION
 from abps.sites import sitefile
+from abps.sites.membership import Known
 from abps.sites.store import Store
 
 #: Days before the end of a certificate from which on every check warns.
@@ -194,6 +195,9 @@ def _papers(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
         yield Check(
             "signature", State.FAIL, "the certificate is not signed by the kit's authority; ask again"
         )
+    revoked = Known(kit.folder).now
+    if revoked.has(own.serial_number) or kit.name in revoked.expelled:
+        yield Check("membership", State.FAIL, "the authority has revoked this certificate; ask the operator")
     subject = own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if kit.role != "relay" and (not subject or subject[0].value != kit.name):
         found = subject[0].value if subject else "nobody"
