@@ -1,4 +1,4 @@
-"""Belief against truth: is what abps-plus believes of its peers so?
+"""Belief against truth: is what abps-plus-v1 believes of its peers so?
 
 On a synthetic federation the truth can be looked up. A peer's true utility to a center is the AUROC of the
 peer's model under the center's head, here on the test rows of all centers with the same risk function, many
@@ -48,7 +48,7 @@ def pooled(data: Prepared, most: int = 3000) -> Rows:
 def measure(federation: Federation, seed: int, peers: int) -> tuple[np.ndarray, ...]:
     """(pairs,) belief mean, its deviation, truth, the center's own level, and was the peer measured?"""
     data, training = prepare(federation, seed), Training()
-    run = simulate(data, "abps-plus", seed=seed)
+    run = simulate(data, "abps-plus-v1", seed=seed)
     belief, models = run.beliefs, run.models
     assert isinstance(belief, Usefulness) and models is not None
     learner = StackedLearner(data, training, training.factory, seed)

@@ -159,3 +159,29 @@ def test_scores_are_told_of_each_column_once() -> None:
 def test_bad_roll_calls_are_refused(bad) -> None:
     with pytest.raises(RequestError):
         Roll(**bad)
+
+
+def test_who_is_surely_harmed_does_not_follow_the_board(kinds) -> None:
+    from abps.data.timeline import timeline
+    from abps.learn.batched import StackedLearner
+    from abps.methods.base import World
+    from abps.simulator.rounds import Course
+
+    training = SHORT.training
+    data = timeline(kinds, 11, 6, training.standardise, training.splines).at(1)
+    learner = StackedLearner(data, training, training.factory, 11)
+    course = Course.start(SHORT, World(learner, data, learner.ids, 11, 6))
+    for t in range(1, 3):
+        course, _ = course.round(t)
+    world, state = course.world, course.state
+    backwards = -8.0 * state.models[:, :-1].mean(axis=0)
+    told = replace(state, reference=backwards, kindred=state.models[:, :-1])
+    chosen = list(SHORT.tried(world, told))[1]
+    logits = [learner.logits(each, data.validation) for each in (state.models, chosen)]
+    gain, se, harmed = SHORT.measured(world, *logits)
+    went = SHORT.gone_on(world, told, 1)
+    # Those with events enough to be sure; who has fewer than three cannot be.
+    assert harmed.sum() >= 5 and not harmed[data.validation.positives() < 3].any()
+    assert (gain[harmed] + 2 * se[harmed] < -SHORT.judging.harm).all()
+    assert torch.equal(went.models[torch.from_numpy(harmed)], state.models[torch.from_numpy(harmed)])
+    assert torch.equal(went.models[torch.from_numpy(~harmed)], chosen[torch.from_numpy(~harmed)])

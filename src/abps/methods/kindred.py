@@ -342,7 +342,13 @@ class Kindred(PeerMethod):
     def gone_on(self, world: World, state: Standing, choice: int) -> Standing:
         """The state when all go on from the models of that number; who did better with everybody than with
         kin meets everybody again."""
-        state = replace(state, models=list(self.tried(world, state))[choice])
+        chosen = list(self.tried(world, state))[choice]
+        logits = [world.learner.logits(each, world.data.validation) for each in (state.models, chosen)]
+        _, _, harmed = self.measured(world, *logits)
+        # Whatever a board says: who would surely be harmed stays where it is.
+        stays = torch.from_numpy(np.flatnonzero(harmed))
+        chosen[stays] = state.models[stays]
+        state = replace(state, models=chosen)
         if choice == 0 or self.roll.mixtures[choice - 1] >= 0.5:
             return state
         none = np.zeros(world.r + 1, dtype=np.int64)
@@ -446,12 +452,8 @@ class Kindred(PeerMethod):
         validation = world.data.validation
         before = world.learner.logits(models, validation)
         mixed, after = world.learner.settle(models, heard.arrived, parts, validation)
-        gain, se = gains(world, before, after)
-        # A handful of events on one side says little, and its error still less.
-        few = np.minimum(validation.positives(), validation.sizes - validation.positives()) < self.roll.least
-        gain = np.where(few, np.nan, gain)
+        gain, se, harmed = self.measured(world, before, after)
         met = np.flatnonzero(counts > 0)
-        harmed = gain + 2.0 * se < -self.judging.harm if self.judging.harm else np.zeros(world.r, dtype=bool)
         surely = met[harmed[met]]
         mixed[torch.from_numpy(surely)] = models[torch.from_numpy(surely)]
         # With one partner a mix is its partner's doing.
@@ -463,6 +465,22 @@ class Kindred(PeerMethod):
         value = np.clip(0.5 + gain[center], 0.0, 1.0)
         worth = Worth(center[told], who[told], value[told], se[center][told])
         return Learned(replace(state, models=mixed, experience=experience), worth)
+
+    def measured(
+        self, world: World, before: Segments, after: Segments
+    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """(r,) what a change of models takes off the validation loss, its error, and who is surely harmed.
+
+        before, after: the models' logits on validation rows.
+        """
+        rows = world.data.validation
+        gain, se = gains(world, before, after)
+        # A handful of events on one side says little, and its error still less.
+        few = np.minimum(rows.positives(), rows.sizes - rows.positives()) < self.roll.least
+        gain = np.where(few, np.nan, gain)
+        if not self.judging.harm:
+            return gain, se, np.zeros(world.r, dtype=bool)
+        return gain, se, np.asarray(gain + 2.0 * se < -self.judging.harm)
 
     def beliefs(self, state: Standing) -> Any:
         """What centers believe of the peers that they have measured."""

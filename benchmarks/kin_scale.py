@@ -1,0 +1,97 @@
+"""What abps-plus's choosing costs among very many centers: a roll call at the board, and a round of pairs.
+
+    python benchmarks/kin_scale.py --centers 100000
+
+Scores are made up: six kinds, 69 columns, the null draws that a federation of this size tells. Models are
+left out, because their means cost what sending them costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from abps.core import streams
+from abps.core.matching import Plan
+from abps.core.usefulness import Experience
+from abps.methods.base import World
+from abps.methods.kindred import Kindred, Standing
+from abps.methods.peers import agree
+from abps.simulator.speed_scale import own_peak_mb
+from abps.stats import kinship, spectrum
+
+
+def made_up(n: int, columns: int = 69, kinds: int = 6) -> spectrum.Scores:
+    """Scores of n centers of some kinds."""
+    rng = np.random.default_rng(0)
+    information = rng.uniform(5.0, 30.0, n)
+    centre = rng.normal(0.0, 0.2, (kinds, columns))
+    size = np.sqrt(information)[:, None]
+    kind = rng.integers(kinds, size=n)
+    score = information[:, None] * centre[kind] + size * rng.standard_normal((n, columns))
+    null = size[:, :, None] * rng.standard_normal((n, spectrum.draws(n), columns))
+    return spectrum.Scores(score, null, information)
+
+
+def one_round(method: Kindred, world: World, state: Standing, t: int) -> Plan:
+    """Who works with whom."""
+    return agree(method, world, method.opine(world, state, lambda: None, t), t)
+
+
+def main() -> None:
+    """Print seconds and memory."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--centers", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    n = asked.centers
+    told = made_up(n)
+
+    def timed(what: str, work: Any) -> Any:
+        began = time.perf_counter()
+        cpu = time.process_time()
+        found = work()
+        wall, used = time.perf_counter() - began, time.process_time() - cpu
+        print(f"{what}: {wall:.1f} s, {used:.1f} s of a core; at most {own_peak_mb():,.0f} MB", flush=True)
+        return found
+
+    seen = timed("test and places in it", lambda: spectrum.spectrum(told))
+    where = timed("kinds", lambda: kinship.whereabouts(seen.position, seen.information))
+    kin = timed("kin", lambda: kinship.kin(where, seen.information, 175.0))
+    timed("shares in the means of kin", lambda: kinship.shares(where, seen.information, 175.0))
+    print(f"{seen.dimensions} dimensions, {where.member.shape[1]} kinds, {len(kin.peer) / n:.1f} kin each")
+    method = Kindred()
+    world = World(
+        cast(Any, None),
+        cast(Any, SimpleNamespace(size=n)),
+        streams.bits(0, "generate", 0, np.arange(n)),
+        0,
+        50,
+    )
+    nothing = torch.zeros(0)
+    for name, everybody in (("kin", kin.everybody), ("everybody", np.ones(n, dtype=bool))):
+        state = Standing(
+            nothing,
+            everybody,
+            kin.start,
+            kin.peer,
+            np.ones(len(kin.peer)),
+            Experience.none(),
+            nothing,
+            nothing,
+            np.zeros((n, 2)),
+            np.zeros(4),
+        )
+        for t in range(1, asked.rounds + 1):
+            plan = timed(f"a round among {name}", partial(one_round, method, world, state, t))
+        print(f"{plan.proposals / n:.2f} proposals each, {np.mean(plan.rest != 0):.1%} rest")
+
+
+if __name__ == "__main__":
+    main()
