@@ -88,8 +88,8 @@ MinStays = Annotated[int | None, typer.Option(help="The smallest center that tak
 Model = Annotated[
     str | None,
     typer.Option(
-        help="What is shared: mlp (the paper's network), linear, gam (additive, smooth terms), gam+mlp, or "
-        "package.module:FACTORY. Default: the method's own."
+        help="What is shared: mlp (the paper's network), linear, gam (additive, smooth terms), gam+mlp, "
+        "encoders (sequences and images), or package.module:FACTORY. Default: the method's own."
     ),
 ]
 Out = Annotated[Path, typer.Option(help="The folder to write to.")]

@@ -62,11 +62,13 @@ class MLP(nn.Module):
 ModelFactory = Callable[..., nn.Module]
 
 
-def answering(factory: ModelFactory, outcome: Outcome) -> ModelFactory:
-    """The factory of models that answer for an outcome."""
+def answering(factory: ModelFactory, outcome: Outcome, columns: tuple[str, ...] = ()) -> ModelFactory:
+    """The factory of models that answer for an outcome; one that asks for the names of columns gets them."""
+    known = inspect.signature(factory).parameters
+    if "columns" in known:
+        factory = functools.partial(factory, columns=columns)
     if outcome.binary:
         return factory
-    known = inspect.signature(factory).parameters
     if "outcome" in known:
         return functools.partial(factory, outcome=outcome)
     if "outputs" in known:

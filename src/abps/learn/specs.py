@@ -18,6 +18,7 @@ from abps.core.errors import RequestError
 from abps.data.outcome import BINARY
 from abps.learn.additive import Linear
 from abps.learn.joint_model import joint
+from abps.learn.modalities import encoders
 from abps.learn.models import MLP, ModelFactory
 from abps.registry import Registry
 
@@ -68,6 +69,11 @@ MODELS: Final[dict[str, ModelSpec]] = {
         splines=True,
         layers=4,
         training=_CONVEX | {"hidden": (16,)},
+    ),
+    "encoders": ModelSpec(
+        encoders,
+        "an encoder per modality (table, sequences, images) and a shared trunk",
+        training={"hidden": (32,), "standardise": "common"},
     ),
 }
 

@@ -262,7 +262,7 @@ class Common:
     start: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.factory = answering(self.factory, self.data.outcome)
+        self.factory = answering(self.factory, self.data.outcome, self.data.columns)
         self.kernel = kernel_for(self.factory(self.data.width), self.data.width, self.data.outcome)
         self.start = initial_weights(self.factory, self.data.width, self.seed)
         self.ids = streams.center_ids(self.data.centers)
