@@ -177,3 +177,15 @@ def test_kin_count_each_other():
     for i in range(36):
         assert i not in found.of(i)
         assert all(i in found.of(j) for j in found.of(i))
+
+
+def test_kinds_of_very_many_are_fitted_to_some(monkeypatch):
+    rng = np.random.default_rng(6)
+    position, information, kind = planted(rng, 4, 40)
+    whole = whereabouts(position, information)
+    monkeypatch.setattr("abps.stats.kinship.MOST_FITTED", 80)
+    some = whereabouts(position, information)
+    assert some.member.shape == whole.member.shape == (160, 4)
+    assert np.abs(some.mean - whole.mean).max() < 0.2
+    told = some.member.argmax(axis=1)
+    assert np.mean([np.bincount(told[kind == g]).max() for g in range(4)]) >= 38

@@ -31,6 +31,9 @@ MOST_KINDS, PATIENCE = 12, 3
 #: Peers at most that a center counts as its kin, unless it is everybody, and that count in their mean.
 MOST_KIN, MOST_SHARES = 32, 255
 
+#: Centers at most that kinds are fitted to; all others are told theirs.
+MOST_FITTED = 2000
+
 #: Pseudo-centers that draw a kind's mean public vector to that of all.
 SHRINK = 2.0
 
@@ -94,14 +97,15 @@ def mixtures(position: Floats, information: Floats) -> list[tuple[float, Mixture
     """
     known = information > 0
     x, s = position[known], information[known]
-    n, r = x.shape
+    some = np.unique(np.linspace(0, len(x) - 1, min(len(x), MOST_FITTED)).astype(np.int64))
+    n, r = len(some), x.shape[1]
     found: list[tuple[float, Mixture]] = []
     now: Mixture | None = None
     for kinds in range(1, min(MOST_KINDS, max(1, n // 2)) + 1):
-        now = _grown(x, s, now)
+        now = _grown(x[some], s[some], now)
         # Of one without information only the shares are known.
         member = np.tile(now.share, (len(position), 1))
-        member[known] = now.member
+        member[known] = now.member if n == len(x) else _expected(x, s, now.centre, now.spread, now.share)[0]
         bic = float(-2.0 * now.fit + (kinds * r + kinds) * np.log(n))
         found.append((bic, replace(now, member=member)))
         if kinds > 1 + PATIENCE + int(np.argmin([value for value, _ in found])):
@@ -136,11 +140,7 @@ def _climb(x: Floats, s: Floats, centre: Floats, spread: float, share: Floats) -
     last = -np.inf
     for step in range(200):
         variance = spread + 1.0 / s
-        gap = ((x[:, None] - centre[None]) ** 2).sum(axis=2)
-        log = np.log(share) - 0.5 * gap / variance[:, None] - 0.5 * r * np.log(2 * np.pi * variance)[:, None]
-        top = log.max(axis=1, keepdims=True)
-        each = top[:, 0] + np.log(np.exp(log - top).sum(axis=1))
-        member, total = np.exp(log - each[:, None]), float(each.sum())
+        member, total = _expected(x, s, centre, spread, share)
         if step > 5 and total - last < 1e-6 * abs(total):
             break
         last = total
@@ -155,6 +155,17 @@ def _climb(x: Floats, s: Floats, centre: Floats, spread: float, share: Floats) -
     return Mixture(centre, spread, share, member, last)
 
 
+def _expected(x: Floats, s: Floats, centre: Floats, spread: float, share: Floats) -> tuple[Floats, float]:
+    """(n, K) probabilities of the kinds, and the log-likelihood."""
+    variance = spread + 1.0 / s
+    gap = ((x[:, None] - centre[None]) ** 2).sum(axis=2)
+    log = np.log(share) - 0.5 * gap / variance[:, None]
+    log = log - 0.5 * x.shape[1] * np.log(2 * np.pi * variance)[:, None]
+    top = log.max(axis=1, keepdims=True)
+    each = top[:, 0] + np.log(np.exp(log - top).sum(axis=1))
+    return np.exp(log - each[:, None]), float(each.sum())
+
+
 def whereabouts(position: Floats, information: Floats, public: Floats | None = None) -> Whereabouts:
     """Where centers stand, given all of them.
 
@@ -164,7 +175,7 @@ def whereabouts(position: Floats, information: Floats, public: Floats | None = N
     variance = 1.0 / np.maximum(information, 1e-12)
     vectors = np.zeros((n, 0)) if public is None else standardised(public)
     tried = [
-        (bic - 2.0 * n * max(says, 0.0), says, found)
+        (bic - 2.0 * min(n, MOST_FITTED) * max(says, 0.0), says, found)
         for bic, found in mixtures(position, information)
         for says in [predicts(found, vectors)]
     ]
