@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -93,8 +94,8 @@ def ledger(method: Method, world: World, spending: Spending) -> PrivacyLedger:
         )
     if method.kind != "alone":
         gaps.append("choices that are made on validation rows are not counted; training rows are protected")
-    if isinstance(method, PeerMethod) and any(
-        method.questions(t, world.horizon) for t in range(1, world.horizon + 1)
+    if method.kind not in ("alone", "star") and any(
+        cast(PeerMethod, method).questions(t, world.horizon) for t in range(1, world.horizon + 1)
     ):
         gaps.append("answers to roll calls are not counted")
     return PrivacyLedger(dict.fromkeys(world.data.centers, spending.account), tuple(gaps))

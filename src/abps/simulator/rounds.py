@@ -91,12 +91,12 @@ class Course:
 
     def _open_round(self, t: int) -> tuple[Course, Outcome]:
         """A round that may be learned in."""
-        if isinstance(self.method, PeerMethod):
-            told, said = self._roll_calls(self.method, t)
+        if self.method.kind in ("alone", "star"):
+            after, outcome = self._alone(t) if self.method.kind == "alone" else self._star(t)
+        else:
+            told, said = self._roll_calls(cast(PeerMethod, self.method), t)
             after, outcome = told._peers(t)
             outcome = replace(outcome, traffic=outcome.traffic + said)
-        else:
-            after, outcome = self._alone(t) if self.method.kind == "alone" else self._star(t)
         return replace(after, ledger=after.ledger.book(outcome.traffic)), outcome
 
     def _roll_calls(self, method: PeerMethod, t: int) -> tuple[Course, Traffic]:
