@@ -12,7 +12,7 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, merged
 from abps.data.prepare import codebook, prepare
 from abps.data.synthetic.builtin import builtin_table
-from abps.data.table import MIN_CLASS, federate, own_table
+from abps.data.table import MIN_CLASS, federate, own_outcome, own_table
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +127,35 @@ def test_a_site_without_enough_of_each_class(tmp_path):
     path = write(tmp_path, died=[0] * 18 + [1] * 2, age=list(range(20)))
     with pytest.raises(RequestError, match="2 positive of 20 rows"):
         own_table(path, "ada", "died")
+
+
+def _labelled(folder, name, words):
+    path = folder / f"{name}.csv"
+    ages = [str(40 + k % 37) for k in range(60)]
+    rows = [f"{age},{words[k % 3 == 0]}" for k, age in enumerate(ages)]
+    path.write_text("\n".join(["age,outcome", *rows]) + "\n")
+    return path
+
+
+def test_an_outcome_that_is_turned_round_is_not_federated(tmp_path):
+    """1 = died, 2 = alive here; 1 = died, 0 = alive there: the larger number is not the event at both."""
+    zero, two = _labelled(tmp_path, "zero", ("0", "1")), _labelled(tmp_path, "two", ("2", "1"))
+    books = []
+    for path, positive in ((zero, None), (two, None), (two, "1")):
+        found = own_outcome(path, "outcome", positive)
+        book = Codebook((Column("age", "number"),), events=found.events, others=found.others)
+        assert Codebook.from_json(book.to_json()) == book
+        books.append(book)
+    with pytest.raises(RequestError, match="'1' is the event at one site and not at another"):
+        merged(books[:2])
+    agreed = merged([books[0], books[2]])
+    assert (agreed.events, agreed.others) == (("1",), ("0", "2"))
+    with pytest.raises(RequestError, match="the other way round than the codebook"):
+        own_table(two, "two", "outcome", book=agreed)
+    right = own_table(two, "two", "outcome", book=agreed, positive="1")
+    assert right.label.tolist() == own_table(zero, "zero", "outcome", book=agreed).label.tolist()
+    home = _labelled(tmp_path, "home", ("home", "expired"))
+    with pytest.raises(RequestError, match="does not say whether"):
+        own_table(home, "home", "outcome", book=agreed)
+    told = own_table(home, "home", "outcome", book=agreed, positive="expired")
+    assert told.label.tolist() == right.label.tolist()

@@ -123,7 +123,7 @@ class Poisoned(Memory):
             return data
         self.hit += 1
         signs = np.where(np.arange(site.shared) % 2, 1, -1).astype(np.float32)
-        return pack(self.factor * signs, site.codec, site.talks.round, center_id(self.bad))
+        return pack(self.factor * signs, site.codec, site.talks.round, site.sender_id(self.bad))
 
 
 def test_one_huge_message_costs_nobody_anything(six, tmp_path):
@@ -211,9 +211,14 @@ class Answering(Memory):
 )
 def test_answers_to_what_was_never_asked_end_the_talk(six, tmp_path, kinds):
     bad = six.names[-1]
-    told = b"".join(pack_message(Message(k, 1, 99 + i), center_id(bad)) for i, k in enumerate(kinds))
     agreement = six.agreement("abps-pq-k1", rounds=1)
-    network = opened(six, agreement, tmp_path, Answering(bad, lambda data: told))
+
+    def told(data):
+        me = network.sites[bad].sender_id(bad)
+        return b"".join(pack_message(Message(k, 1, 99 + i), me) for i, k in enumerate(kinds))
+
+    network = Answering(bad, told)
+    opened(six, agreement, tmp_path, network)
     Conductor(network, agreement, 1, QUICK).run(six.names)
     said = [s for s, r, what, _ in network.carried if r == bad and what == "message"]
     assert said and all(said.count(name) <= 4 for name in six.names)
@@ -232,7 +237,7 @@ def test_a_place_taken_and_not_used_costs_a_site_one_round(six, tmp_path):
         def ask(self, sites, what, *arguments, seconds):
             if what == "start" and arguments[0] == "turn":
                 t = arguments[1]
-                proposal = pack_message(Message(Kind.PROPOSE, t, 1), center_id(bad))
+                proposal = pack_message(Message(Kind.PROPOSE, t, 1), self.sites[bad].sender_id(bad))
                 for name in six.names[1:]:
                     self.sites[name].receive(bad, "message", proposal)
                 sites = [name for name in sites if name != bad]
@@ -336,7 +341,7 @@ def test_a_liar_is_left_out_and_the_job_goes_on(four, tmp_path, question, lie):
 
 def _frame(site, value, round=1):
     weights = np.full(site.shared, value, dtype=np.float32)
-    return [pack(weights, site.codec, round, center_id(site.name))]
+    return [pack(weights, site.codec, round, site.sender_id(site.name))]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 9e5, None])

@@ -104,6 +104,33 @@ def test_nothing_opens_before_somebody_approves(four, network, home, capsys):
     assert decision.facts["proposal"] == study.proposal.digest()
 
 
+def test_preview_shows_every_value_before_it_leaves(four, network, home, capsys, tmp_path):
+    study = signed_study(four, network)
+    opening(home, study)
+    code, out, _ = command(capsys, "site", "preview", home, "test", "--out", tmp_path / "l.csv", "--json")
+    values = json.loads(out)
+    assert code == 0 and not list((home / "local" / "studies").glob("*.sqlite"))
+    by = {(v["what"], v["name"]): v for v in values}
+    rate = by[("metadata", "positive rate")]
+    assert rate["to"] == "every member" and rate["clear"] is False
+    command(capsys, "site", "approve", home, "test", "--by", "Ada")
+    # What it shows is what a site publishes: the same names, the same values.
+    agreement = study.proposal.agreement
+    site = open_site(four, home.name, agreement, tmp_path, Memory())
+    told = dict(zip(site.published.names, site.published.vectors[0].tolist(), strict=True))
+    assert {v["name"]: v["value"] for v in values if v["what"] == "metadata"} == told
+    assert by[("told", "training rows")]["value"] == site.hello()["rows"]
+    weights = next(v for v in values if v["what"] == "weights")
+    assert weights["value"] == site.shared and weights["to"] == "partners of the round"
+    site.store.close()
+    assert (tmp_path / "l.csv").read_text().count("\n") == len(values) + 1
+    code, out, _ = command(capsys, "site", "preview", home, "--json")
+    book = json.loads(out)
+    assert code == 0 and {v["what"] for v in book} == {"codebook"} and all(v["clear"] for v in book)
+    code, _, err = command(capsys, "site", "preview", home, "nothing")
+    assert code == 2 and "no proposal of a study 'nothing'" in err
+
+
 def test_an_approval_is_of_one_proposal(four, network, home, capsys):
     assert opening(home, signed_study(four, network)) == "approval"
     command(capsys, "site", "approve", home, "test", "--by", "Ada")

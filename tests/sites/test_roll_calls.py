@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.core.streams import center_id, center_ids
+from abps.core.streams import center_ids
 from abps.data.codebook import Codebook, merged
 from abps.data.prepare import codebook, with_statistics
 from abps.methods.kindred import score_columns
@@ -156,7 +156,7 @@ def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
     site.reply(3, 0)
 
     def says(sender, told, question=0, round=3):
-        site.receive(sender, "notice", pack_notice(told, round, question, center_id(sender)))
+        site.receive(sender, "notice", pack_notice(told, round, question, site.sender_id(sender)))
         return site.state
 
     before = site.state
@@ -178,14 +178,14 @@ def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
     for name in kinds.names:
         network.sites[name].reply(3, 0)
     huge = site._pack(site.models + 1e4, 6 + 3)
-    chair.receive(site.name, "answer", pack_answer(huge, 3, 0, center_id(site.name)))
+    chair.receive(site.name, "answer", pack_answer(huge, 3, 0, site.sender_id(site.name)))
     assert chair.preside(3, 0) == 7
     assert chair.store.refusals()[(site.name, "malformed")] == 1
     other = network.sites[order[1]]
-    other.receive(order[4], "answer", pack_answer(huge, 3, 0, center_id(site.name)))
+    other.receive(order[4], "answer", pack_answer(huge, 3, 0, site.sender_id(site.name)))
     assert other.store.refusals()[(order[4], "wrong sender")] == 1
     far = network.sites[order[5]]
-    far.receive(order[4], "answer", pack_answer(b"", 3, 0, center_id(order[4])))
+    far.receive(order[4], "answer", pack_answer(b"", 3, 0, far.sender_id(order[4])))
     assert far.store.refusals()[(order[4], "against the protocol")] == 1
     close(network)
 
@@ -205,7 +205,7 @@ def test_kin_that_are_no_members_are_refused(kinds, tmp_path):
     def says(peer):
         form = (Stretch("share", 1), Stretch("place", 1), Stretch("share", 1), Stretch("half", 2))
         kin = Numerals.of(np.array([0.0, peer, 1.0, 1.0, 1.0]), form)
-        site.receive(board, "notice", pack_notice(head + kin.data, 4, 0, center_id(board)))
+        site.receive(board, "notice", pack_notice(head + kin.data, 4, 0, site.sender_id(board)))
         return site.state
 
     before = site.state

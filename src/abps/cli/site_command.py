@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from abps import files
-from abps.cli import options, site_check, site_consent, site_members, site_rehearse, site_report, site_start
+from abps.cli import (
+    options,
+    site_audit,
+    site_check,
+    site_consent,
+    site_members,
+    site_preview,
+    site_rehearse,
+    site_report,
+    site_start,
+)
 from abps.cli.site_options import Kit, Study, need_engine, own_file, read_codebook, say, study_store
 from abps.core.errors import RequestError
 from abps.data.codebook import merged
@@ -39,7 +50,16 @@ The engine is an extra: `pip install 'abps[flare]'`.
 """
 
 #: Commands with a file of their own.
-PARTS = (site_start, site_check, site_consent, site_members, site_rehearse, site_report)
+PARTS = (
+    site_start,
+    site_check,
+    site_consent,
+    site_preview,
+    site_audit,
+    site_members,
+    site_rehearse,
+    site_report,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -62,6 +82,7 @@ def init(
     patient: options.Patient = None,
     time: options.Time = None,
     drop: options.Drop = "",
+    positive: options.Positive = None,
     threads: Annotated[int, typer.Option(help="Cores for training.")] = 1,
     allow: Annotated[
         str, typer.Option(help="Packages besides abps that jobs may name, with commas between.")
@@ -106,9 +127,14 @@ def init(
         dropped,
         threads,
         allow=allowed,
+        positive=positive,
     )
+    outcome = own.outcome()
+    if outcome.doubt and positive is None:
+        # Another site may have read it the other way round; the model would then learn the contrary.
+        raise RequestError(f"{outcome.doubt}; say which value is the event with --positive")
     rows = own.read_table()
-    book = codebook(rows, seed=0, floor=FLOOR)
+    book = replace(codebook(rows, seed=0, floor=FLOOR), events=outcome.events, others=outcome.others)
     if statistics:
         book = with_statistics(book, rows, seed)
     written = [own.write(folder), folder / sitefile.CODEBOOK]

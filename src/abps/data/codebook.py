@@ -66,6 +66,8 @@ class Codebook:
     simulation (:mod:`abps.privacy.small_counts`).
     told: what sites tell of their numeric columns, until codebooks are merged and scales follow from it.
     summarised: that they did.
+    events, others: the outcome's words that count as the event, and those that do not; a site whose table has
+    them the other way round must not learn with the rest. None where nobody said.
     """
 
     columns: tuple[Column, ...]
@@ -76,6 +78,8 @@ class Codebook:
     floor: int = 0
     told: tuple[Told, ...] = ()
     summarised: Summarised | None = None
+    events: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -103,6 +107,8 @@ class Codebook:
             plain["told"] = [each.to_json() for each in self.told]
         if self.summarised is not None:
             plain["summarised"] = self.summarised.to_json()
+        if self.events or self.others:
+            plain["outcome"] = {"event": list(self.events), "other": list(self.others)}
         return plain
 
     @staticmethod
@@ -125,10 +131,16 @@ class Codebook:
                 columns, tuple(data["descriptors"]), bool(data["time"]), statistics, shared, floor
             )
             took = data.get("summarised")
+            outcome = data.get("outcome", {"event": [], "other": []})
+            events, others = (tuple(str(word) for word in outcome[k]) for k in ("event", "other"))
+            if set(events) & set(others):
+                raise ValueError("an outcome that is an event and none")
             return replace(
                 book,
                 told=tuple(Told.from_json(each, book.numbers) for each in data.get("told", ())),
                 summarised=None if took is None else Summarised.from_json(took),
+                events=events,
+                others=others,
             )
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestError(
@@ -180,7 +192,23 @@ def merged(books: Sequence[Codebook]) -> Codebook:
     )
     told = [each for book in books for each in book.told]
     statistics, took = agreed(told, made.numbers, _one_scale_each(books))
-    return replace(made, statistics=statistics, summarised=took or _taken(books))
+    events, others = _one_outcome(books)
+    return replace(
+        made, statistics=statistics, summarised=took or _taken(books), events=events, others=others
+    )
+
+
+def _one_outcome(books: Sequence[Codebook]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words of the outcome by all books, none of which may be an event at one site and not at another."""
+    events = sorted({word for book in books for word in book.events})
+    others = sorted({word for book in books for word in book.others})
+    both = sorted(set(events) & set(others))
+    if both:
+        raise RequestError(
+            f"the outcome's value {both[0]!r} is the event at one site and not at another; settle which, "
+            "and init again where it is the other one"
+        )
+    return tuple(events), tuple(others)
 
 
 def _taken(books: Sequence[Codebook]) -> Summarised | None:

@@ -33,12 +33,15 @@ class BinaryLabel:
     """values: (rows,) 0 or 1.  positive, negative: what the two values are called in the table.
 
     doubt: why the positive value may be the wrong one; empty if the words leave no doubt.
+    events, others: the values that count as the event, and those that do not, in small letters.
     """
 
     values: NDArray[np.int8]
     positive: str
     negative: str
     doubt: str = ""
+    events: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def binary_label(column: pl.Series, name: str, positive: str | None = None) -> BinaryLabel:
@@ -86,7 +89,12 @@ def binary_label(column: pl.Series, name: str, positive: str | None = None) -> B
             "the other as positive if that is wrong"
         )
     return BinaryLabel(
-        lowered.is_in(sorted(events)).to_numpy().astype(np.int8), _named(events), _named(others), doubt
+        lowered.is_in(sorted(events)).to_numpy().astype(np.int8),
+        _named(events),
+        _named(others),
+        doubt,
+        tuple(sorted(events)),
+        tuple(sorted(others)),
     )
 
 

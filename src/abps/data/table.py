@@ -28,7 +28,7 @@ from abps.core.errors import RequestError, nearest
 from abps.data.check import ColumnNote, TableCheck
 from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation, LeftOut
-from abps.data.label import binary_label
+from abps.data.label import BinaryLabel, binary_label
 from abps.data.outcome import FEWEST, Outcome
 from abps.data.outcome_label import labelled
 from abps.data.reading import GAPS, RawTable, read_raw
@@ -339,6 +339,32 @@ def type_name(feature: pl.Series, column: pl.Series) -> str:
     return "empty" if feature.dtype == pl.Null else "other"
 
 
+def own_outcome(path: str | Path, label: str, positive: str | None = None) -> BinaryLabel:
+    """The outcome of one center's own table: which of its words are the event."""
+    raw = read_raw(Path(path)).frame
+    _column(raw, label, "label")
+    frame, _, _ = mended(raw, Roles(label, ""))
+    return binary_label(frame[label], label, positive)
+
+
+def _same_event(outcome: BinaryLabel, book: Codebook, site: str, label: str) -> None:
+    """Refuse a table whose event is not the codebook's: the model would learn the contrary from it."""
+    if not book.events and not book.others:
+        return
+    turned = sorted({*outcome.events} & {*book.others} | {*outcome.others} & {*book.events})
+    if turned:
+        raise RequestError(
+            f"{site}: the label {label!r} counts {turned[0]!r} the other way round than the codebook; say in "
+            "the site's file which value is the event (positive), or agree on another codebook"
+        )
+    unknown = sorted({*outcome.events, *outcome.others} - {*book.events, *book.others})
+    if unknown and outcome.doubt:
+        raise RequestError(
+            f"{site}: the codebook does not say whether {unknown[0]!r} of the label {label!r} is the event; "
+            "say it in the site's file (positive), or agree on another codebook"
+        )
+
+
 def own_table(
     path: str | Path,
     site: str,
@@ -347,10 +373,12 @@ def own_table(
     time: str | None = None,
     drop: tuple[str, ...] = (),
     book: Codebook | None = None,
+    positive: str | None = None,
 ) -> Federation:
     """One center's own table, read at that center: a federation of one.
 
     With a codebook the features are those that it asks for; without, all that can be learned from.
+    positive: the label's value that is the event, where its words leave doubt.
     """
     table = read_raw(Path(path))
     raw = table.frame
@@ -364,7 +392,9 @@ def own_table(
         if column is not None:
             _column(raw, column, role)
     frame, repairs, doubts = mended(raw, roles)
-    outcome = binary_label(frame[label], label)
+    outcome = binary_label(frame[label], label, positive)
+    if book is not None:
+        _same_event(outcome, book, site, label)
     values = outcome.values
     if min(values.sum(), len(values) - values.sum()) < MIN_CLASS:
         raise RequestError(

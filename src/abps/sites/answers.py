@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from abps.wire import versions
+
 T = TypeVar("T")
 
 #: More training rows than any hospital has; more control bytes than a round can take.
@@ -68,8 +70,15 @@ def hello(value: Any, rounds: int, edges: int) -> dict[str, Any]:
         "agreement": value["agreement"],
         "rows": whole(value["rows"], 1, MOST_ROWS),
         "edges": whole(value["edges"], 0, edges * rounds),
+        "wire": version(value.get("wire", versions.OLDEST)),
         "validation": {str(whole(int(t), 1, rounds)): share(v) for t, v in seen.items()},
     }
+
+
+def version(value: Any) -> versions.Version:
+    """A version of the wire format."""
+    major, minor = value
+    return whole(major, 0, 1000), whole(minor, 0, 1000)
 
 
 def report(value: Any, members: int, edges: int) -> dict[str, int]:

@@ -29,7 +29,7 @@ from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
 from abps.core.plausibility import distances, plausible
-from abps.core.streams import center_id, center_ids
+from abps.core.streams import center_ids
 from abps.learn.kernels import kernel_for
 from abps.learn.models import Layout, initial_weights
 from abps.methods.base import Stopping, server_keys
@@ -39,6 +39,7 @@ from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_n
 from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
 from abps.sites.site import BOARDS, CONDUCTOR
+from abps.wire import versions
 from abps.wire.admission import Limits, Refused, admit_note, admit_weights
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
@@ -151,11 +152,13 @@ class Conductor:
         memory: Path | None = None,
         notice: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
         revoked: Callable[[], tuple[str, frozenset[str]]] = lambda: ("", frozenset()),
+        job: str = "",
     ) -> None:
         """memory: a folder in which a star's server keeps what it must remember between two jobs.
 
         notice: told of every step that is waited for: (round, step, sites).
         revoked: the authority's list as it stands, to be passed on, and the members that it expels.
+        job: its name, the same at all sites.
         """
         if rounds < 1:
             raise RequestError(f"rounds={rounds}: a job needs at least 1 round")
@@ -169,6 +172,8 @@ class Conductor:
         self.notice = notice
         self.revoked = revoked
         self._passed_on = ""
+        self.job = job
+        self.sender_id = versions.sender_ids(versions.NEWEST, agreement.digest(), job)
         self._at = 0  # the round
 
     def run(self, members: Sequence[str]) -> JobReport:
@@ -187,8 +192,12 @@ class Conductor:
         # Rows weigh in averages, and nobody can check what a site says of its own.
         most = int(Limits().rows * float(np.median(list(sizes.values()))))
         sizes = {name: min(rows, most) for name, rows in sizes.items()}
+        wire = versions.spoken([facts["wire"] for facts in ready.values()])
+        self.sender_id = versions.sender_ids(wire, self.agreement.digest(), self.job)
+        # Sites of the first version do not know the word.
+        spoken = [] if wire == versions.OLDEST else [list(wire)]
         joined, absent = self.line.ask(
-            sorted(ready), "join", list(roster), first, sizes, seconds=self.seconds.sign
+            sorted(ready), "join", list(roster), first, sizes, *spoken, seconds=self.seconds.sign
         )
         left_out |= absent
         if self.method.kind not in ("alone", "star"):
@@ -238,6 +247,11 @@ class Conductor:
         for name, facts in told.items():
             if facts["agreement"] != mine:
                 failures[name] = f"it runs another agreement than {mine}; same abps version?"
+            elif not versions.fits(facts["wire"]):
+                failures[name] = (
+                    f"it speaks version {'.'.join(map(str, facts['wire']))} of the wire format and the relay "
+                    f"{'.'.join(map(str, versions.NEWEST))}; bring both to the same first number"
+                )
             else:
                 ready[name] = facts
         for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}):
@@ -445,7 +459,7 @@ class Conductor:
             keys = server_keys(seed, number, center_ids(tuple(names)) if reply.dim() == 2 else None)
             rows = (torch.atleast_2d(reply) - base).numpy()
             packed = [
-                pack(row, codec(line.codec), number, center_id(CONDUCTOR), int(key))
+                pack(row, codec(line.codec), number, self.sender_id(CONDUCTOR), int(key))
                 for row, key in zip(rows, keys)
             ]
             for i, mine in enumerate(frames):
@@ -476,7 +490,16 @@ class Conductor:
                 if method.noted:
                     notes[name] = admit_note(sent[-1], name, t)
                 came[name] = [
-                    admit_weights(data, name, (name,), method.number(k, t, layout), agreed, count, Limits())
+                    admit_weights(
+                        data,
+                        name,
+                        (name,),
+                        method.number(k, t, layout),
+                        agreed,
+                        count,
+                        Limits(),
+                        self.sender_id,
+                    )
                     for k, data in enumerate(sent[: method.messages])
                 ]
             except Refused as refused:

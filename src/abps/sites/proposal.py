@@ -98,6 +98,7 @@ class Proposal:
             "codec": config.line.codec,
             "private layers": config.line.private_layers,
             "columns": list(book.sources),
+            "the event": list(book.events) or "as each site reads it",
             "told of at least so many patients": book.floor,
             "wire format": ".".join(map(str, self.wire)),
         }

@@ -38,17 +38,21 @@ from abps.methods.base import Alarm, Ints, World, grounded
 from abps.methods.memory import freeze, thaw
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, boards
 from abps.methods.star import StarMethod
+from abps.sites import audit
 from abps.sites.agreement import Agreement
+from abps.sites.chain import canonical
 from abps.sites.consent import Consent
-from abps.sites.excuses import Declined
-from abps.sites.store import AlarmRow, Entry, Evidence, Finished, Store
-from abps.wire import admission
+from abps.sites.excuses import Declined, Excuse
+from abps.sites.signing import Signer
+from abps.sites.store import AlarmRow, Entry, Evidence, Finished, Head, Store
+from abps.wire import admission, versions
 from abps.wire.admission import Limits, Meter, Reason, Refused
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
 from abps.wire.messages import (
     pack_alarm,
     pack_answer,
+    pack_head,
     pack_message,
     pack_note,
     pack_notice,
@@ -84,6 +88,12 @@ _ANSWERED_BY = {
 _HOSTILE = frozenset(Reason) - {
     Reason.STRANGER, Reason.NOT_PARTNER, Reason.ROUND, Reason.RATE, Reason.QUARANTINE,
 }  # fmt: skip
+
+#: The first version of the wire format in which weights bring the head of the sender's log.
+WITH_HEADS = (1, 1)
+
+#: Kinds of what leaves that are no part of the method's own talk: the ledger does not count them as control.
+_NOT_CONTROL = ("weights", "head", "told")
 
 #: How many earlier rounds in doubt a site clears up when a job begins, the latest first.
 _CATCH_UP = 10
@@ -135,11 +145,15 @@ class Site:
         another_table: bool = False,
         consent: Consent | None = None,
         secret: int = 0,
+        signer: Signer | None = None,
+        job: str = "",
     ) -> None:
         """another_table: the rows may be others than those of the study's earlier jobs.
 
         consent: asked before a job and before each of its rounds; none: a trial, in which nobody is asked.
         secret: a number that nobody else knows, for draws that hide rows; 0: they follow from the seed.
+        signer: the key that stands for the site's log; none: a trial, whose log nobody stands for.
+        job: its name, the same at all sites.
         """
         self._secret = secret
         self.name = name
@@ -152,7 +166,12 @@ class Site:
         self._lock = threading.RLock()
         self.consent = consent
         self._out = False  # whether consent was missing when a round should begin
+        self.signer, self.job = signer, job
+        self._contradicted = False  # whether a partner knows another log of this site
+        self._digest = agreement.digest()
+        self._speak(versions.OLDEST)
         self.data = data
+        store.put_aside()
         store.keep_table(_fingerprint(data), another_table)
         training = self.method.training
         self.learner = StackedLearner(data, training, training.factory, agreement.seed, secret=secret)
@@ -276,16 +295,26 @@ class Site:
     def hello(self) -> dict[str, Any]:
         """First words to the conductor: how far this site is, and what it needs to keep the study's rules."""
         seen = {r.number: r.validation for r in self.store.rounds()} if self.method.stop.patience else {}
-        return {
+        facts = {
             "round": self.store.round,
             "agreement": self.agreement.digest(),
             "rows": int(self.data.train.sizes[0]),
-            "edges": self._edges(self.store.traffic()),
+            "edges": self._edges_so_far(),
             "validation": {str(t): value for t, value in seen.items() if value is not None},
+            "wire": list(versions.NEWEST),
         }
+        return self._tell(facts, "how far we are, our training rows, and sums of bytes", self.store.round)
 
-    def join(self, members: Sequence[str], first: int, rows: Mapping[str, int] | None = None) -> None:
+    def join(
+        self,
+        members: Sequence[str],
+        first: int,
+        rows: Mapping[str, int] | None = None,
+        wire: Sequence[int] = versions.OLDEST,
+    ) -> None:
         """Learn who is in this job, with which round it begins, and how many training rows all have.
+
+        wire: the version of the wire format that all of them speak.
 
         Who was a member in an earlier job stays one: what is remembered of it is not forgotten.
         """
@@ -298,6 +327,8 @@ class Site:
         if self.consent is not None:
             self.consent.members(members)
             self._ask_consent(first)
+        self._understands(wire)
+        self._speak(wire)
         with self._lock:
             self.roster = tuple(sorted(members))
             self._rows = dict(rows or {})
@@ -320,6 +351,28 @@ class Site:
             why = "counts, means and groups of our numeric columns in our codebook, and the common scales"
             self._log(OPERATOR, "statistics", took.spent[self.name], why, round=1)
 
+    def _speak(self, wire: Sequence[int]) -> None:
+        """Speak a version of the wire format."""
+        version = (int(wire[0]), int(wire[1]))
+        self.wire = version
+        self.sender_id = versions.sender_ids(version, self._digest, self.job)
+
+    def _understands(self, wire: Sequence[int]) -> None:
+        """Take no part in a job whose version this site does not know, or does not want to speak any more."""
+        version = (int(wire[0]), int(wire[1]))
+        least = 0 if self.consent is None else self.consent.policy.wire
+        if not versions.fits(version) or version > versions.NEWEST or version[1] < least:
+            raise Declined(
+                Excuse.VERSION,
+                f"the job speaks version {version[0]}.{version[1]} of the wire format; this site speaks "
+                f"{versions.NEWEST[0]}.{least} to {versions.NEWEST[0]}.{versions.NEWEST[1]}",
+            )
+
+    def _tell(self, answer: T, why: str, round: int) -> T:
+        """Write down what the conductor is told, before it is."""
+        self._log(CONDUCTOR, "told", len(canonical(answer)), why, round=round)
+        return answer
+
     def catch_up(self) -> None:
         """Settle the latest of what earlier jobs left in doubt; who does not answer is asked once."""
         silent: set[str] = set()
@@ -329,16 +382,31 @@ class Site:
                     silent.add(peer)
 
     def introduce(self, round: int) -> None:
-        """Publish the metadata vector to every other member, before the first round of a job."""
+        """Publish the metadata vector to every other member, before the first round of a job.
+
+        And tell each the last head of its own log that it gave us: so a site learns if its log is not what it
+        was.
+        """
+        self._witness(round)
         if not self.published.names:
             return
-        data = pack_vector(self.vectors[self.name], round, center_id(self.name))
+        data = pack_vector(self.vectors[self.name], round, self._id)
         more = any(name.startswith(admission.ASSOCIATION) for name in self.published.names)
         what = "metadata vector and how our columns go with the outcome" if more else "metadata vector"
         why = f"{what}, so that peers can tell whether we are alike"
         for peer in sorted(self._others):
             with contextlib.suppress(Unreachable):
                 self._carry(peer, "vector", data, why, self.patience.repeats, round)
+
+    def _witness(self, round: int) -> None:
+        for peer in sorted(self._others if self.wire >= WITH_HEADS else ()):
+            known = self.store.heads(peer)
+            if known:
+                head = known[-1]
+                data = pack_head(head.rows, head.digest, head.signature, head.round, self._id)
+                why = f"the head of its own log, as it gave it to us in round {head.round}"
+                with contextlib.suppress(Unreachable):
+                    self._carry(peer, "head", data, why, round=round)
 
     def announce(self, round: int, live: Sequence[str]) -> int:
         """Tell the members that are there of this site's alarms, as far as they do not know.
@@ -353,7 +421,7 @@ class Site:
             for raised in mine:
                 if (raised, peer) in known:
                     continue
-                data = pack_alarm(raised, center_id(self.name))
+                data = pack_alarm(raised, self._id)
                 try:
                     self._carry(peer, "alarm", data, f"alarm of round {raised}: {why}", round=round)
                 except Unreachable:
@@ -379,6 +447,15 @@ class Site:
             self._out = True
             raise
 
+    def _ask_log(self) -> None:
+        """Take no part with a log that is not the one that partners know."""
+        if self._contradicted:
+            raise Declined(
+                Excuse.LOG,
+                f"{self.store.path} is older than what this site told its partners, or was changed; look "
+                "with `abps site verify`, and bring back the latest backup with `abps site restore`",
+            )
+
     def begin(self, round: int, live: Sequence[str]) -> None:
         """Start a round with the members that are there."""
         with self._lock:
@@ -391,6 +468,7 @@ class Site:
             if round <= self._begun:
                 raise RequestError(f"{self.name} has begun round {self._begun}; no round begins twice")
             self._ask_consent(round)
+            self._ask_log()
             self._begun = round
             self.talks = Negotiation(self.name, round, self._capacity)
             self._silent = set(self.roster) - set(live)
@@ -412,7 +490,7 @@ class Site:
         if board[0] == self.name:
             return True
         why = f"our answer to question {question + 1} of the roll call, for the board of round {round}"
-        data = pack_answer(self._said[question][0], round, question, center_id(self.name))
+        data = pack_answer(self._said[question][0], round, question, self._id)
         try:
             self._carry(board[0], "answer", data, why, self.patience.repeats)
         except Unreachable:
@@ -448,7 +526,7 @@ class Site:
             if peer == self.name:
                 self._take_notice(peer, told, question)
             elif peer not in self._silent:
-                data = pack_notice(told, round, question, center_id(self.name))
+                data = pack_notice(told, round, question, self._id)
                 why = f"what follows from all answers to question {question + 1} of the roll call"
                 with contextlib.suppress(Unreachable):
                     self._carry(peer, "notice", data, why, self.patience.repeats)
@@ -474,7 +552,7 @@ class Site:
         if form is None:
             number = self.agreement.rounds + round
             weights = admission.admit_weights(
-                said, peer, (peer,), number, self.codec, self.shared, self.limits
+                said, peer, (peer,), number, self.codec, self.shared, self.limits, self.sender_id
             )
             arrived = torch.from_numpy(weights) + self.base
             self._check_distance(peer, arrived, self.state.models[0, : self.shared].numpy())
@@ -569,7 +647,7 @@ class Site:
         """A message's frame: the shared columns of (1, P), in the codec of the study."""
         key = int(streams.bits(self.agreement.seed, "codec", number, [center_id(self.name)])[0])
         sent = (message[0, : self.shared] - self.base).numpy()
-        return pack(sent, self.codec, number, center_id(self.name), key)
+        return pack(sent, self.codec, number, self._id, key)
 
     def _links(self, round: int) -> tuple[Ints, Ints]:
         return self._peer.transfers(self.world, round)
@@ -602,13 +680,14 @@ class Site:
                 for message in farewell:
                     self._try(round, peer, message)
             self._answers.append(self.talks.mine[peer].reason or "accepted")
-        return made
+        return self._tell(made, "how many proposals we made", round)
 
     def settle(self, round: int, gone: Sequence[str] = ()) -> int:
         """Take no more proposals, and clear up what is in doubt. Returns the number of peers in touch."""
         self._silent |= set(gone) - {self.name}
         if self.method.kind != "mutual":
-            return len((set(self._asked) | self._listeners) - self._silent)
+            touched = len((set(self._asked) | self._listeners) - self._silent)
+            return self._tell(touched, "how many peers we are in touch with", round)
         with self._lock:
             self.talks, farewells = protocol.seal(self.talks)
             self._promise(self.talks)
@@ -618,12 +697,12 @@ class Site:
         with self._lock:
             for peer in self.talks.in_doubt:
                 self._in_vain(peer, round)
-        return len(self.talks.partners)
+        return self._tell(len(self.talks.partners), "how many partners we have", round)
 
     def _request(self, round: int, wanted: list[str]) -> int:
         """Ask peers for their weights. Returns how many were asked."""
         for peer in wanted:
-            data = pack_request(round, center_id(self.name))
+            data = pack_request(round, self._id)
             try:
                 self._carry(peer, "request", data, f"wish to hear it in round {round}")
                 self._asked.append(peer)
@@ -653,12 +732,30 @@ class Site:
         return reached
 
     def _parcel(self, peer: str, round: int) -> bytes:
-        """This site's weights and, if there is one, the number that goes with them."""
+        """This site's weights, the number that goes with them, if there is one, and the head of its log."""
+        head = self._signed_head(round)
         if not self._peer.noted:
-            return self._frames[0]
+            return self._frames[0] + head
         listeners = self.talks.partners if self.method.kind == "mutual" else self._listeners
         value = float(self._peer.note(self.world, self._trained, np.array([len(listeners)]))[0])
-        return self._frames[0] + pack_note(value, round)
+        return self._frames[0] + pack_note(value, round) + head
+
+    def _signed_head(self, round: int) -> bytes:
+        """The head of this site's log, signed; nothing in a trial without keys."""
+        if self.signer is None or self.wire < WITH_HEADS:
+            return b""
+        head = audit.sign_head(self.store, round, self.signer)
+        return pack_head(head.rows, head.digest, head.signature, round, self._id)
+
+    def _parts(self, parcel: bytes) -> tuple[bytes, bytes, bytes]:
+        """Weights, note and head of a parcel; what is too long stays with the weights, and is refused."""
+        weights = frame_size(self.codec, self.shared)
+        note = weights + CONTROL_MESSAGE * self._peer.noted
+        if len(parcel) > note and self.wire < WITH_HEADS:
+            return parcel, b"", b""
+        if self._peer.noted and len(parcel) < note:
+            return parcel[:-CONTROL_MESSAGE], parcel[-CONTROL_MESSAGE:], b""
+        return parcel[:weights], parcel[weights:note], parcel[note:]
 
     def finish(self, round: int, rest: str = "") -> float:
         """Mix, give credit, update the beliefs, and write the round down. Returns the validation AUROC.
@@ -690,6 +787,7 @@ class Site:
         )
         if self.store.finish(done):
             self.state = learned.state
+        self._tell(_finite(value), "our validation AUROC", round)
         return value
 
     def conclude(self, round: int, rest: str = "") -> list[Any]:
@@ -771,7 +869,7 @@ class Site:
             for k, (count, data) in enumerate(zip(counts, frames)):
                 number = star.number(k, round, layout)
                 weights = admission.admit_weights(
-                    data, CONDUCTOR, (CONDUCTOR,), number, self.codec, count, self.limits
+                    data, CONDUCTOR, (CONDUCTOR,), number, self.codec, count, self.limits, self.sender_id
                 )
                 down.append(torch.from_numpy(weights) + star.line.base(start, count))
                 self._log(
@@ -783,17 +881,24 @@ class Site:
         if len(down) == len(counts) == len(frames):
             self._down = tuple(down)
 
-    def report(self, round: int) -> dict[str, float | int]:
+    def report(self, round: int) -> dict[str, int]:
         """What the conductor is told of a round: sums, no names."""
         entries = self.store.traffic(round)
         weights = [e.bytes for e in entries if e.kind == "weights" and (e.sent or e.peer == CONDUCTOR)]
-        return {
+        sums = {
             "edges": self._edges(entries),
             "directed": sum(weights),
-            "control": sum(e.bytes for e in entries if e.sent and e.kind != "weights"),
+            "control": sum(e.bytes for e in entries if e.sent and e.kind not in _NOT_CONTROL),
             "partners": len(self._heard()),
             "in_doubt": len(self.talks.in_doubt),
         }
+        return self._tell(sums, "sums of the round: bytes, partners, matches in doubt", round)
+
+    def _edges_so_far(self) -> int:
+        """The same of all rounds that are written down."""
+        if not self._by_peers:
+            return max(2 * self.store.sent_bytes().get("weights", 0), self.store.weight_bytes())
+        return self.store.links() * frame_size(self.codec, self.shared)
 
     def _edges(self, entries: Sequence[Entry]) -> int:
         """Bytes of this site's ends of edges: a payload per peer and round; with a server, both ways."""
@@ -825,6 +930,9 @@ class Site:
             if what == "request":
                 self._receive_request(peer, data)
                 return b""
+            if what == "head":
+                self._receive_head(peer, data)
+                return b""
             if what == "answer":
                 self._receive_answer(peer, data)
                 return b""
@@ -837,7 +945,7 @@ class Site:
             return b""
 
     def _receive_vector(self, peer: str, data: bytes) -> None:
-        vector = admission.admit_vector(data, peer, self._others, self.published.names)
+        vector = admission.admit_vector(data, peer, self._others, self.published.names, self.sender_id)
         with self._lock:
             known = self.vectors.get(peer)
             if known is not None and not np.array_equal(known, vector):
@@ -849,29 +957,31 @@ class Site:
     def _receive_alarm(self, peer: str, data: bytes) -> None:
         if not self.method.announces:
             raise Refused(peer, Reason.PROTOCOL, "alarms are no part of this study")
-        raised = admission.admit_alarm(data, peer, self._others, self.agreement.rounds)
+        raised = admission.admit_alarm(data, peer, self._others, self.agreement.rounds, self.sender_id)
         why = "its alarm of drift" if self.store.hear(peer, raised) else "its alarm of drift, known already"
         self._log(peer, "alarm", len(data), f"{why} (raised in round {raised})", sent=False)
 
     def _receive_message(self, peer: str, data: bytes) -> bytes:
-        message = admission.admit_message(data, peer, self._others, self.talks.round, self.limits)
+        message = admission.admit_message(
+            data, peer, self._others, self.talks.round, self.limits, self.sender_id
+        )
         self._log(peer, "message", len(data), _heard(message), sent=False, round=message.round)
         replies = self._handle(peer, message)
         for reply in replies:
             self._log(peer, "message", CONTROL_MESSAGE, _words(reply), round=reply.round)
-        return b"".join(pack_message(reply, center_id(self.name)) for reply in replies)
+        return b"".join(pack_message(reply, self._id) for reply in replies)
 
     def _receive_request(self, peer: str, data: bytes) -> None:
         if self.method.kind != "pull":
             raise Refused(peer, Reason.PROTOCOL, "requests are no part of this study")
-        admission.admit_request(data, peer, self._others, self.talks.round)
+        admission.admit_request(data, peer, self._others, self.talks.round, self.sender_id)
         with self._lock:
             self._listeners.add(peer)
         self._log(peer, "request", len(data), "its wish to hear us", sent=False)
 
     def _receive_answer(self, peer: str, data: bytes) -> None:
         round = self.talks.round
-        said, question = admission.admit_answer(data, peer, self._others, round, self.limits)
+        said, question = admission.admit_answer(data, peer, self._others, round, self.limits, self.sender_id)
         if not self._asks(round, question) or self.name not in self._boards()[:BOARDS]:
             raise Refused(peer, Reason.PROTOCOL, "this site is not the board of a roll call")
         with self._lock:
@@ -880,7 +990,7 @@ class Site:
 
     def _receive_notice(self, peer: str, data: bytes) -> None:
         round = self.talks.round
-        told, question = admission.admit_notice(data, peer, self._others, round, self.limits)
+        told, question = admission.admit_notice(data, peer, self._others, round, self.limits, self.sender_id)
         if not self._asks(round, question) or peer not in self._boards()[:BOARDS]:
             raise Refused(peer, Reason.PROTOCOL, "it is not the board of a roll call")
         with self._lock:
@@ -892,6 +1002,15 @@ class Site:
     def _asks(self, round: int, question: int) -> bool:
         """Whether there is such a question before a round."""
         return self._by_peers and question in range(self._peer.questions(round, self.agreement.rounds))
+
+    def _receive_head(self, peer: str, data: bytes) -> None:
+        """What a partner knows of this site's own log: if this site signed it, its log must have it."""
+        rows, digest, signature, round = admission.admit_head(data, peer, self._others, self.sender_id)
+        self._log(peer, "head", len(data), "the head of our log, as it knows it", sent=False)
+        head = Head(self.name, rows, round, digest, signature)
+        if self.signer is not None and audit.contradicts(self.store, head, self.signer):
+            self._contradicted = True
+            self.decided(f"our log is not the one that {peer} knows: it had {rows} rows in round {round}")
 
     def _receive_weights(self, peer: str, data: bytes) -> bytes:
         round = self.talks.round
@@ -912,6 +1031,11 @@ class Site:
         return parcel
 
     # Inside
+
+    @property
+    def _id(self) -> int:
+        """The number by which this site's messages name their sender."""
+        return self.sender_id(self.name)
 
     @property
     def _others(self) -> frozenset[str]:
@@ -1019,14 +1143,16 @@ class Site:
         """
         saying: Message | None = message
         while saying is not None:
-            data = pack_message(saying, center_id(self.name))
+            data = pack_message(saying, self._id)
             repeats = self.patience.repeats if saying.kind is Kind.PROPOSE else 0
             reply = self._carry(peer, "message", data, _words(saying), repeats, round)
             saying = self._answered(peer, saying, reply) if reply else None
 
     def _answered(self, peer: str, said: Message, reply: bytes) -> Message | None:
         """What to say next, after a peer's answer to what was said; or refused, if that is none."""
-        answer = admission.admit_message(reply, peer, self._others, self.talks.round, self.limits)
+        answer = admission.admit_message(
+            reply, peer, self._others, self.talks.round, self.limits, self.sender_id
+        )
         fits = answer.round == said.round and answer.kind in _ANSWERED_BY.get(said.kind, ())
         if answer.kind is Kind.PROPOSE:  # two proposals have crossed: that of the smaller name stands
             fits = fits and peer < self.name
@@ -1079,9 +1205,7 @@ class Site:
 
     def _accept_weights(self, peer: str, data: bytes, round: int) -> None:
         mutual = self.method.kind == "mutual"
-        note = b""
-        if self._peer.noted:
-            data, note = data[:-CONTROL_MESSAGE], data[-CONTROL_MESSAGE:]
+        data, note, head = self._parts(data)
         weights = admission.admit_weights(
             data,
             peer,
@@ -1090,6 +1214,7 @@ class Site:
             self.codec,
             self.shared,
             self.limits,
+            self.sender_id,
         )
         value = admission.admit_note(note, peer, round) if self._peer.noted else 0.0
         arrived = torch.from_numpy(weights) + self.base
@@ -1099,6 +1224,10 @@ class Site:
         self._log(peer, "weights", len(data), f"its shared layers, partner of round {round}", sent=False)
         if note:
             self._log(peer, "note", len(note), f"its number beside: {value:g}", sent=False)
+        if head:
+            rows, digest, signature, at = admission.admit_head(head, peer, self._others, self.sender_id)
+            self.store.keep_head(Head(peer, rows, at, digest, signature))
+            self._log(peer, "head", len(head), f"the head of its log: {rows} rows", sent=False)
 
     def _check_distance(self, peer: str, arrived: Tensor, own: NDArray[np.float32]) -> None:
         """Refuse a model that is much farther from the common start than this site's own (shared,)."""
@@ -1117,11 +1246,14 @@ class Site:
 
     def _log_parcel(self, peer: str, data: bytes, round: int, again: str = "") -> None:
         """Write down weights that leave, and the note with them."""
-        note = CONTROL_MESSAGE * self._peer.noted
-        why = f"shared layers of our model, for our partner of round {round}{again}"
-        self._log(peer, "weights", len(data) - note, why)
+        weights, note, head = (len(part) for part in self._parts(data))
+        rows = [("weights", weights, f"shared layers of our model, for our partner of round {round}{again}")]
         if note:
-            self._log(peer, "note", note, f"the number beside them in round {round}{again}")
+            rows.append(("note", note, f"the number beside them in round {round}{again}"))
+        if head:
+            rows.append(("head", head, f"the head of our log in round {round}{again}"))
+        at = self._stamp()
+        self.store.log(*(Entry(at, self.talks.round, peer, True, *row) for row in rows))
 
     def _within_rate(self, peer: str) -> None:
         with self._lock:

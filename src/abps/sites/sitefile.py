@@ -16,7 +16,8 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.table import own_table
+from abps.data.label import BinaryLabel
+from abps.data.table import own_outcome, own_table
 from abps.sites.journal import Journal
 from abps.sites.policy import Policy
 from abps.sites.signing import signer
@@ -74,7 +75,7 @@ class SiteFile:
     imported.
     watch: what may be seen while it runs, on this machine.
     another_table: whether the table may be another than in earlier jobs of a study.
-    policy: what any study may ask of this site.
+    policy: what any study may ask of this site.  positive: the label's value that is the event.
     """
 
     site: str
@@ -89,6 +90,7 @@ class SiteFile:
     allow: tuple[str, ...] = ()
     another_table: bool = False
     policy: Policy = field(default_factory=Policy)
+    positive: str | None = None
     watch: Watch = field(default_factory=Watch)
 
     def write(self, folder: Path) -> Path:
@@ -107,7 +109,13 @@ class SiteFile:
 
     def read_table(self, book: Codebook | None = None) -> Federation:
         """The site's table, as a federation of one."""
-        return own_table(self.table, self.site, self.label, self.patient, self.time, self.drop, book)
+        return own_table(
+            self.table, self.site, self.label, self.patient, self.time, self.drop, book, self.positive
+        )
+
+    def outcome(self) -> BinaryLabel:
+        """Which values of the label are the event."""
+        return own_outcome(self.table, self.label, self.positive)
 
 
 def safe_name(study: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from abps import files
+from abps.sites.audit import RESTORED, heads_json
 from abps.sites.store import Entry, Store
 
 
@@ -60,7 +61,7 @@ def summary_at(path: Path) -> dict[str, Any]:
 
 def sentence(entry: Entry) -> str:
     """One line of the audit log: when, what, to whom, how many bytes, why."""
-    if entry.kind == "decision":
+    if entry.kind in ("decision", RESTORED):
         return f"{entry.at}  round {entry.round}: {entry.why}"
     way = f"sent {entry.bytes:,} bytes to" if entry.sent else f"received {entry.bytes:,} bytes from"
     return f"{entry.at}  round {entry.round}: {way} {entry.peer}: {entry.why}"
@@ -69,7 +70,9 @@ def sentence(entry: Entry) -> str:
 def export(store: Store, out: Path) -> list[Path]:
     """Write what the store holds as files that anybody can read. Returns them."""
     folder = files.folder(out)
-    written = [folder / name for name in ("audit.txt", "audit.csv", "rounds.csv", "status.json")]
+    written = [
+        folder / name for name in ("audit.txt", "audit.csv", "rounds.csv", "status.json", "heads.json")
+    ]
     entries = store.traffic()
     files.write_text(written[0], "".join(f"{sentence(entry)}\n" for entry in entries))
     _table(
@@ -93,6 +96,7 @@ def export(store: Store, out: Path) -> list[Path]:
         ],
     )
     files.write_json(written[3], summary(store))
+    files.write_json(written[4], heads_json(store))
     for which in ("current", "best"):
         weights = store.model(which)
         if weights is not None:

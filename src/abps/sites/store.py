@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from abps import files
 from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
+from abps.sites import chain
 
 try:
     import fcntl
@@ -86,7 +87,24 @@ MIGRATIONS: tuple[str, ...] = (
         digest BLOB NOT NULL
     );
     """,
+    # The log as a chain of digests: of every row and all before it. The site's own signed heads of it, and
+    # the heads of partners' logs as they told them. What was put aside into files, and its sums.
+    """
+    ALTER TABLE traffic ADD COLUMN chain BLOB;
+    CREATE TABLE head (
+        site TEXT NOT NULL, rows INTEGER NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL,
+        signature BLOB NOT NULL, PRIMARY KEY (site, rows)
+    ) WITHOUT ROWID;
+    CREATE TABLE aside (
+        file TEXT PRIMARY KEY, rows INTEGER NOT NULL, chain BLOB NOT NULL, sums TEXT NOT NULL
+    ) WITHOUT ROWID;
+    """,
 )
+
+#: A log with more rows than this puts those of finished rounds aside, into files beside the store.
+MOST_ROWS = 100_000
+
+_COLUMNS = "at, round, peer, sent, kind, bytes, why"
 
 
 @dataclass(frozen=True)
@@ -125,9 +143,20 @@ class Entry:
     round: int
     peer: str
     sent: bool
-    kind: str  # weights, message, vector, alarm, request, note, answer or notice
+    kind: str  # weights, message, vector, alarm, request, note, answer, notice, head, told or decision
     bytes: int
     why: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """A log as its owner stood for it: how many rows, the digest of the last, the owner's signature."""
+
+    site: str
+    rows: int
+    round: int
+    digest: bytes
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +223,7 @@ class Store:
             raise
         try:
             store._check(site, agreement)
+            store._chain_old()
         except BaseException:
             store.close()
             raise
@@ -302,18 +332,67 @@ class Store:
         return {number: frozenset(peers) for number, peers in found.items()}
 
     def traffic(self, round: int | None = None) -> list[Entry]:
-        """Every payload (of a round), in the order it was written down."""
+        """Every payload (of a round that was not put aside), in the order it was written down."""
         which = "1" if round is None else f"round = {int(round)}"
-        rows = self._rows(
-            f"SELECT at, round, peer, sent, kind, bytes, why FROM traffic WHERE {which} ORDER BY number"
-        )
+        rows = self._rows(f"SELECT {_COLUMNS} FROM traffic WHERE {which} ORDER BY number")
+        old = [row[1:-1] for row in self._aside()] if round is None else []
         return [
-            Entry(at, r, peer, bool(sent), kind, size, why) for at, r, peer, sent, kind, size, why in rows
+            Entry(at, r, peer, bool(sent), kind, size, why)
+            for at, r, peer, sent, kind, size, why in (*old, *rows)
         ]
 
     def sent_bytes(self) -> dict[str, int]:
         """Bytes sent so far, by kind."""
-        return dict(self._rows("SELECT kind, SUM(bytes) FROM traffic WHERE sent GROUP BY kind ORDER BY kind"))
+        found = dict(self._rows("SELECT kind, SUM(bytes) FROM traffic WHERE sent GROUP BY kind"))
+        for sums in self._sums():
+            for kind, size in sums["sent"].items():
+                found[kind] = found.get(kind, 0) + size
+        return dict(sorted(found.items()))
+
+    def links(self) -> int:
+        """How many times weights went to or came from a peer: once for each peer and round."""
+        ((count,),) = self._rows(
+            "SELECT COUNT(*) FROM (SELECT DISTINCT round, peer FROM traffic WHERE kind = 'weights')"
+        )
+        return int(count) + sum(int(sums["links"]) for sums in self._sums())
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights that left or came."""
+        ((size,),) = self._rows("SELECT COALESCE(SUM(bytes), 0) FROM traffic WHERE kind = 'weights'")
+        return int(size) + sum(int(sums["weights"]) for sums in self._sums())
+
+    def log_rows(self) -> Iterator[tuple[Any, ...]]:
+        """The log as it lies there: number, the columns of an entry, and the digest; oldest first."""
+        yield from self._aside()
+        yield from self._rows(f"SELECT number, {_COLUMNS}, chain FROM traffic ORDER BY number")
+
+    def log_start(self) -> bytes:
+        """What the chain of this log begins with."""
+        facts = self.facts()
+        return chain.digest(chain.canonical(["abps.audit/1", facts["site"], facts["agreement"]]))
+
+    def log_head(self) -> tuple[int, bytes]:
+        """How many rows the log has, and the digest of the last."""
+        with self._lock, _refusing(self.path):
+            return self._head(self._db)
+
+    def heads(self, site: str | None = None) -> list[Head]:
+        """The signed heads of logs (of one site's), oldest first."""
+        which, values = ("1", ()) if site is None else ("site = ?", (site,))
+        rows = self._rows(
+            f"SELECT site, rows, round, digest, signature FROM head WHERE {which} ORDER BY site, rows",
+            *values,
+        )
+        return [Head(*row) for row in rows]
+
+    def digest_at(self, number: int) -> bytes | None:
+        """The digest of a row of the log, or none if there is no such row."""
+        if number == 0:
+            return self.log_start()
+        rows = self._rows("SELECT chain FROM traffic WHERE number = ?", number)
+        if rows:
+            return bytes(rows[0][0])
+        return next((bytes(row[-1]) for row in self._aside() if row[0] == number), None)
 
     def refusals(self) -> dict[tuple[str, str], int]:
         """How often each peer's messages were refused, by reason."""
@@ -365,13 +444,58 @@ class Store:
             db.executemany("INSERT INTO promise VALUES (?, ?, ?, ?, ?)", rows)
 
     def log(self, *entries: Entry) -> None:
-        """Write down payloads; a payload that leaves is written down before it does."""
-        rows = [(e.at, e.round, e.peer, int(e.sent), e.kind, e.bytes, e.why) for e in entries]
+        """Write down payloads.
+
+        What leaves is on disk before it does; what came, and the sixteen bytes of a negotiation, which tell
+        nothing of patients, are with the next that does, at the latest at the end of the round.
+        """
+        with self._change(power=any(e.sent and e.kind != "message" for e in entries)) as db:
+            number, digest = self._head(db)
+            for e in entries:
+                number += 1
+                row = (number, e.at, e.round, e.peer, int(e.sent), e.kind, e.bytes, e.why)
+                digest = chain.link(digest, row)
+                db.execute(
+                    f"INSERT INTO traffic (number, {_COLUMNS}, chain) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*row, digest),
+                )
+
+    def keep_head(self, head: Head) -> None:
+        """Keep a signed head: the site's own, or what a partner says of its log."""
         with self._change(power=False) as db:
-            db.executemany(
-                "INSERT INTO traffic (at, round, peer, sent, kind, bytes, why) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                rows,
+            db.execute(
+                "INSERT OR IGNORE INTO head VALUES (?, ?, ?, ?, ?)",
+                (head.site, head.rows, head.round, head.digest, head.signature),
             )
+
+    def put_aside(self, most: int = MOST_ROWS) -> Path | None:
+        """Move the log's rows of finished rounds into a file beside the store, if there are too many."""
+        ((count,),) = self._rows("SELECT COUNT(*) FROM traffic")
+        if count <= most:
+            return None
+        ((last,),) = self._rows("SELECT MAX(number) FROM traffic WHERE round < ?", self.round)
+        if last is None:
+            return None
+        rows = self._rows(
+            f"SELECT number, {_COLUMNS}, chain FROM traffic WHERE number <= ? ORDER BY number", last
+        )
+        ((before,),) = self._rows("SELECT COUNT(*) FROM aside")
+        path = self.path.with_name(f"{self.path.stem}.audit-{before + 1:04}.jsonl")
+        text = "".join(
+            json.dumps([*row[:-1], bytes(row[-1]).hex()], ensure_ascii=False) + "\n" for row in rows
+        )
+        files.write_text(path, text)
+        sent: dict[str, int] = {}
+        for row in rows:
+            if row[4]:
+                sent[row[5]] = sent.get(row[5], 0) + row[6]
+        weights = [row for row in rows if row[5] == "weights"]
+        links = {(row[2], row[3]) for row in weights}
+        sums = json.dumps({"sent": sent, "links": len(links), "weights": sum(row[6] for row in weights)})
+        with self._change() as db:
+            db.execute("INSERT INTO aside VALUES (?, ?, ?, ?)", (path.name, last, bytes(rows[-1][-1]), sums))
+            db.execute("DELETE FROM traffic WHERE number <= ?", (last,))
+        return path
 
     def refused(self, peer: str, reason: str, detail: str) -> None:
         """Count a refused message against its sender."""
@@ -457,6 +581,44 @@ class Store:
 
     def _digest(self) -> str:
         return _digest(self._db)
+
+    def _head(self, db: sqlite3.Connection) -> tuple[int, bytes]:
+        for query in (
+            "SELECT number, chain FROM traffic ORDER BY number DESC LIMIT 1",
+            "SELECT rows, chain FROM aside ORDER BY rows DESC LIMIT 1",
+        ):
+            for number, digest in db.execute(query):
+                return int(number), bytes(digest)
+        return 0, self.log_start()
+
+    def _aside(self) -> Iterator[tuple[Any, ...]]:
+        """The rows that were put aside, oldest first."""
+        for (name,) in self._rows("SELECT file FROM aside ORDER BY rows"):
+            path = self.path.with_name(name)
+            if not path.is_file():
+                raise RequestError(f"{path} is missing: rows of the log were put aside there; bring it back")
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    *row, digest = json.loads(line)
+                    yield (*row, bytes.fromhex(digest))
+                except ValueError as error:
+                    raise RequestError(
+                        f"{path} is damaged ({error}); bring back the file as it was"
+                    ) from error
+
+    def _sums(self) -> list[dict[str, Any]]:
+        return [json.loads(sums) for (sums,) in self._rows("SELECT sums FROM aside")]
+
+    def _chain_old(self) -> None:
+        """Chain the rows of a store that an older version wrote; from now on they are fixed."""
+        if not self._rows("SELECT 1 FROM traffic WHERE chain IS NULL LIMIT 1"):
+            return
+        digest, links = self.log_start(), []
+        for number, *row, _ in self._rows(f"SELECT number, {_COLUMNS}, chain FROM traffic ORDER BY number"):
+            digest = chain.link(digest, (number, *row))
+            links.append((digest, number))
+        with self._change() as db:
+            db.executemany("UPDATE traffic SET chain = ? WHERE number = ?", links)
 
 
 def _digest(db: sqlite3.Connection) -> str:

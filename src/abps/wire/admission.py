@@ -24,6 +24,7 @@ from abps.wire.messages import (
     MessageError,
     unpack_alarm,
     unpack_answer,
+    unpack_head,
     unpack_message,
     unpack_note,
     unpack_notice,
@@ -121,12 +122,23 @@ def meter(limits: Limits, now: float) -> Meter:
     return Meter(float(limits.burst), now)
 
 
-def admit_message(data: bytes, peer: str, members: Collection[str], round: int, limits: Limits) -> Message:
+#: The number by which a peer's messages must name their sender.
+SenderId = Callable[[str], int]
+
+
+def admit_message(
+    data: bytes,
+    peer: str,
+    members: Collection[str],
+    round: int,
+    limits: Limits,
+    sender_id: SenderId = center_id,
+) -> Message:
     """A message of the matching protocol from a member, of this round or an earlier one."""
     _is_member(peer, members)
     with _readable(peer):
         message, sender = unpack_message(data)
-    _sent_by(peer, sender)
+    _sent_by(peer, sender, sender_id)
     if not max(1, round - limits.rounds_back) <= message.round <= round:
         raise Refused(peer, Reason.ROUND, f"round {message.round}, here it is {round}")
     return message
@@ -140,6 +152,7 @@ def admit_weights(
     codec: Codec,
     count: int,
     limits: Limits,
+    sender_id: SenderId = center_id,
 ) -> NDArray[np.float32]:
     """(count,) the weights of a partner's frame for this round."""
     if peer not in partners:
@@ -151,7 +164,7 @@ def admit_weights(
         frame = unpack(data)
     except FrameError as error:
         raise Refused(peer, Reason.MALFORMED, str(error)) from error
-    _sent_by(peer, frame.sender)
+    _sent_by(peer, frame.sender, sender_id)
     if frame.round != round:
         raise Refused(peer, Reason.ROUND, f"round {frame.round}, here it is {round}")
     if frame.codec != codec.name:
@@ -193,13 +206,17 @@ def plausible(names: tuple[str, ...]) -> tuple[Range, ...]:
 
 
 def admit_vector(
-    data: bytes, peer: str, members: Collection[str], names: tuple[str, ...]
+    data: bytes,
+    peer: str,
+    members: Collection[str],
+    names: tuple[str, ...],
+    sender_id: SenderId = center_id,
 ) -> NDArray[np.float64]:
     """(k,) a member's metadata vector, every entry within its plausible range."""
     _is_member(peer, members)
     with _readable(peer):
         vector, _, sender = unpack_vector(data)
-    _sent_by(peer, sender)
+    _sent_by(peer, sender, sender_id)
     if len(vector) != len(names):
         raise Refused(peer, Reason.SHAPE, f"{len(vector)} entries, expected {len(names)}")
     for name, value, allowed in zip(names, vector.tolist(), plausible(names)):
@@ -213,25 +230,40 @@ def admit_vector(
     return vector
 
 
-def admit_alarm(data: bytes, peer: str, members: Collection[str], rounds: int) -> int:
+def admit_alarm(
+    data: bytes, peer: str, members: Collection[str], rounds: int, sender_id: SenderId = center_id
+) -> int:
     """The round in which a member raised its alarm, one of the study's ``rounds``."""
     _is_member(peer, members)
     with _readable(peer):
         round, sender = unpack_alarm(data)
-    _sent_by(peer, sender)
+    _sent_by(peer, sender, sender_id)
     if not 1 <= round <= rounds:
         raise Refused(peer, Reason.ROUND, f"an alarm of round {round}, the study has {rounds}")
     return round
 
 
-def admit_request(data: bytes, peer: str, members: Collection[str], round: int) -> None:
+def admit_request(
+    data: bytes, peer: str, members: Collection[str], round: int, sender_id: SenderId = center_id
+) -> None:
     """A member's wish to hear this center in this round."""
     _is_member(peer, members)
     with _readable(peer):
         wanted, sender = unpack_request(data)
-    _sent_by(peer, sender)
+    _sent_by(peer, sender, sender_id)
     if wanted != round:
         raise Refused(peer, Reason.ROUND, f"a request in round {wanted}, here it is {round}")
+
+
+def admit_head(
+    data: bytes, peer: str, members: Collection[str], sender_id: SenderId
+) -> tuple[int, bytes, bytes, int]:
+    """The head of a log that a member tells: rows, digest, signature and round. It does not say whose."""
+    _is_member(peer, members)
+    with _readable(peer):
+        rows, digest, signature, round, sender = unpack_head(data)
+    _sent_by(peer, sender, sender_id)
+    return rows, digest, signature, round
 
 
 def admit_note(data: bytes, peer: str, round: int) -> float:
@@ -244,17 +276,27 @@ def admit_note(data: bytes, peer: str, round: int) -> float:
 
 
 def admit_answer(
-    data: bytes, peer: str, members: Collection[str], round: int, limits: Limits
+    data: bytes,
+    peer: str,
+    members: Collection[str],
+    round: int,
+    limits: Limits,
+    sender_id: SenderId = center_id,
 ) -> tuple[bytes, int]:
     """What a member answers to a roll call of this round, and to which question."""
-    return _admit_said(data, peer, members, round, limits, unpack_answer)
+    return _admit_said(data, peer, members, round, limits, sender_id, unpack_answer)
 
 
 def admit_notice(
-    data: bytes, peer: str, members: Collection[str], round: int, limits: Limits
+    data: bytes,
+    peer: str,
+    members: Collection[str],
+    round: int,
+    limits: Limits,
+    sender_id: SenderId = center_id,
 ) -> tuple[bytes, int]:
     """What the board of this round tells, and after which question."""
-    return _admit_said(data, peer, members, round, limits, unpack_notice)
+    return _admit_said(data, peer, members, round, limits, sender_id, unpack_notice)
 
 
 def _admit_said(
@@ -263,6 +305,7 @@ def _admit_said(
     members: Collection[str],
     round: int,
     limits: Limits,
+    sender_id: SenderId,
     unpacked: Callable[[bytes], tuple[bytes, int, int, int]],
 ) -> tuple[bytes, int]:
     _is_member(peer, members)
@@ -270,7 +313,7 @@ def _admit_said(
         raise Refused(peer, Reason.SIZE, f"{len(data)} bytes, at most {limits.said}")
     with _readable(peer):
         said, told, question, sender = unpacked(data)
-    _sent_by(peer, sender)
+    _sent_by(peer, sender, sender_id)
     if told != round:
         raise Refused(peer, Reason.ROUND, f"said in round {told}, here it is {round}")
     return said, question
@@ -291,7 +334,7 @@ def _readable(peer: str) -> Iterator[None]:
         raise Refused(peer, Reason.MALFORMED, str(error)) from error
 
 
-def _sent_by(peer: str, sender: int) -> None:
-    """The claimed sender must be the one that the channel authenticated."""
-    if sender != center_id(peer):
-        raise Refused(peer, Reason.SENDER, f"it speaks for another center ({sender:#x})")
+def _sent_by(peer: str, sender: int, sender_id: SenderId) -> None:
+    """The claimed sender must be the one that the channel authenticated, in this study and job."""
+    if sender != sender_id(peer):
+        raise Refused(peer, Reason.SENDER, f"it speaks for another center, study or job ({sender:#x})")

@@ -14,6 +14,8 @@ it was raised in. A request for weights is one of kind ``REQUEST``. A note, whic
 kind ``NOTE`` that has a number (float64) in the place of the sender. What a roll call takes, an answer to the
 board or the board's notice, is one of kind ``ANSWER`` or ``NOTICE`` whose reason is the number of the
 question, followed by what was said.
+The head of a log is one of kind ``HEAD`` whose attempt is the length of its signature, followed by the number
+of rows (u64), a digest (32 bytes) and the signature.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ _REQUEST = 34
 _NOTE = 35
 _ANSWER = 36
 _NOTICE = 37
+_HEAD = 38
 _REASONS = (
     "", "full", "declined", "filtered", "busy", "sealed", "crossed", "unreachable", "released",
 )  # fmt: skip
@@ -166,3 +169,29 @@ def _unpack_said(data: bytes, kind: int, what: str) -> tuple[bytes, int, int, in
     if (number, attempt) != (kind, 0):
         raise MessageError(f"kind {number} is not {what}")
     return data[CONTROL_MESSAGE:], round, question, sender
+
+
+#: The longest signature of a head.
+LONGEST_SIGNATURE = 1024
+
+_HEAD_BODY = struct.Struct("<Q32s")
+
+
+def pack_head(rows: int, digest: bytes, signature: bytes, round: int, sender: int) -> bytes:
+    """The signed head of a log: how many rows it has, and the digest of the last."""
+    head = _LAYOUT.pack(_HEAD, 0, len(signature), round, sender)
+    return head + _HEAD_BODY.pack(rows, digest) + signature
+
+
+def unpack_head(data: bytes) -> tuple[int, bytes, bytes, int, int]:
+    """Rows, digest, signature, round, and the number that the sender claims; or :class:`MessageError`."""
+    least = CONTROL_MESSAGE + _HEAD_BODY.size
+    if len(data) < least:
+        raise MessageError(f"{len(data)} bytes are shorter than a head of {least}")
+    number, reason, length, round, sender = _LAYOUT.unpack_from(data)
+    if (number, reason) != (_HEAD, 0):
+        raise MessageError(f"kind {number} is not a head")
+    if length > LONGEST_SIGNATURE or len(data) != least + length:
+        raise MessageError(f"{len(data)} bytes for a head with a signature of {length}")
+    rows, digest = _HEAD_BODY.unpack_from(data, CONTROL_MESSAGE)
+    return rows, digest, data[least:], round, sender

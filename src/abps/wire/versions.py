@@ -9,17 +9,38 @@ know. A site may refuse to speak an old one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Callable, Iterable
+
+from abps.core.streams import center_id
 
 #: (major, minor)
 NEWEST = (1, 1)
 
 Version = tuple[int, int]
 
+#: What is spoken by a site that does not say what it speaks.
+OLDEST = (1, 0)
+
 
 def spoken(known: Iterable[Version]) -> Version:
     """The version of a job between sites of one major version that know these."""
     return min([NEWEST, *known])
+
+
+def sender_ids(version: Version, study: str, job: str) -> Callable[[str], int]:
+    """The number by which a site's messages name their sender: its stream number, or bound to study and job.
+
+    What is bound to a study and a job cannot be passed off as part of another.
+    """
+    if version < (1, 1):
+        return center_id
+
+    def bound(name: str) -> int:
+        text = "\0".join((study, job, name)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+    return bound
 
 
 def fits(version: Version) -> bool:

@@ -88,6 +88,7 @@ class FlareSite:
 
     _board: Board | None = None
     _known: Known | None = None
+    _job = ""
     _round = 0
 
     @collab.init
@@ -95,6 +96,7 @@ class FlareSite:
         """Remember the lines to the others; everything that can fail comes later."""
         self._name: str = collab.site_name
         self._local = Path(collab.workspace.get_site_config_dir())
+        self._job = str(collab.fl_ctx.get_job_id())
         self._peers = {proxy.name: proxy for proxy in collab.other_clients}
         cell = collab.fl_ctx.get_engine().get_cell().core_cell
         self._secure: bool = cell.supports_secure_messages()
@@ -263,6 +265,8 @@ class FlareSite:
                 consent=consent,
                 # What protects patients must not follow from a seed that all know.
                 secret=secrets.randbits(62) if agreement.book.floor else 0,
+                signer=journal.signer,
+                job=self._job,
             )
             site.decided(f"{approval.what} by {approval.facts['by']} on {approval.at}")
         except BaseException:
@@ -331,7 +335,8 @@ class FlareConductor:
         from abps.sites.conductor import Conductor, Seconds
         from abps.sites.proposal import Signed
 
-        folder = Path(collab.workspace.get_result_root(collab.fl_ctx.get_job_id()))
+        job = str(collab.fl_ctx.get_job_id())
+        folder = Path(collab.workspace.get_result_root(job))
         seconds = Seconds(self.sign_seconds, self.work_seconds, self.talk_seconds, self.poll_seconds)
         try:
             proposal = Signed.from_json(json.loads(self.proposal)).proposal
@@ -343,7 +348,7 @@ class FlareConductor:
             known = Known(Path(collab.workspace.get_root_dir()))
             conductor = Conductor(
                 line, proposal.agreement, self.rounds, seconds, log.info, memory, board.say,
-                lambda: (known.text, frozenset(known.now.expelled)),
+                lambda: (known.text, frozenset(known.now.expelled)), job,
             )  # fmt: skip
             report = conductor.run(sorted(proposal.members or line.sites))
             board.say(report.rounds[-1].round if report.rounds else 0, "done")

@@ -1,0 +1,70 @@
+"""``abps site preview``: every value that would leave a site, before it does."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from abps import files
+from abps.cli import options
+from abps.cli.site_options import Kit, own_file, say
+from abps.core.errors import RequestError
+
+
+def register(site: typer.Typer) -> None:
+    """Add the command."""
+    site.command("preview")(preview)
+
+
+def preview(
+    kit: Kit,
+    study: Annotated[
+        str | None, typer.Argument(help="A study that was proposed (default: what init would share).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all values into this CSV file.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show every value that would leave this site in a study, to whom, and whether the relay can read it.
+
+    Nothing is sent. The values are computed from the site's own table by the functions that the study uses;
+    of weights, which come of training, their number and bytes are told. Without a study: the codebook.
+
+    Example: abps site preview kits/north icu --out leaving.csv
+    """
+    from abps.sites import consent
+    from abps.sites import preview as values
+
+    own = own_file(kit)
+    if study is None:
+        found = values.codebook_values(values.codebook_of(own))
+    else:
+        known = consent.pending(Path(own.store), own.journal(kit), study)
+        if not known:
+            raise RequestError(f"no proposal of a study {study!r} has arrived at {own.site}")
+        found = values.preview(own, known[-1].proposal)
+    if out is not None:
+        with files.replacing(out) as part, part.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(asdict(found[0])))
+            writer.writeheader()
+            writer.writerows(_plain(asdict(value)) for value in found)
+    if as_json:
+        typer.echo(json.dumps([asdict(value) for value in found]))
+        return
+    table = Table("what", "name", "value", "when", "to", "relay reads it")
+    for v in found:
+        shown = f"{v.value:.6g}" if isinstance(v.value, float) else v.value
+        table.add_row(v.what, v.name, shown, v.when, v.to, "yes" if v.clear else "no")
+    options.terminal().print(table)
+    if out is not None:
+        say(f"wrote {out}")
+
+
+def _plain(row: dict[str, object]) -> dict[str, object]:
+    """A row whose text no spreadsheet takes for a formula."""
+    return {k: f"'{v}" if isinstance(v, str) and v[:1] in "=+-@\t\r" else v for k, v in row.items()}

@@ -1,0 +1,85 @@
+"""What would leave a site in a study, value by value, before anything does.
+
+The values are computed by the functions that the study itself uses (:mod:`abps.methods.leaving`), from the
+site's own table and the proposal as it arrived; nothing is sent, and nothing is written into the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from abps.data.codebook import Codebook
+from abps.data.prepare import codebook
+from abps.methods.leaving import leaving
+from abps.privacy.small_counts import FLOOR
+from abps.sites.agreement import Agreement
+from abps.sites.excuses import Excuse
+from abps.sites.proposal import Proposal
+from abps.sites.sitefile import SiteFile
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """One value.  to: who receives it.  clear: whether the relay can read it."""
+
+    what: str
+    name: str
+    value: str | float
+    when: str
+    to: str
+    clear: bool
+
+
+#: Who receives what, and whether the relay can read it.
+_TO = {
+    "codebook": ("the operator and every member", True),
+    "statistics": ("the operator", True),
+    "metadata": ("every member", False),
+    "weights": ("partners of the round", False),
+    "scores": ("the board of the round, one of the members", False),
+}
+
+
+def preview(own: SiteFile, proposal: Proposal) -> list[Leaving]:
+    """Everything that this site would tell anybody in a study."""
+    if proposal.agreement is None:
+        return codebook_values(codebook_of(own))
+    agreement = proposal.agreement.admitted(own.allow)
+    method = agreement.config()
+    table = own.read_table(agreement.book)
+    star = method.kind == "star"
+    found = []
+    for value in leaving(method, table, agreement.book, agreement.seed):
+        to, clear = ("the server of the study", True) if star else _TO[value.what]
+        found.append(Leaving(value.what, value.name, value.value, value.when, to, clear))
+    rows = agreement.prepare(table).train.sizes[0]
+    return [*found, *_conductor(int(rows), star, agreement)]
+
+
+def _conductor(rows: int, star: bool, agreement: Agreement) -> list[Leaving]:
+    """What the conductor is told, which stands at the relay."""
+    to, clear = "the conductor", True
+    named: Sequence[tuple[str, str | float, str]] = (
+        ("training rows", float(rows), "once per job"),
+        ("finished rounds, digest of the agreement, version", agreement.digest(), "once per job"),
+        ("validation AUROC of the model", "as it comes out", "every round"),
+        ("bytes and number of partners", "as they come out", "every round"),
+        ("why this site takes no part, if so", f"one of: {', '.join(Excuse)}", "when it happens"),
+    )
+    return [Leaving("told", name, value, when, to, clear) for name, value, when in named]
+
+
+def codebook_of(own: SiteFile) -> Codebook:
+    """The codebook that this site would share: no level of fewer patients than its policy's floor."""
+    outcome = own.outcome()
+    book = codebook(own.read_table(), seed=0, floor=max(FLOOR, own.policy.floor))
+    return replace(book, events=outcome.events, others=outcome.others)
+
+
+def codebook_values(book: Codebook) -> list[Leaving]:
+    """A codebook, value by value."""
+    to, clear = _TO["codebook"]
+    words = [(word, "the event") for word in book.events] + [(word, "not the event") for word in book.others]
+    found = [(c.name, c.kind) for c in book.columns] + [(f"outcome {word}", what) for word, what in words]
+    return [Leaving("codebook", name, value, "once", to, clear) for name, value in found]

@@ -1,0 +1,356 @@
+"""A log that can be believed: a deleted, changed or reordered row is found, also by what partners know."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+
+from abps import files
+from abps.cli.main import main
+from abps.core.errors import RequestError
+from abps.core.protocol import Kind, Message
+from abps.sites import audit, backup
+from abps.sites.conductor import Conductor, Seconds
+from abps.sites.loopback import Memory
+from abps.sites.signing import Signer
+from abps.sites.sitefile import SiteFile
+from abps.sites.store import MIGRATIONS, Entry, Store
+from abps.wire import admission
+from abps.wire.frames import pack
+from abps.wire.messages import pack_head, pack_message
+
+from .network import close, open_site
+
+QUICK = Seconds(poll=0.0)
+
+
+def made(name: str) -> Signer:
+    """A key with a certificate that says whose it is."""
+    key = rsa.generate_private_key(65537, 2048)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    day = datetime.datetime(2026, 1, 1)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(day)
+        .not_valid_after(day + datetime.timedelta(days=3650))
+        .sign(key, hashes.SHA256())
+    )
+    return Signer(key, certificate.public_bytes(serialization.Encoding.PEM))
+
+
+@pytest.fixture(scope="module")
+def keys(four):
+    return {name: made(name) for name in four.names}
+
+
+def job(four, keys, folder, rounds, study_rounds=6, network=None, **more):
+    """Some rounds between sites that stand for their logs."""
+    agreement = four.agreement("abps-pq-k1", rounds=study_rounds)
+    network = network or Memory()
+    for name in four.names:
+        open_site(four, name, agreement, folder, network, signer=keys[name], **more)
+    try:
+        return Conductor(network, agreement, rounds, QUICK).run(four.names), network
+    finally:
+        close(network)
+
+
+@pytest.fixture(scope="module")
+def done(four, keys, tmp_path_factory):
+    """The stores of four sites after two rounds."""
+    folder = tmp_path_factory.mktemp("audited")
+    report, network = job(four, keys, folder, 2)
+    assert len(report.rounds) == 2
+    return folder, network
+
+
+@pytest.fixture
+def stores(done, tmp_path):
+    for path in done[0].glob("*.sqlite"):
+        shutil.copy(path, tmp_path / path.name)
+    return tmp_path
+
+
+def looked(folder, name, signer, witnesses=()):
+    with closing(Store.look(folder / f"{name}.sqlite")) as store:
+        return audit.verify(store, signer, witnesses)
+
+
+def held_by_others(four, folder, name):
+    """What the partners of a site know of its log."""
+    found = []
+    for other in four.names:
+        with closing(Store.look(folder / f"{other}.sqlite")) as store:
+            found += store.heads(name) if other != name else []
+    return found
+
+
+def test_a_log_in_order_is_believed_by_itself_and_by_partners(four, keys, stores):
+    for name in four.names:
+        held = held_by_others(four, stores, name)
+        found = looked(stores, name, keys[name], held)
+        assert found.faults == () and found.rows > 15 and found.heads >= 1
+        assert found.witnessed == len(held)
+    assert sum(len(held_by_others(four, stores, name)) for name in four.names) >= 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("DELETE FROM traffic WHERE number = 7", "row 7 of the log is missing"),
+        ("UPDATE traffic SET bytes = bytes - 1 WHERE number = 7", "row 7 of the log was changed"),
+        ("UPDATE traffic SET peer = 'nobody' WHERE number = 7", "row 7 of the log was changed"),
+        ("UPDATE traffic SET why = why || '.' WHERE number = 7", "row 7 of the log was changed"),
+        ("UPDATE traffic SET number = -7 WHERE number = 7; UPDATE traffic SET number = 7 WHERE number = 8; "
+         "UPDATE traffic SET number = 8 WHERE number = -7", "row 7 of the log was changed"),
+        ("DELETE FROM traffic WHERE number > 7", "cut short"),
+        ("DELETE FROM traffic", "cut short"),
+    ],
+)  # fmt: skip
+def test_a_changed_log_is_found(four, keys, stores, change, words):
+    name = four.names[0]
+    with closing(sqlite3.connect(stores / f"{name}.sqlite")) as db:
+        db.executescript(change)
+    found = looked(stores, name, keys[name])
+    assert found.faults and words in found.faults[0]
+
+
+def test_who_has_the_key_too_is_found_by_partners(four, keys, stores):
+    """The log is made anew from its seventh row on, chained and signed as it should be."""
+    name = four.names[0]
+    path = stores / f"{name}.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DELETE FROM traffic WHERE number > 7; DELETE FROM head WHERE site = '" + name + "'")
+    with closing(Store.look(path)) as store:
+        facts = store.facts()
+    with closing(Store.open(path, name, facts["agreement"])) as store:
+        for _ in range(30):
+            store.log(Entry("now", 2, "site-9", True, "message", 16, "nothing to see"))
+        audit.sign_head(store, 2, keys[name])
+    assert looked(stores, name, keys[name]).faults == ()
+    found = looked(stores, name, keys[name], held_by_others(four, stores, name))
+    assert found.faults and "a partner holds" in found.faults[0]
+
+
+def test_what_others_make_up_about_a_log_counts_for_nothing(four, keys, stores):
+    name, other = four.names[:2]
+    held = held_by_others(four, stores, name)
+    lie = replace(held[0], rows=9999)
+    forged = replace(lie, signature=keys[other].sign(audit.PURPOSE, audit.signed_content(lie, "x")))
+    assert looked(stores, name, keys[name], [lie, forged]).faults == ()
+
+
+def test_everything_that_the_conductor_is_told_is_in_the_log(four, stores):
+    with closing(Store.look(stores / f"{four.names[0]}.sqlite")) as store:
+        told = [e for e in store.traffic() if e.kind == "told"]
+        assert {e.peer for e in told} == {"server"} and all(e.sent and e.bytes > 0 for e in told)
+        words = " ".join(e.why for e in told)
+        assert all(
+            w in words for w in ("training rows", "validation AUROC", "sums of the round", "proposals")
+        )
+
+
+def test_an_older_store_tells_its_site_that_partners_know_more(four, keys, tmp_path):
+    """Brought back by hand, the site takes no part; brought back by the command, its log says so."""
+    name = four.names[1]
+    path = tmp_path / f"{name}.sqlite"
+    job(four, keys, tmp_path, 1)
+    backup.backup(path, tmp_path / "backup")
+    job(four, keys, tmp_path, 2)
+    shutil.copy(tmp_path / "backup" / path.name, path)
+    report, _ = job(four, keys, tmp_path, 1)
+    assert all("not the one that its partners know" in r.missing[name] for r in report.rounds)
+    with closing(Store.look(path)) as store:
+        assert any("our log is not the one that" in e.why for e in store.traffic() if e.kind == "decision")
+    found = backup.restore(path, tmp_path / "backup", "Ada", keys[name])
+    assert found.faults == ()
+    report, _ = job(four, keys, tmp_path, 1)
+    assert name in report.rounds[0].present
+    assert looked(tmp_path, name, keys[name], held_by_others(four, tmp_path, name)).faults == ()
+
+
+def test_a_backup_that_was_changed_is_refused(four, keys, stores):
+    name = four.names[0]
+    path = stores / f"{name}.sqlite"
+    backup.backup(path, stores / "backup")
+    with closing(sqlite3.connect(stores / "backup" / path.name)) as db:
+        db.executescript("DELETE FROM traffic WHERE number = 5")
+    before = path.read_bytes()
+    with pytest.raises(RequestError, match="row 5 of the log is missing"):
+        backup.restore(path, stores / "backup", "Ada", keys[name])
+    assert path.read_bytes() == before
+
+
+def test_the_log_goes_on_in_files_beside_the_store(four, keys, stores):
+    name = four.names[0]
+    path = stores / f"{name}.sqlite"
+    with closing(Store.look(path)) as store:
+        facts, entries, sent, links = store.facts(), store.traffic(), store.sent_bytes(), store.links()
+        weights = store.weight_bytes()
+    with closing(Store.open(path, name, facts["agreement"])) as store:
+        assert store.put_aside(10_000) is None
+        aside = store.put_aside(5)
+        assert aside is not None and len(aside.read_text().splitlines()) > 5
+        assert store.traffic() == entries and store.sent_bytes() == sent and store.links() == links
+        assert store.weight_bytes() == weights
+        store.log(Entry("now", 3, "x", True, "message", 16, "later"))
+    assert looked(stores, name, keys[name], held_by_others(four, stores, name)).faults == ()
+    rows = aside.read_text().splitlines()
+    files.write_text(aside, "\n".join([*rows[:2], *rows[3:]]) + "\n")
+    assert "row 3 of the log is missing" in looked(stores, name, keys[name]).faults[0]
+    aside.unlink()
+    with pytest.raises(RequestError, match="put aside there"):
+        looked(stores, name, keys[name])
+
+
+def test_rows_of_an_older_version_are_chained_when_it_is_opened(tmp_path):
+    path = tmp_path / "old.sqlite"
+    Store.open(path, "a", "x", {}).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for table in ("head", "aside"):
+            db.execute(f"DROP TABLE {table}")
+        db.execute("ALTER TABLE traffic DROP COLUMN chain")
+        for k in range(3):
+            db.execute("INSERT INTO traffic VALUES (?, 'now', 1, 'b', 1, 'message', 16, 'why')", (k + 1,))
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) - 1}")
+    with closing(Store.open(path, "a", "x")) as store:
+        assert audit.verify(store, None).faults == () and audit.verify(store, None).rows == 3
+
+
+# The wire
+
+
+def test_frames_of_one_study_or_job_are_refused_in_another(four, tmp_path):
+    """Study A's weights are not taken in study B, nor those of one job in another; messages neither."""
+    agreement = four.agreement("abps-pq-k1")
+    pair = four.names[:2]
+    networks = []
+    for other, job_name in ((agreement, "1"), (replace(agreement, study="other"), "1"), (agreement, "2")):
+        networks.append(Memory())
+        for name in pair:
+            folder = tmp_path / other.study / job_name
+            site = open_site(four, name, other, folder, networks[-1], job=job_name)
+            site.join(pair, 1, None, [1, 1])
+            site.begin(1, pair)
+            site.train(1)
+    here, *elsewhere = (network.sites[pair[0]] for network in networks)
+    peer = networks[0].sites[pair[1]]
+
+    def admitted(frame):
+        partners = (here.name,)
+        return admission.admit_weights(
+            frame, here.name, partners, 1, peer.codec, peer.shared, peer.limits, peer.sender_id
+        )
+
+    assert admitted(here._frames[0]).shape == (peer.shared,)
+    proposal = Message(Kind.PROPOSE, 1, 1)
+    for site in elsewhere:
+        assert site._frames[0][32:] == here._frames[0][32:]  # the same weights
+        with pytest.raises(admission.Refused, match="another center, study or job"):
+            admitted(site._frames[0])
+        assert peer.receive(here.name, "message", pack_message(proposal, site._id)) == b""
+    assert peer.store.refusals()[(here.name, "wrong sender")] == 2
+    peer._turned = True
+    assert peer.receive(here.name, "message", pack_message(proposal, here._id)) != b""
+    for network in networks:
+        close(network)
+
+
+@pytest.mark.parametrize("spoken", [None, [1, 0], [1, 7], [2, 0]])
+def test_versions_are_negotiated(four, keys, tmp_path, spoken):
+    """One site speaks another version: an older minor one is followed, another major one is left out."""
+    odd = four.names[2]
+
+    class Mixed(Memory):
+        def ask(self, sites, what, *arguments, seconds):
+            if what == "join" and spoken in (None, [1, 0]):
+                assert len(arguments) == 3  # what the first version understands
+            said, failed = super().ask(sites, what, *arguments, seconds=seconds)
+            if what == "hello" and odd in said:
+                said[odd] = {k: v for k, v in said[odd].items() if k != "wire"}
+                said[odd] |= {} if spoken is None else {"wire": spoken}
+            return said, failed
+
+    report, network = job(four, keys, tmp_path, 1, network=Mixed())
+    if spoken == [2, 0]:
+        assert "speaks version 2.0 of the wire format" in report.left_out[odd]
+        assert odd not in report.rounds[0].present
+    else:
+        assert set(report.rounds[0].present) == set(four.names) and not report.left_out
+    old = spoken in (None, [1, 0])
+    assert all(site.wire == ((1, 0) if old else (1, 1)) for n, site in network.sites.items() if n != odd)
+    kinds = set()
+    for name in four.names:
+        with closing(Store.look(tmp_path / f"{name}.sqlite")) as store:
+            kinds |= {e.kind for e in store.traffic()}
+    assert "weights" in kinds and ("head" in kinds) == (not old)
+
+
+def test_a_head_that_is_none_does_no_harm(four, keys, tmp_path):
+    agreement = four.agreement("abps-pq-k1")
+    network = Memory()
+    for name in four.names[:2]:
+        site = open_site(four, name, agreement, tmp_path, network, signer=keys[name])
+        site.join(four.names[:2], 1, None, [1, 1])
+    one, other = (network.sites[name] for name in four.names[:2])
+    for data in (b"", b"x" * 20, pack_head(5, bytes(32), b"", 1, 7), b"\0" * 5000):
+        assert one.receive(other.name, "head", data) == b""
+    assert sum(one.store.refusals().values()) == 4
+    one.receive(other.name, "head", pack_head(99, bytes(32), b"made up", 1, other.sender_id(other.name)))
+    one.begin(1, four.names[:2])  # a made-up head does not keep it from taking part
+    frame = pack(one.learner.start[: one.shared].numpy(), one.codec, 1, 3)
+    assert one._parts(frame + b"tail") == (frame, b"", b"tail")
+    close(network)
+
+
+def test_the_commands(four, keys, stores, capsys):
+    name = four.names[0]
+    home = stores / "home"
+    (home / "studies").mkdir(parents=True)
+    shutil.copy(stores / f"{name}.sqlite", home / "studies" / "test.sqlite")
+    SiteFile(name, "-", "died", str(home / "studies")).write(home)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(["site", *map(str, arguments)])
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    code, out, _ = call("verify", home, "--json")
+    assert code == 0 and json.loads(out)["faults"] == [] and json.loads(out)["rows"] > 15
+    code, _, _ = call("backup", home, "--out", stores / "backup")
+    assert code == 0 and (stores / "backup" / "test.sqlite").is_file()
+    with closing(Store.look(stores / f"{four.names[1]}.sqlite")) as store:
+        files.write_json(stores / "heads.json", audit.heads_json(store))
+    with closing(sqlite3.connect(home / "studies" / "test.sqlite")) as db:
+        db.executescript("UPDATE traffic SET bytes = 0 WHERE number = 3")
+    code, _, err = call("verify", home, "--partner", stores / "heads.json")
+    assert code == 2 and "row 3 of the log was changed" in err
+    restore = (
+        "restore",
+        home,
+        "--study",
+        "test",
+        "--from",
+        stores / "backup",
+        "--partner",
+        stores / "heads.json",
+    )
+    code, out, _ = call(*restore, "--by", "Ada", "--json")
+    assert code == 0 and json.loads(out)["lost"] == 0
+    assert call("verify", home)[0] == 0
+    assert call(*restore, "--by", " ")[0] == 2
