@@ -116,3 +116,20 @@ def test_the_table_is_told_on_the_page(study):
     left, warned = tiles(part, hospitals_of(part))[1:]
     assert left.number == "1 left out" and left.details[0].startswith("tiny")
     assert any("stay_id" in detail for detail in warned.details)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "dark"), (375, "light")])
+def test_a_real_page_stands_in_nobodys_way(study, browser, width, scheme):
+    """With the table's check, the test of heterogeneity and calibration on it; everything opened."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    complaints = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.goto(study[1].page.resolve().as_uri() + "#Lund")
+    assert page.locator("details.hospital[open]").get_attribute("data-name") == "Lund"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    serious = [v for v in axe.run(page).response["violations"] if v["impact"] in ("serious", "critical")]
+    assert not serious, [(v["id"], v["nodes"][0]["html"][:200]) for v in serious]
+    assert complaints == []
+    page.close()

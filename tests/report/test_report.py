@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from abps.core.errors import RequestError
 from abps.data.federation import About
 from abps.report import figures, tables
+from abps.report.build import parts_of, section_of
 from abps.report.comparison import load_study
+from abps.report.pages.study_page import page as page_of
 from abps.report.statistics import analyse, gather
 from abps.report.words import summary
 from abps.study.plan import Request, Source, make_plan
@@ -154,6 +156,26 @@ def test_identifiers_are_unique_over_the_page_and_all_references_resolve(study):
     assert len(ids) == len(set(ids))
     used = set(re.findall(r'href="#([^"]+)"', page)) | set(re.findall(r"url\(#([^)]+)\)", page))
     assert used and used <= set(ids)
+
+
+def test_two_federations_on_one_page_share_no_identifier(paired_study, browser, tmp_path):
+    found = load_study(paired_study.root)
+    section = section_of(parts_of(found)[0], None)
+    text = page_of(found.record.request, [section, section], ())
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text))
+    assert used <= set(ids)
+    path = tmp_path / "two.html"
+    path.write_text(text, encoding="utf-8")
+    page, complaints = opened(browser, path)
+    for part, form in enumerate(page.locator("form.picker").all(), 1):  # each looks among its own hospitals
+        form.locator("input").fill("unit 07")
+        form.get_by_role("button").click()
+        chosen = page.locator(f"details.hospital[open][data-part='{part}']")
+        assert chosen.count() == 1 and chosen.get_attribute("data-name") == "unit 07"
+    assert page.url.endswith("#2:unit%2007") and complaints == []
+    page.close()
 
 
 def test_figures_that_have_nothing_to_show_are_left_out():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,13 @@ class Drawing:
 
     def _repr_svg_(self) -> str:
         return self.svg
+
+    def apart(self, number: int) -> Drawing:
+        """The same drawing with identifiers of its own, for a page that has another one of this name."""
+        if number == 1:
+            return self
+        own = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{number}-", self.svg)
+        return replace(self, name=f"{number}-{self.name}", svg=Markup(own))
 
     def save(self, folder: Path, prefix: str = "") -> None:
         """Write both files."""

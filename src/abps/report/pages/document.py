@@ -68,9 +68,13 @@ def _digest(content: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
-def anchor(name: str) -> str:
-    """The name of a hospital as it stands after ``report.html#``."""
-    return quote(name, safe="")
+def anchor(name: str, number: int = 1) -> str:
+    """The name of a hospital as it stands after ``report.html#``; with the number of a later federation.
+
+    >>> anchor("CCU/1"), anchor("CCU/1", 2)
+    ('CCU%2F1', '2:CCU%2F1')
+    """
+    return (f"{number}:" if number > 1 else "") + quote(name, safe="")
 
 
 def script_json(value: Any) -> Markup:

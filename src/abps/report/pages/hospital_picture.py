@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from html import escape
-from urllib.parse import quote
 
 from markupsafe import Markup
 
 from abps.report.hospitals import Hospital
+from abps.report.pages.document import anchor
 from abps.report.statistics import BETTER, WORSE
 from abps.report.tables import number, signed
 
@@ -24,11 +24,17 @@ SAID = {BETTER: "gains", WORSE: "loses"}
 
 
 def picture(
-    hospitals: Sequence[Hospital], alone: str, together: str, other: str = "", measure: str = "AUROC"
+    hospitals: Sequence[Hospital],
+    alone: str,
+    together: str,
+    other: str = "",
+    measure: str = "AUROC",
+    number: int = 1,
 ) -> Markup:
     """One row per hospital: a ring for alone, a dot for together, a line between; each row is a link.
 
     other: a method that is marked by a cross besides (FedAvg, where the page is about another one).
+    number: of the federation on its page.
     """
     known = [v for h in hospitals for v in _levels(h, other) if math.isfinite(v)]
     low, high = (min(known), max(known) + 1e-6) if known else (0.0, 1.0)
@@ -51,7 +57,7 @@ def picture(
         parts.append(f'<line class="rule" x1="{at(value)}" x2="{at(value)}" y1="{TOP - 6}" y2="{height}"/>')
         parts.append(f'<text class="axis" x="{at(value)}" y="14" text-anchor="middle">{value:.2f}</text>')
     for k, hospital in enumerate(hospitals):
-        parts.append(_row(hospital, TOP + ROW * k + ROW / 2, at, other))
+        parts.append(_row(hospital, TOP + ROW * k + ROW / 2, at, other, number))
     return Markup("\n".join([*parts, "</svg>"]))
 
 
@@ -61,7 +67,7 @@ def _levels(hospital: Hospital, other: str) -> tuple[float, ...]:
     return (hospital.alone, hospital.main.auroc, math.nan if beside is None else beside.auroc)
 
 
-def _row(hospital: Hospital, y: float, at: Callable[[float], float], other: str) -> str:
+def _row(hospital: Hospital, y: float, at: Callable[[float], float], other: str, part: int) -> str:
     main, name = hospital.main, hospital.name
     alone, together, beside = _levels(hospital, other)
     tone = TONE.get(main.verdict, "even")
@@ -86,7 +92,7 @@ def _row(hospital: Hospital, y: float, at: Callable[[float], float], other: str)
             f'M{c - 3:.1f} {y + 3}L{c + 3:.1f} {y - 3}"/>'
         )
     return (
-        f'<a href="#{escape(quote(name, safe=""))}" class="{tone}" aria-label="{escape(told)}">'
+        f'<a href="#{escape(anchor(name, part))}" class="{tone}" aria-label="{escape(told)}">'
         f'<title>{escape(told)}</title><rect class="hit" x="0" y="{y - ROW / 2}" '
         f'width="{WIDTH}" height="{ROW}"/>'
         f'<text x="{NAMES - 12}" y="{y + 4}" text-anchor="end">{escape(short)}</text>{marks}'

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from abps.data.repairs import RULES
 from abps.report import story, tables
+from abps.report.drawing import Drawing
 from abps.report.figures import FAMILIES, family
 from abps.report.hospitals import Hospitals, hospitals_of
 from abps.report.pages.document import render, script_json
@@ -35,7 +36,7 @@ def page(
     return render(
         "report.html",
         title=f"{names} – federated comparison",
-        stories=[_story(section) for section in sections],
+        stories=[_story(section, number) for number, section in enumerate(sections, 1)],
         request=request,
         sections=sections,
         scale=[_scale(section.part) for section in sections],
@@ -72,16 +73,17 @@ class Story:
     picture: Markup
     crossed: str
     map_json: Markup
+    drawings: list[Drawing]
     downloads: list[Download]
 
 
-def _story(section: Section) -> Story:
+def _story(section: Section, number: int) -> Story:
     part = section.part
     found = hospitals_of(part)
     drawn = drawn_map = Markup()
     if found is not None:
-        label = found.lead.result.label
-        drawn = picture(found.by_gain(), part.alone or "alone", label, beside(found), part.measure)
+        label, alone = found.lead.result.label, part.alone or "alone"
+        drawn = picture(found.by_gain(), alone, label, beside(found), part.measure, number)
         if found.map is not None:
             drawn_map = script_json({"centers": found.map.centers, "rounds": found.map.rounds})
     sheets = [tables.hospitals(part, found)] if found is not None else []
@@ -95,6 +97,7 @@ def _story(section: Section) -> Story:
         drawn,
         beside(found) if found is not None else "",
         drawn_map,
+        [drawing.apart(number) for drawing in section.drawings],
         [Download(f"{sheet.name}.csv", _inline(tables.as_csv(sheet))) for sheet in sheets],
     )
 

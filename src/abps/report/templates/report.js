@@ -1,36 +1,34 @@
 "use strict";
 // Opens the hospital that the address names, finds one by its name, moves the map, sorts the tables.
 // No library: four small jobs, and nothing is drawn here that is not in the page already.
-const byName = new Map([...document.querySelectorAll("details.hospital")].map(d => [d.dataset.name, d]));
+const hospitals = [...document.querySelectorAll("details.hospital")];
 
-function show(name) {
-  const found = byName.get(name);
-  if (!found) return false;
+function show(found) {
+  if (!found) return;
   found.open = true;
   found.scrollIntoView({block: "start"});
   found.querySelector("summary").focus({preventScroll: true});
-  return true;
 }
 function follow() {
   if (!location.hash) return;
-  let name = location.hash.slice(1);
-  try { name = decodeURIComponent(name); } catch { /* not encoded: as it is */ }
-  show(name);
+  const raw = location.hash.slice(1);
+  let name = raw;
+  try { name = decodeURIComponent(raw); } catch { /* not encoded: as it is */ }
+  show(hospitals.find(h => h.id === raw) || hospitals.find(h => h.dataset.name === name));
 }
 addEventListener("hashchange", follow);
 follow();
 
 for (const form of document.querySelectorAll("form.picker")) {
   const field = form.querySelector("input"), said = form.querySelector("output");
+  const own = hospitals.filter(h => h.dataset.part === form.dataset.part);
   form.addEventListener("submit", event => {
     event.preventDefault();
-    const word = field.value.trim().toLowerCase();
-    const names = [...byName.keys()];
-    const hits = names.filter(n => n.toLowerCase() === word).concat(names.filter(n => n.toLowerCase().includes(word)));
+    const word = field.value.trim().toLowerCase(), lower = h => h.dataset.name.toLowerCase();
+    const hits = [...new Set(own.filter(h => lower(h) === word).concat(own.filter(h => lower(h).includes(word))))];
     if (!word || !hits.length) { said.textContent = word ? "no hospital of this name" : ""; return; }
-    const others = new Set(hits).size - 1;
-    said.textContent = hits[0] + (others ? ` (and ${others} more)` : "");
-    location.hash = "#" + encodeURIComponent(hits[0]);
+    said.textContent = hits[0].dataset.name + (hits.length > 1 ? ` (and ${hits.length - 1} more)` : "");
+    location.hash = "#" + hits[0].id;
     show(hits[0]);
   });
 }
