@@ -63,7 +63,9 @@ class Drawing:
         """The same drawing with identifiers of its own, for a page that has another one of this name."""
         if number == 1:
             return self
-        own = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{number}-", self.svg)
+        own = re.sub(
+            r'(\bid="|href="#|url\(#)', rf"\g<1>{number}-", str(self.svg)
+        )  # plain text: markup would escape the quotes
         return replace(self, name=f"{number}-{self.name}", svg=Markup(own))
 
     def save(self, folder: Path, prefix: str = "") -> None:
