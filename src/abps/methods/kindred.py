@@ -50,6 +50,7 @@ from abps.methods.abps import trail_of
 from abps.methods.base import Decisions, Floats, Ints, Kind, Models, Wire, World
 from abps.methods.pairing import flat
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply, Worth
+from abps.methods.suspicion import ERROR, STRIKE, let_in
 from abps.privacy.small_counts import without_small
 from abps.stats import spectrum
 from abps.wire.numerals import Form, Numerals, Stretch
@@ -110,12 +111,15 @@ class Judging:
     harm: the loss on validation rows (nats a row) from which a peer is harmful; 0: nobody is ever refused.
     sure: how sure a center must be of it.  spread: deviation of what a peer's mix takes off the loss, before
     anything is seen.  ageing: deviation by which that moves in a round, as models move.
+    along: the least cosine between the ways that two models have gone from the start; what points another way
+    is not mixed (:mod:`abps.methods.suspicion`); -1: anything is.
     """
 
     harm: float = 0.05
     sure: float = 0.95
     spread: float = 0.1
     ageing: float = 0.001
+    along: float = 0.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -444,7 +448,9 @@ class Kindred(PeerMethod):
 
     def learn(self, world: World, state: Standing, trained: Standing, heard: Heard, t: int) -> Learned:
         """Mix, judge the mix on validation rows, adopt it unless it surely harms."""
-        models, partners = trained.models, heard.partners(world.r)
+        models = trained.models
+        heard, doubtful, strange = let_in(models, heard, world.learner.start, self.judging.along)
+        partners = heard.partners(world.r)
         peer, counts = flat(partners)
         sizes = world.sizes().numpy()
         rows = sizes[world.here]
@@ -459,6 +465,9 @@ class Kindred(PeerMethod):
         # With one partner a mix is its partner's doing.
         center, who = np.repeat(np.arange(world.r), counts), peer
         experience = state.experience.observe(center, who, t, gain[center], se[center])
+        if t > self.roll.first and len(strange):  # before that, honest models are still far from each other
+            struck = np.ones(len(strange))
+            experience = experience.observe(doubtful, strange, t, STRIKE * struck, ERROR * struck)
         if t == world.horizon and state.strength:
             mixed = self.moved_on(world, mixed, state.strength)
         told = np.isfinite(gain[center]) & np.isfinite(se[center])

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.methods.peers import Notice, Reply
+from abps.methods.suspicion import cosines, of_trusted
 from abps.stats import kinship, spectrum
 from abps.wire.numerals import Form, Numerals, Stretch
 
@@ -33,6 +34,9 @@ BLOCK = 64
 
 #: How many times farther than usual from the median model one may be that counts in a mean.
 FARTHEST = 4.0
+
+#: The least cosine between a model that counts in a mean and the median model.
+ALONG = 0.2
 
 #: How many times as much as the mean a center's rows may count.
 LARGEST = 10.0
@@ -105,12 +109,16 @@ def read(answers: Floats, sizes: Floats) -> Answers:
 
 
 def ordinary(weights: Floats, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(n,) whose model is not much farther from the median of all than is usual."""
+    """(n,) whose model is not much farther from the median of all than is usual, and points the same way.
+
+    From where additive models start, nothing, that is the way they have gone.
+    """
     if not there.any():
         return there
     middle = np.median(weights[there], axis=0)
     far = np.sqrt(((weights - middle) ** 2).sum(axis=1))
-    return np.asarray(far <= FARTHEST * np.median(far[there]) + 1e-12)
+    along = cosines(weights, np.broadcast_to(middle, weights.shape))
+    return np.asarray((far <= FARTHEST * np.median(far[there]) + 1e-12) & (along >= ALONG))
 
 
 def mean_of(told: Answers) -> Floats:
@@ -145,6 +153,11 @@ def kin_of(told: Answers, level: float, parameters: float, public: bool) -> Noti
         kinds, says = where.member.shape[1], where.public
         place[:, 1], place[:, 2:] = where.variance, where.mean
         same = where.same_kind(np.repeat(np.arange(n), np.diff(kin.start)), kin.peer)
+    if not told.trusted.all():
+        kin = of_trusted(kin, told.trusted | ~told.there)
+        same = np.ones(0 if kin is None else len(kin.peer))
+        if kin is not None and seen.dimensions:
+            same = where.same_kind(np.repeat(np.arange(n), np.diff(kin.start)), kin.peer)
     head = np.array([seen.p, seen.dimensions, kinds, says])
     return _told(told, place, parameters, Kinsfolk(kin, same, np.concatenate([head, seen.loading])))
 

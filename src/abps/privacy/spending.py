@@ -93,7 +93,7 @@ class Account:
                 for r in data["releases"]
             )
             return Account(budget, float(data["delta"]), releases)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestError(f"this is not a privacy account ({error!r})") from error
 
 
@@ -128,10 +128,13 @@ def recomputed(data: Any) -> dict[str, tuple[float, float]]:
     """Of every center in a ledger's file: the ε that is written there, and the one that follows from the
     releases. A reviewer compares the two."""
     ledger = PrivacyLedger.from_json(data)
-    written = {
-        name: math.inf if each["epsilon"] is None else float(each["epsilon"])
-        for name, each in data["centers"].items()
-    }
+    try:
+        written = {
+            str(name): math.inf if each["epsilon"] is None else float(each["epsilon"])
+            for name, each in data["centers"].items()
+        }
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise RequestError(f"this ledger states no ε for a center ({error!r})") from error
     return {name: (written[name], account.spent()) for name, account in ledger.accounts.items()}
 
 

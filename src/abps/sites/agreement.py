@@ -157,7 +157,7 @@ class Agreement:
             )
         except RequestError:
             raise
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestError(
                 f"the job's agreement cannot be read ({error!r}); submit it with abps"
             ) from error

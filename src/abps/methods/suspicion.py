@@ -1,0 +1,62 @@
+"""Models that point another way: what honest centers never send, and who is left out for it.
+
+All centers start together, so honest models have gone a common way from the start, and the cosine of the ways
+of two honest ones is well above nothing, while a turned model has gone back and a random one across. What
+points another way is not mixed, and who sent it once models have settled is not called again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from abps.methods.base import Ints
+from abps.methods.peers import Heard
+from abps.stats.kinship import Kin
+
+Floats = NDArray[np.float64]
+
+#: What a message that points another way counts as, among the effects that a center has measured: nats a row,
+#: and their standard error. One is enough not to call again.
+STRIKE, ERROR = -0.3, 0.05
+
+
+def cosines(own: Floats, theirs: Floats) -> Floats:
+    """(k,) cosines between ways (k, columns); 1 where one has not gone anywhere."""
+    sizes = np.linalg.norm(own, axis=1) * np.linalg.norm(theirs, axis=1)
+    along = (own * theirs).sum(axis=1)
+    return np.where(sizes > 1e-12, along / np.maximum(sizes, 1e-12), 1.0)
+
+
+def let_in(models: Tensor, heard: Heard, start: Tensor, least: float) -> tuple[Heard, Ints, Ints]:
+    """What was heard without models that point another way than one's own, and (receivers, senders) of those.
+
+    models: (r, P) one's own.  start: (P,).  least: the smallest cosine that is let in.
+    """
+    shared = heard.arrived.shape[1]
+    begun = start[:shared].numpy()
+    to, by = torch.from_numpy(heard.to), torch.from_numpy(heard.by)
+    own = models[to, :shared].numpy() - begun
+    same = cosines(own.astype(np.float64), (heard.arrived[by].numpy() - begun).astype(np.float64)) >= least
+    return replace(heard, to=heard.to[same], by=heard.by[same]), heard.to[~same], heard.by[~same]
+
+
+def of_trusted(kin: Kin | None, trusted: NDArray[np.bool_]) -> Kin | None:
+    """Kin without those that cannot be trusted: for who keeps to nobody, all others that can.
+
+    As it is, where all can.
+    """
+    if trusted.all():
+        return kin
+    n = len(trusted)
+    lists = []
+    for i in range(n):
+        mine = np.delete(np.arange(n), i) if kin is None or kin.everybody[i] else kin.of(i)
+        lists.append(mine[trusted[mine]])
+    start = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64)
+    gain = np.zeros(n) if kin is None else kin.gain
+    return Kin(start, np.concatenate(lists).astype(np.int64), np.zeros(n, dtype=bool), gain)

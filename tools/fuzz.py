@@ -1,0 +1,364 @@
+"""Broken inputs by the hundred thousand: whatever comes in, the answer is a result or one clear refusal.
+
+    python tools/fuzz.py --cases 300000 --seed 1
+
+Every target takes bytes that began as something valid and were then cut, joined, overwritten and bent. It
+may return, or raise one of the errors that say what is wrong. Anything else is a finding: its bytes are
+written to ``tests/fuzz_cases`` under the target's name, where a test tries them ever after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from abps.core.errors import RequestError
+from abps.core.protocol import Message
+from abps.core.streams import center_id
+from abps.data.codebook import Codebook, Column
+from abps.data.scales import Summary, summarise
+from abps.data.table import read_table
+from abps.privacy.spending import Account, PrivacyLedger, Release, recomputed
+from abps.simulator.output import load_run
+from abps.sites import answers
+from abps.sites.agreement import Agreement
+from abps.study.records import StudyFolder
+from abps.wire import admission, messages
+from abps.wire.codecs import CODECS, codec
+from abps.wire.frames import FrameError, pack, unpack
+from abps.wire.messages import MessageError
+from abps.wire.numerals import NumeralError, Numerals, Stretch
+
+CASES = Path(__file__).resolve().parents[1] / "tests" / "fuzz_cases"
+
+#: Numbers that break things.
+EDGES = (0, 1, 2, 127, 128, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+WORDS = (
+    b"nan",
+    b"inf",
+    b"-1",
+    b"1e400",
+    b"null",
+    b"[]",
+    b"{}",
+    b'"',
+    b",",
+    b";",
+    b"\n",
+    b"\x00",
+    b"=cmd()",
+    b"\xff\xfe",
+)
+
+#: Values that take the place of others in JSON.
+ODD: tuple[Any, ...] = (
+    None, True, -1, 0, 1.5, 2**70, -(2**70), 1e308, float("nan"), float("inf"), "", "x", "\x00",
+    [], {}, [[]], {"a": 1},
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is tried: valid beginnings, what takes the bytes, which errors say what is wrong, and how much of
+    the campaign's cases it gets."""
+
+    name: str
+    seeds: tuple[bytes, ...]
+    take: Callable[[bytes], object]
+    refusals: tuple[type[Exception], ...]
+    share: float = 1.0
+    text: bool = False
+
+
+def bent(data: bytes, chance: random.Random) -> bytes:
+    """Bytes with one to four accidents."""
+    made = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(made) + 1)
+        kind = chance.randrange(8)
+        if kind == 0 and made:
+            made[at % len(made)] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            del made[at:]
+        elif kind == 2:
+            made[at:at] = chance.choice(WORDS)
+        elif kind == 3:
+            made[at:at] = bytes(chance.randrange(256) for _ in range(chance.randrange(12)))
+        elif kind == 4:
+            size = chance.choice((1, 2, 4, 8))
+            number = struct.pack("<Q", chance.choice(EDGES))[:size]
+            made[at : at + size] = number
+        elif kind == 5:
+            other = chance.randrange(len(made) + 1)
+            low, high = sorted((at, other))
+            made[low:high] = b""
+        elif kind == 6:
+            made += made[: chance.randrange(len(made) + 1)]
+        elif made:
+            made[at % len(made)] = chance.randrange(256)
+    return bytes(made[:100_000])
+
+
+def bent_json(data: bytes, chance: random.Random) -> bytes:
+    """JSON with one to three values replaced, left out or cut; now and then its bytes are bent as well."""
+    value = json.loads(data)
+    for _ in range(chance.randint(1, 3)):
+        value = _bent_value(value, chance)
+    made = json.dumps(value).encode()
+    return bent(made, chance) if chance.random() < 0.1 else made
+
+
+def _bent_value(value: Any, chance: random.Random) -> Any:
+    if isinstance(value, dict) and value and chance.random() < 0.9:
+        name = chance.choice(list(value))
+        if chance.random() < 0.1:
+            return {k: v for k, v in value.items() if k != name}
+        return value | {name: _bent_value(value[name], chance)}
+    if isinstance(value, list) and value and chance.random() < 0.9:
+        at = chance.randrange(len(value))
+        if chance.random() < 0.1:
+            return value[:at]
+        return [*value[:at], _bent_value(value[at], chance), *value[at + 1 :]]
+    return chance.choice(ODD)
+
+
+def _json(take: Callable[[Any], object]) -> Callable[[bytes], object]:
+    def read(data: bytes) -> object:
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            return None  # who reads a file says that itself; here its content is tried
+        return take(value)
+
+    return read
+
+
+def _answered(value: Any) -> object:
+    """Every check of a conductor on every value: what fails must fail as nonsense."""
+    return [
+        answers.sorted_out({"x": value}, check)
+        for check in (
+            lambda v: answers.hello(v, 50, 10**6),
+            lambda v: answers.report(v, 5, 10**6),
+            lambda v: answers.frames(v, 1),
+            answers.progress,
+            answers.share,
+        )
+    ]
+
+
+class Files:
+    """Readers of files and folders, each with a place of its own."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def result(self, data: bytes) -> object:
+        """A run's result."""
+        (self.place / "result.json").write_bytes(data)
+        return load_run(self.place)
+
+    def study(self, data: bytes) -> object:
+        """A study's plan."""
+        folder = StudyFolder(self.place)
+        folder.path.write_bytes(data)
+        return folder.read()
+
+    def table(self, data: bytes) -> object:
+        """A table of one's own."""
+        path = self.place / "table.csv"
+        path.write_bytes(data)
+        return read_table(path, label="died", center="hospital", min_stays=1)
+
+    def records(self, data: bytes) -> object:
+        """Records of PhysioNet 2012: one patient, and the outcomes."""
+        from abps.cohorts import physionet2012
+
+        root = self.place / "physionet"
+        (root / "set-a").mkdir(parents=True, exist_ok=True)
+        record, _, outcome = data.partition(b"\n---\n")
+        (root / "set-a" / "132539.txt").write_bytes(record)
+        (root / "Outcomes-a.txt").write_bytes(outcome)
+        return physionet2012.build(root)
+
+
+def targets(place: Path) -> list[Target]:
+    """All targets; files go to ``place``."""
+    files = Files(place)
+    who = center_id("bea")
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=40).astype(np.float32)
+    framed = tuple(pack(weights, codec(name), 3, who, 7) for name in CODECS.builtin)
+    said = [
+        messages.pack_message(Message(*_first_message()), who),
+        messages.pack_vector(rng.normal(size=6), 3, who),
+        messages.pack_alarm(3, who),
+        messages.pack_request(3, who),
+        messages.pack_note(0.5, 3),
+        messages.pack_answer(b"abc", 3, 1, who),
+        messages.pack_notice(b"abc", 3, 1, who),
+    ]
+    unpackers = (
+        messages.unpack_message, messages.unpack_vector, messages.unpack_alarm, messages.unpack_request,
+        messages.unpack_note, messages.unpack_answer, messages.unpack_notice,
+    )  # fmt: skip
+
+    def any_message(data: bytes) -> None:
+        for read in unpackers:
+            try:
+                read(data)
+            except MessageError:
+                continue
+
+    def admitted(data: bytes) -> object:
+        limits = admission.Limits()
+        return admission.admit_weights(data, "bea", ("bea",), 3, codec("bf16"), 40, limits)
+
+    forms = (
+        Stretch("single", 3),
+        Stretch("half", 4),
+        Stretch("share", 2),
+        Stretch("place", 2),
+        Stretch("small", 8, 2),
+    )
+    numerals = Numerals.of(np.arange(27, dtype=float), forms).data
+    names = ("age", "lactate")
+    summary = summarise(names, rng.normal(size=(2, 60))).to_bytes()
+    book = Codebook(
+        (Column("age", "number"), Column("ward", "level", "A"), Column("dm", "flag")), ("dm",), True
+    )
+    agreed = Agreement("s", "fedavg", book, 3, 5, {}).to_json()
+    account = Account(3.0, 1e-5, (Release(1, "training", 1.0, 0.5, 3),))
+    ledger = PrivacyLedger({"x": account}, ("nothing",)).to_json()
+    hello = {"round": 1, "agreement": "a", "rows": 5, "edges": 0, "validation": {"1": 0.5}}
+    sums = {"edges": 1, "directed": 2, "control": 3, "partners": 1, "in_doubt": 0}
+    return [
+        Target("frames", framed, unpack, (FrameError,), 6),
+        Target("admission", framed, admitted, (admission.Refused,), 4),
+        Target("messages", tuple(said), any_message, (), 6),
+        Target("numerals", (numerals,), Numerals.read, (NumeralError,), 3),
+        Target("summaries", (summary,), lambda d: Summary.from_bytes(d, names), (RequestError,), 3),
+        Target("codebooks", (_bytes(book.to_json()),), _json(Codebook.from_json), (RequestError,), 2, True),
+        Target("agreements", (_bytes(agreed),), _json(Agreement.from_json), (RequestError,), 2, True),
+        Target("ledgers", (_bytes(ledger),), _json(recomputed), (RequestError,), 1, True),
+        Target("answers", (_bytes(hello), _bytes(sums)), _json(_answered), (), 3, True),
+        Target("results", (_bytes(_result()),), files.result, (RequestError,), 0.6, True),
+        Target(
+            "studies",
+            (b'{"schema": "abps.study/1", "runs": [], "digest": "x"}',),
+            files.study,
+            (RequestError,),
+            0.4,
+            True,
+        ),
+        Target("tables", (_table(),), files.table, (RequestError,), 0.06),
+        Target("records", (_record(),), files.records, (RequestError,), 0.02),
+    ]
+
+
+def _first_message() -> tuple[Any, ...]:
+    from abps.core.protocol import Kind
+
+    return (next(iter(Kind)), 3, 1)
+
+
+def _bytes(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _result() -> dict[str, Any]:
+    from abps.data.synthetic.builtin import builtin_table
+    from abps.data.table import federate
+    from abps.simulator.simulate import simulate
+
+    frame, roles = builtin_table("icu-synthetic:centers=6,stays=400")
+    settings = {"model": "linear", "standardise": "own", "epochs": 1}
+    run = simulate(federate(frame, roles, "icu", 1), "fedavg", 3, 1, settings=settings)
+    return run.to_json()
+
+
+def _table() -> bytes:
+    rows = ["hospital;age;lactate;ward;died"]
+    rows += [f"h{i % 3};{40 + i % 50};{1 + i % 7}.5;{'AB'[i % 2]};{int(i % 4 == 0)}" for i in range(60)]
+    return "\n".join(rows).encode()
+
+
+def _record() -> bytes:
+    record = "Time,Parameter,Value\n00:00,RecordID,132539\n00:00,Age,54\n00:00,Gender,0\n00:07,HR,73\n"
+    outcome = "RecordID,SAPS-I,SOFA,Length_of_stay,Survival,In-hospital_death\n132539,6,1,5,-1,0\n"
+    return f"{record}\n---\n{outcome}".encode()
+
+
+def tried(target: Target, data: bytes) -> str:
+    """Nothing, or what went wrong."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            target.take(data)
+    except target.refusals:
+        return ""
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+def campaign(target: Target, cases: int, seed: int) -> list[tuple[bytes, str]]:
+    """So many broken inputs; those that were not refused clearly, one for every place in the code."""
+    chance = random.Random(f"{seed} {target.name}")
+    pool = list(target.seeds)
+    found: dict[str, tuple[bytes, str]] = {}
+    for _ in range(cases):
+        start = chance.choice(pool)
+        data = bent_json(start, chance) if target.text else bent(start, chance)
+        wrong = tried(target, data)
+        if wrong:
+            place = [line for line in wrong.splitlines() if line.startswith("  File")][-1]
+            found.setdefault(place, (data, wrong))
+        elif not target.text and chance.random() < 0.001:
+            pool = [*target.seeds, *pool[-20:], data]  # what got through is bent further
+    return list(found.values())
+
+
+def main() -> None:
+    """A campaign over all targets, or some."""
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--cases", type=int, default=300_000)
+    words.add_argument("--seed", type=int, default=1)
+    words.add_argument("--only", default="")
+    given = words.parse_args()
+    findings = 0
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = [t for t in targets(Path(folder)) if given.only in ("", t.name)]
+        whole = sum(t.share for t in chosen)
+        for target in chosen:
+            cases = max(1, round(given.cases * target.share / whole))
+            began = time.perf_counter()
+            wrong = campaign(target, cases, given.seed)
+            print(
+                f"{target.name:11} {cases:8,} cases, {len(wrong)} findings, "
+                f"{time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
+            for k, (data, why) in enumerate(wrong):
+                print(why, file=sys.stderr)
+                (CASES / target.name).mkdir(parents=True, exist_ok=True)
+                (CASES / target.name / f"seed{given.seed}-{k}").write_bytes(data)
+            findings += len(wrong)
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()
