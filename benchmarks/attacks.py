@@ -1,4 +1,4 @@
-"""Members that attack: what honest centers lose, with and without defences, and how often they meet attackers.
+"""Members that attack: what honest centers lose, with and without defences, and how often they meet them.
 
     python benchmarks/attacks.py --out attacks.json
 
@@ -32,8 +32,9 @@ METHODS = {
 }
 
 ATTACKS = (
-    "", "sign-flip:share=0.2", "random:share=0.2", "scale:share=0.2", "huge:share=0.02", "label-flip:share=0.2",
-    "nan:share=0.2", "free-rider:share=0.2", "copy:share=0.2", "liar:share=0.2", "clique:share=0.2",
+    "", "sign-flip:share=0.2", "random:share=0.2", "scale:share=0.2", "huge:share=0.02",
+    "label-flip:share=0.2", "nan:share=0.2", "free-rider:share=0.2", "copy:share=0.2", "liar:share=0.2",
+    "clique:share=0.2",
     "poison:share=0.2",
 )  # fmt: skip
 

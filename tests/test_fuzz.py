@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 _spec = importlib.util.spec_from_file_location("fuzz", ROOT / "tools" / "fuzz.py")
 fuzz = importlib.util.module_from_spec(_spec)
+sys.modules["fuzz"] = fuzz  # its dataclasses look for the module that they are in
 _spec.loader.exec_module(fuzz)
 
 #: Cases of the short campaign by how dear they are; the long one is run by hand.
-QUICK = {"results": 20, "studies": 20, "tables": 5, "records": 2}
+QUICK = {"ledgers": 20, "results": 5, "studies": 5, "tables": 2, "records": 1}
 
 KEPT = sorted(path for path in (ROOT / "tests" / "fuzz_cases").rglob("*") if path.is_file())
 
@@ -27,7 +29,7 @@ def test_whatever_comes_in_is_read_or_refused(targets):
     for name, target in targets.items():
         for seed in target.seeds:
             assert fuzz.tried(target, seed) == "", name  # what is valid passes, or is refused in words
-        wrong = fuzz.campaign(target, QUICK.get(name, 400), seed=2)
+        wrong = fuzz.campaign(target, QUICK.get(name, 150), seed=2)
         assert not wrong, f"{name}: {wrong[0][1]}"
 
 

@@ -168,7 +168,10 @@ def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float)
         event = dp_accounting.GaussianDpEvent(noise)
         if sampling < 1:
             event = dp_accounting.PoissonSampledDpEvent(sampling, event)
-        accountant.compose(event, times)
+        try:
+            accountant.compose(event, times)
+        except OverflowError:  # so little noise, or so often, that nothing is hidden
+            return math.inf
     return float(accountant.get_epsilon(delta))
 
 
