@@ -117,8 +117,10 @@ def ordinary(weights: Floats, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return there
     middle = np.median(weights[there], axis=0)
     far = np.sqrt(((weights - middle) ** 2).sum(axis=1))
+    near = far <= FARTHEST * np.median(far[there]) + 1e-12
     along = cosines(weights, np.broadcast_to(middle, weights.shape))
-    return np.asarray((far <= FARTHEST * np.median(far[there]) + 1e-12) & (along >= ALONG))
+    # Where most have no way in common, nobody goes another one.
+    return np.asarray(near & ((along >= ALONG) | (np.median(along[there]) < 2 * ALONG)))
 
 
 def mean_of(told: Answers) -> Floats:
