@@ -14,10 +14,10 @@ from abps.data.prepare import Rows
 from abps.learn.metrics import labels_of, log_loss
 from abps.learn.training import Training
 from abps.methods.base import Wire
-from abps.methods.clusters import choose, head_start, spread_out
 from abps.methods.dfca import DFCA
 from abps.methods.fedavg import FedAvg
 from abps.methods.ifca import IFCA
+from abps.methods.several_models import choose, head_start, spread_out
 from abps.methods.star import Server
 from federations import tiny as make
 

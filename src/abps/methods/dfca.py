@@ -20,8 +20,8 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge
-from abps.methods.clusters import choose, positive, spread_out, under_head
 from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.methods.several_models import choose, positive, spread_out, under_head
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,8 @@ from abps.core.errors import RequestError
 from abps.methods import graphs
 from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge, drawn, in_place, trail_with
-from abps.methods.clusters import losses_of
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.methods.several_models import losses_of
 
 
 @dataclass(frozen=True, eq=False)

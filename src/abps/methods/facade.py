@@ -24,8 +24,8 @@ from abps.core.errors import RequestError
 from abps.methods import graphs
 from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge
-from abps.methods.clusters import choose, head_start, positive, spread_out
 from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.methods.several_models import choose, head_start, positive, spread_out
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from abps.core.errors import RequestError
 from abps.learn.models import Layout
 from abps.methods.base import Floats, Ints, Models, Wire, World, tried, weighted_mean
 from abps.methods.choosing import Judge
-from abps.methods.clusters import choose, head_start, positive, spread_out, under_head
+from abps.methods.several_models import choose, head_start, positive, spread_out, under_head
 from abps.methods.star import Server, StarMethod
 
 

@@ -35,7 +35,7 @@ from abps.learn.training import Learner, Training
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
-from abps.simulator.choosing import refitted, tried
+from abps.simulator.penalties import refitted, tried
 from abps.simulator.private_run import ledger as ledger_of
 from abps.simulator.private_run import with_noise
 from abps.simulator.result import (
