@@ -303,7 +303,7 @@ class Site:
             "validation": {str(t): value for t, value in seen.items() if value is not None},
             "wire": list(versions.NEWEST),
         }
-        return self._tell(facts, "how far we are, our training rows, and sums of bytes", self.store.round)
+        return self._tell(facts, "how far we are, our training rows, and sums of bytes", self.store.round + 1)
 
     def join(
         self,
