@@ -63,7 +63,7 @@ def test_a_study_may_have_a_name_with_brackets(name, capsys, monkeypatch):
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(site_command, "_store", lambda kit, study: Store())
+    monkeypatch.setattr(site_command, "study_store", lambda kit, study: Store())
     monkeypatch.setattr(site_command.account, "summary", lambda store: told)
     code, out, err = call(capsys, "site", "status", "kit")
     assert code == 0, err

@@ -288,8 +288,8 @@ def running(four, folder, policies=None, members=(), between=lambda t, consents:
 
     class Clock(Memory):
         def ask(self, sites, what, *arguments, seconds):
-            if what == "begin":
-                between(arguments[0], consents)
+            if what == "start" and arguments[0] == "train":  # a round begins with its training
+                between(arguments[1], consents)
             return super().ask(sites, what, *arguments, seconds=seconds)
 
     network = Clock()
