@@ -113,6 +113,8 @@ def read_kit(folder: Path) -> Kit:
             Path(folder), role, str(name), host, int(port),
             startup / f"{base}.crt", startup / f"{base}.key", startup / "rootCA.pem",
         )  # fmt: skip
+    except RequestError:
+        raise
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise RequestError(f"{folder} is a damaged kit ({error!r}); ask for a new one") from error
 
