@@ -75,6 +75,8 @@ def folder(tmp_path_factory) -> Path:
     )
     frame.write_csv(place / "stays.csv")
     frame.write_parquet(place / "stays.parquet")
+    days = rng.exponential(30.0 * np.exp(-risk)).round(1) + 0.1
+    frame.with_columns(days=days).write_csv(place / "follow-up.csv")
     frame.drop("died").head(50).write_csv(place / "new.csv")
     own = next(text for language, text in blocks(ROOT / "docs" / "own-model.md") if language == "python")
     (place / "narrow.py").write_text(own)

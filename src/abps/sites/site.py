@@ -339,7 +339,7 @@ class Site:
             else:
                 self.state = self.method.init(self._world(everybody))
             self.members, self._grounded = everybody, None
-            if first == 1 and not self.store.traffic(1):
+            if first == 1 and all(entry.kind != "statistics" for entry in self.store.traffic(1)):
                 self._log_statistics()
             # Others may have gone further than this site: what they ask about is past for it, too.
             self.talks = self._past(first - 1)
