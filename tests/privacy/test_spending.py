@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from absl import logging as absl_logging
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
@@ -119,6 +118,10 @@ def test_the_noise_has_the_stated_deviation():
 
 def test_accounting_leaves_standard_error_open(monkeypatch, tmp_path):
     """Whoever stands in for standard error while ε is computed is not closed when logging is set up later."""
+    # Imported here: on import the library keeps what stands in for standard error, and pytest's own stand-in
+    # of the collection would be closed by whichever test sets up logging next.
+    from absl import logging as absl_logging
+
     with (tmp_path / "errors").open("w") as first:
         monkeypatch.setattr(sys, "stderr", first)
         absl_logging.get_absl_handler().python_handler.setStream(first)  # as on its import
