@@ -72,25 +72,7 @@ class FusedLinear:
         """The round of some centers (m,); writes their rows of ``after`` (n, P)."""
         rows, size = self._data.train, before.shape[1]
         first, last, _ = columns.indices(size)
-        terms = tuple(_terms(objective, self._data.size, size))
-        if not self._data.outcome.binary:
-            linear.descend_outputs(
-                members,
-                before,
-                after,
-                rows.x,
-                rows.y,
-                rows.start,
-                epochs,
-                self._steps(objective, round),
-                np.float32(self._training.weight_decay),
-                (first, last),
-                terms,
-                rule(self._data.outcome),
-                self._mix,
-            )
-            return
-        linear.descend(
+        work = (
             members,
             before,
             after,
@@ -101,8 +83,12 @@ class FusedLinear:
             self._steps(objective, round),
             np.float32(self._training.weight_decay),
             (first, last),
-            terms,
+            tuple(_terms(objective, self._data.size, size)),
         )
+        if self._data.outcome.binary:
+            linear.descend(*work)
+        else:
+            linear.descend_outputs(*work, rule(self._data.outcome), self._mix)
 
     def logits(self, models: Floats, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Floats) -> None:
         """Logits of the models ``which`` (k, P), or of one (1, P), on owners' rows, from ``place`` on."""
