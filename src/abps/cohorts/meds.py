@@ -23,6 +23,7 @@ from abps.cohorts.meds_events import (
     starting,
 )
 from abps.cohorts.meds_window import measure
+from abps.cohorts.stay_options import StayOptions
 from abps.cohorts.tidy import (
     Cohort,
     Column,
@@ -38,32 +39,12 @@ from abps.data.synthetic.builtin import Roles
 
 RECIPE = "meds/2"
 
-#: Diagnoses of the admission, of earlier ones only, or none: see :mod:`abps.cohorts.mimiciv`.
-DIAGNOSES = ("this", "earlier", "none")
 
-
-@dataclass(frozen=True)
-class MedsOptions:
-    """As :class:`abps.cohorts.mimiciv.MimicOptions`; map_file: the code map, unset the shipped one.
-
-    features: labs, gcs and urine are told by the shipped map.
-    """
+@dataclass(frozen=True, kw_only=True)
+class MedsOptions(StayOptions):
+    """map_file: the code map, unset the shipped one. features: labs, gcs and urine are told by that one."""
 
     map_file: str | None = None
-    window: str = "24h"
-    diagnoses: str = "this"
-    charlson: str = "12"
-    min_age: float | None = 18
-    max_age: float | None = 95
-    features: tuple[str, ...] = ()
-    first_stay: bool = False
-
-    def __post_init__(self) -> None:
-        physiology.parse_groups(self.features)
-        vitals.window_of(self.window)
-        charlson.table().columns(self.charlson)
-        if self.diagnoses not in DIAGNOSES:
-            raise RequestError(f"diagnoses={self.diagnoses!r}: choose one of {', '.join(DIAGNOSES)}")
 
 
 def build(source: Path, options: MedsOptions | None = None, progress: Progress = silent) -> Cohort:
@@ -217,6 +198,6 @@ def _dictionary(options: MedsOptions) -> list[Column]:
         Column("admission_type", "feature", "", "type of hospital admission"),
         Column("admission_location", "feature", "", "where the patient came from"),
         Column("insurance", "feature", "", "insurance, as on record at ICU admission"),
-        *comorbidity_columns("none" if options.diagnoses == "none" else options.charlson, origin),
+        *comorbidity_columns(options.comorbidities, origin),
         *vital_columns(options.window),
     ]

@@ -19,6 +19,7 @@ import polars as pl
 
 from abps.cohorts import charlson, mimic_events, physiology, provenance, vitals
 from abps.cohorts.duck import CsvTable, Progress, Session, folder_of, open_table, session, silent
+from abps.cohorts.stay_options import StayOptions
 from abps.cohorts.tidy import (
     Cohort,
     Column,
@@ -37,38 +38,13 @@ from abps.data.synthetic.builtin import Roles
 #: Rises whenever the same files and options would give another table.
 RECIPE = "mimiciv/2"
 
-DIAGNOSES = ("this", "earlier", "none")
 
+@dataclass(frozen=True, kw_only=True)
+class MimicOptions(StayOptions):
+    """clock: one of :data:`abps.cohorts.mimic_events.CLOCKS`. min_hours: the least length of a stay."""
 
-@dataclass(frozen=True)
-class MimicOptions:
-    """window: one of :data:`abps.cohorts.vitals.WINDOWS`. charlson: 12 or 17 (or none) of the categories.
-
-    features: groups of :data:`abps.cohorts.physiology.GROUPS` beyond the vitals. clock: one of
-    :data:`abps.cohorts.mimic_events.CLOCKS`. first_stay: leave out all but a patient's first ICU stay.
-    """
-
-    window: str = "24h"
-    diagnoses: str = "this"
-    charlson: str = "12"
-    min_age: float | None = 18
-    max_age: float | None = 95
     min_hours: float = 0
-    features: tuple[str, ...] = ()
     clock: str = "charttime"
-    first_stay: bool = False
-
-    def __post_init__(self) -> None:
-        physiology.parse_groups(self.features)
-        vitals.window_of(self.window)
-        charlson.table().columns(self.charlson)
-        if self.diagnoses not in DIAGNOSES:
-            raise RequestError(f"diagnoses={self.diagnoses!r}: choose one of {', '.join(DIAGNOSES)}")
-
-    @property
-    def comorbidities(self) -> str:
-        """The Charlson columns that are made."""
-        return "none" if self.diagnoses == "none" else self.charlson
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import polars as pl
 from abps.cohorts import charlson, physiology, provenance, vitals
 from abps.cohorts.duck import Progress, Session, session, silent
 from abps.cohorts.omop_source import Cdm, open_cdm
+from abps.cohorts.stay_options import StayOptions
 from abps.cohorts.tidy import (
     Cohort,
     Column,
@@ -37,8 +38,6 @@ from abps.data.synthetic.builtin import Roles
 
 RECIPE = "omop/1"
 
-DIAGNOSES = ("this", "earlier", "none")
-
 TABLES = (
     *("person", "visit_occurrence", "visit_detail", "measurement", "condition_occurrence", "concept"),
     *("care_site", "death", "payer_plan_period"),
@@ -48,24 +47,9 @@ TABLES = (
 GROUPS = ("labs", "gcs")
 
 
-@dataclass(frozen=True)
-class OmopOptions:
-    """As :class:`abps.cohorts.mimiciv.MimicOptions`; features: labs and gcs are told by the shipped map."""
-
-    window: str = "24h"
-    diagnoses: str = "this"
-    charlson: str = "12"
-    min_age: float | None = 18
-    max_age: float | None = 95
-    features: tuple[str, ...] = ()
-    first_stay: bool = False
-
-    def __post_init__(self) -> None:
-        physiology.parse_groups(self.features)
-        vitals.window_of(self.window)
-        charlson.table().columns(self.charlson)
-        if self.diagnoses not in DIAGNOSES:
-            raise RequestError(f"diagnoses is {', '.join(DIAGNOSES)}, not {self.diagnoses!r}")
+@dataclass(frozen=True, kw_only=True)
+class OmopOptions(StayOptions):
+    """features: labs and gcs are told by the shipped map."""
 
 
 @cache
@@ -400,7 +384,6 @@ def _dictionary(options: OmopOptions) -> list[Column]:
         "earlier": "condition codes of earlier visits only",
         "none": "",
     }[options.diagnoses]
-    chosen = "none" if options.diagnoses == "none" else options.charlson
     return [
         Column(
             "died", "label", "0/1", "left the hospital dead: discharge concept or word, or the death record"
@@ -417,6 +400,6 @@ def _dictionary(options: OmopOptions) -> list[Column]:
         Column("race", "feature", "", "race in five groups, by its source value or else its concept"),
         Column("admission_location", "feature", "", "where the patient came from, as in the source"),
         Column("insurance", "feature", "", "payer of the period that holds ICU admission"),
-        *comorbidity_columns(chosen, origin),
+        *comorbidity_columns(options.comorbidities, origin),
         *vital_columns(options.window),
     ]
