@@ -61,7 +61,7 @@ def _life(name: str, table: Path, roles, agreement: dict, store: Path, hub: Conn
             raise Unreachable(peer)
         return reply
 
-    site = Site(name, agreed, agreed.prepare(own), kept, send, patience=Patience(repeats=1))
+    site = Site(name, agreed, agreed.prepare(own), kept, send, patience=Patience(repeats=1, swap_seconds=3.0))
 
     def conducted(number: int, what: str, arguments: tuple) -> None:
         try:
@@ -95,6 +95,8 @@ class RelayGone(Exception):
 
 class Hub:
     """The processes of some sites, and the lines between them. ``passing`` sees every payload go by."""
+
+    parallel = True
 
     def __init__(self, given: Hospitals, agreement: Agreement, folder: Path) -> None:
         self.given, self.agreement, self.folder = given, agreement, folder

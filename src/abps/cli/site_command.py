@@ -18,6 +18,7 @@ from abps.cli import (
     site_audit,
     site_check,
     site_consent,
+    site_gather,
     site_members,
     site_preview,
     site_rehearse,
@@ -40,7 +41,9 @@ HELP = """The real federation: hospitals that keep their tables, over NVIDIA FLA
 
 3. The relay, `abps site start kits/relay`, and each hospital, `abps site start kits/north`
 
-4. The operator: `abps site submit --kit kits/operator@federation.example --study icu --codebook book.json`
+4. Each hospital, having read its codebook: `abps site share kits/north --by "Dr. Ada Example"`; then the
+operator: `abps site gather --kit kits/operator@federation.example --study icu --out book.json` and
+`abps site submit --kit kits/operator@federation.example --study icu --codebook book.json`
 
 5. Each hospital, at any time: `abps site check kits/north`, `abps site status kits/north`
 
@@ -54,6 +57,7 @@ PARTS = (
     site_start,
     site_check,
     site_consent,
+    site_gather,
     site_preview,
     site_audit,
     site_members,
@@ -201,6 +205,12 @@ def submit(
         str, typer.Option(help="The sites that may take part, with commas between (default: all).")
     ] = "",
     min_sites: Annotated[int, typer.Option(help="Do not start with fewer sites.")] = 2,
+    grace: Annotated[
+        float, typer.Option(help="Seconds for the last sites in a round, once more than half are done.")
+    ] = 300.0,
+    patience: Annotated[
+        float, typer.Option(help="Seconds to wait for sites whose people have not decided yet.")
+    ] = 0.0,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the end; 0: do not wait.")] = 3600.0,
     out: Annotated[Path | None, typer.Option(help="Write the conductor's report here.")] = None,
     as_json: options.Json = False,
@@ -221,6 +231,8 @@ def submit(
     book = merged([read_codebook(path) for path in codebook_])
     agreement = Agreement(study, method, book, seed, rounds, options.settings(set_ or []))
     agreement.config()
+    if grace < 0 or patience < 0:
+        raise RequestError("--grace and --patience are seconds: choose 0 or more")
     console = options.terminal(stderr=True)
     with console.status("submitting") if console.is_terminal else Console(quiet=True).status("") as state:
         done = jobs.submit(
@@ -228,7 +240,8 @@ def submit(
             agreement,
             job_rounds,
             min_sites,
-            wait=wait or None,
+            jobs.Waits(grace=grace, patience=patience),
+            wait=wait + patience if wait else None,
             progress=lambda word: state.update(word),
             members=options.split(members),
         )

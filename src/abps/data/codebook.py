@@ -198,6 +198,28 @@ def merged(books: Sequence[Codebook]) -> Codebook:
     )
 
 
+def joining(study: Codebook, own: Codebook) -> list[str]:
+    """What a site with a codebook of its own has to know before it joins a study that has one; none: it fits.
+
+    The study's columns stay as they are: earlier rounds were learned with them.
+    """
+    found = []
+    if study.time != own.time:
+        found.append(f"the study has {'a' if study.time else 'no'} time column; init it so")
+    lacking = [source for source in study.sources if source not in own.sources]
+    if lacking:
+        found.append(
+            f"its codebook has not {', '.join(lacking)}; its table needs these columns (empty where unknown)"
+        )
+    more = [source for source in own.sources if source not in study.sources]
+    if more:
+        found.append(f"the study does not read its {', '.join(more)}")
+    words = set(study.events) & set(own.others) | set(study.others) & set(own.events)
+    if words:
+        found.append(f"its outcome has {sorted(words)[0]!r} the other way round; init it again")
+    return found
+
+
 def _one_outcome(books: Sequence[Codebook]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The words of the outcome by all books, none of which may be an event at one site and not at another."""
     events = sorted({word for book in books for word in book.events})

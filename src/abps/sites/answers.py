@@ -100,6 +100,14 @@ def concluded(value: Any, members: int, edges: int) -> tuple[float, dict[str, in
     return share(auroc), report(sums, members, edges)
 
 
+def exchanged(
+    value: Any, members: int, edges: int, partners: int
+) -> tuple[int, tuple[float, dict[str, int]]]:
+    """How many peers a site is in touch with, and what it tells at the end of a round."""
+    touching, *rest = value
+    return whole(touching, 0, partners), concluded(rest, members, edges)
+
+
 def frames(value: Any, messages: int) -> list[bytes]:
     """The frames of a star's round."""
     if not isinstance(value, list | tuple) or len(value) != messages:

@@ -5,8 +5,9 @@ model, a metadata vector or a belief, and it decides nothing about who works wit
 are there for comparison, need a server: for these it does the server's part, and keeps its memory.)
 
 Proposers take their turns one after the other, in the order that the seed gives: so the partners are
-those of the simulation. Nobody is waited for longer than the stated seconds; who does not answer is left
-out of the rest of the round and asked again in the next.
+those of the simulation. Nobody is waited for longer than the stated seconds; who does not answer, or is later
+than the others by more than the grace, is left out of the rest of the round and asked again in the next. Who
+comes back inside a job, or can take part only now, is let in when a round begins.
 
 Whatever takes time at a site is started there and asked for until it is done: so a site that works long is
 told from a site that is gone within the seconds for a sign of life.
@@ -18,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,38 +40,11 @@ from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_n
 from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
 from abps.sites.site import BOARDS, CONDUCTOR
+from abps.sites.steps import BUSY, NEW, Line, Seconds, decided, started
 from abps.wire import versions
 from abps.wire.admission import Limits, Refused, admit_note, admit_weights
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """How long the conductor waits: for a sign of life, for work (training, credit), for talk between sites.
-
-    poll: the pause between two questions whether something is done.
-    """
-
-    sign: float = 5.0
-    work: float = 1800.0
-    talk: float = 120.0
-    poll: float = 0.2
-
-
-class Line(Protocol):
-    """How the conductor reaches the sites."""
-
-    def ask(
-        self, sites: Sequence[str], what: str, *arguments: Any, seconds: float
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Ask some sites the same at once: answers, and why there is none, by site."""
-
-    def pause(self, seconds: float) -> None:
-        """Let time pass."""
-
-    def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +93,10 @@ class _Course:
     best: int = 0
     best_value: float = math.nan
     server: Server = field(default_factory=Server)
+    joined: frozenset[str] = frozenset()  # who takes part in the job
+    outside: frozenset[str] = frozenset()  # who could not yet, and may come
     well: frozenset[str] = frozenset()  # who ended the last round well
+    silent: frozenset[str] = frozenset()  # who gave no sign of life when it was asked last
 
     def note(self, t: int, values: Sequence[float], stop: Stopping) -> tuple[float, bool]:
         """The mean validation AUROC of a round, and whether it is the best so far."""
@@ -173,6 +150,7 @@ class Conductor:
         self.revoked = revoked
         self._passed_on = ""
         self.job = job
+        self.wire: versions.Version = versions.NEWEST
         self.sender_id = versions.sender_ids(versions.NEWEST, agreement.digest(), job)
         self._at = 0  # the round
 
@@ -180,7 +158,7 @@ class Conductor:
         """The whole job."""
         everybody, barred = self._members(sorted(members))
         roster = tuple(everybody)
-        ready, left_out = self._gather(roster)
+        ready, left_out, outside = self._gather(roster)
         left_out |= barred
         first = 1 + max(int(facts["round"]) for facts in ready.values())
         if first > self.agreement.rounds:
@@ -193,6 +171,7 @@ class Conductor:
         most = int(Limits().rows * float(np.median(list(sizes.values()))))
         sizes = {name: min(rows, most) for name, rows in sizes.items()}
         wire = versions.spoken([facts["wire"] for facts in ready.values()])
+        self.wire = wire
         self.sender_id = versions.sender_ids(wire, self.agreement.digest(), self.job)
         # Sites of the first version do not know the word.
         spoken = [] if wire == versions.OLDEST else [list(wire)]
@@ -204,12 +183,16 @@ class Conductor:
             self._talk(sorted(joined), "catch_up")
             self._talk(sorted(joined), "introduce", first)
         course = self._course(ready, first)
+        course.joined = course.well = frozenset(joined)
+        course.outside = outside | (frozenset(ready) - course.joined)
         stopped = False
         for t in range(first, min(first + self.rounds - 1, self.agreement.rounds) + 1):
-            self._round(t, roster, sorted(joined), sizes, course)
+            self._round(t, roster, sizes, course)
             if self.method.stop.over(t, course.best):
                 stopped = True
                 break
+        took_part = {name for report in course.reports for name in report.present}
+        left_out = {name: why for name, why in left_out.items() if name not in took_part}
         return JobReport(
             self.agreement.study,
             self.agreement.method,
@@ -233,27 +216,23 @@ class Conductor:
             course.note(t, [value for value in known if value is not None], self.method.stop)
         return course
 
-    def _gather(self, roster: tuple[str, ...]) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
-        """Who is there, and agrees."""
-        # A process that has just begun is slow to answer: its first sign of life may take as long as talk.
-        _, failures = self._started(roster, self.seconds.work, "open", sign=self.seconds.talk)
+    def _gather(
+        self, roster: tuple[str, ...]
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[str, str], frozenset[str]]:
+        """Who is there and agrees; why others are not; and who of these may still come."""
+        _, failures = decided(
+            self.line,
+            roster,
+            self.seconds.work,
+            self.seconds,
+            "open",
+            lambda waiting: self.notice(self._at, "open", waiting),
+        )
         there = [name for name in roster if name not in failures]
-        said, silent = self.line.ask(there, "hello", seconds=self.seconds.sign)
-        edges = self._most_edges(len(roster))
-        told, lies = answers.sorted_out(said, lambda v: answers.hello(v, self.agreement.rounds, edges))
-        failures |= silent | lies
-        ready: dict[str, Mapping[str, Any]] = {}
-        mine = self.agreement.digest()
-        for name, facts in told.items():
-            if facts["agreement"] != mine:
-                failures[name] = f"it runs another agreement than {mine}; same abps version?"
-            elif not versions.fits(facts["wire"]):
-                failures[name] = (
-                    f"it speaks version {'.'.join(map(str, facts['wire']))} of the wire format and the relay "
-                    f"{'.'.join(map(str, versions.NEWEST))}; bring both to the same first number"
-                )
-            else:
-                ready[name] = facts
+        ready, silent, unfit = self._greeted(there, roster)
+        nonsense = {answers.NONSENSE, excuses.words("")}
+        outside = frozenset(name for name, why in (failures | silent).items() if why not in nonsense)
+        failures |= silent | unfit
         for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}):
             failures[name] = (
                 f"it says that it has finished round {ready.pop(name)['round']}, and nobody else has"
@@ -265,15 +244,34 @@ class Conductor:
             raise RequestError(
                 f"{len(ready)} of {len(roster)} sites can take part, and a job needs 2 ({why})"
             )
-        return ready, failures
+        return ready, failures, outside
 
-    def _round(
-        self, t: int, roster: tuple[str, ...], members: list[str], sizes: dict[str, int], course: _Course
-    ) -> None:
+    def _greeted(
+        self, sites: Sequence[str], roster: tuple[str, ...]
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[str, str], dict[str, str]]:
+        """The first words of sites whose study is this one; who says none; and why the others do not fit."""
+        said, silent = self.line.ask(sites, "hello", seconds=self.seconds.sign)
+        edges = self._most_edges(len(roster))
+        told, unfit = answers.sorted_out(said, lambda v: answers.hello(v, self.agreement.rounds, edges))
+        ready: dict[str, Mapping[str, Any]] = {}
+        mine = self.agreement.digest()
+        for name, facts in told.items():
+            if facts["agreement"] != mine:
+                unfit[name] = f"it runs another agreement than {mine}; same abps version?"
+            elif not versions.fits(facts["wire"]):
+                unfit[name] = (
+                    f"it speaks version {'.'.join(map(str, facts['wire']))} of the wire format and the relay "
+                    f"{'.'.join(map(str, versions.NEWEST))}; bring both to the same first number"
+                )
+            else:
+                ready[name] = facts
+        return ready, silent, unfit
+
+    def _round(self, t: int, roster: tuple[str, ...], sizes: dict[str, int], course: _Course) -> None:
         began, self._at = self.line.now(), t
-        members, barred = self._members(members)
-        alive, missing = self._alive(members, course)
-        missing |= barred
+        members, barred = self._members(sorted(course.joined | course.outside))
+        alive, missing = self._alive(t, roster, members, sizes, course)
+        missing |= {name: why for name, why in barred.items() if name in course.joined}
         if self.method.announces and not course.ledger.closed:
             _, failed = self._talk(alive, "announce", t, alive)
             missing |= failed
@@ -289,24 +287,94 @@ class Conductor:
         present = sorted(trained)
         if not present:
             raise RequestError(f"round {t}: no site is left ({'; '.join(sorted(set(missing.values())))})")
-        exchange = {"alone": self._alone, "star": self._star}.get(self.method.kind, self._peers)
-        rest = exchange(t, roster, present, sizes, missing, course)
-        # Let every site mix, judge, write down, and tell the sums of the round.
-        said, failed = self._work(_without(present, missing), "conclude", t, rest.words)
         edges = self._most_edges(len(roster))
-        told, lies = answers.sorted_out(said, lambda v: answers.concluded(v, len(roster), edges))
+        if self._at_once(t, closed):
+            made = self._turns(t, roster, present, missing)
+            said, failed = self._work(_without(present, missing), "exchange", t, sorted(missing))
+            most = self._most_partners(len(roster))
+            ended, lies = answers.sorted_out(said, lambda v: answers.exchanged(v, len(roster), edges, most))
+            told = {name: rest for name, (_, rest) in ended.items()}
+            self.tell(f"round {t}: {made} proposals, {sum(k for k, _ in ended.values()) // 2} pairs")
+        else:
+            exchange = {"alone": self._alone, "star": self._star}.get(self.method.kind, self._peers)
+            why = exchange(t, roster, present, sizes, missing, course)
+            # Let every site mix, judge, write down, and tell the sums of the round.
+            said, failed = self._work(_without(present, missing), "conclude", t, why.words)
+            told, lies = answers.sorted_out(said, lambda v: answers.concluded(v, len(roster), edges))
         missing |= failed | lies
         values = {name: auroc for name, (auroc, _) in told.items()}
         reports = {name: sums for name, (_, sums) in told.items()}
         self._book(t, present, reports, values, missing, course, began)
         course.well = frozenset(told) - set(missing)
 
-    def _alive(self, members: Sequence[str], course: _Course) -> tuple[list[str], dict[str, str]]:
-        """Who is there: those that ended the last round well, and those of the others that answer."""
-        alive, missing = self.line.ask(
-            [name for name in members if name not in course.well], "ping", seconds=self.seconds.sign
+    def _alive(
+        self, t: int, roster: tuple[str, ...], members: Sequence[str], sizes: dict[str, int], course: _Course
+    ) -> tuple[list[str], dict[str, str]]:
+        """Who is there: those that ended the last round well, and those of the others that answer.
+
+        Who is back, or can take part only now, is let in.
+        """
+        asked = [name for name in members if name not in course.well]
+        quick = [name for name in asked if name in course.silent]
+        others = [name for name in asked if name not in course.silent]
+        standing, silent = self.line.ask(others, "ping", seconds=self.seconds.sign)
+        more, still = self.line.ask(quick, "ping", seconds=self.seconds.again)
+        standing, silent = {**standing, **more}, {**silent, **still}
+        course.silent = frozenset(silent)
+        missing = {name: why for name, why in silent.items() if name in course.joined}
+        waiting: dict[str, str] = {}
+        for name, state in sorted(standing.items()):
+            if state is True and name in course.joined:
+                continue
+            if state == NEW:
+                self.line.ask([name], "wake", seconds=self.seconds.sign)
+                waiting[name] = "it is back and opens its table"
+            elif state == BUSY:
+                waiting[name] = "it is still busy with what it was asked before"
+            else:
+                course.outside |= {name}
+        missing |= {name: why for name, why in waiting.items() if name in course.joined}
+        back = [name for name in _without(sorted(standing), waiting) if name in course.outside]
+        ready, quiet, unfit = self._greeted(back, roster)
+        course.outside -= frozenset(unfit)
+        missing |= {name: why for name, why in (quiet | unfit).items() if name in course.joined}
+        here = [name for name in course.well if name in members]
+        here += [name for name in standing if name in course.joined and name not in {*missing, *back}]
+        entered = self._enter(t, roster, ready, sorted(here), sizes, missing)
+        course.joined |= frozenset(entered)
+        course.outside -= course.joined
+        return sorted({*here, *entered}), missing
+
+    def _enter(
+        self,
+        t: int,
+        roster: tuple[str, ...],
+        ready: Mapping[str, Mapping[str, Any]],
+        here: list[str],
+        sizes: dict[str, int],
+        missing: dict[str, str],
+    ) -> list[str]:
+        """Let sites in before a round: they learn who is there, and the others of them."""
+        late = [name for name, facts in ready.items() if facts["round"] >= t or facts["wire"] < self.wire]
+        missing |= dict.fromkeys(late, "what it says of its rounds or its version does not fit this job")
+        most = max(sizes.values())
+        rows = {name: min(int(ready[name]["rows"]), most) for name in _without(sorted(ready), missing)}
+        if not rows:
+            return []
+        sizes |= rows
+        spoken = [] if self.wire == versions.OLDEST else [list(self.wire)]
+        joined, failed = self.line.ask(
+            sorted(rows), "join", list(roster), t, sizes, *spoken, seconds=self.seconds.sign
         )
-        return sorted({*alive, *course.well} & set(members)), missing
+        missing |= failed
+        entered = sorted(joined)
+        if entered and self.method.kind not in ("alone", "star"):
+            self._talk(entered, "catch_up")
+            self._talk(entered, "introduce", t)
+            self._talk(here, "introduce", t, entered, rows)
+        for name in entered:
+            self.tell(f"round {t}: {name} takes part from now on")
+        return entered
 
     def _questions(self, t: int) -> int:
         """How many questions are asked around before a round."""
@@ -364,16 +432,8 @@ class Conductor:
             return Rest.QUIET
         if course.ledger.closed:
             return Rest.BUDGET
-        made = 0
-        if method.kind != "graph":
-            order = method.turns(self.agreement.seed, t, center_ids(roster))
-            for name in (roster[k] for k in order):
-                if name in present:
-                    said, failed = self._talk([name], "turn", t, sorted(missing))
-                    asked, lies = answers.sorted_out(said, lambda v: answers.whole(v, 0, len(roster)))
-                    made += sum(asked.values())
-                    missing |= failed | lies
-        most = min(method.capacity, len(roster) - 1) if method.kind == "mutual" else len(roster) - 1
+        made = self._turns(t, roster, present, missing)
+        most = self._most_partners(len(roster))
         said, failed = self._talk(_without(present, missing), "settle", t, sorted(missing))
         touching, lies = answers.sorted_out(said, lambda v: answers.whole(v, 0, most))
         missing |= failed | lies
@@ -386,6 +446,41 @@ class Conductor:
         missing |= failed
         self.tell(f"round {t}: {made} proposals, {edges} pairs")
         return Rest.NOT
+
+    def _at_once(self, t: int, closed: bool) -> bool:
+        """Whether sites settle, swap and conclude by themselves once the turns are over.
+
+        Not where the bytes of a round are weighed against a budget first, or a number that goes with the
+        weights tells of what all have settled.
+        """
+        if self.method.kind in ("alone", "star") or closed or not self.line.parallel:
+            return False
+        method = cast(PeerMethod, self.method)
+        return method.budget is None and not method.noted and method.exchanges(t)
+
+    def _most_partners(self, members: int) -> int:
+        """The most peers that a site can be in touch with in a round."""
+        method = cast(PeerMethod, self.method)
+        return min(method.capacity, members - 1) if method.kind == "mutual" else members - 1
+
+    def _turns(self, t: int, roster: tuple[str, ...], present: list[str], missing: dict[str, str]) -> int:
+        """Let one after the other propose. Returns how many proposals were made."""
+        method = cast(PeerMethod, self.method)
+        made = 0
+        if method.kind != "graph":
+            order = method.turns(self.agreement.seed, t, center_ids(roster))
+            for name in (roster[k] for k in order):
+                if name in present and name not in missing:
+                    began = self.line.now()
+                    said, failed = self._talk([name], "turn", t, sorted(missing))
+                    asked, lies = answers.sorted_out(said, lambda v: answers.whole(v, 0, len(roster)))
+                    made += sum(asked.values())
+                    missing |= failed | lies
+                    if self.line.now() - began > self.seconds.sign:
+                        # It has waited for somebody: who is gone need not cost the others as much.
+                        rest = _without(present, missing)
+                        missing |= self.line.ask(rest, "ping", seconds=self.seconds.sign)[1]
+        return made
 
     def _star(
         self,
@@ -579,29 +674,11 @@ class Conductor:
         self, sites: Sequence[str], limit: float, what: str, *arguments: Any, sign: float
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Start something at every site, and ask until it is done: results, and who failed and why."""
-        done: dict[str, Any] = {}
-        until = self.line.now() + limit
-        said, failed = self.line.ask(sites, "start", what, *arguments, seconds=sign)
-        while True:
-            waiting = []
-            standing, lies = answers.sorted_out(said, answers.progress)
-            failed |= lies
-            for name, (state, value) in standing.items():
-                if state == "done":
-                    done[name] = value
-                elif state == "busy":
-                    waiting.append(name)
-                else:
-                    failed[name] = excuses.words(state)
-            if waiting and self.line.now() > until:
-                failed |= dict.fromkeys(waiting, f"{what} took longer than {limit:g} s")
-                waiting = []
-            if not waiting:
-                return done, failed
-            self.notice(self._at, what, sorted(waiting))
-            self.line.pause(self.seconds.poll)
-            said, gone = self.line.ask(sorted(waiting), "poll", seconds=sign)
-            failed |= gone
+
+        def notice(waiting: Sequence[str]) -> None:
+            self.notice(self._at, what, waiting)
+
+        return started(self.line, sites, limit, self.seconds, what, *arguments, sign=sign, notice=notice)
 
     def _book(
         self,

@@ -131,10 +131,11 @@ class Consent:
         self._until: float | None = None
         self._seen: tuple[object, ...] = ()
 
-    def given(self) -> Line:
+    def given(self, before: Line | None = None) -> Line:
         """The approval of this proposal; :class:`Declined`, with a code, if there is none.
 
         What the policy rules out is refused without a question; what is new is kept for somebody to read.
+        before: what was allowed before anybody asked (a codebook that was shared), if there is such a line.
         """
         study, digest = self.proposal.study, self.proposal.digest()
         with _declining(Excuse.PROPOSAL):
@@ -145,13 +146,18 @@ class Consent:
         with _declining(Excuse.APPROVAL):
             keep(self.folder, self.journal, self.signed, operator)
             held = standing(self.journal.lines(), study, digest)
+        if held is None and before is not None:
+            return before
         if held is None and self.policy.approve == "auto":
             held = self.journal.write(str(Verdict.APPROVED), study=study, proposal=digest, by=AUTOMATIC)
         if held is None:
             raise Declined(
                 Excuse.APPROVAL,
                 f"the study {study!r} waits for approval here; read it, and decide with `abps site approve` "
-                "or `abps site refuse`",
+                "or `abps site refuse`"
+                if self.proposal.asks == "study"
+                else f"the codebook is asked for, for the study {study!r}, and nobody has shared it; read "
+                "it, and let it out with `abps site share`",
             )
         return self._approved(held)
 

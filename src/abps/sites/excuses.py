@@ -51,7 +51,7 @@ _WORDS = {
     Excuse.STORE: "its store cannot be used for this study",
     Excuse.PROPOSAL: "it does not trust the job's proposal",
     Excuse.POLICY: "the study asks for more than its policy allows",
-    Excuse.APPROVAL: "nobody there has approved the study yet",
+    Excuse.APPROVAL: "nobody there has approved it yet",
     Excuse.REFUSED: "it has refused the study",
     Excuse.WITHDRAWN: "it has withdrawn from the study",
     Excuse.MEMBERS: "the job has sites that it did not approve",

@@ -12,6 +12,7 @@ from typing import Any
 from abps.sites import excuses
 from abps.sites.excuses import Declined
 from abps.sites.site import Site, Unreachable
+from abps.sites.steps import OPEN
 
 #: Called with (sender, receiver, what) before a payload and, with ``back=True``, before its answer;
 #: True if it gets lost.
@@ -24,6 +25,8 @@ def _no_trouble(sender: str, receiver: str, what: str, back: bool) -> bool:
 
 class Memory:
     """Sites that reach each other by calling."""
+
+    parallel = False
 
     def __init__(self, trouble: Trouble = _no_trouble) -> None:
         self.sites: dict[str, Site] = {}
@@ -77,6 +80,8 @@ class Memory:
 def answer(site: Site, what: str, arguments: Sequence[Any]) -> Any:
     """What a site says to the conductor; long work is done at once here."""
     if what == "ping":
+        return True if len(site.roster) > 1 else OPEN
+    if what == "wake":
         return True
     if what == "start":
         work, *rest = arguments

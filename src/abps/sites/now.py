@@ -36,6 +36,8 @@ STEPS = {
     "swap": "swapping weights",
     "finish": "mixing and judging",
     "conclude": "mixing and judging",
+    "exchange": "swapping weights, mixing and judging",
+    "letter": "sending its codebook to the operator",
     "idle": "waiting for the conductor's word",
     "done": "done",
 }

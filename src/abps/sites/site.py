@@ -118,10 +118,12 @@ Send = Callable[[str, str, bytes], bytes]
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a site tries: repetitions of an unanswered message, seconds for its whole turn."""
+    """How long a site tries: repetitions of an unanswered message, seconds for its whole turn, and for the
+    weights of partners."""
 
     repeats: int = 2
     turn_seconds: float = 60.0
+    swap_seconds: float = 30.0
 
 
 def _utc() -> str:
@@ -164,6 +166,7 @@ class Site:
         self.patience = patience or Patience()
         self._send, self._now, self._stamp = send, now, stamp
         self._lock = threading.RLock()
+        self._came = threading.Condition(self._lock)  # weights have come, or somebody is lost
         self.consent = consent
         self._out = False  # whether consent was missing when a round should begin
         self.signer, self.job = signer, job
@@ -381,25 +384,32 @@ class Site:
                 if peer in self._others - silent and not self._try(past, peer, message):
                     silent.add(peer)
 
-    def introduce(self, round: int) -> None:
-        """Publish the metadata vector to every other member, before the first round of a job.
+    def introduce(
+        self, round: int, to: Sequence[str] | None = None, rows: Mapping[str, int] | None = None
+    ) -> None:
+        """Publish the metadata vector to every other member, before the first round of a job, or to those
+        that have come since.  rows: how many training rows these have.
 
         And tell each the last head of its own log that it gave us: so a site learns if its log is not what it
         was.
         """
-        self._witness(round)
+        peers = sorted(self._others if to is None else self._others & set(to))
+        with self._lock:
+            self._rows |= {name: int(count) for name, count in (rows or {}).items() if name in peers}
+            self._grounded = None if rows else self._grounded
+        self._witness(round, peers)
         if not self.published.names:
             return
         data = pack_vector(self.vectors[self.name], round, self._id)
         more = any(name.startswith(admission.ASSOCIATION) for name in self.published.names)
         what = "metadata vector and how our columns go with the outcome" if more else "metadata vector"
         why = f"{what}, so that peers can tell whether we are alike"
-        for peer in sorted(self._others):
+        for peer in peers:
             with contextlib.suppress(Unreachable):
                 self._carry(peer, "vector", data, why, self.patience.repeats, round)
 
-    def _witness(self, round: int) -> None:
-        for peer in sorted(self._others if self.wire >= WITH_HEADS else ()):
+    def _witness(self, round: int, peers: Sequence[str]) -> None:
+        for peer in peers if self.wire >= WITH_HEADS else ():
             known = self.store.heads(peer)
             if known:
                 head = known[-1]
@@ -684,13 +694,15 @@ class Site:
 
     def settle(self, round: int, gone: Sequence[str] = ()) -> int:
         """Take no more proposals, and clear up what is in doubt. Returns the number of peers in touch."""
-        self._silent |= set(gone) - {self.name}
+        self.lost(gone)
         if self.method.kind != "mutual":
             touched = len((set(self._asked) | self._listeners) - self._silent)
             return self._tell(touched, "how many peers we are in touch with", round)
         with self._lock:
+            before = protocol.records(self.talks)
             self.talks, farewells = protocol.seal(self.talks)
-            self._promise(self.talks)
+            if protocol.records(self.talks) != before:
+                self._promise(self.talks)
         for peer, message in farewells:
             self._try(round, peer, message)
         self._settle(round)
@@ -792,7 +804,40 @@ class Site:
 
     def conclude(self, round: int, rest: str = "") -> list[Any]:
         """Finish the round, and tell the validation AUROC and the sums of the round."""
-        return [self.finish(round, rest), self.report(round)]
+        with self.store.together():
+            return [self.finish(round, rest), self.report(round)]
+
+    def exchange(self, round: int, gone: Sequence[str] = ()) -> list[Any]:
+        """All that follows the turns, in one go: settle, swap, wait for what partners bring, and conclude.
+
+        Returns the number of peers in touch, and what ``conclude`` tells.
+        """
+        with self.store.together():
+            touching = self.settle(round, gone)
+            self.swap(round)
+            self._wait_for_weights()
+            return [touching, *self.conclude(round)]
+
+    def lost(self, gone: Sequence[str]) -> None:
+        """Who is gone while this site works: nobody waits for them."""
+        with self._came:
+            self._silent |= set(gone) - {self.name}
+            self._came.notify_all()
+
+    def _wait_for_weights(self) -> None:
+        """Until everybody who is to bring weights has, or is gone, or the time is up."""
+        until = self._now() + self.patience.swap_seconds
+
+        def awaited() -> set[str]:
+            if self.method.kind == "mutual":
+                bringing = {p for p, link in self.talks.theirs.items() if link.stage is Stage.MATCHED}
+            else:
+                bringing = set(self._asked)
+            return bringing - self._silent - set(self.arrived)
+
+        with self._came:
+            while awaited() and self._now() < until:
+                self._came.wait(timeout=min(1.0, max(0.0, until - self._now())))
 
     def _heard(self) -> tuple[str, ...]:
         """Who this site had to do with: its partners, or those whose weights arrived."""
@@ -1190,6 +1235,8 @@ class Site:
                 self._log_parcel(peer, data, self.talks.round, again)
             else:
                 self._log(peer, what, len(data), f"{why}{again}", round=round)
+            if what != "message":
+                self.store.sync()
             try:
                 reply = self._send(peer, what, data)
             except Unreachable:
@@ -1219,7 +1266,7 @@ class Site:
         value = admission.admit_note(note, peer, round) if self._peer.noted else 0.0
         arrived = torch.from_numpy(weights) + self.base
         self._check_distance(peer, arrived, self._own_sent(peer))
-        with self._lock:
+        with self._came:
             self.arrived[peer], self._notes[peer] = arrived, value
         self._log(peer, "weights", len(data), f"its shared layers, partner of round {round}", sent=False)
         if note:
@@ -1228,6 +1275,8 @@ class Site:
             rows, digest, signature, at = admission.admit_head(head, peer, self._others, self.sender_id)
             self.store.keep_head(Head(peer, rows, at, digest, signature))
             self._log(peer, "head", len(head), f"the head of its log: {rows} rows", sent=False)
+        with self._came:
+            self._came.notify_all()
 
     def _check_distance(self, peer: str, arrived: Tensor, own: NDArray[np.float32]) -> None:
         """Refuse a model that is much farther from the common start than this site's own (shared,)."""

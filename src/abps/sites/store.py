@@ -201,6 +201,8 @@ class Store:
         self._db = connection
         self._file_lock = lock
         self._lock = threading.RLock()
+        self._batch = threading.local()  # how deep a thread is in blocks of ``together``
+        self._pending = False  # whether something was written that may not be on the disk yet
 
     # Opening
 
@@ -446,8 +448,9 @@ class Store:
     def log(self, *entries: Entry) -> None:
         """Write down payloads.
 
-        What leaves is on disk before it does; what came, and the sixteen bytes of a negotiation, which tell
-        nothing of patients, are with the next that does, at the latest at the end of the round.
+        What leaves is on disk before it does (in a block of :meth:`together` by :meth:`sync`); what came, and
+        the sixteen bytes of a negotiation, which tell nothing of patients, are with the next that does, at
+        the latest at the end of the round.
         """
         with self._change(power=any(e.sent and e.kind != "message" for e in entries)) as db:
             number, digest = self._head(db)
@@ -570,14 +573,51 @@ class Store:
         power: it also outlives a power cut from the moment it is made; else, from the next one that does.
         """
         with self._lock, _refusing(self.path):
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if power else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk ends some transactions by itself
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
+            self._pending = True
+        if power and not getattr(self._batch, "depth", 0):
+            self.sync()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread writes in the block is written as it comes, and outlives a power cut when the
+        block ends: one wait for the disk instead of many. Whoever sends something in it calls :meth:`sync`
+        before.
+        """
+        self._batch.depth = getattr(self._batch, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._batch.depth -= 1
+            if not self._batch.depth:
+                self.sync()
+
+    def sync(self) -> None:
+        """Wait until everything that was written is on the disk."""
+        with self._lock:
+            if not self._pending:
+                return
+            try:
+                # In write-ahead mode all changes since the last checkpoint, which syncs, are in this file.
+                handle = os.open(f"{self.path}-wal", os.O_RDONLY)
+            except FileNotFoundError:
+                handle = os.open(self.path, os.O_RDONLY)
+            except OSError as error:
+                raise RequestError(f"{self.path} cannot be synced ({error.strerror})") from error
+            try:
+                os.fsync(handle)
+            except OSError as error:
+                raise RequestError(f"{self.path} cannot be synced ({error.strerror})") from error
+            finally:
+                os.close(handle)
+            self._pending = False
 
     def _digest(self) -> str:
         return _digest(self._db)
@@ -686,6 +726,9 @@ def _connect(path: Path, write: bool) -> sqlite3.Connection:
             f"file:{path.absolute().as_posix().replace('?', '%3f').replace('#', '%23')}?mode={mode}",
             uri=True, timeout=10.0, isolation_level=None, check_same_thread=False,
         )  # fmt: skip
+    if write:
+        with _refusing(path):
+            db.execute("PRAGMA synchronous = NORMAL")  # the store syncs by itself, when something is to leave
     try:
         with _refusing(path):
             (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()

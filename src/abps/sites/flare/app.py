@@ -7,13 +7,14 @@ Nothing in a site's process may raise into the engine: a site that crashes ends 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from abps.sites.excuses import Excuse
 from abps.sites.flare import economy
 from abps.sites.membership import Known
 from abps.sites.now import Board
+from abps.sites.steps import BUSY, NEW, OPEN, Seconds
 from abps.wire.admission import Reason
 
 if TYPE_CHECKING:
@@ -44,7 +46,10 @@ SERVER = "server"
 #: What the conductor may ask a site to do at once, and to start.
 ASKED = frozenset({"hello", "join", "begin", "keep_best", "upload", "download", "report"})
 _TALKS = frozenset({"catch_up", "introduce", "announce", "turn", "settle", "swap"})
-STARTED = _TALKS | {"open", "reply", "preside", "train", "conclude"}
+STARTED = _TALKS | {"open", "letter", "reply", "preside", "train", "conclude", "exchange"}
+
+#: Seconds before a site that could not take part looks again whether it can.
+PAUSE = 5.0
 
 #: How long a site holds back the word that it is still busy, in seconds: short work needs no second question.
 LINGER = 2.0
@@ -90,6 +95,9 @@ class FlareSite:
     _known: Known | None = None
     _job = ""
     _round = 0
+    _joined = False  # whether this site has been let into the job
+    _looked = 0.0  # when it was last looked whether it can take part
+    _told = ""  # the last code that left
 
     @collab.init
     def setup(self) -> None:
@@ -147,16 +155,24 @@ class FlareSite:
             if collab.caller != SERVER:
                 return [False, str(Excuse.STEP)]
             if what == "ping":
+                return [True, self._standing()]
+            if what == "wake":
+                if self._standing() == NEW and time.monotonic() - self._looked > PAUSE:
+                    self._start("open")
                 return [True, True]
             if what == "revoked":
                 return [True, self._known is not None and self._known.hear(str(arguments[0]))]
             if what == "start":
                 self._start(*arguments)
+            if what == "poll" and arguments and self._site is not None:
+                self._site.lost([str(name) for name in arguments[0]])
             if what in ("start", "poll"):
                 return [True, self._linger()]
             if what not in ASKED or self._site is None:
                 return [False, str(Excuse.STEP)]
-            return [True, getattr(self._site, what)(*arguments)]
+            said = getattr(self._site, what)(*arguments)
+            self._joined |= what == "join"
+            return [True, said]
         except RequestError as error:
             log.warning("%s was refused: %s", what, error)
             return [False, str(excuses.code(error, Excuse.STEP))]
@@ -168,9 +184,10 @@ class FlareSite:
         """Begin something that may take long, in a thread of its own."""
         if what not in STARTED or (self._work is not None and self._work.is_alive()):
             raise RequestError(f"{what!r} cannot be started now")
-        if what != "open" and self._site is None:
+        own = {"open": self._open, "letter": self._letter}
+        if what not in own and self._site is None:
             raise RequestError(f"{what!r} cannot be started before the site is open")
-        work = self._open if what == "open" else getattr(self._site, what)
+        work: Callable[..., Any] = own[what] if what in own else getattr(self._site, what)
         self._state = ["busy", None]
         if arguments and isinstance(arguments[0], int):
             self._round = arguments[0]
@@ -181,7 +198,7 @@ class FlareSite:
                 self._state = ["done", work(*arguments)]
             except RequestError as error:
                 log.warning("%s was refused: %s", what, error)
-                code = excuses.code(error, self._stage if what == "open" else Excuse.STEP)
+                code = excuses.code(error, self._stage if what in own else Excuse.STEP)
                 self._state = [str(code), None]
             except Exception:
                 log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
@@ -190,6 +207,12 @@ class FlareSite:
 
         self._work = threading.Thread(target=run, name=f"abps-{what}", daemon=True)
         self._work.start()
+
+    def _standing(self) -> bool | str:
+        """Whether this site is ready for a round, or what else it is."""
+        if self._work is not None and self._work.is_alive():
+            return BUSY
+        return True if self._joined else NEW if self._site is None else OPEN
 
     def _expelled(self, peer: str) -> bool:
         """Whether the authority has expelled a peer, by the newest list that this site has seen."""
@@ -211,15 +234,35 @@ class FlareSite:
             return
         from abps.sites import sitefile
 
-        self._stage = Excuse.FILE
+        self._stage, self._looked = Excuse.FILE, time.monotonic()
         own = sitefile.find(self._name, self._local)
         journal = own.journal(self._local.parent)
-        try:
+        with self._writing_down(journal):
             self._site = self._opened(own, journal)
+
+    def _letter(self) -> dict[str, Any]:
+        """The site's codebook for the operator, if somebody here has shared it."""
+        from abps.sites import sharing, sitefile
+        from abps.sites.proposal import Signed
+
+        self._stage = Excuse.FILE
+        own = sitefile.find(self._name, self._local)
+        with self._writing_down(own.journal(self._local.parent)):
+            self._stage = Excuse.PROPOSAL
+            signed = Signed.from_json(json.loads(self.proposal))
+            self._stage = Excuse.FILE
+            return sharing.letter(own, self._local, signed)
+
+    @contextlib.contextmanager
+    def _writing_down(self, journal: Journal) -> Iterator[None]:
+        """If it fails, what leaves is a code; it is written down before, once."""
+        try:
+            yield
         except Exception as error:
-            # What leaves now is a code; it is written down before.
             code = excuses.code(error, self._stage if isinstance(error, RequestError) else Excuse.FAULT)
-            journal.write("told", to=SERVER, code=str(code))
+            if str(code) != self._told:
+                journal.write("told", to=SERVER, code=str(code))
+                self._told = str(code)
             raise
 
     def _opened(self, own: SiteFile, journal: Journal) -> Any:
@@ -321,9 +364,13 @@ class FlareConductor:
         talk_seconds: float = 120.0,
         work_seconds: float = 1800.0,
         poll_seconds: float = 0.2,
+        grace_seconds: float = 300.0,
+        patience_seconds: float = 0.0,
     ) -> None:
         self.proposal = proposal
         self.rounds = rounds
+        self.grace_seconds = grace_seconds
+        self.patience_seconds = patience_seconds
         self.sign_seconds = sign_seconds
         self.talk_seconds = talk_seconds
         self.work_seconds = work_seconds
@@ -332,17 +379,25 @@ class FlareConductor:
     @collab.main
     def run(self) -> None:
         """Run the job and write down what happened."""
-        from abps.sites.conductor import Conductor, Seconds
         from abps.sites.proposal import Signed
 
         job = str(collab.fl_ctx.get_job_id())
         folder = Path(collab.workspace.get_result_root(job))
-        seconds = Seconds(self.sign_seconds, self.work_seconds, self.talk_seconds, self.poll_seconds)
+        seconds = Seconds(
+            self.sign_seconds, self.work_seconds, self.talk_seconds, self.poll_seconds, self.grace_seconds,
+            patience=self.patience_seconds,
+        )  # fmt: skip
         try:
             proposal = Signed.from_json(json.loads(self.proposal)).proposal
-            if proposal.agreement is None:
-                raise RequestError("the job asks for no study")
             line = _Line({proxy.name: proxy for proxy in collab.clients})
+            if proposal.agreement is None:
+                from abps.sites.gathering import gather
+
+                told = gather(line, proposal.members or sorted(line.sites), seconds, log.info)
+                files.write_json(folder / RESULT, told)
+                return
+            from abps.sites.conductor import Conductor
+
             memory = Path(collab.workspace.get_root_dir()) / "abps-server"
             board = Board(Path(collab.workspace.get_site_config_dir()), proposal.study)
             known = Known(Path(collab.workspace.get_root_dir()))
@@ -360,6 +415,8 @@ class FlareConductor:
 
 class _Line:
     """The conductor's line: calls to many sites at once."""
+
+    parallel = True
 
     def __init__(self, sites: dict[str, Any]) -> None:
         self.sites = sites

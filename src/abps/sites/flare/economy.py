@@ -9,6 +9,8 @@ import threading
 import time
 from typing import Any
 
+from abps.sites.flare import returning
+
 #: Seconds that pending messages get when a job is over; the engine would rest for three.
 REST = 0.3
 
@@ -53,6 +55,7 @@ def ask_seldom() -> None:
     from nvflare.private.fed.client.client_runner import ClientRunner
 
     def run(self: Any) -> None:
+        returning.set_up_late(self)
         threading.Thread(target=self._send_job_heartbeat, daemon=True).start()
         while not self.run_abort_signal.triggered:
             with self.engine.new_context() as fl_ctx:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from abps.sites.flare.returning import give_back
 from abps.sites.membership import Known
 
 log = logging.getLogger("abps")
@@ -109,6 +110,7 @@ def main() -> None:
     engine = RELAY if "fed_server.json" in sys.argv else SITE
     if engine == RELAY:
         guard(Known(kit))
+        give_back()
     else:
         tell_why()
     sys.argv[0] = engine

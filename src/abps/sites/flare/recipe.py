@@ -32,7 +32,10 @@ ALLOW = (
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds: one call between sites, a site's whole turn, a sign of life, talk, and long work."""
+    """Seconds: one call between sites, a site's whole turn, a sign of life, talk, and long work.
+
+    grace: for the last sites, once more than half are done.  patience: for people at the sites to decide.
+    """
 
     call: float = 10.0
     turn: float = 60.0
@@ -40,6 +43,8 @@ class Waits:
     talk: float = 120.0
     work: float = 1800.0
     poll: float = 0.2
+    grace: float = 300.0
+    patience: float = 0.0
 
 
 class ABPSRecipe(CollabRecipe):
@@ -50,27 +55,35 @@ class ABPSRecipe(CollabRecipe):
 
     def __init__(
         self,
-        agreement: Agreement,
+        agreement: Agreement | None,
         rounds: int | None = None,
         min_sites: int = 2,
         waits: Waits | None = None,
         name: str | None = None,
         signed: Signed | None = None,
     ) -> None:
-        """signed: the agreement as a signed proposal, which sites with certificates ask for."""
-        agreement.config()  # what cannot be run is refused here, not at the sites
+        """agreement: none, where codebooks are asked for.
+
+        signed: the agreement as a signed proposal, which sites with certificates ask for.
+        """
+        if agreement is not None:
+            agreement.config()  # what cannot be run is refused here, not at the sites
+            signed = signed or Signed(Proposal(agreement.study, agreement))
+        if signed is None:
+            raise RequestError("a job without an agreement needs a proposal")
         waits = waits or Waits()
-        signed = signed or Signed(Proposal(agreement.study, agreement))
         text = signed.text()
         super().__init__(
-            job_name=name or f"abps-{agreement.study}",
+            job_name=name or f"abps-{signed.proposal.study}",
             server=FlareConductor(
                 text,
-                rounds or agreement.rounds,
+                rounds or (1 if agreement is None else agreement.rounds),
                 waits.sign,
                 waits.talk,
                 waits.work,
                 waits.poll,
+                waits.grace,
+                waits.patience,
             ),
             client=FlareSite(text, waits.call, waits.turn),
             min_clients=min_sites,

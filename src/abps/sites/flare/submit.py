@@ -16,11 +16,13 @@ from nvflare.fuel.flare_api import api_spec as engine
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from abps.core.errors import RequestError
+from abps.data.codebook import Codebook
 from abps.sites.agreement import Agreement
 from abps.sites.flare.app import RESULT
 from abps.sites.flare.recipe import ABPSRecipe, Waits
 from abps.sites.proposal import Proposal, sign
-from abps.sites.signing import signer
+from abps.sites.sharing import open_letter
+from abps.sites.signing import root, signer
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,46 @@ def submit(
     """Submit a job, signed with the kit's key; with ``wait`` seconds, wait for its end and its report."""
     proposal = Proposal(agreement.study, agreement, tuple(members))
     recipe = ABPSRecipe(agreement, rounds, min_sites, waits, signed=sign(proposal, signer(kit)))
+    return _run(kit, recipe, wait, progress)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What came of asking for codebooks: whose, and why there is none of the others."""
+
+    job: str
+    books: dict[str, Codebook]
+    left_out: dict[str, str]
+
+
+def gather(
+    kit: Path,
+    study: str,
+    members: Sequence[str] = (),
+    patience: float = 0.0,
+    wait: float = 600.0,
+    progress: Callable[[str], None] = lambda status: None,
+) -> Gathered:
+    """Ask the connected sites for their codebooks; patience: seconds for people there to share them."""
+    key, authority = signer(kit), root(kit)
+    signed = sign(Proposal(study, None, tuple(members)), key)
+    recipe = ABPSRecipe(None, 1, 1, Waits(patience=patience), f"abps-{study}-codebooks", signed)
+    done = _run(kit, recipe, wait + patience, progress)
+    report = done.report or {"error": f"the job ended as {done.status}; look into the relay's log"}
+    if "error" in report:
+        raise RequestError(f"no codebooks: {report['error']}")
+    books, left_out = {}, {str(name): str(why) for name, why in report["left_out"].items()}
+    for name, told in sorted(report["codebooks"].items()):
+        try:
+            books[name] = open_letter(name, told, signed, key, authority)
+        except RequestError as error:
+            left_out[name] = str(error)
+    if not books:
+        raise RequestError("no codebooks: " + "; ".join(f"{name}: {why}" for name, why in left_out.items()))
+    return Gathered(done.job, books, left_out)
+
+
+def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Callable[[str], None]) -> Outcome:
     with tempfile.TemporaryDirectory() as folder, session(kit) as line:
         recipe.export(folder)
         _ask_often(Path(folder))

@@ -1,0 +1,114 @@
+"""A site that was away comes back inside a job: the engine gives it no running job, so this does.
+
+At the relay: who registers again is given its part in the jobs that it was in. At the site: a job's process
+that begins so late has missed the engine's first two tasks, and does by itself what they ask for.
+
+Known of NVIDIA FLARE 2.9, to which the package is bound.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from typing import Any
+
+log = logging.getLogger("abps")
+
+#: The mark of a job that a site is given anew, in the engine's description of the job.
+RETURNS = "abps_returns"
+
+#: Seconds that a process which has just registered gets before it is asked to do something.
+MOMENT = 1.0
+
+
+def give_back() -> None:
+    """Let the relay give a site that registers again its part in the jobs that still run."""
+    from nvflare.private.defs import CellMessageHeaderKeys
+    from nvflare.private.fed.server.fed_server import FederatedServer
+
+    register = FederatedServer.register_client
+
+    def register_client(self: Any, request: Any) -> Any:
+        reply = register(self, request)
+        name = request.get_header(CellMessageHeaderKeys.CLIENT_NAME)
+        threading.Thread(target=_give_back, args=(self, str(name)), daemon=True).start()
+        return reply
+
+    FederatedServer.register_client = register_client
+
+
+def _give_back(server: Any, name: str) -> None:
+    """Start the jobs at a site that it was in under another token."""
+    from nvflare.apis.fl_constant import RunProcessKey
+
+    time.sleep(MOMENT)
+    engine = server.engine
+    client = server.client_manager.name_to_clients.get(name)
+    for job_id, running in list(engine.run_processes.items()):
+        members = running.get(RunProcessKey.PARTICIPANTS) or {}
+        before = [token for token, member in members.items() if member.name == name]
+        if client is None or not before or client.token in members:
+            continue
+        job = engine.job_runner.running_jobs.get(job_id)
+        if job is None:
+            continue
+        try:
+            _start(engine, job, name)
+        except Exception as error:  # the site comes back with the next job, then
+            log.warning("%s could not be given the job %s again: %s", name, job_id, error)
+            continue
+        for token in before:
+            members.pop(token, None)
+        members[client.token] = client
+        log.info("%s is back and was given the job %s again", name, job_id)
+
+
+def _start(engine: Any, job: Any, name: str) -> None:
+    """Let one site start a job that runs."""
+    from nvflare.apis.job_scheduler_spec import DispatchInfo
+
+    with engine.new_context() as fl_ctx:
+        needs: dict[str, Any] = {}
+        willing = engine.check_client_resources(job, {name: needs}, fl_ctx)
+        able, token = willing.get(name, (False, "no answer"))
+        if not able:
+            raise RuntimeError(f"it cannot take it ({token})")
+        again = copy.copy(job)
+        again.meta = {**job.meta, RETURNS: True}
+        replies = engine.start_client_job(again, {name: DispatchInfo("app", needs, token)}, fl_ctx)
+        for reply in replies:
+            said = None if reply.reply is None else str(reply.reply.body)
+            if said != "OK":
+                raise RuntimeError(said or "no answer")
+
+
+def set_up_late(runner: Any) -> None:
+    """Do what the engine's first tasks ask for, if this process was started when they were over."""
+    from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+    from nvflare.apis.shareable import Shareable
+    from nvflare.collab.api.app import ServerApp
+    from nvflare.collab.runtime.defs import SETUP_TASK_NAME, SyncKey
+    from nvflare.fuel.f3.cellnet.fqcn import FQCN
+
+    from abps.sites.flare.app import FlareConductor
+
+    with runner.engine.new_context() as fl_ctx:
+        meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+        if not meta.get(RETURNS):
+            return
+        executor = runner.task_router.route(SETUP_TASK_NAME)
+        mine = executor.client_app.get_collab_interface()
+        # All sites run the same class, so what it publishes here it publishes everywhere.
+        task = Shareable(
+            {
+                SyncKey.COLLAB_INTERFACE: ServerApp(FlareConductor("", 1)).get_collab_interface(),
+                SyncKey.CLIENT_INTERFACES: {client["name"]: mine for client in meta["job_clients"]},
+                SyncKey.SERVER_FQCN: FQCN.join([FQCN.ROOT_SERVER, fl_ctx.get_job_id()]),
+            }
+        )
+        done = executor.execute(SETUP_TASK_NAME, task, fl_ctx, runner.run_abort_signal)
+        if done.get_return_code() != ReturnCode.OK:
+            raise RuntimeError(f"the job could not be taken up again ({done.get_return_code()})")
+        log.info("back in the job %s", fl_ctx.get_job_id())

@@ -1,0 +1,43 @@
+"""The conductor of a job that asks for codebooks: it carries letters that it cannot read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from abps.core.errors import RequestError
+from abps.sites import answers
+from abps.sites.sharing import MOST_BYTES
+from abps.sites.steps import Line, Seconds, decided
+
+SCHEMA = "abps.gathered/1"
+
+_PARTS = ("book", "certificate", "signature")
+
+
+def gather(
+    line: Line,
+    sites: Sequence[str],
+    seconds: Seconds | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Every site's letter, and why there is none."""
+    seconds = seconds or Seconds()
+    said, why = decided(line, sorted(sites), seconds.talk, seconds, "letter")
+    letters, lies = answers.sorted_out(said, _letter)
+    why |= lies
+    for name, reason in sorted(why.items()):
+        tell(f"{name} has sent no codebook: {reason}")
+    if not letters:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
+        raise RequestError(f"no site has sent a codebook ({reasons or 'no site is there'})")
+    return {"schema": SCHEMA, "codebooks": letters, "left_out": why}
+
+
+def _letter(value: Any) -> dict[str, str]:
+    """A letter in its proper form, as text for a file."""
+    if not isinstance(value, dict) or set(value) != set(_PARTS):
+        raise ValueError("no letter")
+    if not all(isinstance(part, bytes) and len(part) <= MOST_BYTES for part in value.values()):
+        raise ValueError("no bytes")
+    return {name: value[name].hex() for name in _PARTS}

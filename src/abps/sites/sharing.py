@@ -1,0 +1,109 @@
+"""A site's codebook on its way to the operator: shared once by a person, asked for, sealed, and merged.
+
+``abps site share`` writes into the site's journal that exactly this codebook may be given to the operators of
+the network. When a signed proposal asks for it, the site sends it in a letter that the operator alone can
+open, with a signature that says whose it is. The relay carries both and can neither read nor change them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook
+from abps.sites import chain, signing, sitefile
+from abps.sites.consent import Consent
+from abps.sites.excuses import Declined, Excuse
+from abps.sites.journal import Journal, Line
+from abps.sites.proposal import Signed
+from abps.sites.sealing import seal, unseal
+from abps.sites.signing import Signer
+
+#: The word of the journal, and what signatures of codebooks are for.
+SHARED = "shared"
+PURPOSE = "codebook"
+
+#: More bytes than any codebook has.
+MOST_BYTES = 20_000_000
+
+
+def read(local: Path) -> Codebook:
+    """The codebook that this site proposes."""
+    path = Path(local) / sitefile.CODEBOOK
+    if not path.is_file():
+        raise RequestError(f"{path}: no codebook is here; write it with `abps site init`, and read it")
+    try:
+        return Codebook.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise RequestError(f"{path}: {error}") from error
+
+
+def digest(book: Codebook) -> str:
+    """Equal for two codebooks that say the same."""
+    return chain.digest(chain.canonical(book.to_json())).hex()
+
+
+def share(journal: Journal, book: Codebook, by: str) -> Line:
+    """Let the operators of the network have this codebook, and no other."""
+    if not by.strip():
+        raise RequestError("sharing needs the name of the person who decides it")
+    return journal.write(SHARED, codebook=digest(book), by=by.strip())
+
+
+def shared(journal: Journal, book: Codebook) -> Line | None:
+    """The line by which somebody let this codebook out."""
+    wanted = digest(book)
+    lines = [line for line in journal.lines() if line.what == SHARED]
+    return next((line for line in reversed(lines) if line.facts.get("codebook") == wanted), None)
+
+
+def letter(own: sitefile.SiteFile, local: Path, signed: Signed) -> dict[str, Any]:
+    """This site's codebook for the operator who asks for it; :class:`Declined` if nobody shared it.
+
+    It is written down before it leaves.
+    """
+    kit = Path(local).parent
+    journal, book = own.journal(kit), read(local)
+    if book.floor < own.policy.floor:
+        raise Declined(
+            Excuse.POLICY,
+            f"the codebook's floor is {book.floor} patients, and this site's policy asks for "
+            f"{own.policy.floor}; run `abps site init` again",
+        )
+    consent = Consent(Path(own.store), journal, own.policy, signed, signing.root(kit))
+    consent.given(shared(journal, book))
+    data = chain.canonical(book.to_json())
+    journal.write("told", to=signed.operator(signing.root(kit)), codebook=digest(book), bytes=len(data))
+    if journal.signer is None:
+        return {"book": data, "certificate": b"", "signature": b""}
+    signature = journal.signer.sign(PURPOSE, _signed_words(signed, data))
+    sealed = seal(signed.certificate.encode(), data)
+    return {"book": sealed, "certificate": journal.signer.certificate, "signature": signature}
+
+
+def open_letter(
+    site: str, told: Mapping[str, Any], signed: Signed, key: Signer | None, authority: bytes | None
+) -> Codebook:
+    """A site's codebook as the operator gets it: opened, and checked that it is this site's answer."""
+    try:
+        data, certificate, signature = (bytes.fromhex(told[k]) for k in ("book", "certificate", "signature"))
+        if len(data) > MOST_BYTES:
+            raise ValueError("it is too long")
+        if key is not None and authority is not None:
+            name, _ = signing.owner(certificate, authority)
+            data = unseal(key, data)
+            if name != site or not signing.signed_by(
+                certificate, PURPOSE, _signed_words(signed, data), signature
+            ):
+                raise ValueError("it is not signed by that site")
+        return Codebook.from_json(json.loads(data))
+    except (ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"what came as the codebook of {site} cannot be used: {error}") from error
+
+
+def _signed_words(signed: Signed, data: bytes) -> bytes:
+    """What a site signs: its codebook, as the answer to this proposal."""
+    return signed.proposal.digest().encode() + b"\0" + data
