@@ -1,0 +1,292 @@
+"""A real network under harm, for as long as it takes: sites killed, relay killed, sites paused, disks full.
+
+Provisions a network on the loopback address (mutual TLS, one process per participant), runs a study of many
+rounds in jobs of some rounds each, and harms it at random meanwhile. After every job all stores are looked
+through: no observation is lost or counted twice, no pair is known at one end only, every log verifies. At the
+end it prints one JSON object with what happened, and the growth of memory and logs.
+
+    python benchmarks/soak.py --rounds 200 --job-rounds 25 --sites 4 --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from abps.core.errors import RequestError
+from abps.core.protocol import Stage
+from abps.sites import audit, sitefile
+from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, own_home, running
+from abps.sites.flare.recipe import Waits
+from abps.sites.flare.rehearsal import Plan, prepare
+from abps.sites.flare.submit import submit
+from abps.sites.signing import signer
+from abps.sites.store import Store
+
+#: The harms, and how often each is drawn.
+HARMS = ("kill site", "pause site", "full disk", "kill relay")
+
+LONG = 900.0
+
+
+@dataclass(frozen=True)
+class Harm:
+    """How the network is harmed.  every: seconds between two harms, at most.  pause, full: seconds that a
+    site is stopped, and that it can write nothing.  away: seconds before what was killed is started again.
+    """
+
+    kinds: tuple[str, ...] = HARMS
+    every: float = 20.0
+    pause: float = 120.0
+    full: float = 10.0
+    away: float = 5.0
+
+
+@dataclass
+class Story:
+    """What happened."""
+
+    jobs: int = 0
+    lost: int = 0
+    rounds: int = 0
+    harms: Counter[str] = field(default_factory=Counter)
+    absences: int = 0
+    returns: int = 0
+    memory: list[float] = field(default_factory=list)  # MB of the largest job process, by job
+    logs: list[float] = field(default_factory=list)  # MB of all logs, by job
+    stores: list[float] = field(default_factory=list)  # MB of all stores, by job
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        return {**self.__dict__, "harms": dict(self.harms)}
+
+
+class Saboteur(threading.Thread):
+    """Harms the network at random until it is told to stop, one harm at a time, and mends each."""
+
+    def __init__(self, processes: Processes, harm: Harm, rng: random.Random, story: Story) -> None:
+        super().__init__(daemon=True)
+        self.processes, self.harm, self.rng, self.story = processes, harm, rng, story
+        self.done = threading.Event()
+        self.quiet = threading.Lock()  # held while something is broken
+
+    def run(self) -> None:
+        """One harm after the other."""
+        kinds = list(self.harm.kinds)
+        self.rng.shuffle(kinds)
+        k = 0
+        while not self.done.wait(self.rng.uniform(0.3, 1.0) * self.harm.every):
+            with self.quiet:
+                kind, k = kinds[k % len(kinds)], k + 1
+                self._do(kind)
+                self.story.harms[kind] += 1
+                print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr, flush=True)
+
+    def _do(self, kind: str) -> None:
+        name = self.rng.choice(list(self.processes.network.sites))
+        if kind == "kill relay":
+            self._restart(RELAY)
+        elif kind == "kill site":
+            self._restart(name)
+        elif kind == "pause site":
+            family = self.processes.family(name)
+            try:
+                _signal(family, "suspend")
+                self.done.wait(self.rng.uniform(0.2, 1.0) * self.harm.pause)
+            finally:
+                _signal(family, "resume")
+        elif kind == "full disk":
+            # No file of these processes can grow any more, as on a disk without room.
+            family = self.processes.family(name)
+            before = [(p, p.rlimit(psutil.RLIMIT_FSIZE)) for p in family if p.is_running()]
+            try:
+                for process, (_, most) in before:
+                    with contextlib.suppress(psutil.Error, OSError):
+                        process.rlimit(psutil.RLIMIT_FSIZE, (0, most))
+                self.done.wait(self.harm.full)
+            finally:
+                for process, limits in before:
+                    with contextlib.suppress(psutil.Error, OSError):
+                        process.rlimit(psutil.RLIMIT_FSIZE, limits)
+
+    def _restart(self, name: str) -> None:
+        self.processes.kill(name)
+        self.done.wait(self.rng.uniform(0.2, 1.0) * self.harm.away)
+        self.processes.start(name)
+
+
+def _signal(family: list[psutil.Process], what: str) -> None:
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            getattr(process, what)()
+
+
+def soak(folder: Path, plan: Plan, job_rounds: int, harm: Harm, seed: int) -> Story:
+    """Run a whole study on a network that is harmed, and look through all stores after every job."""
+    story, rng, port = Story(), random.Random(seed), free_port()
+    network, agreement = prepare(folder, plan, "localhost", port)
+    with own_home(folder / "home"), running(Processes(network, port)) as processes:
+        processes.start_all(LONG)
+        before: dict[str, dict] = {}
+        while story.rounds < plan.rounds:
+            saboteur = Saboteur(processes, harm, rng, story)
+            saboteur.start()
+            try:
+                with _largest(processes) as largest:
+                    _job(processes, agreement, min(job_rounds, plan.rounds - story.rounds), story)
+            finally:
+                saboteur.done.set()
+                saboteur.join(LONG)
+            processes.wait_for(list(network.sites), LONG)
+            _released(network)
+            before = inspect(network, agreement.study, before)
+            story.rounds = max(len(seen) and max(t for t, _ in seen) for seen in before.values())
+            story.rounds = max(story.rounds, _furthest(network, agreement.study))
+            story.memory.append(round(max(largest or [0.0]), 1))
+            story.logs.append(_size(folder / "kits", "log*"))
+            story.stores.append(_size(folder / "stores", "*"))
+            print(json.dumps(story.to_json()), file=sys.stderr, flush=True)
+    return story
+
+
+def _job(processes: Processes, agreement, rounds: int, story: Story) -> None:  # type: ignore[no-untyped-def]
+    """One job; it may be lost with the relay."""
+    story.jobs += 1
+    waits = Waits(call=8.0, sign=8.0, grace=15.0)
+    try:
+        done = submit(processes.network.operator, agreement, rounds, 2, waits, LONG)
+    except RequestError as error:
+        story.lost += 1
+        print(f"lost: {error}", file=sys.stderr, flush=True)
+        processes.wait_for([], LONG)
+        return
+    report = done.report or {}
+    if done.status != "FINISHED:COMPLETED" or "error" in report:
+        story.lost += 1
+        print(f"ended: {done.status} {report.get('error', '')}", file=sys.stderr, flush=True)
+        return
+    away: set[str] = set()
+    for r in report["rounds"]:
+        story.absences += len(r["missing"])
+        story.returns += len(away & set(r["present"]))
+        away = (away | set(r["missing"])) - set(r["present"])
+
+
+def _released(network) -> None:  # type: ignore[no-untyped-def]
+    """Wait until no job's process has a store open any more."""
+    until = time.monotonic() + LONG
+    for path in network.relay.parent.parent.glob("stores/*/*.sqlite"):
+        while time.monotonic() < until:
+            name = path.parent.name
+            try:
+                facts = Store.look(path).facts()
+                Store.open(path, name, facts["agreement"]).close()
+                break
+            except RequestError as error:
+                if "in use by another process" not in str(error):
+                    raise
+            time.sleep(0.5)
+
+
+def _furthest(network, study: str) -> int:  # type: ignore[no-untyped-def]
+    found = []
+    for store in _stores(network, study).values():
+        found.append(store.round)
+        store.close()
+    return max(found, default=0)
+
+
+def _stores(network, study: str) -> dict[str, Store]:  # type: ignore[no-untyped-def]
+    own = {name: sitefile.find(name, kit / "local") for name, kit in network.sites.items()}
+    return {name: Store.look(o.store_of(study)) for name, o in own.items() if o.store_of(study).exists()}
+
+
+def inspect(network, study: str, before: dict[str, dict]) -> dict[str, dict]:  # type: ignore[no-untyped-def]
+    """Look through all stores; what was observed before must still be there. Raises SystemExit if not."""
+    stores = _stores(network, study)
+    seen: dict[str, dict] = {}
+    for name, store in stores.items():
+        found = audit.verify(store, signer(network.sites[name]))
+        _must(not found.faults, f"{name}: {found.faults}")
+        seen[name] = store.observations()
+        _must(before.get(name, {}).items() <= seen[name].items(), f"{name} has lost observations")
+        counts = Counter(peer for _, peer in seen[name])
+        kept = {peer: e.count for peer, e in store.beliefs().items()}
+        _must(kept == dict(counts), f"{name}: beliefs count {kept}, observations {dict(counts)}")
+        for t, partners in store.partners().items():
+            _must(len(partners) <= 1, f"{name} has {len(partners)} partners in round {t}")
+            for peer in partners & set(stores):
+                other = stores[peer]
+                held = any(r.peer == name and r.stage is Stage.HELD for r in other.promises(t))
+                known = name in other.partners().get(t, ())
+                _must(known or held, f"round {t}: {name} has {peer} as its partner, and not the other way")
+        for t, peer in seen[name]:
+            _must(peer in store.partners().get(t, ()), f"{name} observed {peer} in round {t}, no partner")
+    for store in stores.values():
+        store.close()
+    return seen
+
+
+def _must(fine: bool, sentence: str) -> None:
+    if not fine:
+        raise SystemExit(f"the soak has found a fault: {sentence}")
+
+
+def _size(folder: Path, pattern: str) -> float:
+    return round(sum(p.stat().st_size for p in folder.rglob(pattern) if p.is_file()) / 1e6, 3)
+
+
+@contextlib.contextmanager
+def _largest(processes: Processes) -> Iterator[list[float]]:
+    """MB of the job processes at the sites, sampled while a job runs."""
+    found: list[float] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(1.0):
+            for name in list(processes.network.sites):
+                with contextlib.suppress(psutil.Error, KeyError):
+                    for child in processes.family(name)[1:]:
+                        found.append(child.memory_info().rss / 1e6)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def main() -> None:
+    """Run it, and print the story."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--rounds", type=int, default=200)
+    arguments.add_argument("--job-rounds", type=int, default=25)
+    arguments.add_argument("--sites", type=int, default=4)
+    arguments.add_argument("--seed", type=int, default=7)
+    arguments.add_argument("--every", type=float, default=20.0, help="seconds between two harms, at most")
+    arguments.add_argument("--pause", type=float, default=120.0, help="seconds of a pause, at most")
+    given = arguments.parse_args()
+    settings = {"model": "gam"}
+    plan = Plan(given.sites, "soak", "abps-pq-k1", settings, given.rounds, stays=200, seconds=1e6)
+    harm = Harm(every=given.every, pause=given.pause)
+    with tempfile.TemporaryDirectory() as folder:
+        story = soak(Path(folder), plan, given.job_rounds, harm, given.seed)
+    print(json.dumps(story.to_json()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""k of n: a round goes on without the late and the absent, who come back in a later one."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from abps.simulator.simulate import simulate
+from abps.sites.conductor import Conductor
+from abps.sites.loopback import Memory
+from abps.sites.site import Patience
+from abps.sites.steps import BUSY, NEW, Seconds, enough
+
+from .network import agree_about_partners, close, counted_once, open_site
+
+QUICK = Seconds(poll=1.0, grace=10.0)
+
+
+class Late(Memory):
+    """One site that is busy with its training for so many seconds in one round; pauses move the clock on."""
+
+    def __init__(self, name: str, round: int, seconds: float) -> None:
+        super().__init__()
+        self.late, self.round, self.seconds, self.clock = name, round, seconds, 0.0
+        self.until: float | None = None
+        self.work: tuple = ()
+
+    def now(self) -> float:
+        return self.clock
+
+    def pause(self, seconds: float) -> None:
+        self.clock += seconds
+
+    def ask(self, sites, what, *arguments, seconds):
+        self.clock += (what, *arguments[:1]) == ("start", "train")  # a round takes a second
+        busy = self.until is not None and self.clock < self.until
+        if what == "start" and self.late in sites and arguments[:2] == ("train", self.round):
+            self.until, self.work = self.clock + self.seconds, arguments
+            said, failed = super().ask(
+                [s for s in sites if s != self.late], what, *arguments, seconds=seconds
+            )
+            return said | {self.late: ["busy", None]}, failed
+        if self.late in sites and busy:
+            rest = [s for s in sites if s != self.late]
+            said, failed = super().ask(rest, what, *arguments, seconds=seconds)
+            return said | {self.late: BUSY if what == "ping" else ["busy", None]}, failed
+        if self.work and not busy:
+            done, self.work, self.until = self.work, (), None
+            said = super().ask([self.late], "start", *done, seconds=seconds)[0]
+            if what == "poll" and list(sites) == [self.late]:
+                return said, {}
+        return super().ask(sites, what, *arguments, seconds=seconds)
+
+
+def opened(given, agreement, folder, network, **more):
+    for name in given.names:
+        open_site(given, name, agreement, folder, network, **more)
+    return network
+
+
+def test_more_than_half_are_enough():
+    assert [enough(n) for n in (1, 2, 3, 4, 5, 8)] == [1, 2, 2, 3, 3, 5]
+
+
+def test_a_round_goes_on_without_a_late_site_which_joins_a_later_one(six, tmp_path):
+    agreement, slow = six.agreement("abps-pq-k1", rounds=5), six.names[1]
+    network = opened(six, agreement, tmp_path, Late(slow, 2, 12.0))
+    report = Conductor(network, agreement, 5, QUICK).run(six.names)
+    rounds = {r.round: r for r in report.rounds}
+    assert slow in rounds[1].present and slow not in rounds[2].present
+    assert rounds[2].missing == {slow: "it was 10 s later than the others with train"}
+    assert all("still busy" in rounds[t].missing[slow] for t in (3,) if slow in rounds[t].missing)
+    assert slow in rounds[5].present and not rounds[5].missing
+    stores = {name: site.store for name, site in network.sites.items()}
+    assert [r.number for r in stores[slow].rounds()] == [t for t in rounds if slow in rounds[t].present]
+    agree_about_partners(stores, kappa=1, doubt=False)
+    for store in stores.values():
+        counted_once(store)
+    close(network)
+
+
+def test_a_site_that_is_slow_within_the_grace_is_waited_for(six, tmp_path):
+    agreement, slow = six.agreement("abps-pq-k1", rounds=2), six.names[1]
+    network = opened(six, agreement, tmp_path / "late", Late(slow, 1, 8.0))
+    report = Conductor(network, agreement, 2, QUICK).run(six.names)
+    assert all(slow in r.present and not r.missing for r in report.rounds)
+    other = opened(six, agreement, tmp_path / "plain", Memory())
+    Conductor(other, agreement, 2, QUICK).run(six.names)
+    for name in six.names:
+        np.testing.assert_array_equal(network.sites[name].store.model(), other.sites[name].store.model())
+    close(network)
+    close(other)
+
+
+class Leaving(Memory):
+    """One site is gone from a round on, and is back some rounds later with what its store knows."""
+
+    def __init__(self, name, away, back, reopen) -> None:
+        super().__init__()
+        self.name, self.away, self.back, self.reopen = name, away, back, reopen
+        self.woken = False
+        self.told: list[str] = []
+
+    def ask(self, sites, what, *arguments, seconds):
+        if what == "start" and arguments[0] == "train":
+            if arguments[1] == self.away and self.name in self.sites:
+                self.sites.pop(self.name).store.close()
+            if arguments[1] == self.back and self.name not in self.sites:
+                self.reopen()
+                self.woken = False
+        if what in ("ping", "wake") and self.name in sites and self.name in self.sites and not self.woken:
+            rest = [name for name in sites if name != self.name]
+            said, failed = super().ask(rest, what, *arguments, seconds=seconds)
+            self.woken = what == "wake" or len(self.sites[self.name].roster) > 1
+            self.told.append(what)
+            return said | {self.name: NEW if what == "ping" else True}, failed
+        return super().ask(sites, what, *arguments, seconds=seconds)
+
+
+def test_a_site_that_returns_inside_a_job_joins_a_later_round(six, tmp_path):
+    agreement, gone = six.agreement("abps", rounds=7, kappa=2), six.names[3]
+    network = Leaving(gone, 3, 4, lambda: open_site(six, gone, agreement, tmp_path, network))
+    opened(six, agreement, tmp_path, network)
+    report = Conductor(network, agreement, 7, QUICK).run(six.names)
+    there = [r.round for r in report.rounds if gone in r.present]
+    assert there == [1, 2, 6, 7] and network.told == ["ping", "wake"]
+    assert report.rounds[4].missing == {gone: "it is back and opens its table"}
+    stores = {name: site.store for name, site in network.sites.items()}
+    assert [r.number for r in stores[gone].rounds()] == there
+    agree_about_partners(stores, kappa=2, doubt=False)
+    for site in network.sites.values():
+        counted_once(site.store)
+        # Everybody knows everybody's vector: it has been told its peers' anew, and they its own.
+        assert set(site.vectors) == set(six.names)
+    close(network)
+
+
+def test_a_site_that_opens_late_joins_the_study(six, tmp_path):
+    """It was not there when the job began, and has no round behind it."""
+    agreement, last = six.agreement("abps-pq-k1", rounds=4), six.names[5]
+    network = Leaving(last, 0, 2, lambda: open_site(six, last, agreement, tmp_path, network))
+    for name in six.names[:5]:
+        open_site(six, name, agreement, tmp_path, network)
+    report = Conductor(network, agreement, 4, QUICK).run(six.names)
+    assert [last in r.present for r in report.rounds] == [False, False, False, True]
+    assert report.left_out == {} and network.sites[last].store.round == 4
+    close(network)
+
+
+class Parallel(Memory):
+    """All sites at once, as in a real network."""
+
+    parallel = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[str] = []
+
+    def ask(self, sites, what, *arguments, seconds):
+        if what == "start":
+            self.steps.append(arguments[0])
+        with ThreadPoolExecutor(max(1, len(sites))) as pool:
+            ask = super().ask
+            found = list(pool.map(lambda name: ask([name], what, *arguments, seconds=seconds), sites))
+        answers: dict = {}
+        failures: dict = {}
+        for said, failed in found:
+            answers |= said
+            failures |= failed
+        return answers, failures
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("abps", {"kappa": "2"}), ("abps-plus-v1", {}), ("decefl", {}), ("abps-pq-k1", {"codec": "int4"})],
+)
+def test_sites_that_end_rounds_by_themselves_are_the_simulation(six, tmp_path, method, settings):
+    agreement = six.agreement(method, rounds=3, **settings)
+    network = opened(six, agreement, tmp_path, Parallel())
+    report = Conductor(network, agreement, 3, Seconds(poll=0.0)).run(six.names)
+    assert network.steps.count("exchange") == 3 and "settle" not in network.steps
+    run = simulate(six.together, method, seed=11, rounds=3, settings=settings)
+    models = np.stack([network.sites[name].store.model() for name in six.names])
+    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    told = report.to_json()["bytes"]
+    assert told == {name: getattr(run.bytes, name) for name in ("edge", "directed", "control")}
+    close(network)
+
+
+def test_weights_that_never_come_are_not_waited_for(six, tmp_path):
+    """A partner is lost between its proposal and its weights: the conductor says so, and the site goes on."""
+    agreement = six.agreement("abps-pq-k1", rounds=1)
+    network = opened(six, agreement, tmp_path, Parallel(), patience=Patience(swap_seconds=60.0))
+    site = network.sites[six.names[0]]
+    site._asked, site._silent = [six.names[1]], set()
+    site.method = six.agreement("gossip").config()
+    waiting = threading.Thread(target=site._wait_for_weights)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    site.lost([six.names[1]])
+    waiting.join(5.0)
+    assert not waiting.is_alive()
+    close(network)
+
+
+def test_what_leaves_is_on_the_disk_before(six, tmp_path):
+    """Every row of the log that tells of something sent to a peer was synced when it was sent."""
+    agreement = six.agreement("abps-pq-k1", rounds=2)
+    network = Parallel()
+    synced: dict[str, int] = {}
+    seen: list[str] = []
+
+    def watch(site):
+        store, carry, sync = site.store, site._send, site.store.sync
+
+        def rows() -> int:
+            return int(store._rows("SELECT COALESCE(MAX(number), 0) FROM traffic")[0][0])
+
+        def noted() -> None:
+            with store._lock:
+                before = rows()
+                sync()
+                synced[site.name] = before
+
+        def send(peer, what, data):
+            if what != "message":
+                mine = store._rows(
+                    "SELECT MAX(number) FROM traffic WHERE sent AND peer = ? AND kind = ?", peer, what
+                )
+                assert mine[0][0] <= synced[site.name]
+                seen.append(what)
+            return carry(peer, what, data)
+
+        store.sync, site._send = noted, send
+
+    for name in six.names:
+        watch(open_site(six, name, agreement, tmp_path, network))
+    report = Conductor(network, agreement, 2, Seconds(poll=0.0)).run(six.names)
+    assert all(len(r.present) == 6 for r in report.rounds) and {"weights", "vector"} <= set(seen)
+    for name, site in network.sites.items():  # what the conductor was told, too
+        assert synced[name] == site.store._rows("SELECT MAX(number) FROM traffic")[0][0]
+        assert not site.store._pending
+    close(network)
+
+
+def test_a_full_disk_costs_a_site_its_round_and_nothing_else(six, tmp_path):
+    """A commit that fails leaves no open transaction: the next round is written again."""
+    agreement = six.agreement("abps-pq-k1", rounds=3)
+    network = opened(six, agreement, tmp_path, Memory())
+    victim = network.sites[six.names[2]]
+    real = victim.store._db
+
+    class Full:
+        """A database whose commits fail, as those of a full disk do."""
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def execute(self, query, *values):
+            if query == "COMMIT":
+                import sqlite3
+
+                raise sqlite3.OperationalError("database or disk is full")
+            return real.execute(query, *values)
+
+    finish = victim.conclude
+
+    def conclude(round, rest=""):
+        victim.store._db = Full() if round == 2 else real
+        try:
+            return finish(round, rest)
+        finally:
+            victim.store._db = real
+
+    victim.conclude = conclude
+    report = Conductor(network, agreement, 3, Seconds(poll=0.0)).run(six.names)
+    assert [victim.name in r.missing for r in report.rounds] == [False, True, False]
+    assert [r.number for r in victim.store.rounds()] == [1, 3]
+    stores = {name: site.store for name, site in network.sites.items()}
+    agree_about_partners(stores, kappa=1, doubt=False)
+    for store in stores.values():
+        counted_once(store)
+    close(network)
