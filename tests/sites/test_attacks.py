@@ -13,15 +13,16 @@ from rich.console import Console
 from abps.cli.site_command import _show_report
 from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
-from abps.core.streams import center_id
+from abps.core.streams import center_id, center_ids
 from abps.sites import excuses
 from abps.sites.conductor import Conductor, Seconds, _far_ahead
 from abps.sites.loopback import Memory
 from abps.sites.proposal import Proposal, Signed
 from abps.sites.sitefile import SiteFile
 from abps.sites.store import Store
+from abps.sites.witness import witnesses
 from abps.wire.frames import pack
-from abps.wire.messages import pack_message, pack_vector
+from abps.wire.messages import pack_message, pack_place, pack_vector
 
 from .network import OPEN, close, open_site
 
@@ -250,6 +251,100 @@ def test_a_place_taken_and_not_used_costs_a_site_one_round(six, tmp_path):
     assert any(store.in_doubt() for store in honest)  # it took a place
     assert all(len(store.in_doubt()) <= 1 for store in honest)  # of each site once: who owes is not accepted
     assert sum(len(store.partners().get(5, ())) for store in honest) >= 4  # two pairs of five honest sites
+    close(network)
+
+
+class Harvesting(Memory):
+    """One peer proposes to everybody when its turn comes, confirms to all that accept, and swaps with all."""
+
+    def __init__(self, bad):
+        super().__init__()
+        self.bad, self.got = bad, []  # (round, whose model)
+
+    def ask(self, sites, what, *arguments, seconds):
+        step = arguments[0] if what == "start" else what
+        if self.bad in sites and step in ("turn", "swap"):
+            t, me = arguments[1], self.sites[self.bad]
+            for name in self.sites.keys() - {self.bad}:
+                self._take(self.sites[name], me, t, step)
+            said, failed = super().ask([n for n in sites if n != self.bad], what, *arguments, seconds=seconds)
+            return said | {self.bad: ["done", 0]}, failed
+        return super().ask(sites, what, *arguments, seconds=seconds)
+
+    def _take(self, site, me, t, step):
+        if step == "swap":
+            if site.receive(self.bad, "weights", me._frames[0]):
+                self.got.append((t, site.name))
+            return
+        proposal = pack_message(Message(Kind.PROPOSE, t, 1), me.sender_id(self.bad))
+        if site.receive(self.bad, "message", proposal)[:1] == b"\x02":  # it accepts
+            confirm = pack_message(Message(Kind.CONFIRM, t, 1), me.sender_id(self.bad))
+            site.receive(self.bad, "message", confirm)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_nobody_harvests_the_models_of_many_sites(six, tmp_path, monkeypatch, guarded):
+    if not guarded:
+        monkeypatch.setattr("abps.sites.site.WITH_WITNESSES", (9, 9))
+    rounds = 8
+    agreement = six.agreement("abps-pq-k1", rounds=rounds)
+    order = [agreement.config().turns(11, t, center_ids(six.names))[0] for t in range(1, rounds + 1)]
+    bad = six.names[int(np.bincount(order).argmax())]  # whose turn comes first most often
+    network = opened(six, agreement, tmp_path, Harvesting(bad))
+    Conductor(network, agreement, rounds, QUICK).run(six.names)
+    most = max([t for t, _ in network.got].count(t) for t in range(1, rounds + 1))
+    if not guarded:
+        assert most >= 3  # the finding: at one partner a round it had nearly everybody's model
+        return
+    assert most == 1
+    honest = [network.sites[name] for name in six.names if name != bad]
+    assert any(len(site._denied.get(bad, ())) >= 2 and site._owes(bad) for site in honest)
+    met = [len(set(s.store.partners().get(t, ())) - {bad}) for s in honest for t in (rounds - 1, rounds)]
+    assert sum(met) >= 4  # and in the end honest sites find each other
+    close(network)
+
+
+def test_one_witness_that_lies_estranges_nobody(six, tmp_path):
+    """It says of everybody that there is no place: pairs lose the rounds in which it is their witness."""
+    liar = six.names[2]
+
+    class Denying(Memory):
+        def sender(self, name):
+            send = super().sender(name)
+
+            def carry(peer, what, data):
+                reply = send(peer, what, data)
+                if peer == liar and what == "place":
+                    t, me = self.sites[liar].talks.round, self.sites[liar].sender_id(liar)
+                    return pack_message(Message(Kind.REFUSE, t, 1, "full"), me)
+                return reply
+
+            return carry
+
+    agreement = six.agreement("abps-pq-k1", rounds=6)
+    network = opened(six, agreement, tmp_path, Denying())
+    Conductor(network, agreement, 6, QUICK).run(six.names)
+    honest = [network.sites[name] for name in six.names if name != liar]
+    assert any(site._denied for site in honest)
+    assert all(by == {liar} for site in honest for by in site._denied.values())
+    assert not any(site._owes(peer) for site in honest for peer in six.names if peer != site.name)
+    weights = [e for site in honest for e in site.store.traffic() if e.kind == "weights" and e.sent]
+    assert len(weights) >= 10
+    close(network)
+
+
+@pytest.mark.parametrize("wrong", ["not the witness", "of itself", "another round", "nobody", "short"])
+def test_questions_to_a_witness_that_are_none(six, tmp_path, wrong):
+    network, sites = begun(six, six.agreement("abps-pq-k1"), tmp_path)
+    site, asker = sites[0], sites[1].name
+    drawn = [n for n in six.names[2:] if site.name in witnesses(11, 1, site.roster, n)]
+    others = [n for n in six.names[2:] if n not in drawn]
+    about = {"not the witness": others[0], "of itself": asker, "nobody": "nobody"}.get(wrong, drawn[0])
+    data = pack_place(center_id(about), 2 if wrong == "another round" else 1, center_id(asker))
+    assert site.receive(asker, "place", data[:-1] if wrong == "short" else data) == b""
+    assert sum(site.store.refusals().values()) == 1 and not site._places.held
+    good = pack_place(center_id(drawn[0]), 1, center_id(asker))
+    assert site.receive(asker, "place", good)[:1] == b"\x02"
     close(network)
 
 

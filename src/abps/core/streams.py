@@ -51,6 +51,7 @@ PURPOSES: Final = {
     "clusters": 25,
     "private-sample": 26,
     "private-noise": 27,
+    "witness": 28,
 }
 
 _MASK: Final = (1 << 64) - 1

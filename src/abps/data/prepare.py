@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, Sharing, candidates, encode_column, sums
+from abps.data.counted import Counting, agree_from_counts
 from abps.data.federation import About, Federation
 from abps.data.outcome import BINARY, Outcome
 from abps.data.scales import Summary, agree, oddities, summaries
@@ -94,6 +95,7 @@ class Prepared:
     outcome: what is predicted, with what the centers agreed on for it.
     splines: whether numeric columns are there as the smooth terms of an additive model.
     floor: of how many patients something must be told that leaves a center; 0: of any number.
+    counted: whether common scales follow from sums of counts instead of summaries.
     """
 
     name: str
@@ -114,6 +116,7 @@ class Prepared:
     splines: bool = False
     floor: int = 0
     outcome: Outcome = BINARY
+    counted: bool = False
 
     @cached_property
     def least(self) -> NDArray[np.int64]:
@@ -181,10 +184,12 @@ def encode(
     book: Codebook | None = None,
     standardise: str = "own",
     floor: int = 0,
+    counting: Counting | None = None,
 ) -> Encoded:
     """The features, encoded as agreed or as the federation has them.
 
     floor: of how many patients levels and statistics must be told, where no codebook says it.
+    counting: common scales follow from sums of counts, and nobody tells a summary.
     """
     if standardise not in STANDARDISE:
         raise RequestError(f"standardise={standardise!r}: choose {' or '.join(STANDARDISE)}")
@@ -204,30 +209,45 @@ def encode(
         )
     if book is None:
         book = Codebook(tuple(columns), federation.descriptors, federation.time is not None, floor=floor)
-    told = told_of(federation, split, book.numbers, book.floor)
-    statistics = agree(told, book.statistics)
+    told = {} if counting else told_of(federation, split, book.numbers, book.floor)
+    if counting:
+        numbers, start, _ = numbers_of(federation, split, book.numbers)
+        statistics = agree_from_counts(
+            book.numbers, numbers, start, federation.centers, counting, book.statistics
+        )
+    else:
+        statistics = agree(told, book.statistics)
     book = replace(book, statistics=statistics if standardise == "common" else None)
     if standardise == "common":
         for k, column in enumerate(columns):
             if column.kind == "number":
                 scale, values = statistics.scales[column.source], federation.features[column.source]
                 blocks[k] = encode_column(column, values, center, train, n, scale)
-    return Encoded(np.stack(blocks, axis=1), book, oddities(told, statistics))
+    return Encoded(np.stack(blocks, axis=1), book, oddities(told, statistics) if told else ())
 
 
 def told_of(
     federation: Federation, split: NDArray[np.int8], names: tuple[str, ...], floor: int = 0
 ) -> dict[str, Summary]:
     """What every center of a federation tells of its numeric columns, from its training rows."""
+    values, start, rows = numbers_of(federation, split, names)
+    patient = None if federation.patient is None else federation.patient[rows]
+    least = least_rows(federation.center[rows], patient, federation.size, floor)
+    return dict(zip(federation.centers, summaries(names, values, start, least)))
+
+
+def numbers_of(
+    federation: Federation, split: NDArray[np.int8], names: tuple[str, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """(k, rows) numeric columns of the training rows, center by center; where each center's begin; and which
+    rows of the federation they are."""
     rows = np.flatnonzero(split == 0)
     rows = rows[np.argsort(federation.center[rows], kind="stable")]
     start = np.searchsorted(federation.center[rows], np.arange(federation.size + 1)).astype(np.int64)
     values = np.empty((len(names), len(rows)))
     for k, name in enumerate(names):
         values[k] = federation.features[name].cast(pl.Float64).to_numpy()[rows]
-    patient = None if federation.patient is None else federation.patient[rows]
-    least = least_rows(federation.center[rows], patient, federation.size, floor)
-    return dict(zip(federation.centers, summaries(names, values, start, least)))
+    return values, start, rows
 
 
 def _wanted(federation: Federation, train: NDArray[np.bool_], floor: int) -> Iterator[Column]:
@@ -306,9 +326,11 @@ def prepare(
     standardise: str = "own",
     splines: bool = False,
     floor: int = 0,
+    counting: Counting | None = None,
 ) -> Prepared:
     """Split and encode a federation for one seed, by an agreed codebook or by its own.
 
+    counting: common scales follow from sums of counts (:mod:`abps.data.counted`).
     floor: of how many patients something must be told that leaves a center, where no codebook says it.
     splines: numeric columns become the smooth terms of an additive model (see :mod:`abps.data.splines`).
     The order of rows in a file changes nothing.
@@ -318,7 +340,9 @@ def prepare(
     if not federation.in_order:
         order = canonical_order(federation)
         federation, split = federation.take(order), split[order]
-    encoded = encode(federation, split, book, standardise, floor)
+    encoded = encode(
+        federation, split, book, standardise, floor, counting if standardise == "common" else None
+    )
     x, made = encoded.x, encoded.book
     columns = tuple(column.name for column in made.columns)
     if splines:
@@ -358,4 +382,5 @@ def prepare(
         splines=splines,
         floor=made.floor,
         outcome=outcome,
+        counted=counting is not None and standardise == "common",
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
+from abps.data.counted import Counting
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, codebook, prepare
 from abps.data.split import assign_splits
@@ -29,6 +30,7 @@ class Timeline:
     _standardise: str = "own"
     _splines: bool = False
     _floor: int = 0
+    _counting: Counting | None = None
     _split: NDArray[np.int8] | None = None
     _book: Codebook | None = None
     _now: tuple[int, Prepared] | None = field(default=None)
@@ -50,6 +52,7 @@ class Timeline:
                 standardise=self._standardise,
                 splines=self._splines,
                 floor=self._floor,
+                counting=self._counting,
             )
         if self._split is None:
             self._split = assign_splits(federation, self._seed)
@@ -76,8 +79,10 @@ def timeline(
     standardise: str = "own",
     splines: bool = False,
     floor: int = 0,
+    counting: Counting | None = None,
 ) -> Timeline:
-    """The windows of a run of so many rounds; ``floor`` as in :func:`~abps.data.prepare.prepare`."""
+    """The windows of a run of so many rounds; ``floor`` and ``counting`` as in
+    :func:`~abps.data.prepare.prepare`."""
     if isinstance(federation, Prepared):
         book = federation.book  # rows of one's own making have none, and are taken as they are
         made_so = "own" if book is None or book.statistics is None else "common"
@@ -93,10 +98,15 @@ def timeline(
             )
         return Timeline((1,), None, seed, _now=(0, federation))
     eras = federation.eras
+    if counting is not None and federation.era is not None and standardise == "common":
+        raise RequestError(
+            "secure or dp_epsilon with a common scale: choose a federation without windows of time, or "
+            "standardise=own"
+        )
     if federation.every is not None:
         starts = tuple(1 + federation.every * era for era in range(eras))
     elif rounds < eras:
         raise RequestError(f"{eras} windows of time in {rounds} round(s): choose at least {eras} rounds")
     else:
         starts = tuple(1 + rounds * era // eras for era in range(eras))
-    return Timeline(starts, federation, seed, standardise, splines, floor)
+    return Timeline(starts, federation, seed, standardise, splines, floor, counting)

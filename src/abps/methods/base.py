@@ -315,11 +315,13 @@ class Privacy:
     inf: no limit, and no account. Without ``noise_multiplier`` the noise is chosen so that it lasts for all
     rounds.
     dp_delta: the chance that ε fails.
+    secure: a server sees masked sums alone: of star rounds, and of counts for a common scale.
     """
 
     floor: int = 0
     dp_epsilon: float | None = None
     dp_delta: float = 1e-5
+    secure: bool = False
 
     def __post_init__(self) -> None:
         if self.floor < 0:

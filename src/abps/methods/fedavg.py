@@ -16,7 +16,7 @@ from abps.core.errors import RequestError
 from abps.learn.training import PLAIN, Objective
 from abps.methods.base import Weighting, Wire, World, shares
 from abps.methods.robust import AGGREGATES, Aggregate, trusted
-from abps.methods.star import Server, StarMethod
+from abps.methods.star import Adding, Server, StarMethod
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class FedAvg(StarMethod):
     def remembers(self) -> bool:
         """For smoothing, and for trust in steps from the last average."""
         return self.smoothing > 0 or self.aggregate == "trusted"
+
+    @property
+    def adds(self) -> Adding | None:
+        """A mean is a sum; averages that bad senders cannot move need every model."""
+        return self.weighting if self.aggregate == "mean" else None
 
     def objective(self, state: Any) -> Objective:
         """What a center adds to its own loss: nothing here; FedAvg's relatives differ in it."""

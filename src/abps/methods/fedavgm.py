@@ -17,7 +17,7 @@ from torch import Tensor
 from abps.core.errors import RequestError
 from abps.methods.base import Models, Weighting, Wire, World, shares, tried, weighted_mean
 from abps.methods.fedavg import under
-from abps.methods.star import Server, StarMethod
+from abps.methods.star import Adding, Server, StarMethod
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,11 @@ class FedAvgM(StarMethod):
     def line(self) -> Wire:
         """The wire."""
         return self.wire
+
+    @property
+    def adds(self) -> Adding | None:
+        """A mean."""
+        return self.weighting
 
     def upload(self, world: World, state: Any, trained: Models, t: int) -> tuple[Tensor, ...]:
         """The shared layers."""

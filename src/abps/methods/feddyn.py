@@ -25,7 +25,7 @@ from torch import Tensor
 from abps.core.errors import RequestError
 from abps.learn.training import PLAIN, Objective
 from abps.methods.base import Models, Weighting, Wire, World, shares, tried
-from abps.methods.star import Server, StarMethod
+from abps.methods.star import Adding, Server, StarMethod
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +95,11 @@ class FedDyn(StarMethod):
         """Train on the bent loss."""
         bent = PLAIN if alone else Objective(self.strengths(world), state.cloud - state.moved)
         return Models(world.learner.train(state.cloud, t, bent))
+
+    @property
+    def adds(self) -> Adding | None:
+        """A mean."""
+        return "uniform"
 
     def upload(self, world: World, state: State, trained: Models, t: int) -> tuple[Tensor, ...]:
         """The trained models."""

@@ -33,7 +33,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import expit, ndtr
 from torch import Tensor
 
 from abps.core import permutation, streams
@@ -41,6 +41,7 @@ from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.core.matching import Answer, Plan
 from abps.core.usefulness import Experience
+from abps.data.prepare import Rows
 from abps.learn import outcomes
 from abps.learn.metrics import Segments, labels_of, row_losses
 from abps.learn.mixtures import mixtures
@@ -51,6 +52,7 @@ from abps.methods.base import Decisions, Floats, Ints, Kind, Models, Wire, World
 from abps.methods.pairing import flat
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply, Worth
 from abps.methods.suspicion import ERROR, STRIKE, let_in
+from abps.privacy.noise import clip_rows
 from abps.privacy.small_counts import without_small
 from abps.stats import spectrum
 from abps.wire.numerals import Form, Numerals, Stretch
@@ -226,12 +228,18 @@ class Kindred(PeerMethod):
         Steps that cool down do so from every roll call on: what centers learned apart from each other until
         then is gone with the means that they were told.
         """
-        cooling = world.learner.training.cooling > 0
+        # Private training draws noise by the number of the round: none may come twice.
+        cooling = world.learner.training.cooling > 0 and not self.private
         trained = world.learner.train(state.models, self.since(t) if cooling else t)
         step = self.step(t, world.horizon)
         if step < 1:
             trained = torch.lerp(state.models, trained, step)
         return replace(state, models=trained)
+
+    @property
+    def private(self) -> bool:
+        """Whether training is private: rows are then looked at nowhere else."""
+        return self.training.clip is not None
 
     def since(self, t: int) -> int:
         """How many rounds there were up to t since kin were last looked for."""
@@ -257,11 +265,15 @@ class Kindred(PeerMethod):
         found = self.roll.asked(t, horizon)
         if self.policy == "random":
             found = tuple("weights" if each in ("kin", "means") else each for each in found)
-        return (*found, "last") if t == horizon and self.last else found
+        return (*found, "last") if t == horizon and self.last and not self.private else found
 
     def questions(self, t: int, horizon: int) -> int:
         """How many there are."""
         return len(self.asked(t))
+
+    def scored(self, t: int) -> bool:
+        """Where kin are looked for."""
+        return "kin" in self.asked(t)
 
     def reply(self, world: World, state: Standing, t: int, question: int) -> Reply:
         """The shared weights, with scores or with one's place; or losses on validation rows."""
@@ -277,7 +289,8 @@ class Kindred(PeerMethod):
             return rollcall.answer(shared)
         if what == "means":
             return rollcall.answer(shared, beside=state.place, form=rollcall.place_form(state.place.shape[1]))
-        told = scores(world, state.models, state.reference, t, self.roll)
+        noise = 0.0 if self.privacy.budget is None else self.training.noise_multiplier
+        told = scores(world, state.models, state.reference, t, self.roll, noise)
         return rollcall.answer(shared, told.columns, told.draws, told.values, told.form)
 
     def board(self, answers: Floats, sizes: Floats, t: int, question: int) -> Notice:
@@ -341,7 +354,7 @@ class Kindred(PeerMethod):
             model = state.models.clone()
             if share is not None:
                 model[:, :shared] = torch.lerp(state.reference.expand_as(state.kindred), state.kindred, share)
-            yield levelled(world, model) if shared < model.shape[1] else model
+            yield levelled(world, model) if shared < model.shape[1] and not self.private else model
 
     def gone_on(self, world: World, state: Standing, choice: int) -> Standing:
         """The state when all go on from the models of that number; who did better with everybody than with
@@ -570,11 +583,13 @@ class Told:
     form: Form
 
 
-def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) -> Told:
+def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll, noise: float = 0.0) -> Told:
     """What the centers here tell of their patients at the common model, under their own private layers.
 
     A row: information, score, null draws and the public vector. A null draw takes a byte for each column, and
     a scale of two.
+    noise: standard deviation over sensitivity of what is added to all of it, in a private run; the public
+    vector is then not told.
     """
     columns, outcome = score_columns(world.data.columns), world.data.outcome
     k, count, rows = len(columns) * len(outcome.mix), spectrum.draws(world.n), world.data.train
@@ -586,6 +601,10 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
     for i in range(world.r):
         mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
         floor = int(world.data.least[i]) if world.data.floor else 0
+        if noise:
+            center = int(world.ids[world.here[i]])
+            told[i] = noisy_scores(world, rows.only(i), columns, offset[mine], count, t, center, noise)
+            continue
         if min(positives[i], rows.sizes[i] - positives[i]) < max(roll.least, floor):
             continue
         x = rows.x[mine][:, columns].astype(np.float64)
@@ -601,7 +620,7 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
             residual, weight = outcomes.residuals(outcome, offset[mine], y)
             score, null, information = spectrum.mixed_score(x, residual, weight, outcome.mix, signs)
         told[i] = np.concatenate([[information], score, null.ravel()])
-    public = world.data.metadata
+    public = np.zeros_like(world.data.metadata) if noise else world.data.metadata
     form = (
         Stretch("single", 1),
         Stretch("half", k),
@@ -609,6 +628,37 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll) 
         Stretch("half", public.shape[1]),
     )
     return Told(np.concatenate([told, public], axis=1), k, count, form)
+
+
+def noisy_scores(
+    world: World,
+    rows: Rows,
+    columns: list[int],
+    offset: Floats,
+    draws: int,
+    t: int,
+    center: int,
+    noise: float,
+) -> Floats:
+    """(entries,) information, score and null draws of one center as a Gaussian mechanism.
+
+    A row's part in the score is cut to the length 1, and so is it in every null draw, and a squared residual
+    is at most 1: all together a row moves by at most the root of 2 + draws. Nothing is centred, and no
+    intercept is fitted: both would depend on all rows at once.
+    """
+    outcome = world.data.outcome
+    if not outcome.binary:
+        raise RequestError("dp_epsilon: scores of roll calls are private for binary outcomes only")
+    x, y = rows.x[:, columns].astype(np.float64), rows.y.astype(np.float64)
+    residual = y - expit(offset)
+    parts = clip_rows(x * residual[:, None], 1.0)
+    stream = streams.generator(world.seed + world.secret, "null", t, center)
+    signs = np.where(stream.integers(0, 2, size=(draws, len(x))) > 0, 1.0, -1.0)
+    told = np.concatenate([[residual @ residual], parts.sum(axis=0), (signs @ parts).ravel()])
+    hidden = streams.generator(world.seed + world.secret, "private-noise", -100 - t, center)
+    told += noise * np.sqrt(2.0 + draws) * hidden.standard_normal(len(told))
+    told[0] = max(told[0], 0.0)
+    return told
 
 
 def levelled(world: World, models: Tensor) -> Tensor:

@@ -178,6 +178,10 @@ class PeerMethod(Method, ABC):
         needs no data for it."""
         return 0
 
+    def scored(self, t: int) -> bool:
+        """Whether an answer to a roll call before round t holds sums over training rows."""
+        return False
+
     def reply(self, world: World, state: Any, t: int, question: int) -> Reply:
         """What the centers here answer; world: of the members that are asked."""
         raise NotImplementedError

@@ -25,7 +25,7 @@ from abps.learn.tabular import Choice, Predictor, choose, fit
 from abps.learn.training import Training
 from abps.methods.base import Method, Models, Stopping, World
 from abps.methods.centralized import Centralized
-from abps.methods.star import Server, StarMethod
+from abps.methods.star import Adding, Server, StarMethod
 
 Floats = NDArray[np.float64]
 
@@ -189,6 +189,11 @@ class GlmExact(StarMethod):
     def train(self, world: World, state: Asked, t: int, alone: bool) -> Asked:
         """Nothing: what a center does is to sum."""
         return state
+
+    @property
+    def adds(self) -> Adding | None:
+        """Sums, as they are."""
+        return "total"
 
     def upload(self, world: World, state: Asked, trained: Asked, t: int) -> tuple[Tensor, ...]:
         """The sums at the coefficients that were asked about; nothing once they are final."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from abps.core.errors import RequestError
 from abps.learn.training import PLAIN, Objective
 from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
-from abps.methods.star import Server, StarMethod
+from abps.methods.star import Adding, Server, StarMethod
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +78,11 @@ class Scaffold(StarMethod):
         corrected = Objective(shift=state.common - state.own)
         trained = world.learner.train(state.models, t, corrected)
         return State(trained, self.renewed(world, state, trained), state.common)
+
+    @property
+    def adds(self) -> Adding | None:
+        """Two means."""
+        return self.weighting
 
     def upload(self, world: World, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
         """Model and control variate."""

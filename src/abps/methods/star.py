@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,8 +19,13 @@ from torch import Tensor
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
 from abps.learn.models import Layout
 from abps.methods.base import Floats, Kind, Method, Wire, World
+from abps.privacy import fixed_point
+from abps.privacy.sum_bytes import NUMBER, protocol_bytes
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
+
+#: How what centers send is added up: by their rows, each alike, or as it is.
+Adding = Literal["size", "uniform", "total"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +66,11 @@ class StarMethod(Method, ABC):
     def remembers(self) -> bool:
         """Whether what the server does depends on the rounds before."""
         return self.keeps is not None
+
+    @property
+    def adds(self) -> Adding | None:
+        """How the server adds up what was sent, if it needs nothing but the sum; none: it needs more."""
+        return None
 
     def answers(self, layout: Layout) -> tuple[int, ...]:
         """How long each message is that comes down: as many messages as went up, of shared weights."""
@@ -119,3 +129,36 @@ def to_everyone(reply: Tensor, trusted: Tensor, n: int) -> Tensor:
 def with_notes(sent: tuple[Tensor, ...], notes: Floats) -> tuple[Tensor, ...]:
     """Messages, and the numbers beside them."""
     return (*sent, torch.from_numpy(notes.astype(np.float32)))
+
+
+def masked_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int]) -> Traffic:
+    """Bytes of a round in which messages of these lengths go up in one masked sum, and come down in clear."""
+    plain = star_cost(line, centers, (), down, False)
+    sent = centers * NUMBER * (sum(up) + 1)
+    edge = max(sent, (sent + plain.directed + 1) // 2)
+    return Traffic(edge, sent + plain.directed, protocol_bytes(centers))
+
+
+def summands(sent: Sequence[Tensor], sizes: Floats, adding: Adding) -> Floats:
+    """(centers, entries + 1) what each center adds: its messages (centers, columns), times its say, and its
+    say."""
+    say = np.asarray(sizes, dtype=np.float64) if adding == "size" else np.ones(len(sizes))
+    parts = [message.double().numpy() * say[:, None] for message in sent]
+    return np.concatenate([*parts, say[:, None]], axis=1)
+
+
+def from_sum(total: Floats, lengths: Sequence[int], adding: Adding) -> tuple[tuple[Tensor, ...], Tensor]:
+    """What a server goes on with that has seen the sum alone: one sender that stands for all, and its say."""
+    say = float(total[-1])
+    parts = np.split(total[:-1], np.cumsum(lengths)[:-1])
+    if adding == "total":
+        return tuple(torch.from_numpy(part[None].copy()) for part in parts), torch.tensor([say])
+    means = (part[None] / max(say, 1e-12) for part in parts)
+    return tuple(torch.from_numpy(mean).float() for mean in means), torch.tensor([say])
+
+
+def masked(sent: Sequence[Tensor], sizes: Floats, adding: Adding) -> tuple[tuple[Tensor, ...], Tensor]:
+    """What a server sees of messages (centers, columns) under masks: bit for bit the sum that masked centers
+    arrive at, each summand rounded to a millionth."""
+    total = fixed_point.exact_sum(summands(sent, sizes, adding))
+    return from_sum(total, [message.shape[1] for message in sent], adding)

@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.methods.base import Method, World
+from abps.data.counted import COUNTS, Counting
+from abps.methods.base import Floats, Method, Published, World
 from abps.methods.peers import PeerMethod
+from abps.methods.star import StarMethod
 from abps.privacy.published import noisy
 from abps.privacy.spending import Account, PrivacyLedger, Release, noise_for
+
+
+def counting_of(method: Method, seed: int) -> Counting | None:
+    """How centers tell what a common scale follows from: counts, where only their sum is seen, or with noise;
+    nothing: summaries, as they are."""
+    if method.training.standardise != "common":
+        return None
+    private = method.privacy.budget is not None
+    if not private and not method.privacy.secure:
+        return None
+    return Counting(method.privacy.secure, method.training.noise_multiplier if private else 0.0, seed)
+
+
+def checked(method: Method, centers: int) -> None:
+    """Raise where a server shall see sums alone, and the method needs more than sums, or nothing is one."""
+    if not method.privacy.secure:
+        return
+    if centers < 3:
+        raise RequestError(f"secure=yes: {centers} center(s); with fewer than 3 a sum shows a summand")
+    if isinstance(method, StarMethod):
+        if method.adds is None or method.noted:
+            raise RequestError(
+                "secure=yes: this method's server needs more than the sum of what is sent; choose fedavg "
+                "with aggregate=mean, or another that averages"
+            )
+    elif method.training.standardise != "common":
+        raise RequestError(
+            "secure=yes: nothing of this method is a sum; choose one with a server, or standardise=common"
+        )
 
 
 def with_noise(method: Method) -> Method:
     """The method with the noise that its budget takes: as it is, where there is no budget, or noise is given.
 
-    All rounds' steps, and one vector that is published, are reckoned with.
+    All rounds' steps, and all that is published, are reckoned with.
     """
     budget, training = method.privacy.budget, method.training
     if budget is None or training.noise_multiplier:
@@ -27,10 +57,22 @@ def with_noise(method: Method) -> Method:
         raise RequestError(
             f"dp_epsilon={budget}: rows are protected by private training; set clip, too (1 is a start)"
         )
-    steps = method.stop.rounds * training.private_steps(training.epochs)
-    plan = {"training": (training.sampling, steps), "metadata": (1.0, 1)}
+    rounds = method.stop.rounds
+    plan = {
+        "training": (training.sampling, rounds * training.private_steps(training.epochs)),
+        "metadata": (1.0, 1),
+    }
+    if training.standardise == "common":
+        plan["statistics"] = (1.0, COUNTS)
+    told = sum(_scored(method, t) for t in range(1, rounds + 1))
+    if told:
+        plan["scores"] = (1.0, told)
     noise = noise_for(budget, method.privacy.dp_delta, plan)
     return replace(method, training=replace(training, noise_multiplier=noise))
+
+
+def _scored(method: Method, t: int) -> bool:
+    return isinstance(method, PeerMethod) and method.scored(t)
 
 
 @dataclass(frozen=True)
@@ -43,22 +85,25 @@ class Spending:
     account: Account
     seen: int = 0
 
-    def round(self, method: Method, t: int) -> Release:
-        """What round t's training releases."""
+    def round(self, method: Method, t: int) -> tuple[Release, ...]:
+        """What round t releases: its training and, before it, scores."""
         training = method.training
         steps = training.private_steps(training.epochs)
-        return Release(t, "training", training.noise_multiplier, training.sampling, steps)
+        found = (Release(t, "training", training.noise_multiplier, training.sampling, steps),)
+        if _scored(method, t):
+            return (Release(t, "scores", training.noise_multiplier), *found)
+        return found
 
     def after(self, method: Method, world: World, t: int) -> Spending:
         """After round t; a method that took more steps than a round has cannot be accounted."""
-        release = self.round(method, t)
-        steps = sum(world.learner.noisy_steps.values())
-        if not 0 < steps - self.seen <= release.times:
+        releases = self.round(method, t)
+        steps, planned = sum(world.learner.noisy_steps.values()), releases[-1].times
+        if not 0 < steps - self.seen <= planned:
             raise RequestError(
-                f"dp_epsilon: {steps - self.seen} private steps in round {t}, where {release.times} are "
+                f"dp_epsilon: {steps - self.seen} private steps in round {t}, where {planned} are "
                 "accounted for; choose a method that trains every center once a round"
             )
-        return Spending(self.account.spend(release), steps)
+        return Spending(self.account.spend(*releases), steps)
 
 
 def begun(method: Method, world: World) -> tuple[World, Spending | None]:
@@ -66,36 +111,44 @@ def begun(method: Method, world: World) -> tuple[World, Spending | None]:
     budget = method.privacy.budget
     if budget is None:
         return world, None
-    account = Account(budget, method.privacy.dp_delta)
+    account, noise = Account(budget, method.privacy.dp_delta), method.training.noise_multiplier
+    if world.data.counted:
+        account = account.spend(Release(0, "statistics", noise, times=COUNTS))
     published = method.publish(world)
     if not len(published.names):
         return world, Spending(account)
-    noise = method.training.noise_multiplier
-    rows, told = world.data.train.sizes, np.empty_like(published.vectors)
+    told = np.empty_like(published.vectors)
     for k, place in enumerate(world.here):
-        stream = streams.generator(world.seed + world.secret, "private-noise", 0, int(world.ids[place]))
-        told[k] = noisy(published.names, published.vectors[k], int(rows[k]), noise, stream)
+        told[k] = published_privately(world, published, k, int(world.ids[place]), noise)
     account = account.spend(Release(0, "metadata", noise))
     return replace(world, bulletin=told), Spending(account)
 
 
+def published_privately(world: World, published: Published, k: int, center: int, noise: float) -> Floats:
+    """(entries,) what the k-th center here publishes, with noise."""
+    stream = streams.generator(world.seed + world.secret, "private-noise", 0, center)
+    return noisy(published.names, published.vectors[k], int(world.data.train.sizes[k]), noise, stream)
+
+
 def ledger(method: Method, world: World, spending: Spending) -> PrivacyLedger:
     """All centers' accounts, and what they leave out."""
+    return PrivacyLedger(dict.fromkeys(world.data.centers, spending.account), not_covered(method, world))
+
+
+def not_covered(method: Method, world: World) -> tuple[str, ...]:
+    """What an account leaves out, in words."""
     gaps = []
-    if method.training.standardise == "common" and world.data.agreed:
+    if method.training.standardise == "common" and world.data.agreed and not world.data.counted:
         gaps.append(
             "common statistics of numeric columns were told without noise; scales in a codebook need none"
         )
     elif method.training.standardise == "own":
         gaps.append("each center standardises by its own rows, and this is not counted")
+    gaps.append("names of columns and of category levels in the codebook are not counted")
     if world.learner.looked:
         gaps.append(
             "the method looks at training rows beside training, and what follows from it is not counted"
         )
     if method.kind != "alone":
         gaps.append("choices that are made on validation rows are not counted; training rows are protected")
-    if method.kind not in ("alone", "star") and any(
-        cast(PeerMethod, method).questions(t, world.horizon) for t in range(1, world.horizon + 1)
-    ):
-        gaps.append("answers to roll calls are not counted")
-    return PrivacyLedger(dict.fromkeys(world.data.centers, spending.account), tuple(gaps))
+    return tuple(gaps)

@@ -7,6 +7,7 @@ is a real site (:mod:`abps.sites.site`) with its conductor; the methods are the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
@@ -14,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from abps.core import ledger as bytes_of
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
@@ -24,9 +26,17 @@ from abps.methods import peers
 from abps.methods.base import Decisions, Ints, Method, World, grounded, refusals
 from abps.methods.graphs import both_ways
 from abps.methods.peers import Heard, Opinion, PeerMethod
-from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_notes
+from abps.methods.star import (
+    Server,
+    StarMethod,
+    masked,
+    masked_cost,
+    star_cost,
+    to_everyone,
+    with_notes,
+)
 from abps.simulator.attacks import Siege
-from abps.simulator.private_run import Spending, begun
+from abps.simulator.private_run import Spending, begun, checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +75,7 @@ class Course:
     @staticmethod
     def start(method: Method, world: World, siege: Siege | None = None) -> Course:
         """Before the first round."""
+        checked(method, world.n)
         world, spending = begun(method, world)
         if siege is not None:
             world = replace(world, bulletin=siege.published(method.publish(world).vectors))
@@ -81,7 +92,7 @@ class Course:
     def round(self, t: int) -> tuple[Course, Outcome]:
         """One round t = 1, 2, …"""
         if self.spending is not None:
-            if not self.spending.account.affords(self.spending.round(self.method, t)):
+            if not self.spending.account.affords(*self.spending.round(self.method, t)):
                 # Nothing more is learned from rows, so nothing new can leave.
                 return self._rested(self.state, t, Rest.PRIVACY)
             after, outcome = self._open_round(t)
@@ -134,6 +145,8 @@ class Course:
             return self._rested(trained, t, Rest.BUDGET)
         up, layout = method.upload(world, self.state, trained, t), world.learner.layout
         lengths = [message.shape[1] for message in up], method.answers(layout)
+        if method.privacy.secure:
+            return self._masked_star(trained, up, lengths, t)
         traffic = star_cost(method.line, n, *lengths, method.noted)
         if not self.ledger.affords(traffic):
             return self._rested(trained, t, Rest.BUDGET)
@@ -153,6 +166,30 @@ class Course:
                 sent, sizes = tuple(message[some] for message in sent), sizes[some]
         replies, memory = method.serve(start, self.server, sent, sizes, t)
         traffic = star_cost(method.line, n, lengths[0], [reply.shape[-1] for reply in replies], method.noted)
+        return self._served(trained, replies, memory, some, traffic, t)
+
+    def _masked_star(
+        self, trained: Any, up: tuple[Tensor, ...], lengths: tuple[Sequence[int], Sequence[int]], t: int
+    ) -> tuple[Course, Outcome]:
+        """A round in which the server sees the sum of what is sent, and nothing else."""
+        method, world = cast(StarMethod, self.method), self.world
+        traffic = masked_cost(method.line, world.n, *lengths) if up else Traffic()
+        if not self.ledger.affords(traffic):
+            return self._rested(trained, t, Rest.BUDGET)
+        if self.siege is not None and up:
+            up = (self.siege.sent(up[0], None, world, t), *up[1:])
+        sent, say = up, world.sizes()
+        if up and method.adds is not None:
+            sent, say = masked(up, world.sizes().numpy(), method.adds)
+        replies, memory = method.serve(world.learner.start, self.server, sent, say, t)
+        return self._served(trained, replies, memory, torch.arange(world.n), traffic, t)
+
+    def _served(
+        self, trained: Any, replies: tuple[Tensor, ...], memory: Any, some: Tensor, traffic: Traffic, t: int
+    ) -> tuple[Course, Outcome]:
+        """What comes down, and what centers make of it; some: whose messages were let in."""
+        method, world, n = cast(StarMethod, self.method), self.world, self.world.n
+        layout = world.learner.layout
         down = tuple(
             method.line.answer(
                 world, to_everyone(reply, some, n) if reply.dim() == 2 else reply, method.number(k, t, layout)

@@ -36,8 +36,8 @@ from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
 from abps.simulator.penalties import refitted, tried
+from abps.simulator.private_run import counting_of, with_noise
 from abps.simulator.private_run import ledger as ledger_of
-from abps.simulator.private_run import with_noise
 from abps.simulator.result import (
     Bytes,
     Heterogeneity,
@@ -99,7 +99,13 @@ def simulate(
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
     training = config.training
     source = timeline(
-        federation, seed, config.stop.rounds, training.standardise, training.splines, config.privacy.floor
+        federation,
+        seed,
+        config.stop.rounds,
+        training.standardise,
+        training.splines,
+        config.privacy.floor,
+        counting_of(config, seed),
     )
     window = data = source.at(1)
     if not data.outcome.binary and config.only_binary:

@@ -22,6 +22,7 @@ from abps.data.splines import design_of
 from abps.methods.base import Choosing, Method
 from abps.methods.catalog import METHODS
 from abps.methods.settings import configure, describe
+from abps.methods.star import StarMethod
 from abps.wire.codecs import CODECS
 
 
@@ -71,6 +72,13 @@ class Agreement:
             raise RequestError(
                 f"dp_epsilon={config.privacy.dp_epsilon}: sites keep no privacy account yet; "
                 "private runs with a budget are for the simulation"
+            )
+        if config.privacy.secure and not (
+            isinstance(config, StarMethod) and config.adds and not config.noted
+        ):
+            raise RequestError(
+                f"secure=yes: between sites the sums of a server are masked, and {self.method!r} has none; "
+                "choose fedavg with aggregate=mean, or another whose server averages"
             )
         if config.stop.metric != "auroc":
             raise RequestError("metric=loss: sites tell each other validation AUROCs; set metric=auroc")

@@ -36,10 +36,18 @@ from abps.learn.models import Layout, initial_weights
 from abps.methods.base import Stopping, server_keys
 from abps.methods.memory import freeze, thaw
 from abps.methods.peers import PeerMethod, boards
-from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_notes
+from abps.methods.star import (
+    Server,
+    StarMethod,
+    from_sum,
+    masked_cost,
+    star_cost,
+    to_everyone,
+    with_notes,
+)
 from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
-from abps.sites.site import BOARDS, CONDUCTOR
+from abps.sites.site import BOARDS, CONDUCTOR, masking_context
 from abps.sites.steps import BUSY, NEW, Line, Seconds, decided, started
 from abps.wire import versions
 from abps.wire.admission import Limits, Refused, admit_note, admit_weights
@@ -153,6 +161,7 @@ class Conductor:
         self.wire: versions.Version = versions.NEWEST
         self.sender_id = versions.sender_ids(versions.NEWEST, agreement.digest(), job)
         self._at = 0  # the round
+        self._summing: frozenset[str] = frozenset()  # who takes part in masked sums
 
     def run(self, members: Sequence[str]) -> JobReport:
         """The whole job."""
@@ -179,6 +188,8 @@ class Conductor:
             sorted(ready), "join", list(roster), first, sizes, *spoken, seconds=self.seconds.sign
         )
         left_out |= absent
+        if self.method.kind == "star" and self.method.privacy.secure:
+            left_out |= self._introduce(sorted(joined))
         if self.method.kind not in ("alone", "star"):
             self._talk(sorted(joined), "catch_up")
             self._talk(sorted(joined), "introduce", first)
@@ -492,6 +503,8 @@ class Conductor:
         course: _Course,
     ) -> Rest:
         """Collect, do the server's part, send back. Returns why there was no exchange, if so."""
+        if self.method.privacy.secure:
+            return self._masked_star(t, present, missing, course)
         method, line = cast(StarMethod, self.method), self.method.line
         up, layout = [self._shared()] * method.messages, self._layout()
         planned = star_cost(line, len(present), up, method.answers(layout), method.noted)
@@ -527,6 +540,50 @@ class Conductor:
         replies, memory = method.serve(start, course.server, sent, rows, t)
         arrived = self._answer(t, names, trusted, replies, start, missing)
         # What the sites start from next, and what nobody else knows.
+        course.server = replace(course.server, last=arrived, memory=memory)
+        self._remember(course.server, t)
+        return Rest.NOT
+
+    def _introduce(self, names: list[str]) -> dict[str, str]:
+        """Let the sites know each other's keys for masked sums; returns who has none, and why."""
+        from abps.sites import masking
+
+        said, failed = self.line.ask(names, "sum_introduce", seconds=self.seconds.talk)
+        told, lies = answers.sorted_out(said, masking.introduced)
+        _, deaf = self.line.ask(sorted(told), "sum_meet", told, seconds=self.seconds.talk)
+        self._summing = frozenset(told) - frozenset(deaf)
+        return failed | lies | deaf
+
+    def _masked_star(self, t: int, present: list[str], missing: dict[str, str], course: _Course) -> Rest:
+        """A round of a server that sees the sum of what sites send, and nothing else."""
+        from abps.privacy.secure_sum import SumError
+        from abps.sites import masking
+
+        method, line = cast(StarMethod, self.method), self.method.line
+        lengths = [self._shared()] * method.messages
+        planned = masked_cost(line, len(present), lengths, method.answers(self._layout()))
+        if course.ledger.closed or not course.ledger.affords(planned):
+            course.ledger = course.ledger.close()
+            return Rest.BUDGET
+        adding = method.adds
+        assert adding is not None  # the agreement was checked
+
+        def ask(sites: Sequence[str], what: str, *arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
+            return self.line.ask(sites, what, *arguments, seconds=self.seconds.talk)
+
+        try:
+            context = masking_context(self.agreement.digest(), self.job)
+            members = [name for name in present if name in self._summing]
+            found, names, failed = masking.total(ask, context, t, members, sum(lengths) + 1)
+        except SumError as error:
+            self.tell(f"round {t}: no sum ({error})")
+            self._remember(course.server, t)
+            return Rest.UNREACHABLE
+        missing |= failed
+        sent, say = from_sum(found, lengths, adding)
+        start = initial_weights(self.method.training.factory, self._width, self.agreement.seed)
+        replies, memory = method.serve(start, course.server, sent, say, t)
+        arrived = self._answer(t, list(names), np.arange(len(names)), replies, start, missing)
         course.server = replace(course.server, last=arrived, memory=memory)
         self._remember(course.server, t)
         return Rest.NOT
@@ -607,6 +664,8 @@ class Conductor:
         if self.method.kind == "star":
             star = cast(StarMethod, self.method)
             up, down = [self._shared()] * star.messages, star.answers(self._layout())
+            if star.privacy.secure:
+                return 2 * masked_cost(star.line, 1, up, down).edge
             return 2 * star_cost(star.line, 1, up, down, star.noted).edge
         return (members - 1) * payload
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from abps.learn.metrics import auroc, labels_of
 from abps.methods.base import Alarm, Ints, World, grounded
 from abps.methods.memory import freeze, thaw
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, boards
-from abps.methods.star import StarMethod
+from abps.methods.star import StarMethod, summands
 from abps.sites import audit
 from abps.sites.agreement import Agreement
 from abps.sites.chain import canonical
@@ -45,6 +45,7 @@ from abps.sites.consent import Consent
 from abps.sites.excuses import Declined, Excuse
 from abps.sites.signing import Signer
 from abps.sites.store import AlarmRow, Entry, Evidence, Finished, Head, Store
+from abps.sites.witness import ENOUGH, Places, witnesses
 from abps.wire import admission, versions
 from abps.wire.admission import Limits, Meter, Reason, Refused
 from abps.wire.codecs import codec
@@ -56,11 +57,15 @@ from abps.wire.messages import (
     pack_message,
     pack_note,
     pack_notice,
+    pack_place,
     pack_request,
     pack_vector,
     unpack_vector,
 )
 from abps.wire.numerals import Form, NumeralError, Numerals
+
+if TYPE_CHECKING:
+    from abps.sites.masking import Masking
 
 T = TypeVar("T")
 
@@ -87,13 +92,17 @@ _ANSWERED_BY = {
 #: Refusals that no honest site gives cause for: after some of them a peer is not heard any more.
 _HOSTILE = frozenset(Reason) - {
     Reason.STRANGER, Reason.NOT_PARTNER, Reason.ROUND, Reason.RATE, Reason.QUARANTINE,
+    Reason.PLACE,
 }  # fmt: skip
 
 #: The first version of the wire format in which weights bring the head of the sender's log.
 WITH_HEADS = (1, 1)
 
+#: The first in which weights leave only if the partner's witness says that it has a place.
+WITH_WITNESSES = (1, 2)
+
 #: Kinds of what leaves that are no part of the method's own talk: the ledger does not count them as control.
-_NOT_CONTROL = ("weights", "head", "told")
+_NOT_CONTROL = ("weights", "head", "told", "place")
 
 #: How many earlier rounds in doubt a site clears up when a job begins, the latest first.
 _CATCH_UP = 10
@@ -173,6 +182,12 @@ class Site:
         self._contradicted = False  # whether a partner knows another log of this site
         self._digest = agreement.digest()
         self._speak(versions.OLDEST)
+        self._masking: Masking | None = None
+        if self.method.kind == "star" and self.method.privacy.secure:
+            from abps.sites.masking import Masking  # needs the extra that sites have
+
+            authority = None if consent is None else consent.authority
+            self._masking = Masking(name, masking_context(self._digest, job), signer, authority)
         self.data = data
         store.put_aside()
         store.keep_table(_fingerprint(data), another_table)
@@ -191,6 +206,7 @@ class Site:
         self._silent: set[str] = set()
         self._hostile: dict[str, int] = {}
         self._unconfirmed: dict[str, set[int]] = {}  # by peer: rounds in which it was accepted in vain
+        self._denied: dict[str, set[str]] = {}  # by peer: witnesses by whom it had no place for this site
         self._begun = store.round
         self.talks = self._past(store.round)
         self._forget()
@@ -210,6 +226,9 @@ class Site:
         self._turned = False  # whether it was this site's turn
         self._told: dict[str, int] = {}  # by peer: messages of this round
         self._fetched: dict[str, int] = {}  # by peer: how often it got this round's weights
+        self._summand: NDArray[np.float64] | None = None  # what this site adds to a masked sum
+        self._places = Places()  # as a witness: who has a place with whom
+        self._given: dict[str, bool] = {}  # by partner: whether it has a place for this site
         # By question of a roll call: this site's answer, and how it is written (None: as weights are).
         self._said: dict[int, tuple[bytes, Form | None]] = {}
         self._board: dict[int, dict[str, bytes]] = {}  # by question: the others' answers to this site
@@ -625,11 +644,14 @@ class Site:
                     f"between sites a message has the {self.shared} shared weights"
                 )
             layout = world.learner.layout
-            frames = [
-                self._pack(message, star.number(k, round, layout)) for k, message in enumerate(messages)
-            ]
-            if star.noted:
-                frames.append(pack_note(float(star.note(world, trained)[0]), round))
+            if star.privacy.secure and star.adds is not None:
+                self._summand = summands(messages, self.data.train.sizes.astype(np.float64), star.adds)[0]
+            else:
+                frames = [
+                    self._pack(message, star.number(k, round, layout)) for k, message in enumerate(messages)
+                ]
+                if star.noted:
+                    frames.append(pack_note(float(star.note(world, trained)[0]), round))
         elif self._by_peers and not alone and self._peer.exchanges(round):
             frames = [self._pack(self._peer.sent(before, trained), round)]
             if method.kind != "graph":
@@ -709,6 +731,8 @@ class Site:
         with self._lock:
             for peer in self.talks.in_doubt:
                 self._in_vain(peer, round)
+        for peer in sorted(self.talks.partners):
+            self._has_place(peer, round)
         return self._tell(len(self.talks.partners), "how many partners we have", round)
 
     def _request(self, round: int, wanted: list[str]) -> int:
@@ -732,6 +756,8 @@ class Site:
         self._need(round, self._frames or None, "a trained model")
         proposed = {peer for peer, link in self.talks.mine.items() if link.stage is Stage.MATCHED}
         for peer in sorted(proposed if mutual else self._listeners - self._silent):
+            if mutual and not self._has_place(peer, round):
+                continue
             try:
                 reply = self._carry(peer, "weights", self._parcel(peer, round), "", self.patience.repeats)
                 if mutual:
@@ -896,6 +922,67 @@ class Site:
             self._log(CONDUCTOR, what, len(frame), f"for the server of the study, in round {round}")
         return frames
 
+    # Masked sums, of a study whose server sees nothing else; all of it goes through the conductor.
+
+    @property
+    def _masks(self) -> Masking:
+        if self._masking is None:
+            raise RequestError(f"{self.agreement.method!r} as agreed has no masked sums")
+        return self._masking
+
+    def sum_introduce(self) -> list[bytes]:
+        """This site's key for the sums of this job, and why it is to be believed."""
+        told = self._masks.introduction()
+        size = sum(map(len, told))
+        self._log(CONDUCTOR, "told", size, "our key for masked sums, for all members", round=0)
+        return told
+
+    def sum_meet(self, introductions: Mapping[str, Sequence[bytes]]) -> None:
+        """Everybody's keys, as the conductor passes them on; whose is not its own takes part in no sum."""
+        for name in self._masks.meet(introductions):
+            self.decided(f"the key for masked sums that was told as {name}'s is not; no sum with it", round=0)
+
+    def sum_keys(self, round: int, names: Sequence[str]) -> list[bytes]:
+        """Step 1: keys of the masks of a round's sum."""
+        self._need(round, self._summand, "anything to add to a sum")
+        told = self._masks.keys(round, names)
+        return self._masking_step(round, told, sum(map(len, told)), "keys of the masks")
+
+    def sum_shares(self, round: int, keys: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
+        """Step 2: shares of this site's secrets, each readable by one other site."""
+        self._masking_heard(round, sum(len(part) for each in keys.values() for part in each), "keys")
+        told = self._masks.shares(round, keys)
+        return self._masking_step(round, told, sum(map(len, told.values())), "shares of our masks, sealed")
+
+    def sum_masked(self, round: int, sealed: Mapping[str, bytes]) -> bytes:
+        """Step 3: what this site adds, under its masks, once."""
+        with self._lock:
+            summand = self._need(round, self._summand, "a summand that the conductor has not got")
+            self._summand = None
+        self._masking_heard(round, sum(map(len, sealed.values())), "shares of masks")
+        told = self._masks.masked(round, sealed, summand)
+        self._log(CONDUCTOR, "weights", len(told), f"our summand of round {round}, under masks")
+        return told
+
+    def sum_present(self, round: int, names: Sequence[str]) -> bytes:
+        """Step 4: sign whose summands have come."""
+        told = self._masks.present(round, names)
+        return self._masking_step(round, told, len(told), "our signature under the list of who is there")
+
+    def sum_open(self, round: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
+        """Step 5: the shares that take the masks off the sum."""
+        self._masking_heard(round, sum(map(len, signatures.values())), "signatures")
+        told = self._masks.opened(round, names, signatures)
+        size = sum(len(share) for part in told for share in part.values())
+        return self._masking_step(round, told, size, "shares that take the masks off the sum")
+
+    def _masking_step(self, round: int, told: T, size: int, why: str) -> T:
+        self._log(CONDUCTOR, "mask", size, f"{why}, in round {round}", round=round)
+        return told
+
+    def _masking_heard(self, round: int, size: int, what: str) -> None:
+        self._log(CONDUCTOR, "mask", size, f"{what} of all, in round {round}", sent=False, round=round)
+
     def download(self, round: int, frames: list[bytes]) -> None:
         """A star method: what the server sends back."""
         if self.method.kind != "star":
@@ -933,7 +1020,9 @@ class Site:
         sums = {
             "edges": self._edges(entries),
             "directed": sum(weights),
-            "control": sum(e.bytes for e in entries if e.sent and e.kind not in _NOT_CONTROL),
+            "control": sum(
+                e.bytes for e in entries if e.kind == "mask" or (e.sent and e.kind not in _NOT_CONTROL)
+            ),
             "partners": len(self._heard()),
             "in_doubt": len(self.talks.in_doubt),
         }
@@ -981,6 +1070,8 @@ class Site:
             if what == "answer":
                 self._receive_answer(peer, data)
                 return b""
+            if what == "place":
+                return self._receive_place(peer, data)
             if what == "notice":
                 self._receive_notice(peer, data)
                 return b""
@@ -1044,6 +1135,55 @@ class Site:
             self._take_notice(peer, told, question)
         self._log(peer, "notice", len(data), f"what follows from question {question + 1}", sent=False)
 
+    def _receive_place(self, peer: str, data: bytes) -> bytes:
+        """A member asks this site, as a witness, whether its partner still has a place."""
+        round = self.talks.round
+        number = admission.admit_place(data, peer, self._others, round, self.sender_id)
+        partner = next((name for name in self.roster if center_id(name) == number), peer)
+        if partner == peer or self.name not in witnesses(self.agreement.seed, round, self.roster, partner):
+            raise Refused(peer, Reason.PROTOCOL, "this site is not the witness that it asks for")
+        with self._lock:
+            free = self._places.give(partner, peer, self._capacity)
+        verdict = f"{'a' if free else 'no'} place with {partner} in round {round}"
+        self._log(peer, "place", len(data), f"asks us, as a witness, for a place with {partner}", sent=False)
+        self._log(peer, "place", CONTROL_MESSAGE, f"as a witness: {verdict}")
+        said = Message(Kind.ACCEPT, round, 1) if free else Message(Kind.REFUSE, round, 1, protocol.FULL)
+        return pack_message(said, self._id)
+
+    def _has_place(self, partner: str, round: int) -> bool:
+        """Whether a partner has a place for this site, by its witness; without a witness, it has none."""
+        if self.wire < WITH_WITNESSES:
+            return True
+        if partner not in self._given:
+            self._given[partner] = self._ask_witness(partner, round)
+        return self._given[partner]
+
+    def _ask_witness(self, partner: str, round: int) -> bool:
+        for witness in witnesses(self.agreement.seed, round, self.roster, partner):
+            if witness == self.name:
+                with self._lock:
+                    return self._places.give(partner, self.name, self._capacity)
+            if witness in self._silent:
+                continue
+            data = pack_place(center_id(partner), round, self._id)
+            why = f"whether {partner}, for which it stands witness, has a place for us in round {round}"
+            try:
+                reply = self._carry(witness, "place", data, why, self.patience.repeats, round)
+                said = admission.admit_message(
+                    reply, witness, self._others, round, self.limits, self.sender_id
+                )
+            except Unreachable:
+                continue
+            except Refused as refused:
+                self._note(refused)
+                continue
+            self._log(witness, "place", len(reply), f"as the witness of {partner}: {said.kind}", sent=False)
+            if said.kind is not Kind.ACCEPT:
+                with self._lock:
+                    self._denied.setdefault(partner, set()).add(witness)
+            return said.kind is Kind.ACCEPT
+        return False
+
     def _asks(self, round: int, question: int) -> bool:
         """Whether there is such a question before a round."""
         return self._by_peers and question in range(self._peer.questions(round, self.agreement.rounds))
@@ -1070,6 +1210,8 @@ class Site:
             self._fetched[peer] = self._fetched.get(peer, 0) + 1
             if self._fetched[peer] > self.limits.fetches:
                 raise Refused(peer, Reason.RATE, f"more than {self.limits.fetches} times in a round")
+        if peer in self.talks.partners and not self._has_place(peer, round):
+            raise Refused(peer, Reason.PLACE, f"by its witness of round {round} it has other partners")
         self._accept_weights(peer, data, round)
         parcel = self._parcel(peer, round)
         self._log_parcel(peer, parcel, round)
@@ -1112,8 +1254,11 @@ class Site:
         return turns.index(self.name) < turns.index(proposer)
 
     def _owes(self, proposer: str) -> bool:
-        """Whether a peer was accepted before and has not said what came of it, or did so too often."""
-        return len(self._unconfirmed.get(proposer, ())) >= _UNCONFIRMED or proposer in self.store.debtors()
+        """Whether a peer was accepted before and has not said what came of it, or did so too often, or takes
+        more partners than it may."""
+        if len(self._unconfirmed.get(proposer, ())) >= _UNCONFIRMED:
+            return True
+        return len(self._denied.get(proposer, ())) >= ENOUGH or proposer in self.store.debtors()
 
     def _in_vain(self, peer: str, round: int) -> None:
         self._unconfirmed.setdefault(peer, set()).add(round)
@@ -1248,7 +1393,7 @@ class Site:
     def _expects_answer(self, what: str, data: bytes) -> bool:
         if what == "weights":
             return self.method.kind == "mutual"
-        return what == "message" and data[0] in (1, 2)  # a proposal, an accept
+        return what == "place" or (what == "message" and data[0] in (1, 2))  # a proposal, an accept
 
     def _accept_weights(self, peer: str, data: bytes, round: int) -> None:
         mutual = self.method.kind == "mutual"
@@ -1324,6 +1469,11 @@ class Site:
     ) -> None:
         number = self.talks.round if round is None else round
         self.store.log(Entry(self._stamp(), number, peer, sent, what, size, why))
+
+
+def masking_context(study: str, job: str) -> str:
+    """What the masks of a job are for: they fit no other."""
+    return f"{study}/{job}"
 
 
 def _fingerprint(data: Prepared) -> str:

@@ -104,6 +104,9 @@ MIGRATIONS: tuple[str, ...] = (
 #: A log with more rows than this puts those of finished rounds aside, into files beside the store.
 MOST_ROWS = 100_000
 
+#: Kinds of what leaves that tell nothing of patients: on disk with the next that does.
+_SMALL = ("message", "place")
+
 _COLUMNS = "at, round, peer, sent, kind, bytes, why"
 
 
@@ -143,7 +146,7 @@ class Entry:
     round: int
     peer: str
     sent: bool
-    kind: str  # weights, message, vector, alarm, request, note, answer, notice, head, told or decision
+    kind: str  # weights, message, vector, alarm, request, note, answer, notice, head, place, told or decision
     bytes: int
     why: str
 
@@ -452,7 +455,7 @@ class Store:
         the sixteen bytes of a negotiation, which tell nothing of patients, are with the next that does, at
         the latest at the end of the round.
         """
-        with self._change(power=any(e.sent and e.kind != "message" for e in entries)) as db:
+        with self._change(power=any(e.sent and e.kind not in _SMALL for e in entries)) as db:
             number, digest = self._head(db)
             for e in entries:
                 number += 1

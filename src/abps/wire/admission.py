@@ -28,6 +28,7 @@ from abps.wire.messages import (
     unpack_message,
     unpack_note,
     unpack_notice,
+    unpack_place,
     unpack_request,
     unpack_vector,
 )
@@ -51,6 +52,7 @@ class Reason(StrEnum):
     PROTOCOL = "against the protocol"
     QUARANTINE = "in quarantine"
     REVOKED = "no member any more"
+    PLACE = "no place left"
 
 
 class Refused(Exception):
@@ -253,6 +255,19 @@ def admit_request(
     _sent_by(peer, sender, sender_id)
     if wanted != round:
         raise Refused(peer, Reason.ROUND, f"a request in round {wanted}, here it is {round}")
+
+
+def admit_place(
+    data: bytes, peer: str, members: Collection[str], round: int, sender_id: SenderId = center_id
+) -> int:
+    """The number of the partner for whom a member asks this center, as a witness of this round."""
+    _is_member(peer, members)
+    with _readable(peer):
+        partner, asked, sender = unpack_place(data)
+    _sent_by(peer, sender, sender_id)
+    if asked != round:
+        raise Refused(peer, Reason.ROUND, f"asked in round {asked}, here it is {round}")
+    return partner
 
 
 def admit_head(

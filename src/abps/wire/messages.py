@@ -16,6 +16,7 @@ board or the board's notice, is one of kind ``ANSWER`` or ``NOTICE`` whose reaso
 question, followed by what was said.
 The head of a log is one of kind ``HEAD`` whose attempt is the length of its signature, followed by the number
 of rows (u64), a digest (32 bytes) and the signature.
+The question for a place is one of kind ``PLACE``, followed by the number of the partner it is about (u64).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from abps.core.protocol import Kind, Message
 
 _LAYOUT = struct.Struct("<BBHIQ")
 _NUMBER = struct.Struct("<BBHId")
+_PARTNER = struct.Struct("<Q")
 assert _LAYOUT.size == _NUMBER.size == CONTROL_MESSAGE
 
 _KINDS = {1: Kind.PROPOSE, 2: Kind.ACCEPT, 3: Kind.REFUSE, 4: Kind.CONFIRM, 5: Kind.RELEASE}
@@ -42,6 +44,7 @@ _NOTE = 35
 _ANSWER = 36
 _NOTICE = 37
 _HEAD = 38
+_PLACE = 39
 _REASONS = (
     "", "full", "declined", "filtered", "busy", "sealed", "crossed", "unreachable", "released",
 )  # fmt: skip
@@ -115,6 +118,20 @@ def pack_request(round: int, sender: int) -> bytes:
 def unpack_request(data: bytes) -> tuple[int, int]:
     """The round of a request and the stream number its sender claims, or :class:`MessageError`."""
     return _unpack_word(data, _REQUEST, "a request")
+
+
+def pack_place(partner: int, round: int, sender: int) -> bytes:
+    """The question to a witness whether a partner, by its number, still has a place: twenty-four bytes."""
+    return _LAYOUT.pack(_PLACE, 0, 0, round, sender) + _PARTNER.pack(partner)
+
+
+def unpack_place(data: bytes) -> tuple[int, int, int]:
+    """The partner's number, the round, and the number that the sender claims; or :class:`MessageError`."""
+    if len(data) != CONTROL_MESSAGE + _PARTNER.size:
+        raise MessageError(f"{len(data)} bytes, a question for a place has {CONTROL_MESSAGE + _PARTNER.size}")
+    round, sender = _unpack_word(data[:CONTROL_MESSAGE], _PLACE, "a question for a place")
+    (partner,) = _PARTNER.unpack_from(data, CONTROL_MESSAGE)
+    return partner, round, sender
 
 
 def _unpack_word(data: bytes, kind: int, what: str) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 1.0  frames and messages name their sender.
 1.1  what names the sender is bound to study and job, and weights bring the head of the sender's log.
+1.2  before weights leave, a partner's witness is asked whether it still has a place.
 
 Sites of one major version understand each other; a job speaks the newest minor version that all its sites
 know. A site may refuse to speak an old one.
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from abps.core.streams import center_id
 
 #: (major, minor)
-NEWEST = (1, 1)
+NEWEST = (1, 2)
 
 Version = tuple[int, int]
 

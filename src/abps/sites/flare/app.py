@@ -29,6 +29,7 @@ from abps.core.errors import RequestError
 from abps.sites import excuses
 from abps.sites.excuses import Excuse
 from abps.sites.flare import economy
+from abps.sites.flare.intake import Intake
 from abps.sites.membership import Known
 from abps.sites.now import Board
 from abps.sites.steps import BUSY, NEW, OPEN, Seconds
@@ -44,7 +45,10 @@ log = logging.getLogger("abps")
 SERVER = "server"
 
 #: What the conductor may ask a site to do at once, and to start.
-ASKED = frozenset({"hello", "join", "begin", "keep_best", "upload", "download", "report"})
+_SUMS = frozenset(
+    {"sum_introduce", "sum_meet", "sum_keys", "sum_shares", "sum_masked", "sum_present", "sum_open"}
+)
+ASKED = _SUMS | {"hello", "join", "begin", "keep_best", "upload", "download", "report"}
 _TALKS = frozenset({"catch_up", "introduce", "announce", "turn", "settle", "swap"})
 STARTED = _TALKS | {"open", "letter", "reply", "preside", "train", "conclude", "exchange"}
 
@@ -108,6 +112,7 @@ class FlareSite:
         self._peers = {proxy.name: proxy for proxy in collab.other_clients}
         cell = collab.fl_ctx.get_engine().get_cell().core_cell
         self._secure: bool = cell.supports_secure_messages()
+        cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, Intake())
         if self._secure:
             cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, only_sealed)
         self._known = Known(Path(collab.workspace.get_root_dir()))

@@ -28,12 +28,14 @@ def command(engine: str) -> str:
 def main() -> None:
     """Load what the job needs, beside the engine's own start."""
     from abps.sites.flare.economy import economise
+    from abps.sites.flare.intake import limit_frames
 
     engine = sys.argv.pop(1)
     if engine not in NEEDS:
         sys.exit(f"{engine} runs no job")
     threading.Thread(target=importlib.import_module, args=(NEEDS[engine],), daemon=True).start()
     economise()
+    limit_frames()
     sys.argv[0] = engine
     runpy.run_module(engine, run_name="__main__", alter_sys=True)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from abps import files
 from abps.core.errors import RequestError
+from abps.sites.flare import intake
 from abps.sites.flare.recipe import ALLOW
 
 #: Seconds that a job stays open for a site that died; the engine's own default is fifteen minutes.
@@ -234,6 +235,7 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
         | os.environ
         | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
     )
+    environment.setdefault(intake.VARIABLE, str(intake.MOST))
     start = [sys.executable, "-u", "-m"]
     if relay:
         _own_storage(kit)

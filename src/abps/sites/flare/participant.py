@@ -1,4 +1,4 @@
-"""A participant's process: the engine's own, with two things that it lacks.
+"""A participant's process: the engine's own, with what it lacks.
 
 The relay's also knows who is no longer a member. The engine asks for a certificate of the authority and has
 no list of revoked ones; so whoever registers, or gives a sign of life, is looked up in the relay's own list,
@@ -106,6 +106,9 @@ def tell_why() -> None:
 
 def main() -> None:
     """Run the engine from the kit that it is started with."""
+    from abps.sites.flare.intake import limit_frames
+
+    limit_frames()
     kit = Path(sys.argv[sys.argv.index("-m") + 1])
     engine = RELAY if "fed_server.json" in sys.argv else SITE
     if engine == RELAY:

@@ -1,0 +1,231 @@
+"""Masked sums between sites: a site's part, and the conductor's, of :mod:`abps.privacy.secure_sum`.
+
+Everything goes through the conductor, which adds up and sees no summand. It cannot stand in for a site
+either: at the beginning of a job each site makes a key for signatures, and tells it with its certificate and
+a signature of its kit's key; the others check both with the authority's certificate. (In a trial without
+certificates nobody can.) Who falls away in the middle is left out of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError
+from abps.privacy import fixed_point
+from abps.privacy.secure_sum import Collector, Group, Keys, Member, Opened, Present, SumError
+from abps.privacy.sum_bytes import SHARE
+from abps.sites import answers, signing
+from abps.sites.chain import canonical
+from abps.sites.signing import Signer
+
+Floats = NDArray[np.float64]
+
+#: What the signature of a kit's key is for.
+PURPOSE = "key of masked sums"
+
+
+@dataclass
+class Masking:
+    """A site's part in the masked sums of a job; its steps are asked for by the conductor, in their order.
+
+    context: study and job; sums of one fit no other.  authority: the certificate that all others' follow
+    from; none in a trial.
+    """
+
+    name: str
+    context: str
+    signer: Signer | None = None
+    authority: bytes | None = None
+    _identity: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+    _known: dict[str, bytes] = field(default_factory=dict)
+    _member: Member | None = None
+    _round: int = 0
+
+    def introduction(self) -> list[bytes]:
+        """This job's key, the site's certificate, and the signature under the key; the latter two are empty
+        in a trial."""
+        public = self._identity.public_key().public_bytes_raw()
+        if self.signer is None:
+            return [public, b"", b""]
+        return [
+            public, self.signer.certificate, self.signer.sign(PURPOSE, self._signed(self.name, public)),
+        ]  # fmt: skip
+
+    def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> list[str]:
+        """Learn the keys of all members of the job; once, so that none can be exchanged later. Returns whose
+        introduction is none."""
+        strangers = []
+        for name, told in introductions.items():
+            try:
+                self._known.setdefault(name, self._identity_of(name, told))
+            except (RequestError, ValueError, TypeError):
+                strangers.append(name)
+        return sorted(strangers)
+
+    def keys(self, round: int, names: Sequence[str]) -> list[bytes]:
+        """Step 1 of the sum of a round, which is begun once, among members that introduced themselves."""
+        if round <= self._round:
+            raise RequestError(f"the sum of round {self._round} has begun; that of round {round} is over")
+        unknown = sorted(set(names) - set(self._known))
+        if unknown or self.name not in names:
+            raise RequestError(f"{(unknown or [self.name])[0]} is no member of the sum that this site knows")
+        identities = {name: self._known[name] for name in names}
+        with _refused():
+            group = Group(tuple(sorted(identities)), f"{self.context}/{round}", identities)
+        self._member, self._round = Member(group, self.name, self._identity), round
+        made = self._member.keys()
+        return [made.mask, made.share, made.signature]
+
+    def shares(self, round: int, keys: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
+        """Step 2: what each other shall keep of this site's secrets."""
+        with _refused():
+            return dict(self._of(round).shares({name: Keys(*told) for name, told in keys.items()}).sealed)
+
+    def masked(self, round: int, sealed: Mapping[str, bytes], summand: Floats) -> bytes:
+        """Step 3: keep what the others gave, and tell the summand under all masks."""
+        member = self._of(round)
+        with _refused():
+            for sender, parcel in sorted(sealed.items()):
+                member.keep(sender, parcel)
+            ring = fixed_point.encode(summand, len(member.group.members))
+            return member.masked(ring).astype("<u8").tobytes()
+
+    def present(self, round: int, names: Sequence[str]) -> bytes:
+        """Step 4: sign the list of those whose vectors have come."""
+        with _refused():
+            return self._of(round).present(names).signature
+
+    def opened(self, round: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
+        """Step 5: the shares that take the masks off, once enough have signed the same list."""
+        listed = tuple(sorted(names))
+        with _refused():
+            told = self._of(round).open({name: Present(listed, s) for name, s in signatures.items()})
+        return [
+            {name: share.to_bytes(SHARE, "big") for name, share in each.items()}
+            for each in (told.seeds, told.masks)
+        ]
+
+    def _of(self, round: int) -> Member:
+        if self._member is None or round != self._round:
+            raise RequestError(f"there is no sum of round {round} under way")
+        return self._member
+
+    def _identity_of(self, name: str, told: Sequence[bytes]) -> bytes:
+        public, certificate, signature = told
+        if self.authority is None:
+            return public
+        try:
+            owner, _ = signing.owner(certificate, self.authority)
+        except ValueError as error:
+            raise RequestError(f"the key of masked sums of {name}: {error}") from error
+        if owner != name or not signing.signed_by(
+            certificate, PURPOSE, self._signed(name, public), signature
+        ):
+            raise RequestError(f"the key of masked sums that is said to be {name}'s is not")
+        return public
+
+    def _signed(self, name: str, public: bytes) -> bytes:
+        return canonical([self.context, name, public.hex()])
+
+
+class _refused:
+    """What a sum does not allow, as a refused request: the site goes on, the sum does not."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, SumError | ValueError | TypeError | KeyError):
+            raise RequestError(f"the masked sum: {error}") from error
+
+
+#: How the conductor asks sites something: (sites, what, *arguments) -> answers, and why there is none.
+Ask = Callable[..., tuple[dict[str, Any], dict[str, str]]]
+
+
+def total(
+    ask: Ask, context: str, round: int, members: Sequence[str], entries: int
+) -> tuple[Floats, tuple[str, ...], dict[str, str]]:
+    """The conductor's part of one sum: what it is, whose summands are in it, and who failed and why.
+
+    ``SumError`` if there is none. members: the sites that take part, all of which have introduced themselves.
+    """
+    missing: dict[str, str] = {}
+
+    def asked(
+        sites: Sequence[str], what: str, check: Callable[[Any], Any], *arguments: Any
+    ) -> dict[str, Any]:
+        said, failed = ask(sites, what, round, *arguments)
+        good, lies = answers.sorted_out(said, check)
+        missing.update(failed | lies)
+        return good
+
+    def each(
+        sites: Sequence[str], what: str, check: Callable[[Any], Any], mine: Callable[[str], Any]
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in sites:
+            found |= asked([name], what, check, mine(name))
+        return found
+
+    everybody = tuple(sorted(members))
+    group = Group(everybody, f"{context}/{round}", {})
+    keys = asked(everybody, "sum_keys", lambda v: _parts(v, 3), list(everybody))
+    sealed = asked(sorted(keys), "sum_shares", lambda v: _by_name(v, everybody), keys)
+    collector = Collector(group, {name: Keys(*made) for name, made in keys.items()})
+    masked = each(
+        sorted(sealed),
+        "sum_masked",
+        lambda v: _ring(v, entries),
+        lambda name: {sender: given[name] for sender, given in sealed.items() if name in given},
+    )
+    for name, vector in masked.items():
+        collector.take(name, vector)
+    listed = sorted(masked)
+    signatures = asked(listed, "sum_present", _some_bytes, listed)
+    shares = asked(sorted(signatures), "sum_open", lambda v: _opened(v, everybody), listed, signatures)
+    ring = collector.total(shares, sorted(sealed))
+    return fixed_point.decode(ring), tuple(listed), missing
+
+
+def _some_bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes) or len(value) > 10_000:
+        raise ValueError("no bytes")
+    return value
+
+
+def _parts(value: Any, count: int) -> list[bytes]:
+    if not isinstance(value, list | tuple) or len(value) != count:
+        raise ValueError("not as many parts")
+    return [_some_bytes(part) for part in value]
+
+
+def introduced(value: Any) -> list[bytes]:
+    """A site's introduction, if it is one."""
+    return _parts(value, 3)
+
+
+def _by_name(value: Any, names: Sequence[str]) -> dict[str, bytes]:
+    if not isinstance(value, dict) or not set(value) <= set(names):
+        raise ValueError("not of members")
+    return {name: _some_bytes(part) for name, part in value.items()}
+
+
+def _ring(value: Any, entries: int) -> fixed_point.Ring:
+    if not isinstance(value, bytes) or len(value) != 8 * entries:
+        raise ValueError("no masked vector")
+    return np.frombuffer(value, dtype="<u8").astype(np.uint64)
+
+
+def _opened(value: Any, names: Sequence[str]) -> Opened:
+    seeds, masks = (_by_name(part, names) for part in value)
+    return Opened(
+        {name: int.from_bytes(share, "big") for name, share in seeds.items()},
+        {name: int.from_bytes(share, "big") for name, share in masks.items()},
+    )
