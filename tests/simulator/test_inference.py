@@ -80,6 +80,8 @@ def test_the_command_audits_a_run_and_computes_epsilon_again(tmp_path, capsys):
     path.write_text(json.dumps(ledger))
     assert status(words) == 2 and "does not follow" in capsys.readouterr().err
     (tmp_path / RESULT).unlink()
+    assert status(words) == 2 and "does not follow" in capsys.readouterr().err  # the ledger alone
+    path.unlink()
     assert status(words) == 2 and "neither a study nor a run" in capsys.readouterr().err
 
 

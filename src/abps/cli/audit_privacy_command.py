@@ -46,15 +46,20 @@ def audit_privacy(
 ) -> None:
     """Attack a study's exchanges: who was learned from, and what they have; with and without protection.
 
-    Computes ε again from every ledger in the folder (privacy.json). Writes audit-privacy.md and .csv.
+    Computes ε again from every ledger in the folder (privacy.json). Writes audit-privacy.md and .csv. Of a
+    folder with exports of sites alone, it computes ε again and attacks nothing.
     Example: abps audit-privacy my-study --sizes 40 --epsilon 4
     """
     from abps.data.prepare import prepare
     from abps.report.privacy import conclusions, write
     from abps.simulator.inference import audit
+    from abps.simulator.output import PRIVACY
 
     if not study.is_dir():
         raise RequestError(f"{study}: no such folder; give the --out of `abps compare` or `abps run`")
+    if not _ran_here(study) and any(study.rglob(PRIVACY)):
+        _only_ledgers(study, as_json)
+        return
     source = (data, label, center, patient, time)
     name, config, federation, seed = _what_ran(study, method, source)
     training = config.training
@@ -82,6 +87,26 @@ def audit_privacy(
         for line in (*conclusions(found), *spent):
             options.terminal().print(line, soft_wrap=True)
         options.terminal().print(f"written to {written[1]} and {written[0].name}", soft_wrap=True)
+    if differ:
+        raise RequestError(f"{differ[0]}: the ε that is written does not follow from its releases")
+
+
+def _ran_here(folder: Path) -> bool:
+    """Whether the folder holds a study or a run, and not only what sites exported of theirs."""
+    from abps.simulator.output import RESULT
+    from abps.study.records import StudyFolder
+
+    return StudyFolder(folder).path.exists() or (folder / RESULT).exists()
+
+
+def _only_ledgers(folder: Path, as_json: bool) -> None:
+    """Compute ε again from the accounts that sites exported."""
+    spent, differ = _ledgers(folder)
+    if as_json:
+        print(json.dumps({"ledgers": spent}))
+    else:
+        for line in spent:
+            options.terminal().print(line, soft_wrap=True)
     if differ:
         raise RequestError(f"{differ[0]}: the ε that is written does not follow from its releases")
 

@@ -61,11 +61,11 @@ def run(
     from abps.cli.check_command import announce
     from abps.cli.run_summary import summary, summary_table
     from abps.learn.devices import device_name, find_device
+    from abps.methods.accounting import with_noise
     from abps.methods.catalog import CATALOG
     from abps.methods.settings import configure, describe
     from abps.simulator.attacks import parse
     from abps.simulator.output import check_free, save
-    from abps.simulator.private_run import with_noise
     from abps.simulator.simulate import simulate
 
     if method not in CATALOG:

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.core.errors import RequestError
 from abps.data.scales import FEWEST, PROBABILITIES, Scale, Statistics, scales_size
 from abps.privacy.sum_bytes import masked_bytes
 
@@ -60,8 +59,8 @@ class Counting:
         return told
 
     def doubt(self, columns: int, centers: int) -> float:
-        """What a total of nothing but noise seldom exceeds: three of its deviations."""
-        return float(3.0 * self.noise * np.sqrt(columns * centers))
+        """What a total of nothing but noise does not exceed once in a thousand columns: 4.5 deviations."""
+        return float(4.5 * self.noise * np.sqrt(columns * centers))
 
 
 def counts_of(values: Floats, owner: Ints, n: int, edges: Floats) -> Floats:
@@ -151,9 +150,3 @@ def _scale(edges: Floats, counts: Floats, doubt: float) -> Scale:
     quantiles = np.interp(PROBABILITIES, below[:-1], edges)
     short = np.array([center, spread, *quantiles], dtype=np.float32).astype(np.float64).tolist()
     return Scale(short[0], short[1], short[0], tuple(sorted(short[2:])))
-
-
-def possible(centers: int, masked: bool) -> None:
-    """Raise where a sum would show a summand."""
-    if masked and centers < 3:
-        raise RequestError(f"secure=yes: {centers} center(s); with fewer than 3 a sum shows a summand")

@@ -41,6 +41,9 @@ Ints = NDArray[np.int64]
 #: Words in an array, or none in their place.
 Words = NDArray[np.object_]
 
+#: The entry of a metadata vector that tells the number of training rows.
+ROWS = "log training rows"
+
 #: The stream number of a star's server.
 SERVER = streams.center_id("the server")
 

@@ -180,9 +180,13 @@ def noise_for(epsilon: float, delta: float, plan: Mapping[str, tuple[float, int]
 
     plan: what is released -> (sampling, times).
     """
+    return _noise_for(epsilon, delta, tuple(sorted(plan.items())))
 
+
+@functools.lru_cache(maxsize=64)
+def _noise_for(epsilon: float, delta: float, plan: tuple[tuple[str, tuple[float, int]], ...]) -> float:
     def total(noise: float) -> float:
-        return epsilon_of((Release(0, what, noise, q, times) for what, (q, times) in plan.items()), delta)
+        return epsilon_of((Release(0, what, noise, q, times) for what, (q, times) in plan), delta)
 
     low, high = 0.05, 0.1
     while total(high) > epsilon:

@@ -31,9 +31,9 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.learn.batched import StackedLearner
+from abps.methods.accounting import with_noise
 from abps.methods.base import Method, World
 from abps.methods.settings import with_settings
-from abps.simulator.private_run import with_noise
 from abps.simulator.rounds import Course
 
 Floats = NDArray[np.float64]

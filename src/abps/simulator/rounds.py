@@ -23,6 +23,7 @@ from abps.core.matching import Answer, Plan, Rest
 from abps.core.plausibility import distances, plausible
 from abps.learn.metrics import Segments
 from abps.methods import peers
+from abps.methods.accounting import checked, releases
 from abps.methods.base import Decisions, Ints, Method, World, grounded, refusals
 from abps.methods.graphs import both_ways
 from abps.methods.peers import Heard, Opinion, PeerMethod
@@ -36,7 +37,7 @@ from abps.methods.star import (
     with_notes,
 )
 from abps.simulator.attacks import Siege
-from abps.simulator.private_run import Spending, begun, checked
+from abps.simulator.private_run import Spending, begun
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +93,7 @@ class Course:
     def round(self, t: int) -> tuple[Course, Outcome]:
         """One round t = 1, 2, …"""
         if self.spending is not None:
-            if not self.spending.account.affords(*self.spending.round(self.method, t)):
+            if not self.spending.account.affords(*releases(self.method, t)):
                 # Nothing more is learned from rows, so nothing new can leave.
                 return self._rested(self.state, t, Rest.PRIVACY)
             after, outcome = self._open_round(t)

@@ -32,11 +32,11 @@ from abps.learn.models import ModelFactory
 from abps.learn.native.network import BLAS
 from abps.learn.outcome_scores import main_score
 from abps.learn.training import Learner, Training
+from abps.methods.accounting import counting_of, with_noise
 from abps.methods.base import Decisions, Method, World
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
 from abps.simulator.penalties import refitted, tried
-from abps.simulator.private_run import counting_of, with_noise
 from abps.simulator.private_run import ledger as ledger_of
 from abps.simulator.result import (
     Bytes,

@@ -19,6 +19,7 @@ from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, prepare
 from abps.data.splines import design_of
+from abps.methods.accounting import with_noise
 from abps.methods.base import Choosing, Method
 from abps.methods.catalog import METHODS
 from abps.methods.settings import configure, describe
@@ -64,15 +65,10 @@ class Agreement:
 
     def config(self) -> Method:
         """The method's configuration, the same object that the simulation runs."""
-        config = configure(self.method, self.settings, self.rounds)
+        config = with_noise(configure(self.method, self.settings, self.rounds))
         why = config.between_sites()
         if why:
             raise RequestError(f"{self.method!r} does not run between sites: {why}")
-        if config.privacy.budget is not None:
-            raise RequestError(
-                f"dp_epsilon={config.privacy.dp_epsilon}: sites keep no privacy account yet; "
-                "private runs with a budget are for the simulation"
-            )
         if config.privacy.secure and not (
             isinstance(config, StarMethod) and config.adds and not config.noted
         ):

@@ -162,6 +162,7 @@ class Conductor:
         self.sender_id = versions.sender_ids(versions.NEWEST, agreement.digest(), job)
         self._at = 0  # the round
         self._summing: frozenset[str] = frozenset()  # who takes part in masked sums
+        self._told: dict[str, int] = {}  # rows, as sites said
 
     def run(self, members: Sequence[str]) -> JobReport:
         """The whole job."""
@@ -176,6 +177,7 @@ class Conductor:
                 "nothing is left to do"
             )
         sizes = {name: int(facts["rows"]) for name, facts in ready.items()}
+        self._told = dict(sizes)
         # Rows weigh in averages, and nobody can check what a site says of its own.
         most = int(Limits().rows * float(np.median(list(sizes.values()))))
         sizes = {name: min(rows, most) for name, rows in sizes.items()}
@@ -514,6 +516,7 @@ class Conductor:
         start = initial_weights(self.method.training.factory, self._width, self.agreement.seed)
         base = line.base(start, self._shared())
         said, failed = self.line.ask(present, "upload", t, seconds=self.seconds.talk)
+        said = {name: told for name, told in said.items() if told != []}  # who has nothing to send rests
         came, notes, lies = self._uploads(said, t)
         missing |= failed | lies
         names = sorted(came)
@@ -575,14 +578,17 @@ class Conductor:
             context = masking_context(self.agreement.digest(), self.job)
             members = [name for name in present if name in self._summing]
             found, names, failed = masking.total(ask, context, t, members, sum(lengths) + 1)
+            say = sum(self._told[name] for name in names) if adding == "size" else len(names)
+            if abs(found[-1] - say) > 0.5:  # a share that was none, or a site that added more than it told
+                raise SumError(f"it is of {found[-1]:.6g} rows, and {say} were told")
         except SumError as error:
             self.tell(f"round {t}: no sum ({error})")
             self._remember(course.server, t)
             return Rest.UNREACHABLE
         missing |= failed
-        sent, say = from_sum(found, lengths, adding)
+        sent, sizes = from_sum(found, lengths, adding)
         start = initial_weights(self.method.training.factory, self._width, self.agreement.seed)
-        replies, memory = method.serve(start, course.server, sent, say, t)
+        replies, memory = method.serve(start, course.server, sent, sizes, t)
         arrived = self._answer(t, list(names), np.arange(len(names)), replies, start, missing)
         course.server = replace(course.server, last=arrived, memory=memory)
         self._remember(course.server, t)

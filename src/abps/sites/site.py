@@ -34,7 +34,7 @@ from abps.core.streams import center_id, center_ids
 from abps.data.prepare import Prepared
 from abps.learn.batched import StackedLearner
 from abps.learn.metrics import auroc, labels_of
-from abps.methods.base import Alarm, Ints, World, grounded
+from abps.methods.base import ROWS, Alarm, Ints, World, grounded
 from abps.methods.memory import freeze, thaw
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, boards
 from abps.methods.star import StarMethod, summands
@@ -44,6 +44,7 @@ from abps.sites.chain import canonical
 from abps.sites.consent import Consent
 from abps.sites.excuses import Declined, Excuse
 from abps.sites.signing import Signer
+from abps.sites.spent import Purse
 from abps.sites.store import AlarmRow, Entry, Evidence, Finished, Head, Store
 from abps.sites.witness import ENOUGH, Places, witnesses
 from abps.wire import admission, versions
@@ -112,9 +113,6 @@ _UNCONFIRMED = 2
 
 #: How many members are tried as the board of a roll call.
 BOARDS = 2
-
-#: The entry of a metadata vector that tells the number of training rows.
-_ROWS = "log training rows"
 
 
 class Unreachable(Exception):
@@ -198,8 +196,13 @@ class Site:
         self.base = self.method.line.base(self.learner.start, self.shared)
         self.roster: tuple[str, ...] = (name,)
         self._rows: dict[str, int] = {}
-        self.published = self.method.publish(self._world((name,)))
-        self.vectors: dict[str, NDArray[np.float64]] = {name: self.published.vectors[0]}
+        alone = self._world((name,))
+        self.published = self.method.publish(alone)
+        self.purse = None if self.method.privacy.budget is None else Purse(store, self.method)
+        told = self.published.vectors[0]
+        if self.purse is not None and self.published.names:
+            told = self.purse.published(alone, self.published)
+        self.vectors: dict[str, NDArray[np.float64]] = {name: told}
         self.members, self.state = self._kept()
         self._grounded: World | None = None
         self._meters: dict[str, Meter] = {}
@@ -224,6 +227,7 @@ class Site:
         self._listeners: set[str] = set()  # who wants to hear this site
         self._answers: list[str] = []
         self._turned = False  # whether it was this site's turn
+        self._resting = False  # whether the privacy account does not afford the round
         self._told: dict[str, int] = {}  # by peer: messages of this round
         self._fetched: dict[str, int] = {}  # by peer: how often it got this round's weights
         self._summand: NDArray[np.float64] | None = None  # what this site adds to a masked sum
@@ -289,15 +293,16 @@ class Site:
                 if member in self.vectors:
                     bulletin[k] = self.vectors[member]
                 told[k] = self._rows_of(member)
-        told[members.index(self.name)] = float(self.data.train.sizes[0])
+        if bulletin is None or self.purse is None or ROWS not in self.published.names:  # else as it told
+            told[members.index(self.name)] = float(self.data.train.sizes[0])
         place = np.array([members.index(self.name)], dtype=np.int64)
         seed, rounds = self.agreement.seed, self.agreement.rounds
         return World(self.learner, self.data, ids, seed, rounds, place, told, bulletin, secret=self._secret)
 
     def _rows_of(self, member: str) -> float:
         """A member's training rows: by its own vector, or else as it told the conductor."""
-        if member in self.vectors and _ROWS in self.published.names:
-            at = self.published.names.index(_ROWS)
+        if member in self.vectors and ROWS in self.published.names:
+            at = self.published.names.index(ROWS)
             told = float(np.rint(np.exp(self.vectors[member][at])))
         else:
             told = float(self._rows.get(member, 1))
@@ -502,6 +507,7 @@ class Site:
             self.talks = Negotiation(self.name, round, self._capacity)
             self._silent = set(self.roster) - set(live)
             self._forget()
+            self._resting = self.purse is not None and not self.purse.pays(self.world, round)
             # Alarms that no round has reckoned with; later ones count in the next round.
             self._news = tuple(alarm for alarm in self.store.alarms() if alarm.reckoned is None)
 
@@ -509,7 +515,7 @@ class Site:
         """Answer a question of a roll call to the board; False if this site cannot: it missed what was told
         after the last question, or the board is not there. attempt: boards that were tried before."""
         self._need(round, self._asks(round, question) or None, "such a question")
-        if question > self._informed or attempt not in range(BOARDS):
+        if self._resting or question > self._informed or attempt not in range(BOARDS):
             return False
         board = self._boards()[attempt : attempt + 1]
         if question not in self._said:
@@ -632,6 +638,9 @@ class Site:
         if self._need(round, True, "begun") and self._trained is not None:
             raise RequestError(f"{self.name} has trained in round {round}; the conductor is out of step")
         method, world, before = self.method, self.world, self._before()
+        if self._resting:  # nothing more is learned from rows, so nothing new can leave
+            self._trained = before
+            return
         trained = method.train(world, before, round, alone)
         frames: list[bytes] = []
         opinion = None
@@ -690,6 +699,8 @@ class Site:
         gone: who was there when the round began, and is not any more. Returns the number of proposals made.
         """
         self._silent |= set(gone) - {self.name}
+        if self._resting:
+            return self._tell(0, "how many proposals we made", round)
         opinion = self._need(round, self.opinion, "an opinion")
         self._turned = True
         ranking = [self.members[k] for k in opinion.rankings[0]]
@@ -753,6 +764,8 @@ class Site:
         """
         reached = 0
         mutual = self.method.kind == "mutual"
+        if self._resting:
+            return reached
         self._need(round, self._frames or None, "a trained model")
         proposed = {peer for peer, link in self.talks.mine.items() if link.stage is Stage.MATCHED}
         for peer in sorted(proposed if mutual else self._listeners - self._silent):
@@ -801,6 +814,7 @@ class Site:
         rest: why nothing was exchanged (the budget), if so.
         """
         trained = self._need(round, self._trained, "a trained model")
+        rest = Rest.PRIVACY.words if self._resting else rest
         with self._lock:
             self.talks, _ = protocol.seal(self.talks)
             partners = () if rest else self._heard()
@@ -913,6 +927,8 @@ class Site:
         """A star method: what this site sends to the server, once in a round. Others have no server."""
         if self.method.kind != "star":
             raise RequestError(f"{self.agreement.method!r} has no server: {self.name} sends it no weights")
+        if self._resting:
+            return []
         with self._lock:
             frames = self._need(round, self._frames or None, "weights that the server has not got")
             self._frames = []

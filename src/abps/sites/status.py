@@ -12,7 +12,11 @@ import numpy as np
 
 from abps import files
 from abps.sites.audit import RESTORED, heads_json
+from abps.sites.spent import ledger_of
 from abps.sites.store import Entry, Store
+
+#: The privacy account in an export.
+PRIVACY = "privacy.json"
 
 
 def summary(store: Store) -> dict[str, Any]:
@@ -26,6 +30,8 @@ def summary(store: Store) -> dict[str, Any]:
         mean = (alpha + e.gain) / (alpha + beta + e.gain + e.loss)
         beliefs.append({"peer": peer, "mean": mean, "observations": e.count, "partner": matched[peer]})
     sent = store.sent_bytes()
+    spent = ledger_of(store)
+    account = {} if spent is None else spent["centers"][facts["site"]]
     return {
         "schema": "abps.site-status/1",
         "site": facts["site"],
@@ -42,6 +48,8 @@ def summary(store: Store) -> dict[str, Any]:
         ],
         "rests": dict(sorted(Counter(r.rest for r in rounds if r.rest).items())),
         "bytes_sent": {**sent, "total": sum(sent.values())},
+        "epsilon": account.get("epsilon"),
+        "epsilon_budget": account.get("budget"),
         "in_doubt": store.in_doubt(),
         "refused": [
             {"peer": peer, "reason": reason, "count": count}
@@ -97,6 +105,10 @@ def export(store: Store, out: Path) -> list[Path]:
     )
     files.write_json(written[3], summary(store))
     files.write_json(written[4], heads_json(store))
+    spent = ledger_of(store)
+    if spent is not None:
+        written.append(folder / PRIVACY)
+        files.write_json(written[-1], spent)
     for which in ("current", "best"):
         weights = store.model(which)
         if weights is not None:

@@ -432,8 +432,12 @@ class Store:
                 f"{self.path} is of a study on another table than the one that the site has now; "
                 'put the table back, or say "another_table": true in the site\'s own file for one job'
             )
+        self.keep(table=fingerprint)
+
+    def keep(self, **facts: str) -> None:
+        """Write down facts of the study, on disk before anything that follows from them leaves."""
         with self._change() as db:
-            db.execute("INSERT OR REPLACE INTO fact VALUES ('table', ?)", (fingerprint,))
+            db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", list(facts.items()))
             db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
 
     def tell(self, round: int, peer: str) -> None:

@@ -299,6 +299,7 @@ class FlareSite:
         data = agreement.prepare(table)
         self._stage = Excuse.STORE
         path, digest = own.store_of(agreement.study), agreement.digest()
+        hides = agreement.book.floor or agreement.config().privacy.budget is not None
         store = _open_store(lambda: Store.open(path, self._name, digest, agreement.notes()))
         try:
             site = Site(
@@ -312,7 +313,7 @@ class FlareSite:
                 another_table=own.another_table,
                 consent=consent,
                 # What protects patients must not follow from a seed that all know.
-                secret=secrets.randbits(62) if agreement.book.floor else 0,
+                secret=secrets.randbits(62) if hides else 0,
                 signer=journal.signer,
                 job=self._job,
             )

@@ -1,0 +1,111 @@
+"""What a method spends of a privacy budget: the noise that it takes, what every round releases, and what an
+account does not cover. The same for the simulation and for a site."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.data.counted import COUNTS, Counting
+from abps.methods.base import ROWS, Floats, Method, Published, World
+from abps.methods.peers import PeerMethod
+from abps.methods.star import StarMethod
+from abps.privacy.published import noisy
+from abps.privacy.spending import Release, noise_for
+
+
+def counting_of(method: Method, seed: int) -> Counting | None:
+    """How centers tell what a common scale follows from: counts, where only their sum is seen, or with noise;
+    nothing: summaries, as they are."""
+    if method.training.standardise != "common":
+        return None
+    private = method.privacy.budget is not None
+    if not private and not method.privacy.secure:
+        return None
+    return Counting(method.privacy.secure, method.training.noise_multiplier if private else 0.0, seed)
+
+
+def checked(method: Method, centers: int) -> None:
+    """Raise where a server shall see sums alone, and the method needs more than sums, or nothing is one."""
+    if not method.privacy.secure:
+        return
+    if centers < 3:
+        raise RequestError(f"secure=yes: {centers} center(s); with fewer than 3 a sum shows a summand")
+    if isinstance(method, StarMethod):
+        if method.adds is None or method.noted:
+            raise RequestError(
+                "secure=yes: this method's server needs more than the sum of what is sent; choose fedavg "
+                "with aggregate=mean, or another that averages"
+            )
+    elif method.training.standardise != "common":
+        raise RequestError(
+            "secure=yes: nothing of this method is a sum; choose one with a server, or standardise=common"
+        )
+
+
+def with_noise(method: Method) -> Method:
+    """The method with the noise that its budget takes: as it is, where there is no budget, or noise is given.
+
+    All rounds' steps, and all that is published, are reckoned with.
+    """
+    budget, training = method.privacy.budget, method.training
+    if budget is None or training.noise_multiplier:
+        return method
+    if training.clip is None:
+        raise RequestError(
+            f"dp_epsilon={budget}: rows are protected by private training; set clip, too (1 is a start)"
+        )
+    rounds = method.stop.rounds
+    plan = {
+        "training": (training.sampling, rounds * training.private_steps(training.epochs)),
+        "metadata": (1.0, 1),
+    }
+    if training.standardise == "common":
+        plan["statistics"] = (1.0, COUNTS)
+    told = sum(_scored(method, t) for t in range(1, rounds + 1))
+    if told:
+        plan["scores"] = (1.0, told)
+    noise = noise_for(budget, method.privacy.dp_delta, plan)
+    return replace(method, training=replace(training, noise_multiplier=noise))
+
+
+def releases(method: Method, t: int) -> tuple[Release, ...]:
+    """What round t releases of a center's training rows: its steps and, before them, scores."""
+    training = method.training
+    steps = training.private_steps(training.epochs)
+    found = (Release(t, "training", training.noise_multiplier, training.sampling, steps),)
+    if _scored(method, t):
+        return (Release(t, "scores", training.noise_multiplier), *found)
+    return found
+
+
+def _scored(method: Method, t: int) -> bool:
+    return isinstance(method, PeerMethod) and method.scored(t)
+
+
+def published_privately(world: World, published: Published, k: int, center: int, noise: float) -> Floats:
+    """(entries,) what the k-th center here publishes, with noise."""
+    stream = streams.generator(world.seed + world.secret, "private-noise", 0, center)
+    return noisy(published.names, published.vectors[k], int(world.data.train.sizes[k]), noise, stream)
+
+
+def not_covered(method: Method, world: World) -> tuple[str, ...]:
+    """What an account leaves out, in words."""
+    gaps = []
+    if method.training.standardise == "common" and world.data.agreed and not world.data.counted:
+        gaps.append(
+            "common statistics of numeric columns were told without noise; scales in a codebook need none"
+        )
+    elif method.training.standardise == "own":
+        gaps.append("each center standardises by its own rows, and this is not counted")
+    gaps.append("names of columns and of category levels in the codebook are not counted")
+    if method.kind == "star" or ROWS not in method.publish(world).names:
+        gaps.append("numbers of training rows, by which models are averaged, are told as they are")
+    if world.learner.looked:
+        gaps.append(
+            "the method looks at training rows beside training, and what follows from it is not counted"
+        )
+    if method.kind != "alone":
+        gaps.append("choices that are made on validation rows are not counted; training rows are protected")
+    return tuple(gaps)

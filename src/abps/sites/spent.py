@@ -1,0 +1,75 @@
+"""A site's privacy account, in its store: what was spent is written down before anything of it leaves.
+
+It holds every release with its noise, so that ε can be computed again from the file that ``abps site export``
+writes. What the site publishes of itself is drawn with noise once, and told again in later jobs as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.methods.accounting import not_covered, published_privately, releases
+from abps.methods.base import Method, Published, World
+from abps.privacy.spending import Account, PrivacyLedger, Release
+from abps.sites.store import Store
+
+Floats = NDArray[np.float64]
+
+#: The facts of a store that hold an account, what it leaves out, and what was published under it.
+_ACCOUNT, _GAPS, _PUBLISHED = "privacy", "privacy_gaps", "published"
+
+
+class Purse:
+    """The account of one study at one site."""
+
+    def __init__(self, store: Store, method: Method) -> None:
+        budget = method.privacy.budget
+        self._store, self._method = store, method
+        known = account_of(store)
+        self.account = known or Account(math.inf if budget is None else budget, method.privacy.dp_delta)
+
+    def published(self, world: World, published: Published) -> Floats:
+        """(entries,) what this site publishes of itself, with noise: the same in every job."""
+        kept = self._store.facts().get(_PUBLISHED)
+        if kept is not None:
+            return np.array(json.loads(kept), dtype=np.float64)
+        noise = self._method.training.noise_multiplier
+        told = published_privately(world, published, 0, int(world.ids[world.here[0]]), noise)
+        after = self.account.spend(Release(0, "metadata", noise))
+        self._write(after, world, **{_PUBLISHED: json.dumps(told.tolist())})
+        return told
+
+    def pays(self, world: World, round: int) -> bool:
+        """Pay for a round, and write it down; False if the account does not afford it."""
+        told = releases(self._method, round)
+        if not self.account.affords(*told):
+            return False
+        self._write(self.account.spend(*told), world)
+        return True
+
+    def _write(self, after: Account, world: World, **more: str) -> None:
+        gaps = json.dumps(list(not_covered(self._method, world)))
+        self._store.keep(**{_ACCOUNT: json.dumps(after.to_json()), _GAPS: gaps}, **more)
+        self.account = after
+
+
+def account_of(store: Store) -> Account | None:
+    """The account that a store holds; none of a study without a budget."""
+    kept = store.facts().get(_ACCOUNT)
+    return None if kept is None else Account.from_json(json.loads(kept))
+
+
+def ledger_of(store: Store) -> dict[str, Any] | None:
+    """The same as a ledger of one center for a file, with the ε that stands in the store."""
+    facts = store.facts()
+    if _ACCOUNT not in facts:
+        return None
+    account = Account.from_json(json.loads(facts[_ACCOUNT]))
+    told = PrivacyLedger({facts["site"]: account}, tuple(json.loads(facts.get(_GAPS, "[]")))).to_json()
+    told["centers"][facts["site"]]["epsilon"] = json.loads(facts[_ACCOUNT])["epsilon"]
+    return told
