@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -65,7 +66,8 @@ def test_ten_kills_leave_the_same_tables(tmp_path):
     assert not leftovers and not (tmp_path / "killed" / "cache").exists()
 
 
-def test_a_killed_study_leaves_no_process_behind_and_repeats_nothing_finished(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_study_leaves_no_process_behind_and_repeats_nothing_finished(tmp_path, number):
     out = tmp_path / "s"
     package = str(Path(abps.__file__).parents[1])
     command = [sys.executable, "-m", "abps.cli.main", *ARGUMENTS, "--out", str(out), "--json"]
@@ -74,8 +76,8 @@ def test_a_killed_study_leaves_no_process_behind_and_repeats_nothing_finished(tm
     end = time.monotonic() + 120
     while len(list(out.glob("runs/*/run.json"))) < 2 and process.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
-    process.kill()
-    process.wait()
+    process.send_signal(number)
+    process.wait(60)
     end = time.monotonic() + 20
     while workers_of(out) and time.monotonic() < end:
         time.sleep(0.05)

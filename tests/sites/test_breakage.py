@@ -1,0 +1,107 @@
+"""What breaks around a site: clocks that jump, disks that are full or closed, and many rounds."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import tracemalloc
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from abps.core.errors import RequestError
+from abps.sites import audit
+from abps.sites.conductor import Conductor, Seconds
+from abps.sites.loopback import Memory
+from abps.sites.store import Entry, Store
+
+from .network import agree_about_partners, close, counted_once, open_site
+
+QUICK = Seconds(poll=0.0)
+LINEAR = {"model": "linear", "standardise": "own", "epochs": 1}
+
+
+def job(given, agreement, folder, rounds, network=None, **more):
+    network = network or Memory()
+    for name in given.names:
+        open_site(given, name, agreement, folder, network, **more)
+    return network, Conductor(network, agreement, rounds, QUICK).run(given.names)
+
+
+def test_clocks_that_jump_change_nothing(four, tmp_path):
+    """Forward by weeks, back by years, in every message: models, partners and the log are in order."""
+    agreement = four.agreement("abps-pq-k1", rounds=3, **LINEAR)
+    jumps = itertools.cycle([0.0, 3e6, -3e8, 5.0, 1e9, -1e9])
+    days = itertools.cycle(["2026-11-17", "1970-01-01", "2099-12-31"])
+    clocks = {"now": lambda: next(jumps), "stamp": lambda: f"{next(days)}T00:00:00.000+00:00"}
+    plain, _ = job(four, agreement, tmp_path / "plain", 3)
+    jumping, report = job(four, agreement, tmp_path / "jumping", 3, **clocks)
+    assert not any(r.missing for r in report.rounds)
+    for name in four.names:
+        one, other = plain.sites[name], jumping.sites[name]
+        assert np.array_equal(one.models.numpy(), other.models.numpy())
+        assert one.store.partners() == other.store.partners()
+        assert audit.verify(other.store, None).faults == ()
+        assert not other.store.refusals()
+    close(plain)
+    close(jumping)
+
+
+@pytest.mark.parametrize("closed", ["PRAGMA query_only = 1", "PRAGMA max_page_count = 1"])
+def test_a_disk_that_is_closed_or_full_leaves_one_site_out_and_nothing_half_written(four, tmp_path, closed):
+    agreement = four.agreement("abps-pq-k1", rounds=4, **LINEAR)
+    broken = four.names[1]
+
+    class Closing(Memory):
+        def ask(self, sites, what, *arguments, seconds):
+            if what == "start" and arguments[:2] == ("train", 2):
+                self.sites[broken].store._db.execute(closed)
+                # A page that is free would still be used.
+                self.sites[broken].store._db.execute("VACUUM") if "max" in closed else None
+            return super().ask(sites, what, *arguments, seconds=seconds)
+
+    network, report = job(four, agreement, tmp_path, 3, Closing())
+    assert [r.round for r in report.rounds] == [1, 2, 3]
+    assert broken in report.rounds[1].missing and broken in report.rounds[2].missing
+    others = {name: network.sites[name].store for name in four.names if name != broken}
+    assert all([r.number for r in store.rounds()] == [1, 2, 3] for store in others.values())
+    close(network)
+    with (
+        closing(Store.look(tmp_path / f"{broken}.sqlite")) as seen,
+        pytest.raises(RequestError, match="left"),
+    ):
+        seen.log(Entry("now", 1, "x", True, "weights", 1, "y"))
+    # When there is room again it goes on where it was.
+    network, report = job(four, agreement, tmp_path, 1)
+    store = network.sites[broken].store
+    assert [r.number for r in store.rounds()] == [1, 4] and audit.verify(store, None).faults == ()
+    counted_once(store)
+    agree_about_partners({n: s.store for n, s in network.sites.items()}, 1, doubt=True)
+    close(network)
+
+
+def test_many_rounds_need_no_more_memory_and_the_log_is_put_aside(four, tmp_path):
+    """Thirty rounds here; a thousand by ``benchmarks/long_job.py``."""
+    agreement = four.agreement("abps-pq-k1", rounds=40, **LINEAR)
+    network = Memory()
+    for name in four.names:
+        open_site(four, name, agreement, tmp_path, network)
+    conductor = Conductor(network, agreement, 10, QUICK)
+    held = []
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            conductor.run(four.names)
+            network.carried.clear()
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert held[2] - held[1] < 300_000, held  # what the report of ten rounds and caches take
+    for site in network.sites.values():
+        rows = len(site.store.traffic())
+        assert site.store.put_aside(50) is not None
+        ((left,),) = site.store._rows("SELECT COUNT(*) FROM traffic")
+        assert left < 50 and len(site.store.traffic()) == rows
+    close(network)
