@@ -162,6 +162,7 @@ class Conductor:
         self.sender_id = versions.sender_ids(versions.NEWEST, agreement.digest(), job)
         self._at = 0  # the round
         self._summing: frozenset[str] = frozenset()  # who takes part in masked sums
+        self._introductions: dict[str, list[bytes]] = {}
         self._told: dict[str, int] = {}  # rows, as sites said
 
     def run(self, members: Sequence[str]) -> JobReport:
@@ -375,6 +376,9 @@ class Conductor:
         if not rows:
             return []
         sizes |= rows
+        self._told |= {name: int(ready[name]["rows"]) for name in rows}
+        self._summing -= frozenset(rows)  # until they have told their keys anew
+        self._introductions = {k: v for k, v in self._introductions.items() if k not in rows}
         spoken = [] if self.wire == versions.OLDEST else [list(self.wire)]
         joined, failed = self.line.ask(
             sorted(rows), "join", list(roster), t, sizes, *spoken, seconds=self.seconds.sign
@@ -547,14 +551,19 @@ class Conductor:
         self._remember(course.server, t)
         return Rest.NOT
 
-    def _introduce(self, names: list[str]) -> dict[str, str]:
-        """Let the sites know each other's keys for masked sums; returns who has none, and why."""
+    def _introduce(self, names: list[str], others: Sequence[str] = ()) -> dict[str, str]:
+        """Let sites know each other's keys for masked sums; returns who has none, and why.
+
+        others: who is known already, and is to know them.
+        """
         from abps.sites import masking
 
         said, failed = self.line.ask(names, "sum_introduce", seconds=self.seconds.talk)
         told, lies = answers.sorted_out(said, masking.introduced)
-        _, deaf = self.line.ask(sorted(told), "sum_meet", told, seconds=self.seconds.talk)
-        self._summing = frozenset(told) - frozenset(deaf)
+        self._introductions |= told
+        meet = sorted({*told, *others})
+        _, deaf = self.line.ask(meet, "sum_meet", self._introductions, seconds=self.seconds.talk)
+        self._summing = (self._summing | frozenset(told)) - frozenset(deaf)
         return failed | lies | deaf
 
     def _masked_star(self, t: int, present: list[str], missing: dict[str, str], course: _Course) -> Rest:
@@ -576,6 +585,9 @@ class Conductor:
 
         try:
             context = masking_context(self.agreement.digest(), self.job)
+            new = [name for name in present if name not in self._introductions]
+            if new:  # who joined later
+                self._introduce(new, [name for name in present if name not in new])
             members = [name for name in present if name in self._summing]
             found, names, failed = masking.total(ask, context, t, members, sum(lengths) + 1)
             say = sum(self._told[name] for name in names) if adding == "size" else len(names)

@@ -58,12 +58,12 @@ class Masking:
         ]  # fmt: skip
 
     def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> list[str]:
-        """Learn the keys of all members of the job; once, so that none can be exchanged later. Returns whose
-        introduction is none."""
+        """Learn the keys of members of the job; who comes back to it has another. Returns whose introduction
+        is none."""
         strangers = []
         for name, told in introductions.items():
             try:
-                self._known.setdefault(name, self._identity_of(name, told))
+                self._known[name] = self._identity_of(name, told)
             except (RequestError, ValueError, TypeError):
                 strangers.append(name)
         return sorted(strangers)
