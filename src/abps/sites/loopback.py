@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from abps.core.errors import RequestError
 from abps.sites import excuses
 from abps.sites.excuses import Declined
 from abps.sites.site import Site, Unreachable
@@ -40,7 +41,10 @@ class Memory:
             self.carried.append((name, peer, what, len(data)))
             if peer not in self.sites or self.trouble(name, peer, what, False):
                 raise Unreachable(peer)
-            reply = self.sites[peer].receive(name, what, data)
+            try:
+                reply = self.sites[peer].receive(name, what, data)
+            except RequestError as error:  # its own disk fails: it says nothing
+                raise Unreachable(peer) from error
             if reply:
                 self.carried.append((peer, name, what, len(reply)))
             if self.trouble(peer, name, what, True):

@@ -1228,9 +1228,10 @@ class Site:
                 raise Refused(peer, Reason.RATE, f"more than {self.limits.fetches} times in a round")
         if peer in self.talks.partners and not self._has_place(peer, round):
             raise Refused(peer, Reason.PLACE, f"by its witness of round {round} it has other partners")
-        self._accept_weights(peer, data, round)
-        parcel = self._parcel(peer, round)
-        self._log_parcel(peer, parcel, round)
+        with self._lock:  # who waits for these weights goes on when the answer is written down, too
+            self._accept_weights(peer, data, round)
+            parcel = self._parcel(peer, round)
+            self._log_parcel(peer, parcel, round)
         return parcel
 
     # Inside
