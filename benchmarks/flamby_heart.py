@@ -14,6 +14,7 @@ FedAvg: SGD, 0.001, 15 rounds of 100 batches of 4 at every center, whatever its 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +23,12 @@ import numpy as np
 import torch
 from sklearn.model_selection import train_test_split
 from torch import nn
+from torch.utils.data import DataLoader
 
 from abps import simulate
 from abps.core import streams
 from abps.data.prepare import Prepared, Rows
+from abps.learn import batches
 from abps.learn.batched import StackedLearner
 from abps.learn.metrics import Segments
 from abps.learn.tabular import choose, fit
@@ -117,6 +120,31 @@ class EqualUpdates(FedAvg):
         return replace(state, models=learner.train(state.models, t))
 
 
+@contextlib.contextmanager
+def flambys_order(seed: int):
+    """The plain loop visits rows as FLamby does: torch's loader shuffles, seeded anew at every center."""
+
+    def orders(_seed, centers, round, sizes, epochs):
+        torch.manual_seed(seed)
+        loader = DataLoader(torch.arange(int(sizes[0])), batch_size=BATCH, shuffle=True)
+        return np.stack([torch.cat(list(loader)).numpy() for _ in range(epochs)])[:, None]
+
+    before = batches.row_orders
+    batches.row_orders = orders
+    try:
+        yield
+    finally:
+        batches.row_orders = before
+
+
+def alone(data: Prepared, seed: int) -> list[float]:
+    """Accuracies of Local in FLamby's settings, rows in FLamby's order."""
+    training = Training(epochs=50, batch=BATCH, lr=1e-3, weight_decay=0.0, model=linear_from(seed))
+    with flambys_order(seed):
+        run = simulate(data, Local(training=training), seed, rounds=1, engine="debug")
+    return of_models(data, training, seed, run.models)
+
+
 def linear_from(seed: int):
     """A factory of the regression that starts where torch starts it after this seed."""
 
@@ -145,10 +173,10 @@ def measured(folder: Path) -> dict[str, np.ndarray]:
     found: dict[str, list[list[float]]] = {}
     for seed in SEEDS:
         factory = linear_from(seed)
-        alone = Training(epochs=50, batch=BATCH, lr=1e-3, weight_decay=0.0, model=factory)
-        run = simulate(data, Local(training=alone), seed, rounds=1)
-        found.setdefault("Local", []).append(of_models(data, alone, seed, run.models))
-        steps = replace(alone, epochs=1, optimizer="sgd")
+        found.setdefault("Local", []).append(alone(data, seed))
+        steps = Training(
+            epochs=1, batch=BATCH, lr=1e-3, weight_decay=0.0, model=factory, optimizer="sgd"
+        )  # fmt: skip
         run = simulate(data, EqualUpdates(training=steps), seed, rounds=15)
         found.setdefault("FedAvg", []).append(of_models(data, steps, seed, run.models))
         for name in ("abps-plus", "fedper", "ditto"):

@@ -143,7 +143,7 @@ def test_an_outcome_that_is_turned_round_is_not_federated(tmp_path):
     books = []
     for path, positive in ((zero, None), (two, None), (two, "1")):
         found = own_outcome(path, "outcome", positive)
-        book = Codebook((Column("age", "number"),), events=found.events, others=found.others)
+        book = Codebook((Column("age", "number"),), events=found.event_words, others=found.other_words)
         assert Codebook.from_json(book.to_json()) == book
         books.append(book)
     with pytest.raises(RequestError, match="'1' is the event at one site and not at another"):

@@ -86,6 +86,20 @@ def test_both_learners_agree_and_learning_together_helps(make) -> None:  # type:
     assert run.main.mean > 0.75
 
 
+@pytest.mark.parametrize("make", [hourly, digits])
+def test_a_whole_comparison_is_trained_and_reported(make, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """The worked examples of docs/modalities.md: from rows to a report; a center lacks a modality."""
+    how = {"model": "encoders", "epochs": 3, "lr": 0.01, "batch": 32, "hidden": (12,)}
+    study = abps.compare(
+        make(), ["local", "fedavg", "random-k1"], [1, 2], rounds=4, settings=how, references=False
+    )
+    means = {run.method: run.main.mean for _, run in study.runs}
+    assert means["fedavg"] > 0.7 and means["fedavg"] > means["local"] - 0.02
+    assert all(run.main.scored_centers == 4 for _, run in study.runs)
+    text = study.report(tmp_path / "report").page.read_text(encoding="utf-8")
+    assert "fedavg" in text and study.runs[0][1].measure in text
+
+
 def test_it_says_where_it_does_not_run() -> None:
     with pytest.raises(RequestError, match="runs in simulations"):
         Training.of("encoders").factory(5)

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression
 
 from abps.data.folds import folds_of, most_folds
+from abps.data.outcome import Outcome
 from abps.learn.boosting import DEPTH, FEWEST, MOST_BINS, PENALTY, RATE, boost
+from abps.learn.outcomes import concordance, foretold
 from abps.learn.ridge import ridge_path
 from abps.learn.spline_regression import BENDS, spline_basis
-from abps.learn.tabular import PENALTIES, choose, fit
+from abps.learn.tabular import PENALTIES, Choice, choose, fit
 
 
 def table(rows: int, columns: int, seed: int = 0, curved: float = 1.0):
@@ -58,6 +60,48 @@ def test_boosting_is_scikit_learns(rows):
         # equally good to the last bit; which one is taken then is a matter of rounding.
         assert np.corrcoef(ours[k], theirs)[0, 1] > 0.98
         assert np.isclose(ours[k], theirs, atol=1e-6).mean() > (0.95 if k == 0 else 0.0)
+
+
+HIST = {
+    "max_depth": DEPTH, "learning_rate": RATE, "min_samples_leaf": FEWEST, "l2_regularization": PENALTY,
+    "max_bins": MOST_BINS, "max_leaf_nodes": None, "early_stopping": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [120, 2000])
+def test_boosting_of_other_outcomes_is_scikit_learns(rows):
+    x, _ = table(rows, 6)
+    rng = np.random.default_rng(3)
+    new, _ = table(400, 6, seed=1)
+    number = x[:, 0] + x[:, 3] ** 2 + 0.5 * rng.normal(size=rows)
+    outcome = Outcome("continuous", "squared", scale=1.0)
+    ours = fit(Choice("boosting", 40, 0.0), x, number, outcome)(new)[0, :, 0]
+    theirs = HistGradientBoostingRegressor(max_iter=40, **HIST).fit(x, number).predict(new)
+    assert np.corrcoef(ours, theirs)[0, 1] > 0.99
+    assert np.mean((ours - theirs) ** 2) < 0.02 * np.var(theirs)
+    which = np.argmax(np.stack([x[:, 0], -x[:, 3], 0 * x[:, 1]]) + rng.gumbel(size=(3, rows)), axis=0)
+    outcome = Outcome("classes", "softmax", names=("a", "b", "c"))
+    ours = foretold(outcome, fit(Choice("boosting", 40, 0.0), x, which.astype(float), outcome)(new)[0])
+    theirs = HistGradientBoostingClassifier(max_iter=40, **HIST).fit(x, which).predict_proba(new)
+    # scikit-learn scales multi-class leaves by (k - 1) / k and their slopes likewise; ours are Newton's.
+    for k in range(3):
+        assert np.corrcoef(ours[:, k], theirs[:, k])[0, 1] > 0.97
+
+
+@pytest.mark.parametrize("way", ["hazard", "cox"])
+def test_boosting_finds_in_times_what_no_sum_of_columns_tells(way):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1500, 4))
+    risk = 1.5 * np.sign(x[:, 0] * x[:, 1])
+    time, ended = np.ceil(20 * rng.exponential(np.exp(-risk))), np.ceil(rng.exponential(40, len(x)))
+    y = np.where(time <= ended, time, -ended).astype(np.float32)
+    outcome = Outcome("survival", way).settled(y)
+    choice = choose(x, y.astype(float), None, 11, outcome=outcome)
+    assert choice.family == "boosting"
+    told = fit(choice, x, y.astype(float), outcome)(x)[0]
+    plain = fit(Choice("gam", 10.0, 0.0), x, y.astype(float), outcome)(x)[0]
+    found = [concordance(outcome, z, y, np.array([0, len(y)]))[0] for z in (told, plain)]
+    assert found[0] > 0.72 > 0.6 > found[1]
 
 
 def test_an_additive_models_columns_bend_at_quantiles_and_are_straight_outside():

@@ -14,6 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import flamby_heart as heart
 
 
+def test_local_is_flambys_to_the_last_prediction(data):
+    """One of the five seeds; all of them are in docs/flamby.md."""
+    published = heart.published(data("flamby") / "published")["Local"][-1]
+    np.testing.assert_allclose(heart.alone(heart.prepared(data("heart-disease")), heart.SEEDS[-1]), published)
+
+
 @pytest.mark.slow
 def test_fedavg_is_flambys(data):
     rows = heart.prepared(data("heart-disease"))

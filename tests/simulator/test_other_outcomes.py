@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -117,6 +118,8 @@ def test_a_binary_result_has_nothing_new() -> None:
 def test_comparison_and_report_speak_of_the_main_score(tmp_path: Path) -> None:
     study = abps.compare(made("survival"), ["local", "fedavg", "abps-plus"], seeds=[1, 2], rounds=2)
     assert "glm-exact" not in set(study.frame()["method"]) and "C-index" in study.frame().columns
+    curve = study.runs[0][1].alive
+    assert len(curve) > 3 and all(a[1] >= b[1] for a, b in itertools.pairwise(curve))
     assert "C-index" in study.table().columns
     report = study.report(tmp_path / "report")
     text = report.page.read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from abps.cli import options
 from abps.cli.check_command import announce
 from abps.core.errors import RequestError
-from abps.fitted.card import area_words, estimate_words
+from abps.fitted.card import area_words, decimal, estimate_words
 from abps.fitted.fit import fit as fit_models
 from abps.fitted.handover import check_new, write_models
 from abps.methods.settings import configure
@@ -48,6 +48,8 @@ def fit(
     drop: options.Drop = "",
     keep: options.Keep = "",
     positive: options.Positive = None,
+    outcome: options.Outcome = None,
+    duration: options.Duration = None,
     strict: options.Strict = False,
     min_stays: options.MinStays = None,
     as_json: options.Json = False,
@@ -64,8 +66,9 @@ def fit(
         raise RequestError(f"--seed {seed}: choose a whole number from 0")
     check_new(out)
     federation = options.federation(
-        data, label, center, patient, time, group, drop, min_stays, keep=keep, positive=positive
-    )
+        data, label, center, patient, time, group, drop, min_stays, keep=keep, positive=positive,
+        outcome=outcome, duration=duration,
+    )  # fmt: skip
     announce(federation.notes, strict)
     console = Console(stderr=True)
     with Progress(
@@ -86,7 +89,7 @@ def fit(
             name=method,
         )
     folders = write_models(fitted, out)
-    overall = fitted.overall
+    overall, found = fitted.overall, fitted.overall.measures
     if as_json:
         print(
             json.dumps(
@@ -97,6 +100,7 @@ def fit(
                     "auroc": overall.area.value if overall.area.told else None,
                     "events": overall.events,
                     "slope": overall.calibration.slope.value if overall.calibration.slope else None,
+                    **({"measures": {name: m.value for name, m in found.items()}} if found else {}),
                 }
             )
         )
@@ -104,6 +108,9 @@ def fit(
     told = Console(highlight=False, markup=False, soft_wrap=True)
     told.print(f"{len(folders)} models in {out}, a folder for each center")
     told.print(f"test rows of all centers: {overall.rows:,}, events {overall.events:,}")
-    told.print(f"AUROC {area_words(overall.area)}; slope {estimate_words(overall.calibration.slope)}")
+    if found:
+        told.print("; ".join(f"{name} {decimal(m.value)}" for name, m in found.items()))
+    else:
+        told.print(f"AUROC {area_words(overall.area)}; slope {estimate_words(overall.calibration.slope)}")
     first = next(iter(folders.values()))
     told.print(f"read {first}/card.html, then: abps predict --model {first} --data new.csv --out p.parquet")

@@ -1,4 +1,4 @@
-"""``abps predict``: probabilities for new rows."""
+"""``abps predict``: probabilities, chances over time or numbers for new rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import polars as pl
 import typer
 from rich.console import Console
@@ -36,7 +37,7 @@ def predict(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Give every row of a table its probability.
+    """Give every row of a table its probability (of several classes, times or numbers, what is foretold).
 
     Columns are mended by the same rules as in `abps check`. A column that is missing, of another type or out
     of the range that the model has learned in stops with a sentence.
@@ -57,16 +58,19 @@ def predict(
         console.print(f"mended: {repair_words(repair)}")
     for sentence in found.warnings:
         console.print(f"warning: {sentence}", style="yellow")
-    p = fitted.probabilities(found.features)
+    told = fitted.foretold(found.features)
     result = pl.DataFrame(
         [
-            pl.Series("row", range(len(p)), dtype=pl.Int64),
-            *(table[name] for name in carried if name not in ("row", "probability")),
-            pl.Series("probability", p),
+            pl.Series("row", range(told.height), dtype=pl.Int64),
+            *(table[name] for name in carried if name not in ("row", *told.columns)),
+            *told.get_columns(),
         ]
     )
     files.write_with(out, result.write_csv if out.suffix == ".csv" else result.write_parquet)
+    means = {column.name: float(np.mean(column.to_numpy())) for column in told.get_columns()}
     if as_json:
-        print(json.dumps({"rows": len(p), "mean": float(p.mean()), "out": str(out)}))
+        more = {"mean": means["probability"]} if fitted.outcome.binary else {"means": means}
+        print(json.dumps({"rows": told.height, **more, "out": str(out)}))
     else:
-        print(f"{len(p):,} rows, mean probability {p.mean():.3f}: {out}")
+        words = ", ".join(f"mean {name} {value:.3f}" for name, value in means.items())
+        print(f"{told.height:,} rows, {words}: {out}")

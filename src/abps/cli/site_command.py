@@ -78,7 +78,9 @@ def register(app: typer.Typer) -> None:
 
 def init(
     table: Annotated[Path, typer.Option(help="This site's own table, CSV or Parquet, all its rows.")],
-    label: Annotated[str, typer.Option(help="The column to predict (two values).")],
+    label: Annotated[
+        str, typer.Option(help="The column to predict (two values, unless --outcome says otherwise).")
+    ],
     kit: Annotated[Path | None, typer.Option(help="This site's startup kit.")] = None,
     site: Annotated[str | None, typer.Option(help="The site's name, if there is no kit yet.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write to, if there is no kit yet.")] = None,
@@ -87,6 +89,8 @@ def init(
     time: options.Time = None,
     drop: options.Drop = "",
     positive: options.Positive = None,
+    outcome: options.Outcome = None,
+    duration: options.Duration = None,
     threads: Annotated[int, typer.Option(help="Cores for training.")] = 1,
     allow: Annotated[
         str, typer.Option(help="Packages besides abps that jobs may name, with commas between.")
@@ -132,28 +136,29 @@ def init(
         threads,
         allow=allowed,
         positive=positive,
+        outcome=outcome,
+        duration=duration,
     )
-    outcome = own.outcome()
-    if outcome.doubt and positive is None:
+    found = own.labelled()
+    if found.doubt and positive is None:
         # Another site may have read it the other way round; the model would then learn the contrary.
-        raise RequestError(f"{outcome.doubt}; say which value is the event with --positive")
+        raise RequestError(f"{found.doubt}; say which value is the event with --positive")
     rows = own.read_table()
-    book = replace(codebook(rows, seed=0, floor=FLOOR), events=outcome.events, others=outcome.others)
+    book = replace(codebook(rows, seed=0, floor=FLOOR), events=found.event_words, others=found.other_words)
     if statistics:
         book = with_statistics(book, rows, seed)
     written = [own.write(folder), folder / sitefile.CODEBOOK]
     files.write_json(written[1], book.to_json())
     if as_json:
-        found = {
+        summary = {
             "site": site,
             "rows": rows.rows,
             "columns": len(book.columns),
             "files": [str(p) for p in written],
         }
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(summary))
         return
-    positives = int(rows.label.sum())
-    say(f"{site}: {rows.rows} rows, {positives} of them positive, {len(book.columns)} encoded columns")
+    say(f"{site}: {rows.rows} rows, {rows.described}, {len(book.columns)} encoded columns")
     for path in written:
         say(f"wrote {path}")
 
@@ -293,7 +298,8 @@ def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None
     )
     auroc = told["validation_auroc"]
     console.print(f"partners of the last round: {', '.join(told['partners']) or 'none (rested)'}")
-    console.print(f"validation AUROC after it: {'not defined' if auroc is None else f'{auroc:.3f}'}")
+    value = "not defined" if auroc is None else f"{auroc:.3f}"
+    console.print(f"validation {told['measure']} after it: {value}")
     rests = ", ".join(f"{why} {count}" for why, count in told["rests"].items())
     console.print(f"rounds rested: {rests or 'none'}")
     for a in told["alarms"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,8 @@ PAGE = "report.html"
 
 @dataclass(frozen=True)
 class Left:
-    """What a site was left with.  model: the folder of its model, or None.  auroc: on its own test rows."""
+    """What a site was left with.  model: the folder of its model, or None.  auroc: on its own test rows (of
+    other outcomes than binary, their main score)."""
 
     site: str
     page: Path
@@ -73,6 +75,8 @@ def site_report(kit: Path, out: Path, study: str | None = None) -> Left:
         store.close()
     card = "" if model is None else card_of(model, out)
     files.write_text(out / PAGE, site_page(told, rounds, evaluation, card, why))
-    known = evaluation is not None and evaluation.area.value == evaluation.area.value
-    auroc = evaluation.area.value if known and evaluation is not None else None
+    auroc = None
+    if evaluation is not None:
+        value = next(iter(evaluation.measures.values()), evaluation.area).value
+        auroc = value if math.isfinite(value) else None
     return Left(own.site, out / PAGE, model, auroc, (*written, out / PAGE))

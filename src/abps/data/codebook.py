@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
 from abps.data.identifying import identifies
+from abps.data.outcome import BINARY, Outcome
+from abps.data.outcome_label import class_order
+from abps.data.outcome_told import settled_by, settled_size, told_columns
 from abps.data.scales import FARTHEST, Scale, Statistics
 from abps.data.told import Summarised, Told, agreed
 from abps.privacy.small_counts import most_patients
@@ -68,6 +71,7 @@ class Codebook:
     summarised: that they did.
     events, others: the outcome's words that count as the event, and those that do not; a site whose table has
     them the other way round must not learn with the rest. None where nobody said.
+    outcome: what is predicted, with the classes, time grid or scale that were agreed on.
     """
 
     columns: tuple[Column, ...]
@@ -80,6 +84,7 @@ class Codebook:
     summarised: Summarised | None = None
     events: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    outcome: Outcome = BINARY
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -109,6 +114,8 @@ class Codebook:
             plain["summarised"] = self.summarised.to_json()
         if self.events or self.others:
             plain["outcome"] = {"event": list(self.events), "other": list(self.others)}
+        if not self.outcome.binary:
+            plain["outcome"] = {**plain.get("outcome", {}), **self.outcome.to_json()}
         return plain
 
     @staticmethod
@@ -131,13 +138,16 @@ class Codebook:
                 columns, tuple(data["descriptors"]), bool(data["time"]), statistics, shared, floor
             )
             took = data.get("summarised")
-            outcome = data.get("outcome", {"event": [], "other": []})
-            events, others = (tuple(str(word) for word in outcome[k]) for k in ("event", "other"))
+            about = data.get("outcome", {})
+            events, others = (tuple(str(word) for word in about.get(k, ())) for k in ("event", "other"))
             if set(events) & set(others):
                 raise ValueError("an outcome that is an event and none")
+            outcome = Outcome.from_json(about)
+            names = (*book.numbers, *told_columns(outcome))
             return replace(
                 book,
-                told=tuple(Told.from_json(each, book.numbers) for each in data.get("told", ())),
+                outcome=outcome,
+                told=tuple(Told.from_json(each, names) for each in data.get("told", ())),
                 summarised=None if took is None else Summarised.from_json(took),
                 events=events,
                 others=others,
@@ -191,10 +201,20 @@ def merged(books: Sequence[Codebook]) -> Codebook:
         max(book.floor for book in books),
     )
     told = [each for book in books for each in book.told]
-    statistics, took = agreed(told, made.numbers, _one_scale_each(books))
+    asked = _one_prediction(books)
+    also = told_columns(asked) if told else ()
+    outcome = settled_by(asked, [each.of(also) for each in told]) if also else asked
+    statistics, took = agreed(
+        told, made.numbers, _one_scale_each(books), also, settled_size(outcome) if also else 0
+    )
     events, others = _one_outcome(books)
     return replace(
-        made, statistics=statistics, summarised=took or _taken(books), events=events, others=others
+        made,
+        statistics=statistics,
+        summarised=took or _taken(books),
+        events=events,
+        others=others,
+        outcome=outcome,
     )
 
 
@@ -217,7 +237,29 @@ def joining(study: Codebook, own: Codebook) -> list[str]:
     words = set(study.events) & set(own.others) | set(study.others) & set(own.events)
     if words:
         found.append(f"its outcome has {sorted(words)[0]!r} the other way round; init it again")
+    if study.outcome.asked != own.outcome.asked:
+        found.append(f"the study predicts an outcome of {study.outcome.asked}; init it so")
+    unknown = [name for name in own.outcome.names if name not in study.outcome.names]
+    if unknown and study.outcome.kind == "classes":
+        found.append(f"the study does not know its class {unknown[0]!r}; its rows must not have it")
     return found
+
+
+def _one_prediction(books: Sequence[Codebook]) -> Outcome:
+    """What all books predict: the same kind, the classes of all, and a grid or scale that some bring."""
+    asked = sorted({book.outcome.asked for book in books})
+    if len(asked) > 1:
+        raise RequestError(
+            f"one codebook is of an outcome of {asked[0]} and another of {asked[1]}; settle on one, and init "
+            "again where it is the other"
+        )
+    settled = {book.outcome for book in books if book.outcome.grid or book.outcome.scale}
+    if len(settled) > 1:
+        raise RequestError("the codebooks bring two time grids, or two scales, of the outcome; settle on one")
+    if settled:
+        return settled.pop()
+    names = class_order(name for book in books for name in book.outcome.names)
+    return replace(books[0].outcome, names=tuple(names))
 
 
 def _one_outcome(books: Sequence[Codebook]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -100,6 +100,16 @@ class Federation:
             self.notes,
         )
 
+    @property
+    def described(self) -> str:
+        """The outcome in half a sentence, with what there is of it."""
+        events = int(self.outcome.events(self.label).sum())
+        if self.outcome.binary:
+            return f"{events:,} of them positive"
+        if self.outcome.kind == "survival":
+            return f"{events:,} of them with the event"
+        return f"outcome {self.outcome.asked}"
+
     def __repr__(self) -> str:
         told = f"outcome {self.outcome.kind}"
         if self.outcome.binary:

@@ -13,6 +13,7 @@ survival the time with a sign: positive where the event happened then, negative 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast, get_args
 
@@ -64,6 +65,18 @@ class Outcome:
     def binary(self) -> bool:
         """Whether it is the event or not."""
         return self.kind == "binary"
+
+    @property
+    def agreed(self) -> bool:
+        """Whether centers have nothing left to agree on: a time grid, or a level and scale of numbers."""
+        return bool(self.grid or self.scale) or (self.way != "hazard" and self.kind != "continuous")
+
+    @property
+    def asked(self) -> str:
+        """As people write it (:func:`parse_outcome`)."""
+        if self.way == WAYS[self.kind][0]:
+            return self.kind
+        return f"{self.kind}:{self.way}" + (f"={self.quantile:g}" if self.way == "pinball" else "")
 
     @property
     def outputs(self) -> int:
@@ -172,6 +185,39 @@ class Outcome:
         if self.kind == "continuous":
             return ((label.astype(np.float64) - self.level) / self.scale).astype(np.float32)
         return label.astype(np.float32)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a file: what is asked for, the classes, and what was settled."""
+        plain: dict[str, Any] = {"predicts": self.asked}
+        if self.names:
+            plain["classes"] = list(self.names)
+        if self.grid:
+            plain["grid"], plain["hazards"] = list(self.grid), list(self.hazards)
+        if self.scale:
+            plain["level"], plain["scale"] = self.level, self.scale
+        return plain
+
+    @staticmethod
+    def from_json(data: Any) -> Outcome:
+        """From a file's content; ``ValueError`` says what is wrong with it."""
+        try:
+            asked = parse_outcome(str(data.get("predicts", "binary")))
+        except RequestError as error:
+            raise ValueError(str(error)) from error
+        names = tuple(str(name) for name in data.get("classes", ()))
+        grid = tuple(float(end) for end in data.get("grid", ()))
+        hazards = tuple(float(h) for h in data.get("hazards", ())) or (0.1,) * len(grid)
+        level, scale = float(data.get("level", 0.0)), float(data.get("scale", 0.0))
+        rising = all(a < b for a, b in itertools.pairwise((0.0, *grid)))
+        if not np.isfinite([*grid, *hazards, level, scale]).all() or not rising or scale < 0:
+            raise ValueError("a time grid rises from 0, and a scale is positive")
+        if len(hazards) != len(grid) or not all(0 <= h <= 1 for h in hazards):
+            raise ValueError("every interval of a time grid has one hazard, between 0 and 1")
+        if (asked.kind == "classes") != bool(names) or len(set(names)) != len(names):
+            raise ValueError("an outcome of classes names each of them once, and no other outcome does")
+        if (grid and asked.way != "hazard") or (scale and asked.kind != "continuous"):
+            raise ValueError(f"an outcome of {asked.asked} has no grid or scale like this")
+        return replace(asked, names=names, grid=grid, hazards=hazards, level=level, scale=scale)
 
     def told(self, label: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
         """(rows, k) whose means a center publishes, and their names."""

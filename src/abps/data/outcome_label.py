@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
-from abps.data.label import binary_label, known_label
+from abps.data.label import BinaryLabel, binary_label, known_label
 from abps.data.outcome import BINARY, MOST_CLASSES, Outcome, parse_outcome
 from abps.data.roles import Roles
 
@@ -20,6 +21,7 @@ class Labelled:
     """values: (rows,) 0 and 1 as small integers, or float32 as :mod:`abps.data.outcome` says.
 
     positive, negative: what the two values of an event are called in the table.  doubt: what may be wrong.
+    event_words, other_words: the values that count as the event, and those that do not, in small letters.
     """
 
     values: NDArray[Any]
@@ -27,6 +29,8 @@ class Labelled:
     positive: str = ""
     negative: str = ""
     doubt: str = ""
+    event_words: tuple[str, ...] = ()
+    other_words: tuple[str, ...] = ()
 
     @property
     def events(self) -> int:
@@ -55,17 +59,46 @@ def labelled(frame: pl.DataFrame, roles: Roles) -> Labelled:
     if asked.kind == "survival":
         return _survival(frame, roles, asked)
     label = binary_label(column, roles.label, roles.positive)
-    return Labelled(label.values, BINARY, label.positive, label.negative, label.doubt)
+    return _of_event(label, label.values, BINARY)
+
+
+def _of_event(label: BinaryLabel, values: NDArray[Any], outcome: Outcome) -> Labelled:
+    return Labelled(values, outcome, label.positive, label.negative, label.doubt, label.events, label.others)
+
+
+def in_terms_of(label: Labelled, agreed: Outcome, owner: str, name: str) -> Labelled:
+    """A center's label in the terms that all agreed on; a sentence where it is another outcome."""
+    own = label.outcome
+    if own.asked != agreed.asked:
+        raise RequestError(
+            f"{owner}: the study predicts an outcome of {agreed.asked}, and the label {name!r} is read as "
+            f"{own.asked}; say the study's outcome where the label is named"
+        )
+    if agreed.kind != "classes":
+        return replace(label, outcome=agreed)
+    unknown = [own.names[int(k)] for k in np.unique(label.values) if own.names[int(k)] not in agreed.names]
+    if unknown:
+        raise RequestError(
+            f"{owner}: the label {name!r} has the class {unknown[0]!r}, which is none of the study's "
+            f"({', '.join(agreed.names[:8])}); mend it, leave these rows out, or agree on another codebook"
+        )
+    place = np.array([agreed.names.index(n) if n in agreed.names else -1 for n in own.names], np.float32)
+    return replace(label, values=place[label.values.astype(np.int64)], outcome=agreed)
+
+
+def class_order(names: Iterable[str]) -> list[str]:
+    """Classes in the order of their numbers, or else of the alphabet; each once."""
+    found = sorted(set(names))
+    try:
+        return sorted(found, key=float)
+    except ValueError:
+        return found
 
 
 def _classes(column: pl.Series, name: str, asked: Outcome) -> Labelled:
     known_label(column, name)
     text = column.cast(pl.String).str.strip_chars()
-    names = text.unique().to_list()
-    try:
-        names.sort(key=float)
-    except ValueError:
-        names.sort()
+    names = class_order(text.unique().to_list())
     if not 2 <= len(names) <= MOST_CLASSES:
         raise RequestError(
             f"the label {name!r} has {len(names)} value(s); an outcome of classes has 2 to {MOST_CLASSES}"
@@ -94,7 +127,7 @@ def _survival(frame: pl.DataFrame, roles: Roles, asked: Outcome) -> Labelled:
             f"{first + 2} ({time[first]:g}); mend or remove these rows"
         )
     signed = np.where(event.values > 0, time, -time)  # -0.0 is a row that was not watched at all
-    return Labelled(signed, asked, event.positive, event.negative, event.doubt)
+    return _of_event(event, signed, asked)
 
 
 def _numbers(column: pl.Series, name: str, role: str) -> NDArray[np.float32]:

@@ -22,7 +22,8 @@ from abps.data.codebook import Codebook, Column, Sharing, candidates, encode_col
 from abps.data.counted import Counting, agree_from_counts
 from abps.data.federation import About, Federation
 from abps.data.outcome import BINARY, Outcome
-from abps.data.scales import Summary, agree, oddities, summaries
+from abps.data.outcome_told import settled_size, told_columns, told_values
+from abps.data.scales import HEADER_SIZE, Summary, agree, oddities, summaries
 from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
 from abps.data.told import Told
@@ -208,7 +209,13 @@ def encode(
             "check what is dropped and the columns of the table"
         )
     if book is None:
-        book = Codebook(tuple(columns), federation.descriptors, federation.time is not None, floor=floor)
+        book = Codebook(
+            tuple(columns),
+            federation.descriptors,
+            federation.time is not None,
+            floor=floor,
+            outcome=federation.outcome,
+        )
     told = {} if counting else told_of(federation, split, book.numbers, book.floor)
     if counting:
         numbers, start, _ = numbers_of(federation, split, book.numbers)
@@ -229,7 +236,8 @@ def encode(
 def told_of(
     federation: Federation, split: NDArray[np.int8], names: tuple[str, ...], floor: int = 0
 ) -> dict[str, Summary]:
-    """What every center of a federation tells of its numeric columns, from its training rows."""
+    """What every center of a federation tells of its numeric columns, from its training rows; ``names`` may
+    be those of what is told of an outcome (:mod:`abps.data.outcome_told`)."""
     values, start, rows = numbers_of(federation, split, names)
     patient = None if federation.patient is None else federation.patient[rows]
     least = least_rows(federation.center[rows], patient, federation.size, floor)
@@ -245,8 +253,12 @@ def numbers_of(
     rows = rows[np.argsort(federation.center[rows], kind="stable")]
     start = np.searchsorted(federation.center[rows], np.arange(federation.size + 1)).astype(np.int64)
     values = np.empty((len(names), len(rows)))
+    about, label = told_columns(federation.outcome), federation.label[rows]
     for k, name in enumerate(names):
-        values[k] = federation.features[name].cast(pl.Float64).to_numpy()[rows]
+        if name in about:
+            values[k] = told_values(federation.outcome, label, name)
+        else:
+            values[k] = federation.features[name].cast(pl.Float64).to_numpy()[rows]
     return values, start, rows
 
 
@@ -271,13 +283,30 @@ def codebook(
     split = assign_splits(federation, seed) if split is None else split
     book = encode(federation, split, standardise=standardise, floor=floor).book
     # A center by itself cannot know who else has seen its patients.
-    return replace(book, shared_patients=federation.size == 1 or patients_cross(federation))
+    shared = federation.size == 1 or patients_cross(federation)
+    return replace(book, shared_patients=shared, outcome=_told_outcome(federation, floor))
+
+
+def _told_outcome(federation: Federation, floor: int) -> Outcome:
+    """The outcome as a codebook tells it: of classes, those that enough patients of a center share."""
+    outcome = federation.outcome
+    if not floor or outcome.kind != "classes":
+        return outcome
+    sharing = Sharing(floor, federation.center, federation.size, federation.patient)
+    names = [name for k, name in enumerate(outcome.names) if sharing.enough(federation.label == k)]
+    if len(names) < 2:
+        raise RequestError(
+            f"{federation.name}: fewer than two classes have {floor} patients, so none can be told; an "
+            "outcome of classes needs two"
+        )
+    return replace(outcome, names=tuple(names))
 
 
 def with_statistics(book: Codebook, table: Federation, seed: int) -> Codebook:
-    """A site's own codebook with what it tells of its numeric columns, for a study with this seed."""
+    """A site's own codebook with what it tells of its numeric columns and of the outcome, for a study with
+    this seed."""
     split = assign_splits(table, seed, book.shared_patients)
-    told = told_of(table, split, book.numbers, book.floor)
+    told = told_of(table, split, (*book.numbers, *told_columns(table.outcome)), book.floor)
     return replace(book, told=tuple(Told(site, seed, summary) for site, summary in told.items()))
 
 
@@ -318,6 +347,19 @@ def metadata(
     return np.stack(parts, axis=1).astype(np.float32).astype(np.float64), tuple(names), first
 
 
+def _agreed_bytes(federation: Federation, split: NDArray[np.int8], book: Codebook, standardise: str) -> int:
+    """What centers sent and received to agree on scales, and on the time grid or scale of the outcome."""
+    common = standardise == "common" and book.statistics is not None
+    spent = book.statistics.spent if common and book.statistics is not None else 0
+    about = told_columns(federation.outcome)
+    if not about:
+        return spent
+    told = told_of(federation, split, about, book.floor).values()
+    # With scales they are told in one message, with one header.
+    head = HEADER_SIZE if common else 0
+    return spent + sum(len(each.to_bytes()) - head + settled_size(book.outcome) for each in told)
+
+
 def prepare(
     federation: Federation,
     seed: int,
@@ -349,6 +391,7 @@ def prepare(
         design = design_of(made)
         x, columns = design.of(x), design.names
     outcome = federation.outcome.settled(federation.label[split == 0])
+    made = replace(made, outcome=outcome)
     vectors, names, base = metadata(federation, split, made.floor, outcome)
 
     def rows(part: int) -> Rows:
@@ -377,7 +420,7 @@ def prepare(
         seed=seed,
         book=made,
         plain=len(made.columns),
-        agreed=made.statistics.spent if standardise == "common" and made.statistics is not None else 0,
+        agreed=_agreed_bytes(federation, split, made, standardise),
         warnings=encoded.warnings,
         splines=splines,
         floor=made.floor,

@@ -56,6 +56,9 @@ WILD = 3.0
 
 _HEADER = struct.Struct("<4sHH8s")
 
+#: The bytes of a message of summaries before its columns.
+HEADER_SIZE = _HEADER.size
+
 
 @dataclass(frozen=True, eq=False)
 class Summary:

@@ -28,9 +28,8 @@ from abps.core.errors import RequestError, nearest
 from abps.data.check import ColumnNote, TableCheck
 from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation, LeftOut
-from abps.data.label import BinaryLabel, binary_label
 from abps.data.outcome import FEWEST, Outcome
-from abps.data.outcome_label import labelled
+from abps.data.outcome_label import Labelled, in_terms_of, labelled
 from abps.data.reading import GAPS, RawTable, read_raw
 from abps.data.repairs import Mended, Repair, mend, merged_names, to_levels
 from abps.data.roles import Roles, completed
@@ -339,25 +338,44 @@ def type_name(feature: pl.Series, column: pl.Series) -> str:
     return "empty" if feature.dtype == pl.Null else "other"
 
 
-def own_outcome(path: str | Path, label: str, positive: str | None = None) -> BinaryLabel:
-    """The outcome of one center's own table: which of its words are the event."""
-    raw = read_raw(Path(path)).frame
-    _column(raw, label, "label")
-    frame, _, _ = mended(raw, Roles(label, ""))
-    return binary_label(frame[label], label, positive)
+def own_outcome(
+    path: str | Path,
+    label: str,
+    positive: str | None = None,
+    outcome: str | None = None,
+    duration: str | None = None,
+) -> Labelled:
+    """The outcome of one center's own table: what it is, and which of its words are the event."""
+    roles = Roles(label, "", positive=positive, outcome=outcome, duration=duration)
+    return labelled(mended(_with_roles(read_raw(Path(path)).frame, roles), roles)[0], roles)
 
 
-def _same_event(outcome: BinaryLabel, book: Codebook, site: str, label: str) -> None:
+def _with_roles(frame: pl.DataFrame, roles: Roles) -> pl.DataFrame:
+    """A center's own table, which has every column that was named."""
+    for column, role in (
+        (roles.label, "label"),
+        (roles.duration, "duration"),
+        (roles.patient, "patient"),
+        (roles.time, "time"),
+        *((d, "drop") for d in roles.drop),
+    ):
+        if column is not None:
+            _column(frame, column, role)
+    return frame
+
+
+def _same_event(outcome: Labelled, book: Codebook, site: str, label: str) -> None:
     """Refuse a table whose event is not the codebook's: the model would learn the contrary from it."""
     if not book.events and not book.others:
         return
-    turned = sorted({*outcome.events} & {*book.others} | {*outcome.others} & {*book.events})
+    events, others = {*outcome.event_words}, {*outcome.other_words}
+    turned = sorted(events & {*book.others} | others & {*book.events})
     if turned:
         raise RequestError(
             f"{site}: the label {label!r} counts {turned[0]!r} the other way round than the codebook; say in "
             "the site's file which value is the event (positive), or agree on another codebook"
         )
-    unknown = sorted({*outcome.events, *outcome.others} - {*book.events, *book.others})
+    unknown = sorted((events | others) - {*book.events, *book.others})
     if unknown and outcome.doubt:
         raise RequestError(
             f"{site}: the codebook does not say whether {unknown[0]!r} of the label {label!r} is the event; "
@@ -374,38 +392,41 @@ def own_table(
     drop: tuple[str, ...] = (),
     book: Codebook | None = None,
     positive: str | None = None,
+    outcome: str | None = None,
+    duration: str | None = None,
 ) -> Federation:
     """One center's own table, read at that center: a federation of one.
 
-    With a codebook the features are those that it asks for; without, all that can be learned from.
+    With a codebook the features are those that it asks for, and the outcome is in its terms; without, all
+    that can be learned from.
     positive: the label's value that is the event, where its words leave doubt.
+    outcome, duration: as in :class:`Roles`; nothing said, the outcome is the codebook's.
     """
     table = read_raw(Path(path))
-    raw = table.frame
-    roles = Roles(label, "", patient, time, None, tuple(drop))
-    for column, role in (
-        (label, "label"),
-        (patient, "patient"),
-        (time, "time"),
-        *((d, "drop") for d in drop),
-    ):
-        if column is not None:
-            _column(raw, column, role)
+    if outcome is None and book is not None and not book.outcome.binary:
+        outcome = book.outcome.asked
+    roles = Roles(label, "", patient, time, None, tuple(drop), positive=positive, outcome=outcome,
+                  duration=duration)  # fmt: skip
+    raw = _with_roles(table.frame, roles)
     frame, repairs, doubts = mended(raw, roles)
-    outcome = binary_label(frame[label], label, positive)
+    found = labelled(frame, roles)
     if book is not None:
-        _same_event(outcome, book, site, label)
-    values = outcome.values
-    if min(values.sum(), len(values) - values.sum()) < MIN_CLASS:
-        raise RequestError(
-            f"{path}: {int(values.sum())} positive of {len(values)} rows; "
-            f"a center needs {MIN_CLASS} of each class"
+        found = in_terms_of(found, book.outcome, site, label)
+        _same_event(found, book, site, label)
+    values, what = found.values, found.outcome
+    told = what.events(values).astype(np.int8)
+    lacks = what.lacks(values)
+    if what.binary and lacks:
+        lacks = (
+            f"{int(values.sum())} positive of {len(values)} rows; a center needs {MIN_CLASS} of each class"
         )
+    if lacks:
+        raise RequestError(f"{path}: {lacks}")
     if book is not None and book.time and time is None:
         raise RequestError(f"{site}: the codebook asks for a time column; name it with time")
     rest = frame.drop(roles_of(frame, roles))
     if book is None:
-        aside = {s.column: s.sentence for s in suspicions(rest, values) if s.aside}
+        aside = {s.column: s.sentence for s in suspicions(rest, told) if s.aside}
         features, reasons = judged(rest.drop(list(aside)))
         reasons |= aside
     else:
@@ -423,18 +444,19 @@ def own_table(
         patient=None if patient is None else _patients(frame[patient], features, values, years),
         time=years,
         descriptors=_descriptors(features) if book is None else book.descriptors,
+        outcome=what,
         notes=TableCheck(
             name=site,
             form=table.form,
             rows=len(values),
             copies=0,
             label=label,
-            positive=outcome.positive,
-            negative=outcome.negative,
-            events=int(values.sum()),
+            positive=found.positive,
+            negative=found.negative,
+            events=found.events,
             columns=_column_notes(frame, roles, features, reasons),
             repairs=tuple(repairs),
-            warnings=tuple(([outcome.doubt] if outcome.doubt else []) + doubts),
+            warnings=tuple(([found.doubt] if found.doubt else []) + doubts),
             centers=(site,),
         ),
     )

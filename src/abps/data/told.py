@@ -91,11 +91,18 @@ class Summarised:
 
 
 def agreed(
-    told: Sequence[Told], names: tuple[str, ...], given: Statistics | None
+    told: Sequence[Told],
+    names: tuple[str, ...],
+    given: Statistics | None,
+    also: tuple[str, ...] = (),
+    size: int = 0,
 ) -> tuple[Statistics | None, Summarised | None]:
-    """The scales of the columns ``names`` that follow from what sites told, and what that took."""
+    """The scales of the columns ``names`` that follow from what sites told, and what that took.
+
+    also: what was told besides, of the outcome, and in how many bytes (``size``) what follows is told back.
+    """
     needed = tuple(name for name in names if given is None or name not in given.scales)
-    if not told or not needed:
+    if not told or not (needed or also):
         return given, None
     if len({each.seed for each in told}) > 1:
         seeds = ", ".join(f"{each.site}: {each.seed}" for each in told)
@@ -104,6 +111,9 @@ def agreed(
         )
     if len({each.site for each in told}) < len(told):
         raise RequestError("two codebooks tell of the same site's columns; give each once")
-    spent = {each.site: len(each.of(needed).to_bytes()) + scales_size(len(needed)) for each in told}
-    statistics = agree({each.site: each.of(names) for each in told}, given)
+    spent = {
+        each.site: len(each.of((*needed, *also)).to_bytes()) + scales_size(len(needed)) + size
+        for each in told
+    }
+    statistics = agree({each.site: each.of(names) for each in told}, given) if needed else given
     return statistics, Summarised(told[0].seed, spent)

@@ -66,6 +66,17 @@ class Section:
 def card(fitted: Fitted, model: FittedModel) -> list[Section]:
     """The card of one center's model."""
     every = fitted.overall
+    if not model.outcome.binary:
+        return [
+            _use(fitted, model),
+            _cohort(fitted, model),
+            _predictors(model),
+            _making(fitted, model),
+            _scores(_both(fitted, model), model),
+            *_curves(model),
+            _limits(fitted, model),
+            _people(),
+        ]
     return [
         _use(fitted, model),
         _cohort(fitted, model),
@@ -94,7 +105,7 @@ def _both(fitted: Fitted, model: FittedModel) -> list[tuple[str, Evaluation]]:
 
 def _use(fitted: Fitted, model: FittedModel) -> Section:
     words = (
-        f"The model gives the probability that {model.label!r} is {model.positive!r} for a new stay at "
+        f"The model gives {_gives(model)} for a new stay at "
         f"{model.center}, from {len(model.needs)} columns that a table of stays has. It was made together "
         f"with {fitted.making.others} other centers by the method {fitted.making.method}."
     )
@@ -107,10 +118,59 @@ def _use(fitted: Fitted, model: FittedModel) -> Section:
     return Section("Intended use", "1, 3, 4, 27", (Text(words), Text(ask)))
 
 
+def _gives(model: FittedModel) -> str:
+    """What the model says of a stay, in half a sentence."""
+    outcome, label = model.outcome, repr(model.label)
+    if outcome.kind == "survival":
+        until = outcome.grid[-1] if outcome.grid else model.baseline[-1][0] if model.baseline else 0.0
+        return f"the chance to live without {label} (is {model.positive!r}) longer than times up to {until:g}"
+    if outcome.kind == "classes":
+        return f"the probability that {label} is each of {', '.join(outcome.names)}"
+    if outcome.kind == "continuous":
+        what = "the mean" if outcome.way == "squared" else f"the {outcome.quantile:g} quantile"
+        return f"{what} of {label}"
+    return f"the probability that {label} is {model.positive!r}"
+
+
+#: What the column of counts beside rows is called.
+_COUNTED = {"classes": "of rarer classes", "continuous": "above the median"}
+
+
+def _scores(both: list[tuple[str, Evaluation]], model: FittedModel) -> Section:
+    """Performance of an outcome that is not an event or none: its own scores."""
+    names = list(both[0][1].measures)
+    rows = []
+    for name, e in both:
+        cells = []
+        for each in names:
+            score = e.measures.get(each)
+            if score is None or math.isnan(score.value):
+                cells.append("–")
+            elif math.isnan(score.low):
+                cells.append(decimal(score.value))
+            else:
+                cells.append(f"{score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
+        rows.append((name, number(e.rows), number(e.events), *cells))
+    counted = _COUNTED.get(model.outcome.kind, "events")
+    words = (
+        f"Of {model.outcome.measure} the 95 % interval is over other test rows (bootstrap); below 5 "
+        f"{counted if counted == 'events' else 'rows ' + counted} there is none."
+    )
+    if model.outcome.kind == "survival":
+        words += " Scores by IPCW are weighted for rows whose watching ended early."
+    header = ("rows of", "rows", counted, *names)
+    return Section(
+        "Performance on rows that were not learned from",
+        "12, 16, 23",
+        (Grid(header, tuple(rows)), Text(words)),
+    )
+
+
 def _cohort(fitted: Fitted, model: FittedModel) -> Section:
     federation, notes = fitted.federation, fitted.federation.notes
     mine = federation.center == federation.centers.index(model.center)
-    rows = [("stays of this center", number(mine.sum()), number(federation.label[mine].sum()))]
+    event = federation.outcome.events(federation.label)
+    rows = [("stays of this center", number(mine.sum()), number(event[mine].sum()))]
     if notes is not None:
         flow = [
             ("rows in the table", number(notes.rows), ""),
@@ -120,7 +180,7 @@ def _cohort(fitted: Fitted, model: FittedModel) -> Section:
                 number(sum(o.rows for o in notes.left_out)),
                 "",
             ),
-            (f"rows of {federation.size} centers", number(federation.rows), number(federation.label.sum())),
+            (f"rows of {federation.size} centers", number(federation.rows), number(event.sum())),
         ]
         rows = [*flow, *rows]
     about = model.about
@@ -131,10 +191,11 @@ def _cohort(fitted: Fitted, model: FittedModel) -> Section:
     ]
     blocks: list[Block] = [
         Text(
-            f"Source: {federation.name}. Outcome: {model.label!r} is {model.positive!r}. The table does not "
+            f"Source: {federation.name}. Outcome: {model.outcome.asked}, {model.label!r}"
+            f"{f' is {model.positive!r}' if model.positive else ''}. The table does not "
             "say how stays were chosen, over which years, and how the outcome was ascertained: add it here."
         ),
-        Grid(("flow", "rows", "events"), tuple(rows)),
+        Grid(("flow", "rows", _COUNTED.get(model.outcome.kind, "events")), tuple(rows)),
     ]
     if notes is not None and notes.repairs:
         lines = tuple((r.column, r.rule, number(r.cells)) for r in notes.repairs)
@@ -182,7 +243,9 @@ def _making(fitted: Fitted, model: FittedModel) -> Section:
         "setting stands in model.json."
     )
     again = {
-        "none": "The validation rows gave no reason to recalibrate.",
+        "none": "The validation rows gave no reason to recalibrate."
+        if model.outcome.binary
+        else "What it says is not recalibrated.",
         "intercept": "The level of the probabilities was shifted on validation rows.",
         "intercept and slope": "Level and spread of the probabilities were refitted on validation rows.",
     }[model.recalibration.kind]
@@ -299,25 +362,34 @@ def _curves(model: FittedModel) -> list[Section]:
         return []
     blocks: list[Block] = [
         Text(
-            "The model adds up what each column says. A curve shows what a value adds to the log odds, "
-            "against the value at which the column is on average; below zero speaks against the event. "
-            "Ordered by how much a column moves the log odds."
+            f"The model adds up what each column says. A curve shows what a value adds to {adds_to(model)}, "
+            "against the value at which the column is on average; below zero speaks against "
+            f"{'a large number' if model.outcome.kind == 'continuous' else 'the event'}. "
+            f"Ordered by how much a column moves {adds_to(model)}."
         ),
         Grid(
-            ("column", "adds to the log odds"),
+            ("column", f"adds to {adds_to(model)}"),
             tuple((e.name, f"{e.amount:+.3f}") for e in found if e.curve is None),
         ),
     ]
     for effect in [e for e in found if e.curve is not None][:SHOWN_CURVES]:
-        blocks.append(Figure(draw(effect), f"{effect.file}.svg", effect.name))
+        blocks.append(Figure(draw(effect, adds_to(model)), f"{effect.file}.svg", effect.name))
     return [Section("What every column says", "22", tuple(blocks))]
 
 
-def draw(effect: Effect) -> str:
+def adds_to(model: FittedModel) -> str:
+    """What the columns of an additive model add up to."""
+    if model.outcome.kind == "continuous":
+        return "the number in deviations"
+    return "the log relative risk" if model.outcome.way == "cox" else "the log odds"
+
+
+def draw(effect: Effect, what: str = "the log odds") -> str:
     """The curve of one column."""
     assert effect.curve is not None
     at, adds = effect.curve
-    return chart([Line(effect.name, at, adds)], effect.name, "added log odds", effect.name, effect.knots)
+    words = f"added {what.removeprefix('the ')}"
+    return chart([Line(effect.name, at, adds)], effect.name, words, effect.name, effect.knots)
 
 
 def _limits(fitted: Fitted, model: FittedModel) -> Section:
@@ -328,7 +400,7 @@ def _limits(fitted: Fitted, model: FittedModel) -> Section:
         "It finds what goes together with the outcome, not what causes it: changing a column need not change "
         "the risk.",
     ]
-    if not own.area.told:
+    if model.outcome.binary and not own.area.told:
         lines.append(
             f"On the test rows of {model.center} there are {own.area.events} events: too few to say how good "
             "it is there. The numbers of all centers are no proof for this one."

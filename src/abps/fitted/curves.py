@@ -34,7 +34,8 @@ class Effect:
 
 def is_additive(model: FittedModel) -> bool:
     """Whether the model is a sum of what its columns say."""
-    return len(model.network.branches) == 1 and len(model.network.branches[0]) == 1
+    one_sum = len(model.network.branches) == 1 and len(model.network.branches[0]) == 1
+    return one_sum and model.network.outputs == 1
 
 
 def effects(model: FittedModel) -> list[Effect]:

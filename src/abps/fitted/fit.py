@@ -21,23 +21,27 @@ from torch import Tensor
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
+from abps.data.outcome import time_grid
 from abps.data.prepare import Prepared, Rows, prepare, side_by_side
 from abps.data.scales import Scale, Statistics
 from abps.data.split import assign_splits, canonical_order
-from abps.fitted.evaluation import Evaluation, evaluate, groups_of
+from abps.fitted.evaluation import Evaluation, evaluate, evaluate_other, groups_of
 from abps.fitted.inputs import ranges_of
 from abps.fitted.layers import Network, network_of
 from abps.fitted.model import FittedModel
 from abps.fitted.outsiders import Outsider, outsiders
 from abps.learn.batched import StackedLearner
 from abps.learn.metrics import brier, labels_of
+from abps.learn.models import answering
+from abps.learn.outcome_scores import main_score
 from abps.methods.base import Method
 from abps.methods.settings import configure, describe
 from abps.simulator.result import Run, versions
 from abps.simulator.simulate import Progress, simulate
-from abps.stats.calibration import expit, recalibration
+from abps.stats.calibration import Recalibration, expit, recalibration
 from abps.stats.net_benefit import sensitive_threshold
 from abps.stats.subgroups import Part, subgroups
+from abps.stats.survival import breslow, hazard_at
 
 Floats = NDArray[np.float64]
 
@@ -76,7 +80,8 @@ class Fitted:
     the same for all test rows together, each predicted by its own center's model.
     parts: by column, performance in parts of the cohort.
     probabilities: of every row by its own center's final model: row (of the federation), center, split
-    (learned from, or validation), run (as the run's own learner gives it), probability (recalibrated).
+    (learned from, or validation), run (as the run's own learner gives it), probability (recalibrated). Of
+    other outcomes than an event or none, what the model says of every row.
     evaluated: the run that was scored, where there was one.
     outsiders: every center as one that stayed away, where asked for.
     """
@@ -122,10 +127,10 @@ def fit(
     """
     config = configure(method, settings, rounds)
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
-    if not federation.outcome.binary:
+    if not federation.outcome.binary and (parts or leave_out):
         raise RequestError(
-            "fit makes models of binary outcomes, with probabilities, thresholds and a card; this outcome is "
-            f"{federation.outcome.kind}; compare methods on it with run or compare"
+            "parts of the cohort and centers that stay away are told of binary outcomes; this outcome is "
+            f"{federation.outcome.kind}; leave them out"
         )
     if federation.era is not None:
         raise RequestError("fit learns from all rows at once; leave the windows of time (eras) out")
@@ -154,6 +159,8 @@ def put_together(
     parts: Sequence[str] = (),
 ) -> Fitted:
     """Final models with the evaluation of those that were scored; each with the split it was trained by."""
+    if not federation.outcome.binary:
+        return _put_together_other(federation, config, making, scored[0], final)
     first, split = scored
     probability = _recalibrated(first, first.data.test)
     labels = first.data.test
@@ -182,12 +189,44 @@ def put_together(
     )
 
 
+def _put_together_other(
+    federation: Federation,
+    config: Method,
+    making: Making,
+    first: Trained,
+    final: tuple[Trained, NDArray[np.int8]],
+) -> Fitted:
+    """The same for an outcome that is not an event or none: its own scores, and no thresholds."""
+    test, train = first.data.test, first.data.train
+    answers = _answers(first, test)
+    evaluations = {
+        center: evaluate_other(answers[int(test.start[i]) : int(test.start[i + 1])], test.only(i), train)
+        for i, center in enumerate(federation.centers)
+    }
+    last, learned = final
+    models = tuple(_model(federation, config, making, last, i, learned, {}) for i in range(federation.size))
+    rows = side_by_side(last.data.train, last.data.validation)
+    told = [
+        model.in_words(last.networks[i].answers(rows.only(i).x)).with_columns(center=pl.lit(model.center))
+        for i, model in enumerate(models)
+    ]
+    order = _order(federation, learned)
+    where = pl.DataFrame({"row": order, "split": np.where(learned[order] == 0, "learned", "validation")})
+    predictions = pl.concat([where, pl.concat(told, how="diagonal")], how="horizontal").sort("row")
+    overall = evaluate_other(answers, test, train)
+    return Fitted(federation, making, models, evaluations, overall, {}, predictions)
+
+
+def _answers(trained: Trained, rows: Rows) -> Floats:
+    """(rows, outputs) every row by its own center's network."""
+    return np.concatenate([network.answers(rows.only(i).x) for i, network in enumerate(trained.networks)])
+
+
 def trained(data: Prepared, config: Method, weights: Tensor) -> Trained:
     """Models (centers, P), or one for all (1, P), with their networks."""
     weights = weights.expand(data.size, -1).contiguous() if len(weights) == 1 else weights
-    return Trained(
-        data, weights, tuple(network_of(config.training.factory(data.width), row) for row in weights)
-    )
+    made = answering(config.training.factory, data.outcome, data.columns)
+    return Trained(data, weights, tuple(network_of(made(data.width), row) for row in weights))
 
 
 def _train(
@@ -214,8 +253,14 @@ def _train(
         raise RequestError(f"{name} keeps no weights of its own for every center; fit another method")
     made = trained(data, config, run.models)
     labels = labels_of(data.test)
-    ours = brier(replace(labels, values=_log_odds(made, data.test)), labels)
-    theirs = np.array([run.brier.per_center[center] for center in data.centers])
+    if data.outcome.binary:
+        ours = brier(replace(labels, values=_log_odds(made, data.test)), labels)
+        theirs = np.array([run.brier.per_center[center] for center in data.centers])
+    else:
+        answers = _answers(made, data.test)
+        answers = answers[:, 0] if answers.shape[1] == 1 else answers
+        ours = main_score(replace(labels, values=answers), labels)
+        theirs = np.array([run.main.per_center[center] for center in data.centers])
     if not np.allclose(ours, theirs, atol=1e-5, equal_nan=True):
         raise RequestError(
             f"{name} predicts with more than one network per center, which cannot be written as a model; "
@@ -291,8 +336,11 @@ def _model(
     data, notes = trained.data, federation.notes
     assert data.book is not None
     mine = (federation.center == i) & (split == 0)
-    validation = data.validation.only(i)
-    told = expit(trained.networks[i].log_odds(validation.x))
+    validation, outcome = data.validation.only(i), federation.outcome
+    mend = Recalibration()
+    if outcome.binary:
+        told = expit(trained.networks[i].log_odds(validation.x))
+        mend = recalibration(told, validation.y.astype(np.float64))
     return FittedModel(
         center=federation.centers[i],
         label=notes.label if notes else "label",
@@ -300,7 +348,7 @@ def _model(
         book=own_book(federation, data.book, mine),
         network=trained.networks[i],
         splines=data.splines,
-        recalibration=recalibration(told, validation.y.astype(np.float64)),
+        recalibration=mend,
         thresholds=thresholds,
         ranges=ranges_of(federation.features.filter(pl.Series(split == 0)), data.book),
         about={
@@ -310,13 +358,29 @@ def _model(
             "data": {"name": federation.name, "fingerprint": federation.fingerprint()},
             "rows": {"learned": int(mine.sum()), "validation": len(validation.y)},
             "events": {
-                "learned": int(federation.label[mine].sum()),
-                "validation": int(validation.y.sum()),
+                "learned": int(outcome.events(federation.label[mine]).sum()),
+                "validation": int(outcome.events(validation.y).sum()),
             },
             "config": describe(config),
             "versions": versions(),
         },
+        baseline=_baseline(trained, i) if outcome.way == "cox" else (),
     )
+
+
+def _baseline(trained: Trained, i: int) -> tuple[tuple[float, float], ...]:
+    """Of Cox's model: the cumulative hazard by the times of a grid, on a center's own rows."""
+    rows = side_by_side(trained.data.train, trained.data.validation).only(i)
+    time, event = np.abs(rows.y).astype(np.float64), ~np.signbit(rows.y)
+    curve = breslow(time, event, trained.networks[i].log_odds(rows.x))
+    grid = np.array(time_grid(rows.y))
+    return tuple(zip(grid.tolist(), hazard_at(curve, grid).tolist()))
+
+
+def _order(federation: Federation, split: NDArray[np.int8]) -> NDArray[np.int64]:
+    """(rows,) where every row of :func:`side_by_side` of training and validation stands in the federation."""
+    order = np.concatenate([_index(federation, split, 0), _index(federation, split, 1)])
+    return order[np.argsort(federation.center[order], kind="stable")]
 
 
 def _probabilities(
@@ -333,8 +397,7 @@ def _probabilities(
     rows = side_by_side(data.train, data.validation)
     told = expit(learner.logits(trained.weights, rows).values.astype(np.float64))
     owner = np.repeat(np.arange(data.size), rows.sizes)
-    order = np.concatenate([_index(federation, split, 0), _index(federation, split, 1)])
-    order = order[np.argsort(federation.center[order], kind="stable")]
+    order = _order(federation, split)
     mended = np.concatenate([m.recalibration.apply(_of(told, rows, i)) for i, m in enumerate(models)])
     return pl.DataFrame(
         {

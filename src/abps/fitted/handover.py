@@ -11,7 +11,7 @@ import polars as pl
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.fitted.card import Figure, card, draw, markdown, page
+from abps.fitted.card import Figure, adds_to, card, draw, markdown, page
 from abps.fitted.curves import effects
 from abps.fitted.fit import Fitted
 from abps.fitted.folder import folder_name, save_model, write_bytes
@@ -50,10 +50,11 @@ def write_models(fitted: Fitted, out: Path, onnx: bool | None = None) -> dict[st
                         files.write_text(place / block.file, block.svg)
             for effect in effects(model):
                 if effect.curve is not None:
-                    files.write_text(place / f"{effect.file}.svg", draw(effect))
+                    files.write_text(place / f"{effect.file}.svg", draw(effect, adds_to(model)))
             mine = fitted.probabilities.filter(pl.col("center") == model.center)
-            files.write_with(place / "probabilities.parquet", mine.write_parquet)
-            if portable:
+            file = "probabilities" if model.outcome.binary else "predictions"
+            files.write_with(place / f"{file}.parquet", mine.write_parquet)
+            if portable and model.outcome.binary:
                 write_bytes(place / "model.onnx", to_onnx(model))
             save_model(model, place)
         files.write_json(

@@ -28,7 +28,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Branches of layers that see the same inputs; their outputs are added to one log odds."""
+    """Branches of layers that see the same inputs; their outputs are added."""
 
     branches: tuple[tuple[Layer, ...], ...]
 
@@ -37,16 +37,25 @@ class Network:
         """The number of inputs."""
         return int(self.branches[0][0].weight.shape[1])
 
+    @property
+    def outputs(self) -> int:
+        """The number of answers for a row."""
+        return int(self.branches[0][-1].weight.shape[0])
+
     def log_odds(self, x: NDArray[np.float32]) -> Floats:
-        """(rows,) from inputs (rows, width)."""
-        total = np.zeros(len(x))
+        """(rows,) the one answer for inputs (rows, width)."""
+        return self.answers(x)[:, 0]
+
+    def answers(self, x: NDArray[np.float32]) -> Floats:
+        """(rows, outputs) from inputs (rows, width)."""
+        total = np.zeros((len(x), self.outputs))
         for branch in self.branches:
             now = np.asarray(x, dtype=np.float64)
             for layer in branch:
                 now = now @ layer.weight.T.astype(np.float64) + layer.bias
                 if layer.relu:
                     now = np.maximum(now, 0.0)
-            total += now[:, 0]
+            total += now
         return total
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
@@ -82,7 +91,10 @@ def network_of(module: nn.Module, weights: Tensor) -> Network:
     if isinstance(module, MLP):
         branches: tuple[tuple[Layer, ...], ...] = (_mlp(module, named, ""),)
     elif isinstance(module, Linear):
-        branches = ((Layer(named["terms.weight"], named["intercept.value"], False),),)
+        weight = named["terms.weight"]
+        if module.mix.shape != (1, 1):
+            weight = module.mix.T @ weight
+        branches = ((Layer(weight, named["intercept.value"], False),),)
     else:
         raise RequestError(
             f"a model of the kind {type(module).__name__} cannot be written as plain layers yet; "
@@ -105,7 +117,7 @@ def _checked(network: Network, module: nn.Module, weights: Tensor) -> Network:
     module.eval()
     with torch.no_grad():
         theirs = torch.func.functional_call(module, layout_of(module).unflatten(weights.cpu()), (x,))
-    ours = network.log_odds(x.numpy())
-    if not np.allclose(ours, theirs.double().numpy(), rtol=1e-4, atol=1e-4):
+    ours = network.answers(x.numpy())
+    if not np.allclose(ours, theirs.double().numpy().reshape(ours.shape), rtol=1e-4, atol=1e-4):
         raise AssertionError("the layers do not answer like the model they were taken from")
     return network

@@ -11,10 +11,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, encode_column
+from abps.data.outcome import Outcome
 from abps.data.splines import Design, design_of
 from abps.fitted.inputs import Range, readable
 from abps.fitted.layers import Network
+from abps.learn.outcomes import foretold, risk
 from abps.stats.calibration import Recalibration, expit
 
 Floats = NDArray[np.float64]
@@ -29,6 +32,7 @@ class FittedModel:
     ranges: where the numbers of each column lay in the rows that were learned from.
     recalibration: fitted on rows that were not learned from.  thresholds: by what they promise.
     about: where it comes from: method, seed, rows, events, versions.
+    baseline: of Cox's model, times and the cumulative hazard by then of somebody with relative risk one.
     """
 
     center: str
@@ -41,11 +45,17 @@ class FittedModel:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     ranges: Mapping[str, Range] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+    baseline: tuple[tuple[float, float], ...] = ()
 
     @property
-    def classes_(self) -> NDArray[np.int64]:
-        """The two classes, in the order of the columns of ``predict_proba``."""
-        return np.array([0, 1])
+    def outcome(self) -> Outcome:
+        """What it predicts."""
+        return self.book.outcome
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The classes, in the order of the columns of ``predict_proba``."""
+        return np.array(self.outcome.names if self.outcome.kind == "classes" else [0, 1])
 
     @property
     def feature_names_in_(self) -> NDArray[np.object_]:
@@ -82,18 +92,63 @@ class FittedModel:
         """(rows,) the probability of the event, recalibrated."""
         return self.recalibration.apply(expit(self.log_odds(features)))
 
+    def foretold(self, features: pl.DataFrame) -> pl.DataFrame:
+        """What the model says, a column each: the probability of the event; of every class; the number; or
+        the chance to live longer than each time of the grid, and a risk that is larger for who fails earlier.
+        """
+        return self.in_words(self.network.answers(self.encode(features)))
+
+    def in_words(self, answers: Floats) -> pl.DataFrame:
+        """The same, from the network's answers (rows, outputs)."""
+        if self.outcome.binary:
+            return pl.DataFrame({"probability": self.recalibration.apply(expit(answers[:, 0]))})
+        told = foretold(self.outcome, answers)
+        if self.outcome.kind == "continuous":
+            return pl.DataFrame({"value": told})
+        if self.outcome.kind == "classes":
+            return pl.DataFrame({f"probability of {n}": told[:, k] for k, n in enumerate(self.outcome.names)})
+        times, alive = np.array(self.outcome.grid), told
+        if self.outcome.way == "cox":
+            times, hazard = np.array(self.baseline).reshape(-1, 2).T
+            alive = np.exp(-hazard[None] * np.exp(answers))
+        columns = {f"alive after {t:g}": alive[:, k] for k, t in enumerate(times.tolist())}
+        return pl.DataFrame(columns | {"risk": risk(self.outcome, answers)})
+
+    def _readable(self, table: Any) -> pl.DataFrame:
+        return readable(as_frame(table), self.book, self.ranges, self.center).features
+
     def predict_proba(self, table: Any) -> Floats:
-        """(rows, 2) probabilities of no event and of the event, of a table with the columns it needs.
+        """(rows, 2) probabilities of no event and of the event, or (rows, classes) of every class, of a table
+        with the columns it needs.
 
         table: a Polars or pandas frame, or a mapping from names to columns. What is missing, retyped or out
         of range is refused with a sentence.
         """
-        p = self.probabilities(readable(as_frame(table), self.book, self.ranges, self.center).features)
-        return np.column_stack([1.0 - p, p])
+        if self.outcome.kind in ("survival", "continuous"):
+            raise RequestError(
+                f"a model of an outcome of {self.outcome.kind} tells no classes; use "
+                f"{'predict_survival' if self.outcome.kind == 'survival' else 'predict'}"
+            )
+        told = self.foretold(self._readable(table)).to_numpy()
+        return np.column_stack([1.0 - told[:, 0], told[:, 0]]) if self.outcome.binary else told
 
-    def predict(self, table: Any, threshold: float = 0.5) -> NDArray[np.int64]:
-        """(rows,) 1 where the probability of the event is at least the threshold."""
-        return (self.predict_proba(table)[:, 1] >= threshold).astype(np.int64)
+    def predict_survival(self, table: Any) -> tuple[Floats, Floats]:
+        """Times (k,), and (rows, k) the chance to live longer than each of them."""
+        if self.outcome.kind != "survival":
+            raise RequestError(f"a model of an outcome of {self.outcome.kind} knows no times")
+        told = self.foretold(self._readable(table)).drop("risk")
+        times = self.outcome.grid or tuple(t for t, _ in self.baseline)
+        return np.array(times), told.to_numpy()
+
+    def predict(self, table: Any, threshold: float = 0.5) -> NDArray[Any]:
+        """(rows,) 1 where the probability of the event is at least the threshold; the likeliest class; the
+        number; or the risk, larger for who fails earlier."""
+        if self.outcome.binary:
+            return (self.predict_proba(table)[:, 1] >= threshold).astype(np.int64)
+        told = self.foretold(self._readable(table))
+        if self.outcome.kind == "classes":
+            return np.asarray(self.classes_[np.argmax(told.to_numpy(), axis=1)])
+        return told["value" if self.outcome.kind == "continuous" else "risk"].to_numpy()
 
 
 def as_frame(table: Any) -> pl.DataFrame:

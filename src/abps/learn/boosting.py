@@ -1,12 +1,14 @@
-"""Gradient boosting of small trees for outcomes of 0 and 1, on values sorted into bins; compiled.
+"""Gradient boosting of small trees on values sorted into bins; compiled. For outcomes of 0 and 1, and for any
+loss whose slopes are given.
 
-The algorithm of the libraries that everybody uses (Newton steps on the logistic loss, histograms of
-gradients, at most 2³ leaves), written for tables of a few hundred rows: there a library spends its time on
+The algorithm of the libraries that everybody uses (Newton steps on the loss, histograms of gradients, at most
+2³ leaves), written for tables of a few hundred rows: there a library spends its time on
 starting up, and one model for each of hundreds of centers takes minutes instead of seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,10 +80,89 @@ def boost(x: Floats, y: Floats, trees: int) -> Forest:
     return Forest(edges, column, cut, leaf, base)
 
 
+#: (rows, outputs) answers to what is left over of every row, and the loss's curvature there.
+Slopes = Callable[[Floats], tuple[Floats, Floats]]
+
+
+def boost_any(x: Floats, slopes: Slopes, base: Floats, trees: int) -> tuple[Forest, ...]:
+    """A forest for each answer, grown side by side: after every tree of all, slopes are asked for anew.
+
+    base: (outputs,) the answers before any tree.
+    """
+    edges, count = bin_edges(x), len(base)
+    code = codes(x, edges)
+    grown = [
+        Forest(
+            edges, np.full((trees, _NODES), -1), np.zeros((trees, _NODES), np.int64),
+            np.zeros((trees, _NODES + 1)), float(start),
+        )
+        for start in base
+    ]  # fmt: skip
+    z = np.tile(base, (len(x), 1)).astype(np.float64)
+    node, sums = np.empty(len(x), dtype=np.int64), np.empty((2**DEPTH, MOST_BINS, 3))
+    for tree in range(trees):
+        left, curvature = slopes(z)
+        for k in range(count):
+            forest = grown[k]
+            gradient, bent = np.ascontiguousarray(-left[:, k]), np.ascontiguousarray(curvature[:, k])
+            _plant(code, gradient, bent, node, sums, forest.column[tree], forest.bin[tree], forest.leaf[tree])
+            z[:, k] += forest.leaf[tree][node]
+    return tuple(grown)
+
+
+@compiled
+def _plant(code, gradient, curvature, node, sums, column, cut, leaf):
+    """Grow one tree: column and cut (nodes,), leaf (leaves,) are filled in; node (rows,): each row's leaf."""
+    columns, rows = code.shape
+    node[:] = 0
+    for level in range(DEPTH):
+        width = 2**level
+        best = np.zeros(width)
+        total = np.zeros((width, 3))
+        for i in range(rows):
+            total[node[i], 0] += gradient[i]
+            total[node[i], 1] += curvature[i]
+            total[node[i], 2] += 1.0
+        for k in range(columns):
+            sums[:width] = 0.0
+            for i in range(rows):
+                into = sums[node[i], code[k, i]]
+                into[0] += gradient[i]
+                into[1] += curvature[i]
+                into[2] += 1.0
+            for v in range(width):
+                g, h, m = total[v]
+                whole = g * g / (h + PENALTY)
+                lg, lh, lm = 0.0, 0.0, 0.0
+                for b in range(MOST_BINS - 1):
+                    lg += sums[v, b, 0]
+                    lh += sums[v, b, 1]
+                    lm += sums[v, b, 2]
+                    if lm < FEWEST or sums[v, b, 2] == 0.0:
+                        continue
+                    if m - lm < FEWEST:
+                        break
+                    gain = lg * lg / (lh + PENALTY) + (g - lg) ** 2 / (h - lh + PENALTY) - whole
+                    if gain > best[v] + 1e-9:
+                        best[v] = gain
+                        column[width - 1 + v] = k
+                        cut[width - 1 + v] = b
+        for i in range(rows):
+            at = width - 1 + node[i]
+            k = column[at]
+            node[i] = 2 * node[i] + (1 if k >= 0 and code[k, i] > cut[at] else 0)
+    ends = np.zeros((2**DEPTH, 2))
+    for i in range(rows):
+        ends[node[i], 0] += gradient[i]
+        ends[node[i], 1] += curvature[i]
+    for v in range(2**DEPTH):
+        leaf[v] = -RATE * ends[v, 0] / (ends[v, 1] + PENALTY)
+
+
 @compiled
 def _grow(code, y, base, column, cut, leaf):
-    """Grow all trees: column and cut (trees, nodes), leaf (trees, leaves) are filled in."""
-    columns, rows = code.shape
+    """Grow all trees of 0 and 1: column and cut (trees, nodes), leaf (trees, leaves) are filled in."""
+    rows = code.shape[1]
     z = np.full(rows, base)
     gradient, curvature = np.empty(rows), np.empty(rows)
     node = np.empty(rows, dtype=np.int64)
@@ -91,49 +172,7 @@ def _grow(code, y, base, column, cut, leaf):
             chance = 1.0 / (1.0 + np.exp(-z[i]))
             gradient[i] = chance - y[i]
             curvature[i] = chance * (1.0 - chance)
-        node[:] = 0
-        for level in range(DEPTH):
-            width = 2**level
-            best = np.zeros(width)
-            total = np.zeros((width, 3))
-            for i in range(rows):
-                total[node[i], 0] += gradient[i]
-                total[node[i], 1] += curvature[i]
-                total[node[i], 2] += 1.0
-            for k in range(columns):
-                sums[:width] = 0.0
-                for i in range(rows):
-                    into = sums[node[i], code[k, i]]
-                    into[0] += gradient[i]
-                    into[1] += curvature[i]
-                    into[2] += 1.0
-                for v in range(width):
-                    g, h, m = total[v]
-                    whole = g * g / (h + PENALTY)
-                    lg, lh, lm = 0.0, 0.0, 0.0
-                    for b in range(MOST_BINS - 1):
-                        lg += sums[v, b, 0]
-                        lh += sums[v, b, 1]
-                        lm += sums[v, b, 2]
-                        if lm < FEWEST or sums[v, b, 2] == 0.0:
-                            continue
-                        if m - lm < FEWEST:
-                            break
-                        gain = lg * lg / (lh + PENALTY) + (g - lg) ** 2 / (h - lh + PENALTY) - whole
-                        if gain > best[v] + 1e-9:
-                            best[v] = gain
-                            column[tree, width - 1 + v] = k
-                            cut[tree, width - 1 + v] = b
-            for i in range(rows):
-                at = width - 1 + node[i]
-                k = column[tree, at]
-                node[i] = 2 * node[i] + (1 if k >= 0 and code[k, i] > cut[tree, at] else 0)
-        ends = np.zeros((2**DEPTH, 2))
-        for i in range(rows):
-            ends[node[i], 0] += gradient[i]
-            ends[node[i], 1] += curvature[i]
-        for v in range(2**DEPTH):
-            leaf[tree, v] = -RATE * ends[v, 0] / (ends[v, 1] + PENALTY)
+        _plant(code, gradient, curvature, node, sums, column[tree], cut[tree], leaf[tree])
         for i in range(rows):
             z[i] += leaf[tree, node[i]]
 

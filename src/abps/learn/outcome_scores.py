@@ -6,14 +6,15 @@ which one row in twenty was still watched: later, few rows would stand for many.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.data.outcome import Outcome
-from abps.data.prepare import Rows
+from abps.data.outcome import Outcome, time_grid
+from abps.data.prepare import Prepared, Rows, side_by_side
 from abps.learn import outcomes
 from abps.learn.metrics import Segments, auroc, labels_of, log_loss
 from abps.stats import survival
@@ -31,8 +32,11 @@ def main_score(logits: Segments, labels: Segments) -> Floats:
     return auroc(logits, labels)
 
 
-def measures(logits: Segments, rows: Rows, train: Rows) -> dict[str, Floats]:
-    """(centers,) every score of an outcome by its name, the main one first."""
+def measures(logits: Segments, rows: Rows, train: Rows, learned: Segments | None = None) -> dict[str, Floats]:
+    """(centers,) every score of an outcome by its name, the main one first.
+
+    learned: the same models' answers to ``train``; with them Cox's model has a baseline and a Brier score.
+    """
     labels, outcome = labels_of(rows), rows.outcome
     found = {outcome.measure: main_score(logits, labels)}
     if outcome.kind == "classes":
@@ -44,8 +48,29 @@ def measures(logits: Segments, rows: Rows, train: Rows) -> dict[str, Floats]:
         if outcome.way == "pinball":
             found["share below"] = _each(logits, labels, _below)
     elif outcome.kind == "survival":
-        found |= _survival(logits, labels, train)
+        found |= _survival(logits, labels, train, learned)
     return found
+
+
+#: Intervals of the common grid on which centers count for a curve of all.
+CURVE_STEPS = 40
+
+
+def survived(data: Prepared) -> tuple[tuple[float, float], ...]:
+    """Kaplan-Meier of all rows, from counts that centers publish on a common grid: times, and the chance to
+    live longer; no step is of fewer than ten events. Nothing for other outcomes."""
+    if data.outcome.kind != "survival":
+        return ()
+    rows = side_by_side(data.own, data.test)
+    time, event = np.abs(rows.y).astype(np.float64), ~np.signbit(rows.y)
+    if not event.any():
+        return ()
+    share = np.arange(1, CURVE_STEPS + 1) / CURVE_STEPS
+    grid = np.unique(np.quantile(time[event], share, method="inverted_cdf"))
+    pieces = [slice(int(a), int(b)) for a, b in itertools.pairwise(rows.start) if b > a]
+    counts = [survival.grid_counts(time[piece], event[piece], grid) for piece in pieces]
+    curve = survival.common_curve(grid, *(list(column) for column in zip(*counts)))
+    return tuple(zip(curve.time.tolist(), curve.value.tolist()))
 
 
 def _each(
@@ -87,14 +112,16 @@ def _hits(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
     return float(np.mean(np.argmax(z, axis=1) == y))
 
 
-def _survival(logits: Segments, labels: Segments, train: Rows) -> dict[str, Floats]:
+def _survival(logits: Segments, labels: Segments, train: Rows, learned: Segments | None) -> dict[str, Floats]:
     outcome, n = labels.outcome, len(labels)
     time, event = np.abs(train.y).astype(np.float64), ~np.signbit(train.y)
     watched = survival.censoring(time, event)
     known = watched.value >= STILL_WATCHED
     last = float(watched.time[known][-1]) if known.any() else 0.0
     middle = float(np.median(time[event & (time <= last)])) if (event & (time <= last)).any() else last
-    grid = np.array([t for t in outcome.grid if t <= last])
+    absolute = outcome.way == "hazard" or learned is not None
+    ends = outcome.grid if outcome.way == "hazard" else time_grid(train.y) if absolute else ()
+    grid = np.array([t for t in ends if t <= last])
     weighted, area, error = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
     for i in range(n):
         if not len(labels[i]):
@@ -104,7 +131,23 @@ def _survival(logits: Segments, labels: Segments, train: Rows) -> dict[str, Floa
         weighted[i] = survival.weighted_concordance(t, e, risk, watched, last)
         area[i] = survival.auroc_at(t, e & (t <= last), risk, middle, watched)
         if len(grid):
-            alive = outcomes.foretold(outcome, logits[i])[:, : len(grid)]
+            alive = _alive(outcome, logits, train, learned, i, grid)
             error[i] = survival.integrated(survival.brier(t, e, alive, grid, watched), grid)
     found = {"C-index (IPCW)": weighted, f"AUROC at {middle:.4g}": area}
-    return found | ({"Brier (IPCW)": error} if outcome.way == "hazard" else {})
+    return found | ({"Brier (IPCW)": error} if absolute else {})
+
+
+def _alive(
+    outcome: Outcome, logits: Segments, train: Rows, learned: Segments | None, i: int, grid: Floats
+) -> Floats:
+    """(rows, grid) the chance to live longer than each time, by center i's model; of Cox's with the baseline
+    of the center's own training rows (Breslow)."""
+    if outcome.way == "hazard":
+        return outcomes.foretold(outcome, logits[i])[:, : len(grid)]
+    assert learned is not None
+    mine = train.only(i).y
+    if not len(mine):
+        return np.full((len(logits[i]), len(grid)), np.nan)
+    time, event = np.abs(mine).astype(np.float64), ~np.signbit(mine)
+    curve = survival.breslow(time, event, learned[i].astype(np.float64))
+    return np.exp(-survival.hazard_at(curve, grid)[None] * np.exp(logits[i].astype(np.float64))[:, None])

@@ -8,6 +8,7 @@ difference: on a hundred rows the smallest loss alone is often luck. The winner 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 from abps.data.folds import folds_of, most_folds
 from abps.data.outcome import BINARY, Outcome
-from abps.learn.boosting import boost
-from abps.learn.outcomes import judged
+from abps.learn.boosting import boost, boost_any
+from abps.learn.outcomes import judged, residuals
 from abps.learn.penalised import answers, penalised_path
 from abps.learn.ridge import losses, ridge_path
 from abps.learn.spline_regression import BENDS, spline_basis
@@ -137,13 +138,15 @@ def families_of(outcome: Outcome) -> tuple[str, ...]:
     """What is tried for an outcome, from the simplest to the richest."""
     if outcome.binary:
         return tuple(FAMILIES)
-    return ("ridge", "gam", "over time") if outcome.way == "hazard" else ("ridge", "gam")
+    return ("ridge", "gam", "over time", "boosting") if outcome.way == "hazard" else tuple(FAMILIES)
 
 
 def family_of(name: str, outcome: Outcome) -> Family:
     """A family of models for an outcome."""
     if outcome.binary:
         return FAMILIES[name]
+    if name == "boosting":
+        return functools.partial(_boosted_hazards if outcome.way == "hazard" else _boosted, outcome)
     mix = outcome.mix if name == "over time" or outcome.way != "hazard" else outcome.mix[:1]
     bends = BENDS if name == "gam" else ()
 
@@ -153,6 +156,33 @@ def family_of(name: str, outcome: Outcome) -> Family:
         return lambda new: answers(path, mix, basis.of(new))
 
     return penalised
+
+
+def _boosted(outcome: Outcome, x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
+    """Boosted trees for an outcome's own loss, a forest for each answer; a dial is their number."""
+    base = np.zeros(outcome.outputs)
+    if outcome.kind == "classes":
+        base = np.log(np.bincount(y.astype(np.int64), minlength=outcome.outputs) + 0.5)
+    elif outcome.kind == "continuous":
+        base[0] = y.mean() if outcome.way == "squared" else np.quantile(y, outcome.quantile)
+    forests = boost_any(x, lambda z: residuals(outcome, z, y), base, int(max(dials)))
+    at = np.array(dials, dtype=np.int64)
+    return lambda new: np.stack([forest.logits(new, at) for forest in forests], axis=-1)
+
+
+def _boosted_hazards(outcome: Outcome, x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
+    """Boosted trees for hazards: a row for every interval that somebody reached, which is a column."""
+    left, reached = residuals(outcome, np.zeros((len(y), outcome.outputs)), y)
+    row, interval = np.nonzero(reached)
+    failed = (left[row, interval] > 0).astype(np.float64)
+    forest = boost(np.column_stack([x[row], interval]), failed, int(max(dials)))
+    at = np.array(dials, dtype=np.int64)
+
+    def predict(new: Floats) -> Floats:
+        each = [np.column_stack([new, np.full(len(new), float(k))]) for k in range(outcome.outputs)]
+        return np.stack([forest.logits(part, at) for part in each], axis=-1)
+
+    return predict
 
 
 def _losses(outcome: Outcome, z: Floats, y: Floats) -> Floats:

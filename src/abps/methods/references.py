@@ -59,8 +59,8 @@ class Reference(Method):
 
 @dataclass(frozen=True)
 class LocalBest(Reference):
-    """The best of ridge regression, additive model and boosting at every center, on its own rows (of other
-    outcomes than binary: of penalised regressions, for times to an event Cox's or with effects over time).
+    """The best of ridge regression, additive model and boosting at every center, on its own rows; each for
+    the outcome's own loss, of times to an event also with effects that change over time.
 
     Chosen by cross-validation over patients on training and validation rows, and fitted to both: what it
     answers on validation rows is therefore not held out.

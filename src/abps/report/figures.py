@@ -109,6 +109,12 @@ def draw_all(part: Part, only: str = "") -> list[Drawing]:
             differences,
         ),
         (
+            bool(_alive(part)), "survival", "Survival in the federation",
+            "Kaplan-Meier curve of all hospitals' rows, from counts that they publish on a common grid of "
+            "times. No step is of fewer than ten events, so the curve ends before the last of them.",
+            survival_curve,
+        ),
+        (
             len(_calibrated(part)) > 0, "calibration", "Calibration",
             "Share of test rows with the outcome against the probability told, in ten groups of rows, all "
             "hospitals together, before any recalibration; mean over seeds. On the diagonal told is seen.",
@@ -562,6 +568,25 @@ def differences(part: Part) -> Figure:
 
 #: Methods whose calibration is shown, besides the one that stands for training alone.
 _SHOWN = ("abps-plus", "fedavg", "pooled-best")
+
+
+def _alive(part: Part) -> tuple[tuple[float, float], ...]:
+    """Times and chances to live longer, of an outcome of survival."""
+    return next((run.alive for r in _results(part) for run in r.runs if run.alive), ())
+
+
+def survival_curve(part: Part) -> Figure:
+    """The chance to live longer than a time, of all hospitals together."""
+    figure = blank(5.0, 2.6)
+    axes = figure.subplots()
+    time, alive = np.array([(0.0, 1.0), *_alive(part)]).T
+    axes.step(time, alive, where="post", color=LATE, linewidth=1.4)
+    axes.set_ylim(0.0, 1.02)
+    axes.set_xlim(0.0, float(time[-1]) * 1.02 or 1.0)
+    axes.set_xlabel("time")
+    axes.set_ylabel("without the event")
+    _grid(axes)
+    return figure
 
 
 def _calibrated(part: Part) -> list[Results]:

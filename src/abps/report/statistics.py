@@ -85,6 +85,11 @@ class Results:
         """Mean bytes in multiples of FedAvg's 50 rounds."""
         return self.average(lambda run: run.bytes.vs_fedavg)
 
+    @property
+    def megabytes_a_round(self) -> float:
+        """Mean megabytes per center and round, once per edge."""
+        return self.average(lambda run: run.bytes.edge / max(1, run.rounds * run.data.centers) / 1e6)
+
 
 def gather(label: str, method: str, runs: Sequence[Run], centers: Sequence[str]) -> Results:
     """The runs of one method in order of their seeds, with their centers in one order."""

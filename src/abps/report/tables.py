@@ -82,11 +82,13 @@ def times(value: float) -> str:
     """A multiple of FedAvg's bytes, with enough digits to tell small ones from nothing.
 
     >>> times(1.5), times(0.0312), times(0.00004), times(0.0)
-    ('1.50×', '0.031×', '0.000040×', '0.00×')
+    ('1.50×', '0.031×', '0.000040×', '0×')
     """
     if not math.isfinite(value):
         return NOTHING
-    digits = 2 if value == 0 or abs(value) >= 0.1 else 1 - math.floor(math.log10(abs(value)))
+    if value == 0:
+        return "0×"
+    digits = 2 if abs(value) >= 0.1 else 1 - math.floor(math.log10(abs(value)))
     return f"{value:.{digits}f}×"
 
 
@@ -172,6 +174,7 @@ def headline(part: Part) -> Table:
                 r.label,
                 with_deviation(r.mean, r.deviation),
                 times(r.vs_fedavg),
+                volume(r.megabytes_a_round),
                 spoken(line.to_fedavg),
                 spoken(line.to_random),
                 spoken(line.to_alone),
@@ -187,6 +190,7 @@ def headline(part: Part) -> Table:
             "method",
             part.measure,
             "bytes",
+            "per center and round",
             "to FedAvg",
             "to random partners",
             f"to {part.alone}" if part.alone else "to training alone",
@@ -198,7 +202,8 @@ def headline(part: Part) -> Table:
         (
             f"{part.measure}: mean over centers of each center's own test rows, mean ± standard deviation "
             "over seeds.",
-            "Bytes: each payload once per edge and round, in multiples of 50 rounds of FedAvg in fp32.",
+            "Bytes: each payload once per edge and round, in multiples of 50 rounds of FedAvg in fp32 with "
+            "the paper's network; beside it what that is per center and round.",
             "Differences: paired by seed and center, with a 95 % interval for other centers and other seeds. "
             "Better and worse: after Holm's correction for the number of comparisons in the column. Equal: "
             f"the whole interval lies within {part.margin:g} of zero. One seed gives no verdict.",
@@ -215,8 +220,8 @@ def numbers(part: Part) -> Table:
     score = "auroc" if part.measure == "AUROC" else "score"
     columns = [
         "method", f"{score}_mean", f"{score}_sd", f"{score}_at_best_validation", "auprc_mean", "brier_mean",
-        "bytes_vs_fedavg", "bytes_all_vs_fedavg", "edge_bytes", "directed_bytes", "control_bytes",
-        "cost_usd", "partners_mean",
+        "bytes_vs_fedavg", "kb_per_center_and_round", "bytes_all_vs_fedavg", "edge_bytes", "directed_bytes",
+        "control_bytes", "cost_usd", "partners_mean",
         "rest_share", *(f"rest_{cause.key}" for cause in CAUSES), "rounds_mean",
     ]  # fmt: skip
     for other in ("fedavg", "random", "alone"):
@@ -228,6 +233,7 @@ def numbers(part: Part) -> Table:
         values: list[float | str] = [
             r.label, r.mean, r.deviation, r.average(lambda run: run.main.at_best_validation),
             r.average(lambda run: run.auprc.mean), r.average(lambda run: run.brier.mean), r.vs_fedavg,
+            1000 * r.megabytes_a_round,
             r.average(lambda run: run.bytes.all_vs_fedavg), r.average(lambda run: run.bytes.edge),
             r.average(lambda run: run.bytes.directed), r.average(lambda run: run.bytes.control),
             r.average(lambda run: run.cost_usd), r.average(lambda run: run.partners_mean),

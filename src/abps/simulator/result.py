@@ -162,7 +162,7 @@ class Run:
     heterogeneity: whether centers differ, for methods that test it.
     outcome: what was predicted. Unless it is binary, ``score`` is its main score, ``measures`` are all of
     them, ``auroc`` is known of classes only (macro), and the curves of ``history`` are those of the main
-    score.
+    score. alive: of survival, times and the chance to live longer (Kaplan-Meier of all centers).
     trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
     privacy: what every center has spent, of a run that was private; written beside the result.
     models, beliefs, answers (logits of the test rows): of a run that was just computed; not written to disk.
@@ -191,6 +191,7 @@ class Run:
     outcome: str = "binary"
     score: Score | None = None
     measures: dict[str, Accuracy] = field(default_factory=dict)
+    alive: tuple[tuple[float, float], ...] = ()
     trail: pl.DataFrame | Path | None = None
     models: torch.Tensor | None = None
     beliefs: Beliefs | None = None
@@ -268,7 +269,7 @@ _WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if n
 _NULLABLE: Final = ("data", "config", "heterogeneity")
 
 #: What a binary outcome does not have.
-_OF_OTHERS: Final = ("outcome", "score", "measures")
+_OF_OTHERS: Final = ("outcome", "score", "measures", "alive")
 
 
 def _plain(value: Any) -> Any:
@@ -312,8 +313,12 @@ def scores_of(
     train: Rows,
     at_best: float = math.nan,
     honest: NDArray[np.bool_] | None = None,
+    learned: Segments | None = None,
 ) -> dict[str, Any]:
-    """The fields of a run that tell how accurate it is, whatever its outcome."""
+    """The fields of a run that tell how accurate it is, whatever its outcome.
+
+    learned: answers to the training rows, for a baseline of relative risks.
+    """
     labels = labels_of(rows)
     if labels.outcome.binary:
         return {
@@ -321,7 +326,7 @@ def scores_of(
             "auprc": accuracy(centers, auprc(logits, labels)),
             "brier": accuracy(centers, brier(logits, labels)),
         }
-    found = measures(logits, rows, train)
+    found = measures(logits, rows, train, learned)
     name, values = labels.outcome.measure, found[labels.outcome.measure]
     main = accuracy(centers, values, at_best, honest)
     unknown = accuracy(centers, np.full(len(centers), np.nan))

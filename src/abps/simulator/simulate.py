@@ -30,7 +30,7 @@ from abps.learn.loop import LoopLearner
 from abps.learn.metrics import labels_of, log_loss, mean_over_centers
 from abps.learn.models import ModelFactory
 from abps.learn.native.network import BLAS
-from abps.learn.outcome_scores import main_score
+from abps.learn.outcome_scores import main_score, survived
 from abps.learn.training import Learner, Training
 from abps.methods.accounting import counting_of, with_noise
 from abps.methods.base import Decisions, Method, World
@@ -168,7 +168,16 @@ def simulate(
         config=describe(config),
         device=device_name(place),
         attack="" if siege is None else str(siege.attack),
-        **scores_of(data.centers, logits, data.test, data.train, track.test[track.best - 1], honest(siege)),
+        **scores_of(
+            data.centers,
+            logits,
+            data.test,
+            data.train,
+            track.test[track.best - 1],
+            honest(siege),
+            # Relative risks tell absolute ones with a baseline.
+            config.logits(course.world, final, data.train) if data.outcome.way == "cox" else None,
+        ),
         bytes=Bytes(
             ledger.spent.edge,
             ledger.spent.directed,
@@ -196,6 +205,7 @@ def simulate(
         beliefs=config.beliefs(final),
         answers=logits,
         privacy=None if course.spending is None else ledger_of(config, course.world, course.spending),
+        alive=survived(data),
         scored=scored_on(data.centers, logits, labels),
         calibration=calibrated(data.centers, logits, labels),
     )

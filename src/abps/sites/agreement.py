@@ -83,6 +83,15 @@ class Agreement:
                 f"{self.method!r} does not choose between sites: try penalties and refits in a simulation, "
                 "and set weight_decay"
             )
+        outcome = self.book.outcome
+        if not outcome.binary and config.only_binary:
+            raise RequestError(f"{self.method!r} with an outcome of {outcome.kind}: {config.only_binary}")
+        if not outcome.agreed:
+            what = "a common time grid" if outcome.kind == "survival" else "a common level and scale"
+            raise RequestError(
+                f"an outcome of {outcome.asked}: the codebook has not {what}; let sites tell statistics in "
+                "their codebooks, or write it into the codebook's outcome"
+            )
         scales = {} if self.book.statistics is None else self.book.statistics.scales
         lacking = [name for name in self.book.numbers if name not in scales]
         if config.training.standardise == "common" and lacking:

@@ -41,12 +41,12 @@ def whole(value: Any, low: int, high: int) -> int:
     return value
 
 
-def share(value: Any) -> float:
-    """A number between 0 and 1, or none (NaN)."""
+def score(value: Any) -> float:
+    """A score between -1 and 1 (an R² may be negative), or none (NaN)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("no number")
-    if not math.isnan(value) and not 0 <= value <= 1:
-        raise ValueError("no such share")
+    if not math.isnan(value) and not -1 <= value <= 1:
+        raise ValueError("no such score")
     return float(value)
 
 
@@ -71,7 +71,7 @@ def hello(value: Any, rounds: int, edges: int) -> dict[str, Any]:
         "rows": whole(value["rows"], 1, MOST_ROWS),
         "edges": whole(value["edges"], 0, edges * rounds),
         "wire": version(value.get("wire", versions.OLDEST)),
-        "validation": {str(whole(int(t), 1, rounds)): share(v) for t, v in seen.items()},
+        "validation": {str(whole(int(t), 1, rounds)): score(v) for t, v in seen.items()},
     }
 
 
@@ -95,9 +95,9 @@ def report(value: Any, members: int, edges: int) -> dict[str, int]:
 
 
 def concluded(value: Any, members: int, edges: int) -> tuple[float, dict[str, int]]:
-    """A site's validation AUROC and its sums, at the end of a round."""
+    """A site's validation score and its sums, at the end of a round."""
     auroc, sums = value
-    return share(auroc), report(sums, members, edges)
+    return score(auroc), report(sums, members, edges)
 
 
 def exchanged(

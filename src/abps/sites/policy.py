@@ -78,14 +78,14 @@ class Policy:
                 f"the codebook's floor is {floor} patients, and this site's policy asks for {self.floor}"
             )
 
-    def check_rows(self, rows: int, positive: int) -> None:
-        """Refuse to take part with too few rows."""
+    def check_rows(self, rows: int, telling: int) -> None:
+        """Refuse to take part with too few rows, or too few that tell something: of the rarer outcome, or
+        events of survival."""
         if rows < self.rows:
             raise RequestError(
                 f"the table has {rows} rows that the study can use; this site's policy asks for {self.rows}"
             )
-        rarer = min(positive, rows - positive)
-        if rarer < self.events:
+        if telling < self.events:
             raise RequestError(
-                f"the rarer outcome has {rarer} rows; this site's policy asks for {self.events}"
+                f"the rarer outcome has {telling} rows; this site's policy asks for {self.events}"
             )

@@ -325,8 +325,7 @@ def _table(kit: Kit, book: Codebook | None) -> Iterator[Check]:
     except RequestError as error:
         yield Check("table", State.FAIL, str(error))
         return
-    events = int(min(rows.label.sum(), rows.rows - rows.label.sum()))
-    said = f"{rows.rows:,} rows, {int(rows.label.sum()):,} of them positive"
+    events, said = rows.outcome.informative(rows.label), f"{rows.rows:,} rows, {rows.described}"
     if rows.rows < FEWEST_ROWS or events < FEWEST_EVENTS:
         need = f"{FEWEST_ROWS} rows and {FEWEST_EVENTS} of each outcome"
         yield Check("table", State.WARN, f"{said}: with fewer than {need} little can be learned or measured")

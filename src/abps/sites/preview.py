@@ -63,7 +63,7 @@ def _conductor(rows: int, star: bool, agreement: Agreement) -> list[Leaving]:
     named: Sequence[tuple[str, str | float, str]] = (
         ("training rows", float(rows), "once per job"),
         ("finished rounds, digest of the agreement, version", agreement.digest(), "once per job"),
-        ("validation AUROC of the model", "as it comes out", "every round"),
+        (f"validation {agreement.book.outcome.measure} of the model", "as it comes out", "every round"),
         ("bytes and number of partners", "as they come out", "every round"),
         ("why this site takes no part, if so", f"one of: {', '.join(Excuse)}", "when it happens"),
     )
@@ -72,14 +72,15 @@ def _conductor(rows: int, star: bool, agreement: Agreement) -> list[Leaving]:
 
 def codebook_of(own: SiteFile) -> Codebook:
     """The codebook that this site would share: no level of fewer patients than its policy's floor."""
-    outcome = own.outcome()
+    label = own.labelled()
     book = codebook(own.read_table(), seed=0, floor=max(FLOOR, own.policy.floor))
-    return replace(book, events=outcome.events, others=outcome.others)
+    return replace(book, events=label.event_words, others=label.other_words)
 
 
 def codebook_values(book: Codebook) -> list[Leaving]:
     """A codebook, value by value."""
     to, clear = _TO["codebook"]
     words = [(word, "the event") for word in book.events] + [(word, "not the event") for word in book.others]
+    words += [(name, "a class") for name in book.outcome.names]
     found = [(c.name, c.kind) for c in book.columns] + [(f"outcome {word}", what) for word, what in words]
     return [Leaving("codebook", name, value, "once", to, clear) for name, value in found]

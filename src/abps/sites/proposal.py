@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from abps.core.errors import RequestError
+from abps.data.outcome import Outcome
 from abps.sites import chain, signing
 from abps.sites.agreement import Agreement
 from abps.sites.signing import Signer
@@ -99,10 +100,21 @@ class Proposal:
             "codec": config.line.codec,
             "private layers": config.line.private_layers,
             "columns": list(book.sources),
+            "predicts": book.outcome.asked,
+            **_outcome_terms(book.outcome),
             "the event": list(book.events) or "as each site reads it",
             "told of at least so many patients": book.floor,
             "wire format": ".".join(map(str, self.wire)),
         }
+
+
+def _outcome_terms(outcome: Outcome) -> dict[str, Any]:
+    """What was agreed on of an outcome that is not an event or none."""
+    if outcome.kind == "classes":
+        return {"classes": list(outcome.names)}
+    if outcome.kind == "continuous":
+        return {"level and scale of the numbers": [outcome.level, outcome.scale]}
+    return {"ends of the intervals of time": list(outcome.grid)} if outcome.grid else {}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ from abps.core.protocol import Kind, Message, Negotiation, Stage
 from abps.core.streams import center_id, center_ids
 from abps.data.prepare import Prepared
 from abps.learn.batched import StackedLearner
-from abps.learn.metrics import auroc, labels_of
+from abps.learn.metrics import labels_of
+from abps.learn.outcome_scores import main_score
 from abps.methods.base import ROWS, Alarm, Ints, World, grounded
 from abps.methods.memory import freeze, thaw
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, boards
@@ -374,8 +375,11 @@ class Site:
     def _log_statistics(self) -> None:
         """Write down what was passed on with the codebook, before this site knew of the study."""
         took = self.agreement.book.summarised
-        if self.method.training.standardise == "common" and took is not None and self.name in took.spent:
+        outcome = self.agreement.book.outcome
+        told = self.method.training.standardise == "common" or bool(outcome.grid or outcome.scale)
+        if told and took is not None and self.name in took.spent:
             why = "counts, means and groups of our numeric columns in our codebook, and the common scales"
+            why += "" if outcome.binary else "; the same of the outcome"
             self._log(OPERATOR, "statistics", took.spent[self.name], why, round=1)
 
     def _speak(self, wire: Sequence[int]) -> None:
@@ -820,7 +824,7 @@ class Site:
             partners = () if rest else self._heard()
         before = self._before()
         learned = self._learn(round, before, trained, partners, bool(rest))
-        value = self._auroc(learned.state, self.data.validation)
+        value = self._score(learned.state, self.data.validation)
         worth, told = learned.worth, self._evidence(learned.state)
         seen = [] if worth is None else list(zip(worth.peer.tolist(), worth.value, worth.error))
         done = Finished(
@@ -839,7 +843,7 @@ class Site:
         )
         if self.store.finish(done):
             self.state = learned.state
-        self._tell(_finite(value), "our validation AUROC", round)
+        self._tell(_finite(value), f"our validation {self.data.outcome.measure}", round)
         return value
 
     def conclude(self, round: int, rest: str = "") -> list[Any]:
@@ -1283,12 +1287,14 @@ class Site:
     def _quarantined(self, peer: str) -> bool:
         return self._hostile.get(peer, 0) >= self.limits.refusals
 
-    def _auroc(self, state: Any, rows: Any) -> float:
-        return float(auroc(self.method.logits(self.world, state, rows), labels_of(rows))[0])
+    def _score(self, state: Any, rows: Any) -> float:
+        """The outcome's main score; no worse than -1, which says enough of an R²."""
+        value = main_score(self.method.logits(self.world, state, rows), labels_of(rows))[0]
+        return float(np.maximum(value, -1.0))
 
     def test_auroc(self) -> float:
         """The current model on this site's own test rows; it stays at the site."""
-        return self._auroc(self.state, self.data.test)
+        return self._score(self.state, self.data.test)
 
     def _why_rest(self) -> str:
         return self._rest_cause().words

@@ -16,7 +16,7 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.label import BinaryLabel
+from abps.data.outcome_label import Labelled
 from abps.data.table import own_outcome, own_table
 from abps.sites.journal import Journal
 from abps.sites.policy import Policy
@@ -76,6 +76,7 @@ class SiteFile:
     watch: what may be seen while it runs, on this machine.
     another_table: whether the table may be another than in earlier jobs of a study.
     policy: what any study may ask of this site.  positive: the label's value that is the event.
+    outcome, duration: what the label is, and the column with the time to the event, if it is no event or not.
     """
 
     site: str
@@ -92,6 +93,8 @@ class SiteFile:
     policy: Policy = field(default_factory=Policy)
     positive: str | None = None
     watch: Watch = field(default_factory=Watch)
+    outcome: str | None = None
+    duration: str | None = None
 
     def write(self, folder: Path) -> Path:
         """Write the file into a folder."""
@@ -110,12 +113,13 @@ class SiteFile:
     def read_table(self, book: Codebook | None = None) -> Federation:
         """The site's table, as a federation of one."""
         return own_table(
-            self.table, self.site, self.label, self.patient, self.time, self.drop, book, self.positive
-        )
+            self.table, self.site, self.label, self.patient, self.time, self.drop, book, self.positive,
+            self.outcome, self.duration,
+        )  # fmt: skip
 
-    def outcome(self) -> BinaryLabel:
-        """Which values of the label are the event."""
-        return own_outcome(self.table, self.label, self.positive)
+    def labelled(self) -> Labelled:
+        """What the label is, and which of its values are the event."""
+        return own_outcome(self.table, self.label, self.positive, self.outcome, self.duration)
 
 
 def safe_name(study: str) -> str:

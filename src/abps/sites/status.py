@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from abps import files
+from abps.data.outcome import parse_outcome
 from abps.sites.audit import RESTORED, heads_json
 from abps.sites.spent import ledger_of
 from abps.sites.store import Entry, Store
@@ -41,6 +43,7 @@ def summary(store: Store) -> dict[str, Any]:
         "of": int(facts["rounds"]) if "rounds" in facts else None,
         "partners": list(rounds[-1].partners) if rounds else [],
         "validation_auroc": rounds[-1].validation if rounds else None,
+        "measure": _measure(facts),
         "beliefs": beliefs,
         "alarms": [
             {"round": a.round, "site": a.site, "statistic": a.statistic or None, "p": a.p}
@@ -56,6 +59,12 @@ def summary(store: Store) -> dict[str, Any]:
             for (peer, reason), count in sorted(store.refusals().items())
         ],
     }
+
+
+def _measure(facts: Mapping[str, str]) -> str:
+    """What validation tells, by the study's outcome: an AUROC, or its main score."""
+    about = json.loads(facts.get("codebook", "{}")).get("outcome", {})
+    return parse_outcome(str(about.get("predicts", "binary"))).measure
 
 
 def summary_at(path: Path) -> dict[str, Any]:

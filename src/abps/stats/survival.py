@@ -177,6 +177,24 @@ def partial_likelihood(time: Floats, event: Bools, score: Floats) -> tuple[float
     return float(loss), gradient
 
 
+def breslow(time: Floats, event: Bools, score: Floats) -> Curve:
+    """Breslow's cumulative hazard of somebody with score zero, from log relative risks (rows,): ``value`` is
+    what has come together by ``time``. The chance to live longer is exp(-value * exp(score)).
+    """
+    check_times(time, event)
+    order = np.argsort(time, kind="stable")
+    steps, first = np.unique(time[order], return_index=True)
+    risk = np.exp(score[order].astype(np.float64))
+    at_risk_now = np.cumsum(risk[::-1])[::-1][first]
+    died = np.add.reduceat(event[order].astype(np.float64), first)
+    return Curve(steps, np.cumsum(died / at_risk_now))
+
+
+def hazard_at(curve: Curve, times: Floats) -> Floats:
+    """A cumulative hazard at times; zero before the first step."""
+    return np.concatenate([[0.0], curve.value])[np.searchsorted(curve.time, times, side="right")]
+
+
 def common_curve(
     grid: Floats, watched: Sequence[Floats], died: Sequence[Floats], ended: Sequence[Floats], floor: int = 10
 ) -> Curve:

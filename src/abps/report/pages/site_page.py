@@ -48,11 +48,12 @@ def site_page(
     ]
     model = None
     if evaluation is not None:
-        known = math.isfinite(evaluation.area.value)
+        main = next(iter(evaluation.measures.values()), evaluation.area)
         model = {
-            "auroc": evaluation.area.value if known else None,
-            "low": evaluation.area.low,
-            "high": evaluation.area.high,
+            "measure": next(iter(evaluation.measures), "AUROC"),
+            "auroc": main.value if math.isfinite(main.value) else None,
+            "low": main.low,
+            "high": main.high,
             "rows": evaluation.rows,
             "events": evaluation.events,
             "card": card,

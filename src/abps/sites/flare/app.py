@@ -294,7 +294,7 @@ class FlareSite:
         self._stage = Excuse.TABLE
         table = own.read_table(agreement.book)
         self._stage = Excuse.FEW
-        own.policy.check_rows(table.rows, int(table.label.sum()))
+        own.policy.check_rows(table.rows, table.outcome.informative(table.label))
         self._stage = Excuse.TABLE
         data = agreement.prepare(table)
         self._stage = Excuse.STORE

@@ -1,0 +1,222 @@
+"""Survival, classes and numbers between sites: the same as in a simulation, from each site's own files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from abps.core.errors import RequestError
+from abps.data.codebook import Codebook, merged
+from abps.data.outcome import Outcome, grid_hazards, parse_outcome
+from abps.data.prepare import codebook, prepare, with_statistics
+from abps.data.roles import Roles
+from abps.data.table import federate
+from abps.methods.settings import configure
+from abps.privacy.small_counts import FLOOR
+from abps.simulator.simulate import simulate
+from abps.sites.agreement import Agreement
+from abps.sites.conductor import Conductor, Seconds
+from abps.sites.loopback import Memory
+from abps.sites.preview import preview
+from abps.sites.proposal import Proposal
+from abps.sites.site import Site
+from abps.sites.sitefile import SiteFile, read
+from abps.sites.status import summary
+from abps.sites.store import Store
+
+from .network import close
+
+NAMES = ("east", "north", "south", "west")
+
+
+def frame_of(kind: str, rows: int = 400, seed: int = 0) -> pl.DataFrame:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 3))
+    eta = x[:, 0] - 0.7 * x[:, 1]
+    columns = {"center": [NAMES[k % 4] for k in range(rows)], "patient": [f"p{k}" for k in range(rows)]}
+    columns |= {f"x{j}": x[:, j] for j in range(3)}
+    if kind == "survival":
+        time, watched = np.ceil(9 * rng.exponential(np.exp(-eta))), np.ceil(rng.exponential(15, rows))
+        columns |= {"y": time <= watched, "t": np.minimum(time, watched)}
+    elif kind == "classes":
+        utilities = np.stack([eta, -eta, 0 * eta], axis=1) + rng.gumbel(size=(rows, 3))
+        columns |= {"y": np.array(["a", "b", "c"])[utilities.argmax(axis=1)]}
+    else:
+        columns |= {"y": 4 + 3 * eta + rng.normal(size=rows)}
+    return pl.DataFrame(columns)
+
+
+def site_files(folder, frame: pl.DataFrame, spec: str) -> dict[str, SiteFile]:
+    found = {}
+    for name in NAMES:
+        table = folder / f"{name}.parquet"
+        frame.filter(pl.col("center") == name).drop("center").write_parquet(table)
+        duration = "t" if "t" in frame.columns else None
+        file = SiteFile(name, str(table), "y", str(folder), "patient", outcome=spec, duration=duration)
+        found[name] = read(file.write(folder / name))
+    return found
+
+
+def book_of(files: dict[str, SiteFile], seed: int = 11) -> Codebook:
+    """What the operator makes of the sites' own codebooks, which travel as files."""
+    books = []
+    for file in files.values():
+        label, rows = file.labelled(), file.read_table()
+        book = replace(codebook(rows, 0, floor=FLOOR), events=label.event_words, others=label.other_words)
+        told = json.loads(json.dumps(with_statistics(book, rows, seed).to_json()))
+        books.append(Codebook.from_json(told))
+    found = merged(books)
+    assert Codebook.from_json(json.loads(json.dumps(found.to_json()))) == found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spec", "method", "settings"),
+    [
+        ("survival", "abps-plus", {}),
+        ("survival", "abps-pq-k1", {"hidden": "6,4"}),
+        ("survival:cox", "fedavg", {"model": "linear"}),
+        ("classes", "abps-plus", {}),
+        ("continuous", "abps-plus", {}),
+        ("continuous:pinball=0.7", "random-k1", {"model": "gam"}),
+    ],
+)
+def test_sites_do_what_the_simulation_does(tmp_path, spec, method, settings):
+    kind = parse_outcome(spec).kind
+    frame = frame_of(kind)
+    files = site_files(tmp_path, frame, spec)
+    book = book_of(files)
+    assert book.outcome.asked == spec and book.outcome.agreed
+    agreement = Agreement.from_json(Agreement("test", method, book, 11, 4, settings).to_json())
+    terms = Proposal("test", agreement).terms()
+    assert terms["predicts"] == spec
+    network = Memory()
+    for name, file in files.items():
+        data = agreement.prepare(file.read_table(agreement.book))
+        store = Store.open(tmp_path / f"{name}.sqlite", name, agreement.digest(), agreement.notes())
+        network.sites[name] = Site(name, agreement, data, store, network.sender(name))
+    report = Conductor(network, agreement, 4, Seconds(poll=0.0)).run(NAMES)
+
+    duration = "t" if kind == "survival" else None
+    roles = Roles("y", "center", "patient", outcome=spec, duration=duration)
+    together = replace(federate(frame, roles, "together", 10), outcome=book.outcome)
+    config = configure(method, settings, 4)
+    training = config.training
+    run = simulate(
+        prepare(together, 11, agreement.book, standardise=training.standardise, splines=training.splines),
+        config,
+        11,
+        name=method,
+    )
+    models = np.stack([network.sites[name].models[0].numpy() for name in NAMES])
+    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    assert np.abs(models).max() > 0.01
+    np.testing.assert_allclose([r.validation for r in report.rounds], run.history.validation_auroc, atol=1e-9)
+    told = report.to_json()["bytes"]
+    assert (told["edge"], told["directed"]) == (run.bytes.edge, run.bytes.directed)
+    logged = training.standardise == "common" or bool(book.outcome.grid or book.outcome.scale)
+    summaries = sum(book.summarised.spent.values()) if logged else 0
+    assert told["control"] == run.bytes.control + summaries
+    if kind == "continuous":  # a simulation that agrees by itself takes as many bytes
+        unsettled = federate(frame, roles, "together", 10)
+        alone = prepare(unsettled, 11, replace(book, statistics=None), standardise=training.standardise)
+        assert alone.agreed == sum(book.summarised.spent.values())
+        assert alone.outcome.level == pytest.approx(book.outcome.level, abs=1e-5)
+    assert summary(network.sites["east"].store)["measure"] == book.outcome.measure
+    assert run.main.mean > (0.2 if kind == "continuous" else 0.6)
+    close(network)
+
+
+def test_a_common_scale_and_grid_follow_from_what_sites_tell(tmp_path):
+    frame = frame_of("continuous")
+    outcome = book_of(site_files(tmp_path, frame, "continuous")).outcome
+    y = frame["y"].to_numpy()
+    assert outcome.level == pytest.approx(y.mean(), abs=0.3) and outcome.scale == pytest.approx(
+        y.std(), rel=0.1
+    )
+    frame = frame_of("survival")
+    outcome = book_of(site_files(tmp_path, frame, "survival")).outcome
+    signed = np.where(frame["y"], frame["t"], -frame["t"]).astype(np.float32)
+    died = frame.filter(pl.col("y"))["t"].to_numpy()
+    share = [float((died <= end).mean()) for end in outcome.grid]
+    assert len(outcome.grid) >= 5 and share == sorted(share) and share[0] < 0.3
+    exact = grid_hazards(signed, outcome.grid)  # of all rows; what sites told is of training rows
+    alive, exactly = (np.cumprod(1 - np.array(h)) for h in (outcome.hazards, exact))
+    np.testing.assert_allclose(alive, exactly, atol=0.1)
+
+
+def test_what_leaves_is_shown_before(tmp_path):
+    files = site_files(tmp_path, frame_of("survival"), "survival")
+    agreement = Agreement("test", "abps-plus", book_of(files), 11, 4, {})
+    shown = preview(files["east"], Proposal("test", agreement))
+    assert any("times of events" in v.name for v in shown)
+    assert any(v.name == "validation C-index of the model" for v in shown)
+
+
+def test_other_outcomes_are_not_mixed_up(tmp_path):
+    survival, classes = (site_files(tmp_path / k, frame_of(k), k) for k in _folders(tmp_path))
+    one, two = book_of(survival), book_of(classes)
+    with pytest.raises(RequestError, match="an outcome of classes and another of survival"):
+        merged([one, two])
+    with pytest.raises(RequestError, match="the study predicts an outcome of classes"):
+        survival["east"].read_table(two)
+    with pytest.raises(RequestError, match="has not a common time grid"):
+        Agreement("t", "abps-plus", replace(one, outcome=Outcome("survival", "hazard")), 11, 4).config()
+    with pytest.raises(RequestError, match="an outcome of classes: its likenesses"):
+        Agreement("t", "abps-plus-v1", two, 11, 4).config()
+
+
+def _folders(tmp_path):
+    for kind in ("survival", "classes"):
+        (tmp_path / kind).mkdir()
+        yield kind
+
+
+def test_a_class_that_the_study_does_not_know(tmp_path):
+    frame = frame_of("classes")
+    files = site_files(tmp_path, frame, "classes")
+    book = book_of(files)
+    rare = frame.with_columns(y=pl.when(pl.col("x0") > 1.5).then(pl.lit("z")).otherwise(pl.col("y")))
+    others = site_files(tmp_path, rare, "classes")
+    # Too few patients to be named in a codebook, and so unknown to the study.
+    assert "z" not in codebook(others["east"].read_table(), 0, floor=FLOOR).outcome.names
+    with pytest.raises(RequestError, match="the class 'z', which is none of the study's"):
+        others["east"].read_table(book)
+
+
+def test_a_site_may_leave_the_outcome_to_the_study(tmp_path):
+    files = site_files(tmp_path, frame_of("classes"), "classes")
+    book = book_of(files)
+    silent = replace(files["east"], outcome=None)
+    assert silent.read_table(book).outcome == book.outcome
+
+
+def test_a_class_absent_at_a_site_is_no_obstacle(tmp_path):
+    frame = frame_of("classes").filter((pl.col("center") != "east") | (pl.col("y") != "b"))
+    files = site_files(tmp_path, frame, "classes")
+    book = book_of(files)
+    assert book.outcome.names == ("a", "b", "c")
+    table = files["east"].read_table(book)
+    assert set(np.unique(table.label)) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"grid": [3, 2]}, "rises"),
+        ({"grid": [1, 2], "hazards": [0.1]}, "one hazard"),
+        ({"predicts": "nonsense"}, "no outcome"),
+        ({"predicts": "classes"}, "names each"),
+        ({"predicts": "continuous", "scale": -1}, "positive"),
+        ({"predicts": "continuous", "grid": [1]}, "no grid or scale"),
+    ],
+)
+def test_a_codebook_with_a_nonsensical_outcome(change, words):
+    plain = {"schema": "abps.codebook/2", "time": False, "descriptors": [],
+             "columns": [{"source": "x", "kind": "number"}]}  # fmt: skip
+    with pytest.raises(RequestError, match=words):
+        Codebook.from_json({**plain, "outcome": {"predicts": "survival", **change}})
