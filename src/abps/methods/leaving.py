@@ -6,13 +6,15 @@ tell others in a study, with the very functions that the study uses, and sends n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from abps.core import streams
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
+from abps.data.outcome import parse_outcome
+from abps.data.outcome_told import told_columns
 from abps.data.prepare import prepare, told_of
 from abps.data.scales import Summary, sketched
 from abps.data.split import assign_splits
@@ -49,9 +51,15 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
     learner = StackedLearner(data, training, training.factory, seed)
     world = World(learner, data, streams.center_ids(data.centers), seed, method.stop.rounds)
     found = [Value("codebook", column.name, column.kind) for column in book.columns]
-    if training.standardise == "common":
+    found += [Value("codebook", f"outcome {name}", "a class") for name in book.outcome.names]
+    numbers = book.numbers if training.standardise == "common" else ()
+    # What sites told of the outcome, for the grid or scale that the codebook has by now.
+    asked = parse_outcome(book.outcome.asked)
+    about = told_columns(asked) if book.summarised is not None else ()
+    if numbers or about:
         split = assign_splits(table, seed, book.shared_patients)
-        for summary in told_of(table, split, book.numbers, book.floor).values():
+        unsettled = replace(table, outcome=asked) if about else table
+        for summary in told_of(unsettled, split, (*numbers, *about), book.floor).values():
             found += _statistics(summary)
     published = method.publish(world)
     if len(published.vectors):
