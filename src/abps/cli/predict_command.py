@@ -37,8 +37,9 @@ def predict(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Give every row of a table its probability (of several classes, times or numbers, what is foretold).
+    """Give every row of a table its probability.
 
+    Of other outcomes: that of every class, the number, or the chance to live longer than each time.
     Columns are mended by the same rules as in `abps check`. A column that is missing, of another type or out
     of the range that the model has learned in stops with a sentence.
 
