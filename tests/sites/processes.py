@@ -55,7 +55,7 @@ class Processes(on_one_machine.Processes):
             str(self.folder / "stores" / name),
             roles.patient,
             roles.time,
-            allow=("rotation",),
+            allow=("rotation", "flooding"),
             policy=self.policies.get(name, OPEN),
         )
 

@@ -112,7 +112,7 @@ class FlareSite:
         self._peers = {proxy.name: proxy for proxy in collab.other_clients}
         cell = collab.fl_ctx.get_engine().get_cell().core_cell
         self._secure: bool = cell.supports_secure_messages()
-        cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, Intake())
+        cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, Intake().admit)
         if self._secure:
             cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, only_sealed)
         self._known = Known(Path(collab.workspace.get_root_dir()))

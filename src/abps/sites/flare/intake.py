@@ -49,7 +49,7 @@ def limit_frames(most: int = MOST) -> None:
 class Intake:
     """Drops pieces of messages that are too long, or that come faster than a sender may send.
 
-    The engine calls it before it keeps a piece. None lets the piece pass.
+    The engine calls ``admit`` before it keeps a piece. None lets the piece pass.
     """
 
     def __init__(self, most: int = MOST, now: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class Intake:
         self._left: dict[str, tuple[float, float]] = {}  # by sender: bytes it may still send, and when
         self._told: set[str] = set()
 
-    def __call__(self, message: Message) -> Message | None:
+    def admit(self, message: Message) -> Message | None:
         """Let a piece of a message pass, or not."""
         sender = str(message.get_header(MessageHeaderKey.ORIGIN, "")).split(".")[0]
         size = message.get_header(StreamHeaderKey.SIZE, 0)
@@ -94,4 +94,7 @@ def _length(payload: Any) -> int:
         return 0
     if isinstance(payload, list):
         return sum(_length(part) for part in payload)
-    return memoryview(payload).nbytes
+    try:
+        return memoryview(payload).nbytes
+    except TypeError:  # a buffer of the engine's own
+        return len(payload) if hasattr(payload, "__len__") else 0

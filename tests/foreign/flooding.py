@@ -1,0 +1,39 @@
+"""A package that floods: at ``site-1`` the first payload for a peer comes after one of a hundred megabytes.
+
+Everything else is the method of ``rotation``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+from nvflare.collab import CollabCallError
+from rotation import ROTATION as FLOODING  # noqa: F401
+
+from abps.sites.flare.app import FlareSite
+
+#: What is sent, in bytes.
+SIZE = 100 << 20
+
+_done: set[str] = set()
+_carry, _end = FlareSite._carry, FlareSite.end
+
+
+def _flood(self, peer, what, data):
+    if self._name == "site-1" and peer not in _done:
+        _done.add(peer)
+        with contextlib.suppress(CollabCallError):
+            self._peers[peer](timeout=8.0, secure=self._secure).receive("weights", bytes(SIZE))
+    return _carry(self, peer, what, data)
+
+
+def _told(self):
+    """Leave behind how much memory this process had at most, in kilobytes."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (self._local / "flooded.txt").write_text(str(most))
+    _end(self)
+
+
+FlareSite._carry = _flood
+FlareSite.end = _told
