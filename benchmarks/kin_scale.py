@@ -2,14 +2,17 @@
 
     python benchmarks/kin_scale.py --centers 100000
 
-Scores are made up: six kinds, 69 columns, the null draws that a federation of this size tells. Models are
-left out, because their means cost what sending them costs.
+Scores are made up: six kinds, 69 columns, the null draws that a federation of this size tells, and public
+vectors of 15 entries. Models are left out, because their means cost what sending them costs. A round of pairs
+has all that choosing takes: beliefs from what was measured in the rounds before, orders, proposals, answers
+and the audit trail; what a mix brings is drawn at random.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +26,7 @@ from abps.core.usefulness import Experience
 from abps.methods.base import World
 from abps.methods.kindred import Kindred, Standing
 from abps.methods.peers import agree
-from abps.simulator.speed_scale import own_peak_mb
+from abps.simulator.speed_scale import metadata, own_peak_mb
 from abps.stats import kinship, spectrum
 
 
@@ -40,8 +43,21 @@ def made_up(n: int, columns: int = 69, kinds: int = 6) -> spectrum.Scores:
 
 
 def one_round(method: Kindred, world: World, state: Standing, t: int) -> Plan:
-    """Who works with whom."""
-    return agree(method, world, method.opine(world, state, lambda: None, t), t)
+    """Who works with whom, and the trail of it."""
+    opinion = method.opine(world, state, lambda: None, t)
+    plan = agree(method, world, opinion, t)
+    assert opinion.trail is not None
+    opinion.trail(plan)
+    return plan
+
+
+def measured(state: Standing, plan: Plan, t: int) -> Standing:
+    """The state after what partners measured of each other: mostly little, now and then much harm."""
+    center, peer = np.concatenate([plan.pairs, plan.pairs[:, ::-1]]).T
+    rng = np.random.default_rng(t)
+    gain = rng.normal(0.0, 0.02, len(center)) - np.where(rng.random(len(center)) < 0.01, 0.5, 0.0)
+    seen = state.experience.observe(center, peer, t, gain, np.full(len(center), 0.02))
+    return replace(state, experience=seen)
 
 
 def main() -> None:
@@ -62,7 +78,8 @@ def main() -> None:
         return found
 
     seen = timed("test and places in it", lambda: spectrum.spectrum(told))
-    where = timed("kinds", lambda: kinship.whereabouts(seen.position, seen.information))
+    public = metadata(n)
+    where = timed("kinds", lambda: kinship.whereabouts(seen.position, seen.information, public))
     kin = timed("kin", lambda: kinship.kin(where, seen.information, 175.0))
     timed("shares in the means of kin", lambda: kinship.shares(where, seen.information, 175.0))
     print(f"{seen.dimensions} dimensions, {where.member.shape[1]} kinds, {len(kin.peer) / n:.1f} kin each")
@@ -90,6 +107,7 @@ def main() -> None:
         )
         for t in range(1, asked.rounds + 1):
             plan = timed(f"a round among {name}", partial(one_round, method, world, state, t))
+            state = measured(state, plan, t)
         print(f"{plan.proposals / n:.2f} proposals each, {np.mean(plan.rest != 0):.1%} rest")
 
 

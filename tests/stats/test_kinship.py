@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abps.stats.kinship import Whereabouts, fit, kin, kinds_by_public, shares, whereabouts
+from abps.stats.kinship import (
+    Whereabouts,
+    _nearest,
+    cells,
+    fit,
+    kin,
+    kinds_by_public,
+    kinds_of_others,
+    shares,
+    whereabouts,
+)
 
 
 def planted(rng, kinds, each, r=3, gap=1.5, low=8, high=40):
@@ -37,9 +47,9 @@ def test_kinds_are_found_and_counted():
 
 def test_one_kind_of_known_spread_is_the_textbook_shrinkage():
     rng = np.random.default_rng(2)
-    information = rng.uniform(5, 50, 4000)
-    truth = rng.normal(0, 0.5, (4000, 2))
-    position = truth + rng.standard_normal((4000, 2)) / np.sqrt(information)[:, None]
+    information = rng.uniform(5, 50, 2000)
+    truth = rng.normal(0, 0.5, (2000, 2))
+    position = truth + rng.standard_normal((2000, 2)) / np.sqrt(information)[:, None]
     found = fit(position, information)
     assert len(found.share) == 1 and found.spread == pytest.approx(0.25, rel=0.08)
     where = whereabouts(position, information)
@@ -184,8 +194,70 @@ def test_kinds_of_very_many_are_fitted_to_some(monkeypatch):
     position, information, kind = planted(rng, 4, 40)
     whole = whereabouts(position, information)
     monkeypatch.setattr("abps.stats.kinship.MOST_FITTED", 80)
+    monkeypatch.setattr("abps.stats.kinship.FITTED", 80)
     some = whereabouts(position, information)
     assert some.member.shape == whole.member.shape == (160, 4)
     assert np.abs(some.mean - whole.mean).max() < 0.2
     told = some.member.argmax(axis=1)
     assert np.mean([np.bincount(told[kind == g]).max() for g in range(4)]) >= 38
+
+
+def test_public_vectors_of_very_many_are_judged_by_those_of_some(monkeypatch):
+    rng = np.random.default_rng(8)
+    position, information, kind = planted(rng, 4, 60, gap=0.9, low=4, high=12)
+    public = rng.standard_normal((4, 6))[kind] * 2 + rng.standard_normal((240, 6))
+    whole = whereabouts(position, information, public)
+    monkeypatch.setattr("abps.stats.kinship.MOST_FITTED", 120)
+    monkeypatch.setattr("abps.stats.kinship.FITTED", 120)
+    some = whereabouts(position, information, public)
+    assert some.public > 0.1 and some.member.sum(axis=1) == pytest.approx(np.ones(240))
+    pairs = np.triu_indices(240, 1)
+    truth = kind[pairs[0]] == kind[pairs[1]]
+    exact, sampled = (float(((w.same_kind(*pairs) - truth) ** 2).mean()) for w in (whole, some))
+    alone = float(((whereabouts(position, information).same_kind(*pairs) - truth) ** 2).mean())
+    assert sampled < 0.5 * alone and sampled < exact + 0.02
+
+
+def test_others_are_judged_by_the_means_of_kinds_alone():
+    rng = np.random.default_rng(9)
+    member = np.repeat(np.eye(2), 500, axis=0)
+    vectors = rng.standard_normal((1000, 3)) + 3.0 * member[:, :1]
+    others = rng.standard_normal((7, 3))
+    told = kinds_of_others(member, vectors, others)
+    means = [vectors[:500].mean(axis=0), vectors[500:].mean(axis=0)]
+    inside = np.cov(np.concatenate([vectors[:500] - means[0], vectors[500:] - means[1]]).T)
+    gaps = [others - mean for mean in means]
+    plain = np.stack([-0.5 * np.einsum("ia,ab,ib->i", g, np.linalg.inv(inside), g) for g in gaps], axis=1)
+    assert told[:, 0] - told[:, 1] == pytest.approx(plain[:, 0] - plain[:, 1], rel=0.1, abs=0.1)
+
+
+def test_cells_hold_everybody_once():
+    points = np.random.default_rng(2).standard_normal((1000, 3))
+    found = cells(points, 64)
+    assert sorted(np.concatenate(found).tolist()) == list(range(1000))
+    assert max(len(cell) for cell in found) <= 64
+    wide = [np.ptp(points[cell], axis=0).max() for cell in found]
+    assert np.mean(wide) < 0.5 * np.ptp(points, axis=0).max()
+
+
+@pytest.mark.parametrize("spread", [1e-6, 0.05, 0.5])
+def test_neighbours_of_very_many_are_nearly_the_nearest(monkeypatch, spread):
+    """Also where a few stand apart from all others: they are found, not cut in two."""
+    rng = np.random.default_rng(4)
+    centre = rng.normal(0.0, 1.0, (6, 4))
+    kind = rng.integers(6, size=3000)
+    mean = centre[kind] + spread * rng.standard_normal((3000, 4))
+    mean[100:120] += 6.0
+    where = Whereabouts(mean, rng.uniform(0.01, 0.05, 3000), np.ones((3000, 1)), 0.0)
+    exact = _nearest(where, 32)
+    monkeypatch.setattr("abps.stats.kinship.MOST_SEARCHED", 1000)
+    near = _nearest(where, 32)
+    assert near.shape == exact.shape
+    assert not (near == np.arange(3000)[:, None]).any()
+    assert all(len(set(row)) == 32 for row in near[::50].tolist())
+    row = np.arange(3000)[:, None]
+    sums = [where.distance(row, found).sum(axis=1) for found in (near, exact)]
+    assert np.median(sums[0] / sums[1]) < 1.05 and np.quantile(sums[0] / sums[1], 0.9) < 1.4
+    assert all(set(row[:19]) <= set(range(100, 120)) for row in near[100:120].tolist())
+    order = where.distance(row, near)
+    assert (np.diff(order, axis=1) >= -1e-9).all()

@@ -121,6 +121,8 @@ def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], verdict: Ve
     pairs: list[tuple[int, int]] = []
     turned_down = [Rest.NO_CANDIDATES] * n
     for i in order:
+        if load[i] >= kappa:  # whom it would have asked need not be worked out
+            continue
         worst = Rest.NO_CANDIDATES
         for j in rankings[i]:
             if load[i] >= kappa:

@@ -401,10 +401,10 @@ class Kindred(PeerMethod):
         known = self.effects(state.experience, t)
         refused = self.harmful(known)
         no = {(int(i), int(j)) for i, j in zip(known.center[refused], known.peer[refused])}
-        keys = streams.bits(world.seed, "tie-break", t, world.ids[world.here])
         turn = np.empty(world.n, dtype=np.int64)
         turn[self.turns(world.seed, t, world.ids)] = np.arange(world.n)
-        rankings = [Ranking(world, state, row, keys[row], no, turn) for row in range(world.r)]
+        orders = Orders(world, state, t, turn, no)
+        rankings = [Ranking(orders, row) for row in range(world.r)]
 
         def answer(row: int, peer: int) -> Answer:
             if (row, peer) in no:
@@ -438,24 +438,18 @@ class Kindred(PeerMethod):
 
     def explained(self, plan: Plan, state: Standing, known: Effects) -> Decisions:
         """The audit trail, each decision with the kinship and the effect that it was made on."""
-        place = {(int(i), int(j)): k for k, (i, j) in enumerate(zip(known.center, known.peer))}
+        n = len(plan.rest)
+        kin = np.repeat(np.arange(len(state.everybody)), np.diff(state.start)) * n + state.peer
 
         def numbers(center: Ints, peer: Ints) -> tuple[Floats, Floats, Floats]:
-            at = np.array([place.get((int(i), int(j)), -1) for i, j in zip(center, peer)], dtype=np.int64)
-            mean = np.where(at >= 0, np.append(known.mean, np.nan)[at], np.nan)
-            count = np.where(at >= 0, np.append(known.count, 0.0)[at], 0.0)
-            same = np.array([self._same(state, int(i), int(j)) for i, j in zip(center, peer)])
-            return same, mean, count
+            pair = center * n + peer
+            at = _found(known.center * n + known.peer, pair)
+            mean, count = np.append(known.mean, np.nan)[at], np.append(known.count, 0.0)[at]
+            # How probably a peer is of one's own kind: 1 where there are no kinds.
+            same = np.append(state.same, 0.0)[_found(kin, pair)]
+            return np.where(state.everybody[center], 1.0, same), mean, count
 
         return trail_of(plan, numbers)
-
-    @staticmethod
-    def _same(state: Standing, row: int, peer: int) -> float:
-        """How probably a peer is of a center's kind: 1 where there are no kinds."""
-        if state.everybody[row]:
-            return 1.0
-        at = np.flatnonzero(state.kin(row) == peer)
-        return float(state.same[state.start[row] + at[0]]) if len(at) else 0.0
 
     # Learning ------------------------------------------------------------------------------------------
 
@@ -528,43 +522,87 @@ class Kindred(PeerMethod):
         }
 
 
-class Ranking:
-    """A center's peers in a random order, worked out as far as they are asked.
+class Orders:
+    """Everybody's peers in a random order, worked out for many centers at once, as far as they are asked.
 
-    Only those whose turn to ask comes later: whoever had its turn has a partner, or found none.
-    turn: (n,) when each member asks.
+    Only peers whose turn to ask comes later: whoever had its turn has a partner, or found none.
     """
 
-    def __init__(
-        self,
-        world: World,
-        state: Standing,
-        row: int,
-        key: np.uint64,
-        refused: set[tuple[int, int]],
-        turn: Ints,
-    ) -> None:
-        self.own, self.n, self.row, self.key, self.refused = int(world.here[row]), world.n, row, key, refused
-        self.kin = None if state.everybody[row] else state.kin(row)
-        self.turn = turn
+    #: Centers whose orders are worked out together, and places looked at first of those that take anybody.
+    TOGETHER, AHEAD = 2048, 32
+
+    def __init__(self, world: World, state: Standing, t: int, turn: Ints, refused: set[tuple[int, int]]):
+        """turn: (n,) when each member asks.  refused: (row, place) who is not asked."""
+        self.world, self.state, self.turn, self.refused = world, state, turn, refused
+        self.keys = streams.bits(world.seed, "tie-break", t, world.ids[world.here])
+        self.mine = turn[world.here]
+        self.by_turn = np.argsort(self.mine, kind="stable")
+        self.position = np.empty(world.r, dtype=np.int64)
+        self.position[self.by_turn] = np.arange(world.r)
+        self.first, self.lists = 0, list[list[int]]()
+
+    def of(self, row: int) -> Iterator[int]:
+        """Whom the center in a row would ask, first to last."""
+        at = int(self.position[row])
+        if not self.first <= at < self.first + len(self.lists):
+            self.first, self.lists = at, self._begun(self.by_turn[at : at + self.TOGETHER])
+        yield from self._wanted(row, self.lists[at - self.first])
+        if self.state.everybody[row]:
+            for place in range(self.AHEAD, self.world.n, 256):
+                some = np.arange(place, min(place + 256, self.world.n))
+                peers = permutation.peer_at(some, self.keys[row], self.world.n)
+                yield from self._wanted(row, peers[self.turn[peers] > self.mine[row]].tolist())
+
+    def _wanted(self, row: int, peers: list[int]) -> Iterator[int]:
+        return (j for j in peers if (row, j) not in self.refused)
+
+    def _begun(self, rows: Ints) -> list[list[int]]:
+        """The orders of some centers: of those with kin all of it, of the others the beginning."""
+        n, state = self.world.n, self.state
+        free = state.everybody[rows]
+        some = np.arange(min(self.AHEAD, n))
+        anybody = permutation.peer_at(some, self.keys[rows[free], None], n)
+        count = np.where(free, 0, np.diff(state.start)[rows])
+        owner = np.repeat(np.arange(len(rows)), count)
+        inside = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+        kin = state.peer[state.start[rows[owner]] + inside]
+        later = self.turn[kin] > self.mine[rows[owner]]
+        owner, kin = owner[later], kin[later]
+        place = permutation.place_of(kin, self.keys[rows[owner]], n)
+        order = np.argsort(owner * n + place, kind="stable")
+        # Those of the centers that take anybody are in order already.
+        late = self.turn[anybody] > self.mine[rows[free], None]
+        owner = np.concatenate([owner[order], np.repeat(np.flatnonzero(free), late.sum(axis=1))])
+        peer = np.concatenate([kin[order], anybody[late]])
+        listed = peer[np.argsort(owner, kind="stable")].tolist()
+        ends = np.cumsum(np.bincount(owner, minlength=len(rows))).tolist()
+        return [listed[a:b] for a, b in zip([0, *ends], ends)]
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """A center's peers as it would ask them."""
+
+    orders: Orders
+    row: int
 
     def __len__(self) -> int:
-        return self.n - 1 if self.kin is None else len(self.kin)
+        state = self.orders.state
+        return self.orders.world.n - 1 if state.everybody[self.row] else len(state.kin(self.row))
 
     def __iter__(self) -> Iterator[int]:
-        mine = self.turn[self.own]
-        for some in self._order():
-            for j in some[self.turn[some] > mine].tolist():
-                if (self.row, j) not in self.refused:
-                    yield j
+        return self.orders.of(self.row)
 
-    def _order(self) -> Iterator[Ints]:
-        if self.kin is not None:
-            place = permutation.place_of(self.kin, self.key, self.n)
-            yield self.kin[np.argsort(place, kind="stable")]
-            return
-        for at in range(0, self.n, 256):
-            yield permutation.peer_at(np.arange(at, min(at + 256, self.n)), self.key, self.n)
+
+def _found(listed: Ints, asked: Ints) -> Ints:
+    """Where each of what is asked stands in a list; -1 where it does not."""
+    if not len(listed):
+        return np.full(len(asked), -1)
+    order, back = np.argsort(listed, kind="stable"), np.argsort(asked, kind="stable")
+    place = np.empty(len(asked), dtype=np.int64)
+    place[back] = np.searchsorted(listed[order], asked[back])  # in order: far places are slow to reach
+    at = order[np.minimum(place, len(listed) - 1)]
+    return np.where(listed[at] == asked, at, -1)
 
 
 def score_columns(names: tuple[str, ...]) -> list[int]:

@@ -31,8 +31,14 @@ MOST_KINDS, PATIENCE = 12, 3
 #: Peers at most that a center counts as its kin, unless it is everybody, and that count in their mean.
 MOST_KIN, MOST_SHARES = 32, 255
 
-#: Centers at most that kinds are fitted to; all others are told theirs.
-MOST_FITTED = 2000
+#: Centers at most that kinds are fitted to all of, and to how many of more; the others are told theirs.
+MOST_FITTED, FITTED = 2000, 1000
+
+#: Pairs from which on distances are worked out one dimension after the other.
+MANY = 1 << 20
+
+#: Centers at most among which neighbours are found exactly, and how many of more are asked together.
+MOST_SEARCHED, CELL = 8192, 256
 
 #: Pseudo-centers that draw a kind's mean public vector to that of all.
 SHRINK = 2.0
@@ -65,7 +71,11 @@ class Whereabouts:
 
     def distance(self, center: Ints, peer: Ints) -> Floats:
         """The expected squared distance between two centers."""
-        gap = ((self.mean[center] - self.mean[peer]) ** 2).sum(axis=-1)
+        if peer.size > MANY:
+            # One dimension after the other: all of them at once would be the largest table here.
+            gap = sum(((m[center] - m[peer]) ** 2 for m in self.mean.T), start=np.zeros(peer.shape))
+        else:
+            gap = ((self.mean[center] - self.mean[peer]) ** 2).sum(axis=-1)
         return np.asarray(gap + self.variance[center] + self.variance[peer])
 
     def same_kind(self, center: Ints, peer: Ints) -> Floats:
@@ -97,15 +107,14 @@ def mixtures(position: Floats, information: Floats) -> list[tuple[float, Mixture
     """
     known = information > 0
     x, s = position[known], information[known]
-    some = np.unique(np.linspace(0, len(x) - 1, min(len(x), MOST_FITTED)).astype(np.int64))
-    n, r = len(some), x.shape[1]
+    n, r = x.shape
     found: list[tuple[float, Mixture]] = []
     now: Mixture | None = None
     for kinds in range(1, min(MOST_KINDS, max(1, n // 2)) + 1):
-        now = _grown(x[some], s[some], now)
+        now = _grown(x, s, now)
         # Of one without information only the shares are known.
         member = np.tile(now.share, (len(position), 1))
-        member[known] = now.member if n == len(x) else _expected(x, s, now.centre, now.spread, now.share)[0]
+        member[known] = now.member
         bic = float(-2.0 * now.fit + (kinds * r + kinds) * np.log(n))
         found.append((bic, replace(now, member=member)))
         if kinds > 1 + PATIENCE + int(np.argmin([value for value, _ in found])):
@@ -169,13 +178,36 @@ def _expected(x: Floats, s: Floats, centre: Floats, spread: float, share: Floats
 def whereabouts(position: Floats, information: Floats, public: Floats | None = None) -> Whereabouts:
     """Where centers stand, given all of them.
 
-    public: (n, q) what they publish of themselves, or nothing.
+    public: (n, q) what they publish of themselves, or nothing. Among very many, kinds are fitted to some.
     """
     n, r = position.shape
     variance = 1.0 / np.maximum(information, 1e-12)
     vectors = np.zeros((n, 0)) if public is None else standardised(public)
+    some = np.arange(n)
+    if n > MOST_FITTED:
+        some = np.flatnonzero(information > 0)
+        some = some[np.linspace(0, len(some) - 1, min(len(some), FITTED)).astype(np.int64)]
+    found, says = _by_both(position[some], information[some], vectors[some])
+    member, centre = found.member, found.centre
+    if len(some) < n:
+        gap = ((position[:, None] - centre[None]) ** 2).sum(axis=2)
+        log = -0.5 * gap / (found.spread + variance)[:, None]
+        if says > 0:
+            log += kinds_of_others(member, vectors[some], vectors)
+        member = np.exp(_shares(found.share, log))
+        member[some] = found.member
+    keep = found.spread / (found.spread + variance)
+    means = centre[None] + keep[:, None, None] * (position[:, None] - centre[None])  # (n, K, r)
+    mean = (member[:, :, None] * means).sum(axis=1)
+    around = (member * ((means - mean[:, None]) ** 2).sum(axis=2)).sum(axis=1)
+    return Whereabouts(mean, around + r * keep * variance, member, says)
+
+
+def _by_both(position: Floats, information: Floats, vectors: Floats) -> tuple[Mixture, float]:
+    """The kinds by scores and, as far as they predict them, by public vectors; and what these add."""
+    variance = 1.0 / np.maximum(information, 1e-12)
     tried = [
-        (bic - 2.0 * min(n, MOST_FITTED) * max(says, 0.0), says, found)
+        (bic - 2.0 * len(position) * max(says, 0.0), says, found)
         for bic, found in mixtures(position, information)
         for says in [predicts(found, vectors)]
     ]
@@ -192,11 +224,7 @@ def whereabouts(position: Floats, information: Floats, public: Floats | None = N
             share = share / share.sum()
             weight = member / wide
             centre = (weight.T @ position) / np.maximum(weight.sum(axis=0), 1e-12)[:, None]
-    keep = found.spread / (found.spread + variance)
-    means = centre[None] + keep[:, None, None] * (position[:, None] - centre[None])  # (n, K, r)
-    mean = (member[:, :, None] * means).sum(axis=1)
-    around = (member * ((means - mean[:, None]) ** 2).sum(axis=2)).sum(axis=1)
-    return Whereabouts(mean, around + r * keep * variance, member, says)
+    return replace(found, member=member, centre=centre, share=share), says
 
 
 def standardised(public: Floats) -> Floats:
@@ -224,15 +252,32 @@ def kinds_by_public(member: Floats, vectors: Floats) -> Floats:
 
     The means of the kinds are taken without the center itself, and drawn a little to the mean of all.
     """
-    n, q = vectors.shape
     weight = member.sum(axis=0)[None] - member + SHRINK  # (n, K)
     sums = (member.T @ vectors)[None] - member[:, :, None] * vectors[:, None] + SHRINK * vectors.mean(axis=0)
     gap = vectors[:, None] - sums / weight[:, :, None]  # (n, K, q)
-    inside = np.einsum("ik,ika,ikb->ab", member, gap, gap, optimize=True) / n
-    inside = 0.8 * inside + 0.2 * np.diag(np.diag(inside)) + 1e-6 * np.eye(q)
+    return _likely(gap, weight, _inside(member, gap))
+
+
+def kinds_of_others(member: Floats, vectors: Floats, others: Floats) -> Floats:
+    """(m, K) the same of centers whose vectors (m, q) are not among those that kinds are known by."""
+    weight = member.sum(axis=0) + SHRINK
+    mean = (member.T @ vectors + SHRINK * vectors.mean(axis=0)) / weight[:, None]
+    inside = _inside(member, vectors[:, None] - mean)
+    blocks = np.array_split(others, max(1, len(others) // MOST_FITTED))
+    return np.concatenate([_likely(some[:, None] - mean, weight, inside) for some in blocks])
+
+
+def _inside(member: Floats, gap: Floats) -> Floats:
+    """(q, q) the covariance of public vectors inside kinds; gap: (n, K, q) from the kinds' means."""
+    inside = np.einsum("ik,ika,ikb->ab", member, gap, gap, optimize=True) / len(gap)
+    return np.asarray(0.8 * inside + 0.2 * np.diag(np.diag(inside)) + 1e-6 * np.eye(len(inside)))
+
+
+def _likely(gap: Floats, weight: Floats, inside: Floats) -> Floats:
+    """(n, K) log-likelihood of vectors that lie gap (n, K, q) from the means of so many centers."""
     z = gap @ np.linalg.inv(np.linalg.cholesky(inside)).T
     wider = 1.0 + 1.0 / weight
-    return np.asarray(-0.5 * (z**2).sum(axis=2) / wider - 0.5 * q * np.log(wider))
+    return np.asarray(-0.5 * (z**2).sum(axis=2) / wider - 0.5 * len(inside) * np.log(wider))
 
 
 def _shares(share: Floats, log: Floats) -> Floats:
@@ -250,7 +295,7 @@ def kin(where: Whereabouts, information: Floats, parameters: float, most: int = 
     most: peers looked at beside everybody. Neighbours are found in r + 1 dimensions, not in a table of pairs.
     """
     n, _ = where.mean.shape
-    near = _nearest(where, min(most, n - 1))  # (n, h)
+    near = _nearest(where, min(most, n - 1), even=True)  # (n, h)
     s = np.maximum(information, 1e-9)
     order = np.concatenate([np.arange(n)[:, None], near], axis=1)
     weight = s[order]
@@ -271,7 +316,8 @@ def kin(where: Whereabouts, information: Floats, parameters: float, most: int = 
     chosen = np.arange(near.shape[1]) < count[:, None]
     center, peer = np.repeat(np.arange(n), count), near[chosen]
     # Whoever counts one as its kin is kin: nobody asks in vain, and only the lonely rest.
-    pair = np.unique(np.concatenate([center * n + peer, peer * n + center]))
+    pair = np.sort(np.concatenate([center * n + peer, peer * n + center]))
+    pair = pair[np.append(True, pair[1:] > pair[:-1])[: len(pair)]]
     center, peer = pair // n, pair % n
     keep = ~everybody[center]
     center, peer = center[keep], peer[keep]
@@ -290,6 +336,14 @@ def shares(
     """
     n, _ = where.mean.shape
     order = np.concatenate([np.arange(n)[:, None], _nearest(where, min(most, n - 1))], axis=1)
+    blocks = np.array_split(order, -(-order.size // MANY))
+    parts = [_shared(where, information, parameters, some) for some in blocks]
+    peers, share = (np.concatenate([part[k] for part in parts]) for k in range(2))
+    return peers, share
+
+
+def _shared(where: Whereabouts, information: Floats, parameters: float, order: Ints) -> tuple[Ints, Floats]:
+    """The peers of some centers, each first among its own, by distance, and their shares."""
     apart = where.distance(order[:, :1], order)
     apart[:, 0] = 0.0
     sort = np.argsort(apart, axis=1, kind="stable")
@@ -298,13 +352,18 @@ def shares(
     limit = (2.0 * parameters + np.cumsum(weight * apart, axis=1)) / np.cumsum(weight, axis=1)
     # Peers count as long as they are within the limit that they make; the limits fall until then.
     inside = np.maximum((limit > apart).cumprod(axis=1).sum(axis=1), 1)
-    share = weight * np.maximum(limit[np.arange(n), inside - 1][:, None] - apart, 0.0)
+    share = weight * np.maximum(limit[np.arange(len(order)), inside - 1][:, None] - apart, 0.0)
     return order, np.asarray(share / share.sum(axis=1, keepdims=True))
 
 
-def _nearest(where: Whereabouts, most: int) -> Ints:
-    """(n, most) every center's peers in the order of their expected squared distance."""
+def _nearest(where: Whereabouts, most: int, even: bool = False) -> Ints:
+    """(n, most) every center's peers in the order of their expected squared distance.
+
+    even: nobody may be near to too many, so among very many those are near that are known as well.
+    """
     n = len(where.mean)
+    if n > MOST_SEARCHED:
+        return _nearly_nearest(where, most, even)
     points = np.column_stack([where.mean, np.sqrt(where.variance)])
     asked = np.column_stack([where.mean, np.zeros(n)])
     _, found = cKDTree(points).query(asked, k=min(most + 1, n))
@@ -313,3 +372,44 @@ def _nearest(where: Whereabouts, most: int) -> Ints:
     # Each is taken out of its own list; where ties pushed it out of it, the last one goes.
     own[~own.any(axis=1), -1] = True
     return found[~own].reshape(n, -1)[:, :most].astype(np.int64)
+
+
+def _nearly_nearest(where: Whereabouts, most: int, even: bool) -> Ints:
+    """The same among very many, where it is enough to be nearly right.
+
+    Centers that stand together are asked together, in cells: who is near their middle or their two ends, in
+    four times the number that is asked for, or in the cell itself, is put in order for each of them.
+    """
+    points = np.column_stack([where.mean, np.sqrt(where.variance)])
+    from_here = points if even else np.column_stack([where.mean, np.zeros(len(points))])
+    tree, found = cKDTree(points), np.empty((len(points), most), dtype=np.int64)
+    taken = np.zeros(len(points), dtype=bool)
+    for cell in cells(points, CELL):
+        here = from_here[cell]
+        along = here[:, np.argmax(np.ptp(here, axis=0))]
+        asked = np.stack([here.mean(axis=0), here[along.argmin()], here[along.argmax()]])
+        taken[:] = False
+        taken[tree.query(asked, k=min(4 * most, len(points)))[1]] = taken[cell] = True
+        near = np.flatnonzero(taken)
+        # Squared distances but for what is the same for all peers of a center.
+        apart = (points[near] ** 2).sum(axis=1) - 2.0 * here @ points[near].T
+        apart[np.arange(len(cell)), np.searchsorted(near, cell)] = np.inf
+        some = np.argpartition(apart, most - 1, axis=1)[:, :most]
+        order = np.argsort(np.take_along_axis(apart, some, axis=1), axis=1, kind="stable")
+        found[cell] = near[np.take_along_axis(some, order, axis=1)]
+    return found
+
+
+def cells(points: Floats, most: int) -> list[Ints]:
+    """Points (n, d) in cells of at most so many: halved where they are farthest apart, again and again."""
+    small, large = list[Ints](), [np.arange(len(points))]
+    while large:
+        cell = large.pop()
+        if len(cell) <= most:
+            small.append(cell)
+            continue
+        here = points[cell]
+        along = here[:, np.argmax(np.ptp(here, axis=0))]
+        half = np.argpartition(along, len(cell) // 2)
+        large += [cell[half[: len(cell) // 2]], cell[half[len(cell) // 2 :]]]
+    return small
