@@ -1,4 +1,10 @@
-"""Belief against truth: is what abps-plus-v1 believes of its peers so?
+"""Belief against truth: is what abps-plus believes of its peers so?
+
+    python benchmarks/beliefs.py --method abps-plus --data icu-synthetic:centers=60,heterogeneity=4 --seed 311
+
+prints what every run of ``abps-plus`` notes of itself: how often 95 % intervals of what a mix does to a
+center's own loss hold the truth, and how often mixes help that are believed to help with a probability of 0
+to 20 % and so on (:mod:`abps.simulator.belief_check`). The rest is about its first form, abps-plus-v1.
 
 On a synthetic federation the truth can be looked up. A peer's true utility to a center is the AUROC of the
 peer's model under the center's head, here on the test rows of all centers with the same risk function, many
@@ -67,13 +73,28 @@ def measure(federation: Federation, seed: int, peers: int) -> tuple[np.ndarray, 
     return belief.mean[center, peer], belief.sd[center, peer], truth, own[center], met
 
 
+def noted(name: str, seed: int) -> None:
+    """What a run of abps-plus notes of its beliefs, as a line of a table."""
+    check = simulate(load(name), "abps-plus", seed=seed).belief_check
+    fifths = [
+        f"{told:.2f} → {helped:.2f} ({count})" if count else "–"
+        for told, helped, count in zip(check.told, check.helped, check.counts)
+    ]
+    print(f"| {name} | {check.pairs} | {100 * check.cover:.1f} % | " + " | ".join(fifths) + " |", flush=True)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", action="append", help="a built-in federation with groups; may be repeated")
     parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--method", default="abps-plus-v1", choices=("abps-plus-v1", "abps-plus"))
     parser.add_argument("--peers", type=int, default=30, help="peers looked at per center")
     options = parser.parse_args()
+    if options.method == "abps-plus":
+        for name in options.data or ["icu-synthetic:heterogeneity=4"]:
+            noted(name, options.seed)
+        return
     for name in options.data or ["icu-synthetic:heterogeneity=4"]:
         mean, sd, truth, own, met = measure(load(name), options.seed, options.peers)
         print(f"\n{name}, seed {options.seed}")

@@ -104,7 +104,9 @@ def test_a_round_of_many_is_that_of_the_plain_loop():
 def numbers_of_the_trail(trail, plan: Plan, state: Standing, known) -> None:
     """Each decision stands on the kinship and the effect that are known of the pair."""
     told = trail(plan)
-    effect = {(int(i), int(j)): (m, c) for i, j, m, c in zip(known.center, known.peer, known.mean, known.count)}
+    effect = {
+        (int(i), int(j)): (m, c) for i, j, m, c in zip(known.center, known.peer, known.mean, known.count)
+    }
     rows = np.flatnonzero(told.peer >= 0)
     assert len(rows) == 2 * plan.proposals
     for k in rows.tolist():

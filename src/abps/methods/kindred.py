@@ -40,6 +40,7 @@ from abps.core import permutation, streams
 from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.core.matching import Answer, Plan
+from abps.core.peer_effects import PeerEffects, believed
 from abps.core.usefulness import Experience
 from abps.data.prepare import Rows
 from abps.learn import outcomes
@@ -481,6 +482,25 @@ class Kindred(PeerMethod):
         value = np.clip(0.5 + gain[center], 0.0, 1.0)
         worth = Worth(center[told], who[told], value[told], se[center][told])
         return Learned(replace(state, models=mixed, experience=experience), worth)
+
+    def mixed(
+        self, world: World, trained: Standing, heard: Heard, rows: Rows
+    ) -> tuple[Ints, Ints, Segments, Segments]:
+        """The mixes of a round, whether they are adopted or not."""
+        models = trained.models
+        heard, _, _ = let_in(models, heard, world.learner.start, self.judging.along)
+        peer, counts = flat(heard.partners(world.r))
+        sizes = world.sizes().numpy()
+        parts = mixtures(np.arange(world.r), peer, counts, sizes, own_weights=sizes[world.here])
+        _, after = world.learner.settle(models, heard.arrived, parts, rows)
+        return np.repeat(np.arange(world.r), counts), peer, world.learner.logits(models, rows), after
+
+    def peer_effects(self, world: World, state: Standing) -> PeerEffects:
+        """What each mix took off a center's loss, as it believed right after."""
+        first = min(self.roll.again, default=world.horizon)
+        # Where nothing differs, whoever comes is as good as chosen.
+        since = np.where(state.everybody, 0, first)
+        return believed(state.experience, world.data.validation.sizes, since)
 
     def measured(
         self, world: World, before: Segments, after: Segments

@@ -26,7 +26,9 @@ from abps.core import selection as turns_of
 from abps.core import streams
 from abps.core.ledger import Traffic
 from abps.core.matching import Answer, Plan, propose, unwanted
+from abps.core.peer_effects import PeerEffects
 from abps.core.selection import Selection
+from abps.data.prepare import Rows
 from abps.learn.metrics import Segments
 from abps.methods.base import Alarm, Decisions, Floats, Ints, Method, Wire, World
 from abps.wire.numerals import Form, Numerals
@@ -221,6 +223,17 @@ class PeerMethod(Method, ABC):
         payload = self.wire.payload(world)
         control = len(to) * bytes_of.CONTROL_MESSAGE * self.noted
         return Traffic(len(pairs) * payload, len(to) * payload, control)
+
+    def mixed(
+        self, world: World, trained: Any, heard: Heard, rows: Rows
+    ) -> tuple[Ints, Ints, Segments, Segments] | None:
+        """Who mixes with whom (rows here, places), and the logits on some rows, a part for each center here,
+        of the models before and after; nothing for methods whose beliefs are about something else."""
+        return None
+
+    def peer_effects(self, world: World, state: Any) -> PeerEffects | None:
+        """What centers believe that mixes with their peers take off their loss, where they do."""
+        return None
 
     def evidence(self, world: World, state: Any) -> tuple[Ints, Floats, Floats, Floats]:
         """(place, for, against, count) of the members that the first center here has observed."""

@@ -33,11 +33,40 @@ NO_VERDICT = "no verdict"
 
 @dataclass(frozen=True)
 class Partner:
-    """Another hospital that this one worked with: in how many rounds of all runs, and why the last time."""
+    """Another hospital that this one worked with: in how many rounds of all runs, and why the last time.
+
+    helps: the probability that a mix with it lowers this hospital's loss, as it believes itself; mean over
+    seeds, NaN where nothing is believed.
+    """
 
     name: str
     rounds: int
     reason: str
+    helps: float = math.nan
+
+    @property
+    def words(self) -> str:
+        """The belief in words: ``probably helps, 8 in 10``."""
+        return in_words(self.helps)
+
+
+def in_words(chance: float) -> str:
+    """A probability that somebody helps, in words.
+
+    >>> in_words(0.83), in_words(0.5), in_words(0.04)
+    ('probably helps, 8 in 10', 'may help or harm, 5 in 10', 'hardly ever helps, less than 1 in 10')
+    """
+    if not math.isfinite(chance):
+        return ""
+    tenths = round(10 * chance)
+    of = {0: "less than 1 in 10", 10: "more than 9 in 10"}.get(tenths, f"{tenths} in 10")
+    if chance >= 0.9:
+        return f"almost surely helps, {of}"
+    if chance >= 0.65:
+        return f"probably helps, {of}"
+    if chance >= 0.35:
+        return f"may help or harm, {of}"
+    return f"probably does not help, {of}" if chance >= 0.1 else f"hardly ever helps, {of}"
 
 
 @dataclass(frozen=True)
@@ -276,15 +305,29 @@ def _stories(trail: pl.DataFrame, result: Results) -> dict[str, dict[str, Any]]:
     counts = counts.sort("center", "len", "peer", descending=[False, True, False])
     said = trail.filter(pl.col("decision").is_in(["accepted", "proposed"]) & pl.col("reason").is_not_null())
     why = dict(zip(zip(said["center"], said["peer"]), said["reason"]))  # the last word counts
+    belief = _beliefs(result)
     stories: dict[str, dict[str, Any]] = {}
     for (name,), group in counts.group_by("center", maintain_order=True):
-        partners = [Partner(peer, often, why.get((name, peer), "")) for _, peer, often in group.iter_rows()]
+        partners = [
+            Partner(peer, often, why.get((name, peer), ""), belief.get((name, peer), math.nan))
+            for _, peer, often in group.iter_rows()
+        ]
         named = tuple(partners[:MOST_PARTNERS])
         stories[name] = {"partners": named, "more": len(partners) - len(named)}
     rested = trail.filter(pl.col("decision") == "rested").group_by("center", "reason").len()
     for name, reason, often in rested.sort("center", "reason").iter_rows():
         stories.setdefault(name, {}).setdefault("rested", {})[reason] = often
     return {name: {**story, "rounds": rounds} for name, story in stories.items()}
+
+
+def _beliefs(result: Results) -> dict[tuple[str, str], float]:
+    """By center and peer: P(helps), mean over the seeds in which the pair met."""
+    told: dict[tuple[str, str], list[float]] = {}
+    for run in result.runs:
+        for name, peers in run.belief_check.per_center.items():
+            for peer, (_, _, _, helps, _) in peers.items():
+                told.setdefault((name, peer), []).append(helps)
+    return {pair: float(np.mean(values)) for pair, values in told.items()}
 
 
 def _prices(trail: pl.DataFrame, result: Results, centers: Sequence[str]) -> list[tuple[float, float]]:

@@ -24,6 +24,7 @@ from abps.learn.metrics import Segments, auprc, auroc, brier, labels_of
 from abps.learn.outcome_scores import measures
 from abps.privacy.spending import PrivacyLedger
 from abps.release import VERSION
+from abps.simulator.belief_check import BeliefCheck
 from abps.stats.calibration import calibration as calibration_of
 from abps.stats.calibration import expit
 from abps.stats.guarantees import Standing
@@ -160,6 +161,8 @@ class Run:
     device: where centers trained and predicted; another one rounds otherwise.
     attack: members that attacked, as they were asked for; nothing where none did.
     heterogeneity: whether centers differ, for methods that test it.
+    belief_check: what centers believe of their peers, and how that stands against the truth, for methods
+    whose beliefs are about effects (``beliefs`` in ``result.json``).
     outcome: what was predicted. Unless it is binary, ``score`` is its main score, ``measures`` are all of
     them, ``auroc`` is known of classes only (macro), and the curves of ``history`` are those of the main
     score. alive: of survival, times and the chance to live longer (Kaplan-Meier of all centers).
@@ -188,6 +191,7 @@ class Run:
     calibration: Calibrated = field(default_factory=Calibrated)
     versions: dict[str, str] = field(default_factory=versions)
     heterogeneity: Heterogeneity | None = None
+    belief_check: BeliefCheck = field(default_factory=BeliefCheck)
     outcome: str = "binary"
     score: Score | None = None
     measures: dict[str, Accuracy] = field(default_factory=dict)
@@ -220,7 +224,11 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """The content of ``result.json``; what only other outcomes have is not in that of a binary one."""
         names = [name for name in _WRITTEN if self.score is not None or name not in _OF_OTHERS]
-        content = {name: _plain(msgspec.to_builtins(getattr(self, name))) for name in names}
+        if not self.belief_check.per_center:
+            names.remove("belief_check")
+        content = {
+            _CALLED.get(name, name): _plain(msgspec.to_builtins(getattr(self, name))) for name in names
+        }
         return {"schema": SCHEMA} | content
 
     @staticmethod
@@ -229,10 +237,14 @@ class Run:
         if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
             raise RequestError(f"this is not a result of this version ({SCHEMA})")
         try:
+            there = {
+                name: content[_CALLED.get(name, name)]
+                for name in _WRITTEN
+                if _CALLED.get(name, name) in content
+            }
             stated = {
-                name: msgspec.convert(content[name] if name in _NULLABLE else _undefined(content[name]), kind)
-                for name, kind in _WRITTEN.items()
-                if name in content
+                name: msgspec.convert(value if name in _NULLABLE else _undefined(value), _WRITTEN[name])
+                for name, value in there.items()
             }
             return Run(**stated, trail=trail)
         except (msgspec.ValidationError, TypeError) as error:
@@ -267,6 +279,9 @@ UNWRITTEN: Final = ("trail", "models", "beliefs", "answers", "privacy")
 #: What is written, in this order, and its type; and where null says something else than "not defined".
 _WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name not in UNWRITTEN}
 _NULLABLE: Final = ("data", "config", "heterogeneity")
+
+#: What has another name there: of a run that was just computed, ``beliefs`` are as the method keeps them.
+_CALLED: Final = {"belief_check": "beliefs"}
 
 #: What a binary outcome does not have.
 _OF_OTHERS: Final = ("outcome", "score", "measures", "alive")

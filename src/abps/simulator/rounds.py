@@ -21,6 +21,7 @@ from abps.core import ledger as bytes_of
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
 from abps.core.matching import Answer, Plan, Rest
 from abps.core.plausibility import distances, plausible
+from abps.data.prepare import Rows
 from abps.learn.metrics import Segments
 from abps.methods import peers
 from abps.methods.accounting import checked, releases
@@ -37,6 +38,7 @@ from abps.methods.star import (
     with_notes,
 )
 from abps.simulator.attacks import Siege
+from abps.simulator.belief_check import Effect, looked_at, true_effects
 from abps.simulator.private_run import Spending, begun
 
 
@@ -47,6 +49,7 @@ class Outcome:
     partners: (n,) how many peers' models each center received.  rest: (n,) a :class:`Rest` each.
     answers: every center's predictions for its own validation and test rows by its new model, where the round
     has made them anyway.
+    effect: what its mixes truly did, where that was looked at.
     """
 
     traffic: Traffic
@@ -54,6 +57,7 @@ class Outcome:
     rest: NDArray[np.int8]
     decisions: Decisions | None = None
     answers: tuple[Segments, Segments] | None = None
+    effect: Effect | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +65,8 @@ class Course:
     """A run between two rounds.
 
     server: what a star's server remembers.  unpaid: what centers publish has not been paid for yet.
-    siege: members that attack, if any do.  spending: the privacy account, of a private run.
+    siege: members that attack, if any do.  witness: rows that mixes are tried on, to check beliefs by.
+    spending: the privacy account, of a private run.
     """
 
     method: Method
@@ -72,6 +77,7 @@ class Course:
     unpaid: bool = True
     siege: Siege | None = None
     spending: Spending | None = None
+    witness: Rows | None = None
 
     @staticmethod
     def start(method: Method, world: World, siege: Siege | None = None) -> Course:
@@ -229,8 +235,14 @@ class Course:
         notes = method.note(world, after, listeners)
         heard = Heard(meeting.to, meeting.by, arrived, notes, opinion)
         learned = method.learn(world, self.state, after, heard, t)
+        effect = None
+        if self.witness is not None and looked_at(t, world.n, world.horizon):
+            mixed = method.mixed(world, after, heard, self.witness)
+            if mixed is not None:
+                center, peer, *answers = mixed
+                effect = true_effects(center, peer, t, answers[0], answers[1], self.witness)
         degrees = np.bincount(meeting.to, minlength=world.n)
-        outcome = Outcome(traffic, degrees, meeting.rest, meeting.trail, learned.answers)
+        outcome = Outcome(traffic, degrees, meeting.rest, meeting.trail, learned.answers, effect)
         siege = None if self.siege is None else self.siege.hear(arrived, meeting.to, meeting.by)
         return replace(self, state=learned.state, unpaid=False, siege=siege), outcome
 

@@ -22,6 +22,7 @@ from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import CAUSES, Rest
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared
+from abps.data.synthetic.builtin import is_builtin
 from abps.data.timeline import timeline
 from abps.learn.batched import StackedLearner
 from abps.learn.devices import device_name, find_device
@@ -34,8 +35,10 @@ from abps.learn.outcome_scores import main_score, survived
 from abps.learn.training import Learner, Training
 from abps.methods.accounting import counting_of, with_noise
 from abps.methods.base import Decisions, Method, World
+from abps.methods.peers import PeerMethod
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
+from abps.simulator.belief_check import BeliefCheck, Effect, checked, truth_rows
 from abps.simulator.penalties import refitted, tried
 from abps.simulator.private_run import ledger as ledger_of
 from abps.simulator.result import (
@@ -55,6 +58,9 @@ from abps.wire.frames import frame_size
 
 #: FedAvg's rounds in the comparison of bytes.
 FEDAVG_ROUNDS = 50
+
+#: Centers at most whose beliefs are told.
+MOST_CHECKED = 5000
 
 ENGINES = ("simulate", "debug")
 
@@ -127,6 +133,10 @@ def simulate(
     with BLAS.limit(limits=1):
         config, world, took = tried(config, world, siege)
         course = Course.start(config, world, siege)
+        # Centers of one group follow one risk where the federation is made so.
+        alike = is_builtin(data.name) and data.groups is not None
+        if siege is None and isinstance(config, PeerMethod):
+            course = replace(course, witness=truth_rows(data, alike))
         course = replace(course, ledger=replace(course.ledger, spent=course.ledger.spent + took))
         best = course.state
         for t in range(1, config.stop.rounds + 1):
@@ -137,6 +147,7 @@ def simulate(
                     )
                 window = data = source.at(t)
                 course = course.on(replace(world, data=data, learner=world.learner.on(data)), t)
+                course = replace(course, witness=None)  # risks may change with the rows
             course, outcome = course.round(t)
             if track.add(course, outcome):
                 best = course.state
@@ -201,6 +212,7 @@ def simulate(
         seconds=round(time.perf_counter() - began, 3),
         trail=track.trail(),
         heterogeneity=_tested(config, course.world, final),
+        belief_check=_checked(course, track, alike),
         models=getattr(final, "models", None),
         beliefs=config.beliefs(final),
         answers=logits,
@@ -243,6 +255,17 @@ def _tested(config: Method, world: World, state: Any) -> Heterogeneity | None:
     return None if found is None else Heterogeneity(**found)
 
 
+def _checked(course: Course, track: Track, alike: bool) -> BeliefCheck:
+    """What centers believe of their peers, beside the truth."""
+    if not isinstance(course.method, PeerMethod) or course.world.n > MOST_CHECKED:
+        return BeliefCheck()
+    found = course.method.peer_effects(course.world, course.state)
+    if found is None:
+        return BeliefCheck()
+    against = "test rows of all centers of the group" if alike else "each center's own test rows"
+    return checked(found, track.effects, course.world.data.centers, against)
+
+
 class Track:
     """What is noted after every round."""
 
@@ -254,6 +277,7 @@ class Track:
         self.partners: list[float] = []
         self.standing: list[Standing] = []
         self.best = 1
+        self.effects: list[Effect] = []
         self._score: list[float] = []
         self._decisions: list[tuple[int, Decisions]] = []
 
@@ -273,6 +297,8 @@ class Track:
         if isinstance(beliefs, Beliefs):
             known = beliefs.posterior(*np.divmod(beliefs.key, beliefs.n))
             self.standing.append(standing(known.mean, known.count, prior=beliefs.prior))
+        if outcome.effect is not None:
+            self.effects.append(outcome.effect)
         if outcome.decisions is not None:
             self._decisions.append((t, outcome.decisions))
         self._score.append(self.validation[-1])

@@ -28,8 +28,9 @@ Ints = NDArray[np.int64]
 #: Kinds at most, and for how many more than the best the search goes on.
 MOST_KINDS, PATIENCE = 12, 3
 
-#: Peers at most that a center counts as its kin, unless it is everybody, and that count in their mean.
-MOST_KIN, MOST_SHARES = 32, 255
+#: Peers at most that a center counts as its kin, unless it is everybody, that count in their mean, and that
+#: count in it among very many.
+MOST_KIN, MOST_SHARES, FEWER_SHARES = 32, 255, 64
 
 #: Centers at most that kinds are fitted to all of, and to how many of more; the others are told theirs.
 MOST_FITTED, FITTED = 2000, 1000
@@ -85,7 +86,8 @@ class Whereabouts:
 
 @dataclass(frozen=True, eq=False)
 class Kin:
-    """Each center's kin, nearest first: ``peer[start[i]:start[i+1]]``; everybody: (n,) it keeps to nobody.
+    """Each center's kin, nearest first (among very many by their places): ``peer[start[i]:start[i+1]]``;
+    everybody: (n,) it keeps to nobody.
 
     gain: (n,) what keeping to its kin takes off its expected squared error, against mixing with everybody.
     """
@@ -321,9 +323,10 @@ def kin(where: Whereabouts, information: Floats, parameters: float, most: int = 
     center, peer = pair // n, pair % n
     keep = ~everybody[center]
     center, peer = center[keep], peer[keep]
-    nearest = np.lexsort((where.distance(center, peer), center))
+    if n <= MOST_SEARCHED:
+        peer = peer[np.lexsort((where.distance(center, peer), center))]
     start = np.concatenate([[0], np.cumsum(np.bincount(center, minlength=n))])
-    return Kin(start, peer[nearest], everybody, np.where(everybody, 0.0, with_all - least))
+    return Kin(start, peer, everybody, np.where(everybody, 0.0, with_all - least))
 
 
 def shares(
@@ -335,7 +338,8 @@ def shares(
     that add up to one: a peer counts by its information times how much nearer it is than a limit.
     """
     n, _ = where.mean.shape
-    order = np.concatenate([np.arange(n)[:, None], _nearest(where, min(most, n - 1))], axis=1)
+    most = min(most, n - 1) if n <= MOST_SEARCHED else min(most, FEWER_SHARES)
+    order = np.concatenate([np.arange(n)[:, None], _nearest(where, most)], axis=1)
     blocks = np.array_split(order, -(-order.size // MANY))
     parts = [_shared(where, information, parameters, some) for some in blocks]
     peers, share = (np.concatenate([part[k] for part in parts]) for k in range(2))
