@@ -65,14 +65,19 @@ class PeerEffects:
 
     def helps(self) -> Floats:
         """(o,) the probability that the mix lowers the loss."""
-        return normal_cdf(self.mean / self.sd)
+        return chance(self.mean, self.sd)
 
     def last(self) -> Ints:
         """The numbers of the last measurement of every pair, by center and peer."""
         order = np.lexsort((self.round, self.peer, self.center))
         pair = np.stack([self.center[order], self.peer[order]])
         ends = np.append((pair[:, 1:] != pair[:, :-1]).any(axis=0), np.ones(min(1, len(order)), dtype=bool))
-        return order[ends]
+        return np.asarray(order[ends])
+
+
+def chance(mean: Floats, sd: Floats) -> Floats:
+    """The probability that an effect is above 0."""
+    return normal_cdf(mean / sd)
 
 
 def believed(seen: Experience, rows: Ints, since: Ints, expect: Sizes | None = None) -> PeerEffects:

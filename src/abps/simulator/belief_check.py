@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core.peer_effects import PeerEffects
+from abps.core.peer_effects import PeerEffects, chance
 from abps.data.prepare import Prepared, Rows
 from abps.learn.metrics import Segments, labels_of, row_losses
 
@@ -119,7 +119,7 @@ def checked(belief: PeerEffects, truth: list[Effect], centers: tuple[str, ...], 
             whole.error[some],
         )
     inside = np.abs(value - mean) <= WIDE * np.sqrt(sd**2 + error**2)
-    helps = PeerEffects(*(np.zeros(0, dtype=np.int64) for _ in range(3)), mean, sd).helps()
+    helps = chance(mean, sd)
     fifth = np.minimum((5 * helps).astype(np.int64), 4)
     return BeliefCheck(
         against,
