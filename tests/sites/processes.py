@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from abps.sites.flare import kits, on_one_machine
+from abps.sites.flare.launchers import VARIABLE
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import Outcome, submit
 from abps.sites.policy import Policy
@@ -38,10 +39,11 @@ class Processes(on_one_machine.Processes):
         """Where methods from outside the package are and, inside the relay, a reader of all frames."""
         foreign = str(Path(__file__).parents[1] / "foreign")
         path = os.pathsep.join([kits.command(network.relay)[1]["PYTHONPATH"], foreign])
-        told = {name: {"PYTHONPATH": path} for name in (*network.sites, on_one_machine.RELAY)}
+        lean = {"PYTHONPATH": path, VARIABLE: "0"}  # most of these networks run one job
+        told = dict.fromkeys((*network.sites, on_one_machine.RELAY), lean)
         if self.spy is not None:
             spy = str(Path(__file__).with_name("relay_spy"))
-            told[on_one_machine.RELAY] = {
+            told[on_one_machine.RELAY] = lean | {
                 "PYTHONPATH": os.pathsep.join([spy, path]), "RELAY_SPY": str(self.spy),
             }  # fmt: skip
         return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from abps.core.errors import RequestError
 from abps.data.prepare import prepare
 from abps.learn.batched import StackedLearner
 from abps.simulator.simulate import simulate
+from abps.sites import audit
 from abps.sites.agreement import Agreement
 from abps.sites.flare import kits
 from abps.sites.flare.app import only_sealed
@@ -325,6 +327,51 @@ def test_killed_sites_come_back_with_everything_they_knew(federation):
         )
         first = again.report["rounds"][-1]["round"]
         check_stores(federation, before)
+
+
+def test_who_was_killed_or_paused_is_back_in_the_same_job(federation):
+    """A site is killed and started again, another one is stopped for some seconds: rounds go on meanwhile."""
+    import threading
+
+    killed, paused = federation.given.names[1:3]
+    agreement = Agreement("returns", "abps", federation.given.book(11), 11, 100, {"kappa": 2})
+
+    def harm() -> None:
+        until = time.monotonic() + LONG
+        while time.monotonic() < until:
+            with contextlib.suppress(RequestError):
+                store = federation.store(paused, "returns")
+                reached = store.round
+                store.close()
+                if reached >= 1:
+                    break
+            time.sleep(0.05)
+        federation.kill(killed)
+        federation.start(killed)
+        family = federation.family(paused)
+        for process in family:
+            process.suspend()
+        time.sleep(6.0)
+        for process in family:
+            process.resume()
+
+    harming = threading.Thread(target=harm)
+    harming.start()
+    outcome = federation.run(agreement, 100, Waits(call=3.0, sign=3.0, grace=5.0))
+    harming.join()
+    federation.wait_for(federation.given.names, LONG)
+    assert outcome.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
+    rounds = outcome.report["rounds"]
+    for name in (killed, paused):
+        away = [r["round"] for r in rounds if name in r["missing"]]
+        there = [r["round"] for r in rounds if name in r["present"]]
+        assert away and there and max(there) > max(away), (name, away, there)
+    stores = {name: federation.store(name, "returns") for name in federation.given.names}
+    agree_about_partners(stores, kappa=2, doubt=True)
+    for name, store in stores.items():
+        counted_once(store)
+        assert not audit.verify(store, signer(federation.network.sites[name])).faults
+        store.close()
 
 
 def remembered(processes, name):

@@ -16,6 +16,7 @@ told from a site that is gone within the seconds for a sign of life.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -240,7 +241,8 @@ class Conductor:
             self.seconds.work,
             self.seconds,
             "open",
-            lambda waiting: self.notice(self._at, "open", waiting),
+            time.time(),
+            notice=lambda waiting: self.notice(self._at, "open", waiting),
         )
         there = [name for name in roster if name not in failures]
         ready, silent, unfit = self._greeted(there, roster)

@@ -97,3 +97,36 @@ def read_now(local: Path) -> Now | None:
         return Now(**{**data, "waiting": tuple(data["waiting"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+#: What a site knows of the relay's clock, in its ``local`` folder.
+CLOCK = "abps-clock.json"
+
+_CLOCK_SCHEMA = "abps.clock/1"
+
+
+@dataclass(frozen=True)
+class Skew:
+    """How many seconds this machine's clock is ahead of the relay's, and when that was seen (UTC)."""
+
+    seconds: float
+    at: str
+
+
+def note_clock(local: Path, relay: float) -> None:
+    """Write down how far the relay's clock is from ours; relay: its seconds since 1970."""
+    now = datetime.datetime.now(datetime.UTC)
+    told = {"seconds": round(now.timestamp() - relay, 1), "at": now.isoformat(timespec="seconds")}
+    with contextlib.suppress(RequestError, OSError):
+        files.write_json(Path(local) / CLOCK, {"schema": _CLOCK_SCHEMA, **told})
+
+
+def read_clock(local: Path) -> Skew | None:
+    """What was written down last; None before the first job."""
+    try:
+        data = json.loads((Path(local) / CLOCK).read_text(encoding="utf-8"))
+        if data.pop("schema") != _CLOCK_SCHEMA:
+            return None
+        return Skew(float(data["seconds"]), str(data["at"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -31,6 +31,7 @@ from abps.data.codebook import Codebook
 from abps.release import VERSION
 from abps.sites import sitefile
 from abps.sites.membership import Known
+from abps.sites.now import read_clock
 from abps.sites.store import Store
 
 #: Days before the end of a certificate from which on every check warns.
@@ -45,6 +46,9 @@ ENGINE = ((2, 9), (2, 10))
 
 #: Rows and events that a site's table needs to be of any use.
 FEWEST_ROWS, FEWEST_EVENTS = 50, 10
+
+#: Seconds between the clocks of a site and of the relay from which on a check warns, and fails.
+SKEW = (30.0, 300.0)
 
 #: Seconds that the relay gets to answer.
 PATIENCE = 5.0
@@ -218,10 +222,18 @@ def clock(kit: Kit, now: datetime.datetime) -> Check:
         made = certificate(kit.certificate).not_valid_before_utc
         if made - now > datetime.timedelta(minutes=5):
             return Check("clock", State.FAIL, f"it is {made - now} behind the day the kit was made; set it")
+    skew = read_clock(kit.local)
+    if skew is not None and abs(skew.seconds) > SKEW[0]:
+        state = State.FAIL if abs(skew.seconds) > SKEW[1] else State.WARN
+        which = "ahead of" if skew.seconds > 0 else "behind"
+        said = f"it was {abs(skew.seconds):.0f} s {which} the relay's clock on {skew.at}"
+        return Check("clock", state, f"{said}; set it, or tell the operator")
     told = _synchronised()
     if told is False:
         return Check("clock", State.WARN, "the system says that its clock is not synchronised; set up NTP")
     how = "synchronised" if told else "plausible (whether it is synchronised is not known here)"
+    if skew is not None:
+        how += f"; within {max(1.0, abs(skew.seconds)):.0f} s of the relay's on {skew.at}"
     return Check("clock", State.OK, f"{now:%Y-%m-%d %H:%M:%S} UTC, {how}")
 
 

@@ -234,6 +234,7 @@ class Site:
         self._summand: NDArray[np.float64] | None = None  # what this site adds to a masked sum
         self._places = Places()  # as a witness: who has a place with whom
         self._given: dict[str, bool] = {}  # by partner: whether it has a place for this site
+        self._served: set[str] = set()  # who brought weights, or tried to, and was answered
         # By question of a roll call: this site's answer, and how it is written (None: as weights are).
         self._said: dict[int, tuple[bytes, Form | None]] = {}
         self._board: dict[int, dict[str, bytes]] = {}  # by question: the others' answers to this site
@@ -877,7 +878,7 @@ class Site:
                 bringing = {p for p, link in self.talks.theirs.items() if link.stage is Stage.MATCHED}
             else:
                 bringing = set(self._asked)
-            return bringing - self._silent - set(self.arrived)
+            return bringing - self._silent - self._served
 
         with self._came:
             while awaited() and self._now() < until:
@@ -1218,6 +1219,14 @@ class Site:
             self.decided(f"our log is not the one that {peer} knows: it had {rows} rows in round {round}")
 
     def _receive_weights(self, peer: str, data: bytes) -> bytes:
+        try:
+            return self._take_weights(peer, data)
+        finally:  # whatever came of it, nobody waits for this peer any more
+            with self._came:
+                self._served.add(peer)
+                self._came.notify_all()
+
+    def _take_weights(self, peer: str, data: bytes) -> bytes:
         round = self.talks.round
         if self.method.kind != "mutual":
             self._accept_weights(peer, data, round)
@@ -1434,7 +1443,7 @@ class Site:
         value = admission.admit_note(note, peer, round) if self._peer.noted else 0.0
         arrived = torch.from_numpy(weights) + self.base
         self._check_distance(peer, arrived, self._own_sent(peer))
-        with self._came:
+        with self._lock:
             self.arrived[peer], self._notes[peer] = arrived, value
         self._log(peer, "weights", len(data), f"its shared layers, partner of round {round}", sent=False)
         if note:
@@ -1443,8 +1452,6 @@ class Site:
             rows, digest, signature, at = admission.admit_head(head, peer, self._others, self.sender_id)
             self.store.keep_head(Head(peer, rows, at, digest, signature))
             self._log(peer, "head", len(head), f"the head of its log: {rows} rows", sent=False)
-        with self._came:
-            self._came.notify_all()
 
     def _check_distance(self, peer: str, arrived: Tensor, own: NDArray[np.float32]) -> None:
         """Refuse a model that is much farther from the common start than this site's own (shared,)."""

@@ -63,6 +63,7 @@ def decided(
     limit: float,
     seconds: Seconds,
     what: str,
+    *arguments: Any,
     notice: Callable[[Sequence[str]], None] = lambda waiting: None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Start something that people at the sites have to allow: who has not decided is asked again, for as long
@@ -73,7 +74,7 @@ def decided(
     waiting = list(sites)
     while True:
         # A process that has just begun is slow to answer: its first sign of life may take as long as talk.
-        more, why = started(line, waiting, limit, seconds, what, sign=seconds.talk, notice=notice)
+        more, why = started(line, waiting, limit, seconds, what, *arguments, sign=seconds.talk, notice=notice)
         done |= more
         failed = {name: reason for name, reason in failed.items() if name not in waiting} | why
         waiting = [name for name, reason in why.items() if reason == undecided]

@@ -31,7 +31,7 @@ from abps.sites.excuses import Excuse
 from abps.sites.flare import economy
 from abps.sites.flare.intake import Intake
 from abps.sites.membership import Known
-from abps.sites.now import Board
+from abps.sites.now import Board, note_clock
 from abps.sites.steps import BUSY, NEW, OPEN, Seconds
 from abps.wire.admission import Reason
 
@@ -189,10 +189,10 @@ class FlareSite:
         """Begin something that may take long, in a thread of its own."""
         if what not in STARTED or (self._work is not None and self._work.is_alive()):
             raise RequestError(f"{what!r} cannot be started now")
-        own = {"open": self._open, "letter": self._letter}
+        own: dict[str, Callable[..., Any]] = {"open": self._open, "letter": self._letter}
         if what not in own and self._site is None:
             raise RequestError(f"{what!r} cannot be started before the site is open")
-        work: Callable[..., Any] = own[what] if what in own else getattr(self._site, what)
+        work = own.get(what) or getattr(self._site, what)
         self._state = ["busy", None]
         if arguments and isinstance(arguments[0], int):
             self._round = arguments[0]
@@ -233,8 +233,13 @@ class FlareSite:
             self._work.join(LINGER)
         return self._state
 
-    def _open(self) -> None:
-        """Read the site's own file, ask for its consent, and open its table and its store."""
+    def _open(self, clock: float | None = None) -> None:
+        """Read the site's own file, ask for its consent, and open its table and its store.
+
+        clock: the relay's, in seconds since 1970.
+        """
+        if isinstance(clock, float):
+            note_clock(self._local, clock)
         if self._site is not None:
             return
         from abps.sites import sitefile

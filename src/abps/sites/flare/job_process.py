@@ -1,21 +1,28 @@
 """The process of one job, at a site or at the relay: the engine's own, begun earlier and ended sooner.
 
 While the engine connects and waits for its turn, what the job will need is loaded already. What the engine
-does without need is left out (:mod:`abps.sites.flare.economy`).
+does without need is left out (:mod:`abps.sites.flare.economy`). A spare has loaded everything, and waits to
+be told its job (:mod:`abps.sites.flare.launchers`); it ends with the process that started it.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import runpy
 import sys
 import threading
 
+SITE = "nvflare.private.fed.app.client.worker_process"
+RELAY = "nvflare.private.fed.app.server.runner_process"
+
 #: The engine's modules that run a job, and what of ours each will need.
-NEEDS = {
-    "nvflare.private.fed.app.client.worker_process": "abps.sites.site",
-    "nvflare.private.fed.app.server.runner_process": "abps.sites.conductor",
-}
+NEEDS = {SITE: "abps.sites.site", RELAY: "abps.sites.conductor"}
+
+#: The word by which a process is a spare; and the mark of a job's process, for what it starts.
+SPARE = "spare"
+MARK = "ABPS_JOB_PROCESS"
 
 
 def command(engine: str) -> str:
@@ -27,17 +34,38 @@ def command(engine: str) -> str:
 
 def main() -> None:
     """Load what the job needs, beside the engine's own start."""
+    os.environ[MARK] = "1"
+    if sys.argv[1] == SPARE:
+        engine = _told(sys.argv[2])
+    else:
+        engine = sys.argv.pop(1)
+        if engine not in NEEDS:
+            sys.exit(f"{engine} runs no job")
+        threading.Thread(target=importlib.import_module, args=(NEEDS[engine],), daemon=True).start()
     from abps.sites.flare.economy import economise
     from abps.sites.flare.intake import limit_frames
 
-    engine = sys.argv.pop(1)
-    if engine not in NEEDS:
-        sys.exit(f"{engine} runs no job")
-    threading.Thread(target=importlib.import_module, args=(NEEDS[engine],), daemon=True).start()
     economise()
     limit_frames()
     sys.argv[0] = engine
     runpy.run_module(engine, run_name="__main__", alter_sys=True)
+
+
+def _told(engine: str) -> str:
+    """Load everything, and wait to be told which job this is; ends if nobody is there to tell it."""
+    if engine not in NEEDS:
+        sys.exit(f"{engine} runs no job")
+    for module in (engine, NEEDS[engine], "abps.sites.flare.app", "abps.data.table"):
+        importlib.import_module(module)
+    del sys.modules[engine]  # it runs as the main module soon
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(0)
+    told = json.loads(line)
+    os.environ.update(told["environment"])
+    os.environ[MARK] = "1"
+    sys.argv[1:] = told["argv"][1:]
+    return engine
 
 
 if __name__ == "__main__":
