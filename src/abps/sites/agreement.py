@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from abps.core.errors import RequestError
@@ -20,11 +20,14 @@ from abps.data.federation import Federation
 from abps.data.prepare import Prepared, prepare
 from abps.data.splines import design_of
 from abps.methods.accounting import with_noise
-from abps.methods.base import Choosing, Method
+from abps.methods.base import Method
 from abps.methods.catalog import METHODS
 from abps.methods.settings import configure, describe
 from abps.methods.star import StarMethod
 from abps.wire.codecs import CODECS
+
+#: Settings that say what is chosen before the study, and the one that is.
+_CHOICES = ("penalties", "trial_rounds", "refit", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,12 @@ class Agreement:
             )
         if config.stop.metric != "auroc":
             raise RequestError("metric=loss: sites tell each other validation AUROCs; set metric=auroc")
-        if config.choosing != Choosing():
+        if config.choosing.refit:
+            raise RequestError("refit=yes: sites do not fit anew on validation rows; leave it out")
+        if config.choosing.penalties and config.privacy.dp_epsilon is not None:
             raise RequestError(
-                f"{self.method!r} does not choose between sites: try penalties and refits in a simulation, "
-                "and set weight_decay"
+                "penalties read the rows once more, which the account of privacy does not reckon with; "
+                "choose without noise, or set weight_decay"
             )
         outcome = self.book.outcome
         if not outcome.binary and config.only_binary:
@@ -108,6 +113,19 @@ class Agreement:
                 "take that one, or init the sites again"
             )
         return config
+
+    def penalties(self) -> tuple[float, ...]:
+        """The penalties that the sites try before the study; none: it has its own."""
+        return self.config().choosing.penalties
+
+    def trial(self, place: int) -> Agreement:
+        """The short study in which the penalty at a place is tried."""
+        return replace(self.settled(place), study=f"{self.study} try {place + 1}")
+
+    def settled(self, place: int) -> Agreement:
+        """The study with the penalty at a place."""
+        others = {k: v for k, v in self.settings.items() if k.rpartition(".")[2] not in _CHOICES}
+        return replace(self, settings={**others, "weight_decay": str(self.penalties()[place])})
 
     @property
     def width(self) -> int:

@@ -50,6 +50,13 @@ def score(value: Any) -> float:
     return float(value)
 
 
+def loss(value: Any) -> float:
+    """A mean loss, or none (NaN)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or math.isinf(value):
+        raise ValueError("no loss")
+    return float(value)
+
+
 def progress(value: Any) -> tuple[str, Any]:
     """How some work stands: a word, and its result."""
     state, result = value

@@ -50,6 +50,7 @@ from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
 from abps.sites.site import BOARDS, CONDUCTOR, masking_context
 from abps.sites.steps import BUSY, NEW, Line, Seconds, decided, started
+from abps.sites.trials import Which
 from abps.wire import versions
 from abps.wire.admission import Limits, Refused, admit_note, admit_weights
 from abps.wire.codecs import codec
@@ -139,18 +140,23 @@ class Conductor:
         notice: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
         revoked: Callable[[], tuple[str, frozenset[str]]] = lambda: ("", frozenset()),
         job: str = "",
+        which: Which | None = None,
     ) -> None:
         """memory: a folder in which a star's server keeps what it must remember between two jobs.
 
         notice: told of every step that is waited for: (round, step, sites).
         revoked: the authority's list as it stands, to be passed on, and the members that it expels.
         job: its name, the same at all sites.
+        which: of the studies in which a penalty is chosen, if this is one of them.
         """
         if rounds < 1:
             raise RequestError(f"rounds={rounds}: a job needs at least 1 round")
         self.line = line
         self.agreement = agreement
         self.method = agreement.config()
+        self.which = which
+        if agreement.penalties():
+            raise RequestError("the penalty of the study is not chosen yet")
         self.rounds = rounds
         self.seconds = seconds or Seconds()
         self.tell = tell
@@ -221,6 +227,11 @@ class Conductor:
             stopped,
         )
 
+    @property
+    def _named(self) -> list[list[object]]:
+        """Which study sites are to open, where there are several."""
+        return [] if self.which is None else [list(self.which)]
+
     def _course(self, ready: Mapping[str, Mapping[str, Any]], first: int) -> _Course:
         """What earlier jobs of the study left: the bytes spent, the best round, the server's memory."""
         edge = sum(int(facts["edges"]) for facts in ready.values()) // 2
@@ -242,6 +253,7 @@ class Conductor:
             self.seconds,
             "open",
             time.time(),
+            *self._named,
             notice=lambda waiting: self.notice(self._at, "open", waiting),
         )
         there = [name for name in roster if name not in failures]
@@ -343,7 +355,7 @@ class Conductor:
             if state is True and name in course.joined:
                 continue
             if state == NEW:
-                self.line.ask([name], "wake", seconds=self.seconds.sign)
+                self.line.ask([name], "wake", *self._named, seconds=self.seconds.sign)
                 waiting[name] = "it is back and opens its table"
             elif state == BUSY:
                 waiting[name] = "it is still busy with what it was asked before"

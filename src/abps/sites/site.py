@@ -33,7 +33,7 @@ from abps.core.protocol import Kind, Message, Negotiation, Stage
 from abps.core.streams import center_id, center_ids
 from abps.data.prepare import Prepared
 from abps.learn.batched import StackedLearner
-from abps.learn.metrics import labels_of
+from abps.learn.metrics import labels_of, log_loss
 from abps.learn.outcome_scores import main_score
 from abps.methods.base import ROWS, Alarm, Ints, World, grounded
 from abps.methods.memory import freeze, thaw
@@ -1300,6 +1300,15 @@ class Site:
         """The outcome's main score; no worse than -1, which says enough of an R²."""
         value = main_score(self.method.logits(self.world, state, rows), labels_of(rows))[0]
         return float(np.maximum(value, -1.0))
+
+    def loss(self) -> float:
+        """The mean loss on this site's validation rows, by which a penalty is chosen: four bytes."""
+        rows = self.data.validation
+        losses = log_loss(self.method.logits(self.world, self.state, rows), labels_of(rows))
+        why = "our mean validation loss, to choose a penalty"
+        self._log(CONDUCTOR, "told", 4, why, round=self.store.round)
+        self.store.sync()
+        return float(np.float32(losses[0]))
 
     def test_auroc(self) -> float:
         """The current model on this site's own test rows; it stays at the site."""

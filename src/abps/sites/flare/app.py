@@ -36,6 +36,7 @@ from abps.sites.steps import BUSY, NEW, OPEN, Seconds
 from abps.wire.admission import Reason
 
 if TYPE_CHECKING:
+    from abps.sites.agreement import Agreement
     from abps.sites.journal import Journal
     from abps.sites.sitefile import SiteFile
 
@@ -48,7 +49,7 @@ SERVER = "server"
 _SUMS = frozenset(
     {"sum_introduce", "sum_meet", "sum_keys", "sum_shares", "sum_masked", "sum_present", "sum_open"}
 )
-ASKED = _SUMS | {"hello", "join", "begin", "keep_best", "upload", "download", "report"}
+ASKED = _SUMS | {"hello", "join", "loss", "begin", "keep_best", "upload", "download", "report"}
 _TALKS = frozenset({"catch_up", "introduce", "announce", "turn", "settle", "swap"})
 STARTED = _TALKS | {"open", "letter", "reply", "preside", "train", "conclude", "exchange"}
 
@@ -102,6 +103,7 @@ class FlareSite:
     _joined = False  # whether this site has been let into the job
     _looked = 0.0  # when it was last looked whether it can take part
     _told = ""  # the last code that left
+    _which: list[Any] | None = None  # the study that is open, while a penalty is chosen
 
     @collab.init
     def setup(self) -> None:
@@ -163,8 +165,10 @@ class FlareSite:
                 return [True, self._standing()]
             if what == "wake":
                 if self._standing() == NEW and time.monotonic() - self._looked > PAUSE:
-                    self._start("open")
+                    self._start("open", None, *arguments)
                 return [True, True]
+            if what == "chosen":
+                return [True, self._chosen()]
             if what == "revoked":
                 return [True, self._known is not None and self._known.hear(str(arguments[0]))]
             if what == "start":
@@ -233,13 +237,34 @@ class FlareSite:
             self._work.join(LINGER)
         return self._state
 
-    def _open(self, clock: float | None = None) -> None:
+    def _chosen(self) -> int:
+        """The place of the penalty that was chosen in an earlier job; -1: none is known here."""
+        from abps.sites import sitefile, trials
+        from abps.sites.proposal import Signed
+        from abps.sites.store import Store
+
+        agreement = Signed.from_json(json.loads(self.proposal)).proposal.agreement
+        with contextlib.suppress(RequestError):
+            if agreement is not None:
+                own = sitefile.find(self._name, self._local)
+                store = Store.look(own.store_of(agreement.study))
+                digest = store.facts()["agreement"]
+                store.close()
+                found = trials.known(agreement, digest)
+                return -1 if found is None else found
+        return -1
+
+    def _open(self, clock: float | None = None, which: list[Any] | None = None) -> None:
         """Read the site's own file, ask for its consent, and open its table and its store.
 
-        clock: the relay's, in seconds since 1970.
+        clock: the relay's, in seconds since 1970.  which: the study that is meant, while a penalty is chosen.
         """
         if isinstance(clock, float):
             note_clock(self._local, clock)
+        if self._site is not None and which != self._which:
+            self._site.store.close()
+            self._site, self._joined = None, False
+        self._which = which
         if self._site is not None:
             return
         from abps.sites import sitefile
@@ -278,7 +303,7 @@ class FlareSite:
     def _opened(self, own: SiteFile, journal: Journal) -> Any:
         import torch
 
-        from abps.sites import signing
+        from abps.sites import signing, trials
         from abps.sites.consent import Consent
         from abps.sites.proposal import Signed
         from abps.sites.site import Patience, Site
@@ -293,6 +318,7 @@ class FlareSite:
         self._stage = Excuse.ALLOWED
         agreement = agreement.admitted(own.allow)
         self._stage = Excuse.AGREEMENT
+        agreement = trials.resolved(agreement, self._which)
         agreement.config()
         consent = Consent(Path(own.store), journal, own.policy, signed, signing.root(self._local.parent))
         approval = consent.given()
@@ -407,16 +433,26 @@ class FlareConductor:
                 told = gather(line, proposal.members or sorted(line.sites), seconds, log.info)
                 files.write_json(folder / RESULT, told)
                 return
-            from abps.sites.conductor import Conductor
+            from abps.sites import trials
+            from abps.sites.conductor import Conductor, JobReport
 
             memory = Path(collab.workspace.get_root_dir()) / "abps-server"
             board = Board(Path(collab.workspace.get_site_config_dir()), proposal.study)
             known = Known(Path(collab.workspace.get_root_dir()))
-            conductor = Conductor(
-                line, proposal.agreement, self.rounds, seconds, log.info, memory, board.say,
-                lambda: (known.text, frozenset(known.now.expelled)), job,
-            )  # fmt: skip
-            report = conductor.run(sorted(proposal.members or line.sites))
+            members = sorted(proposal.members or line.sites)
+
+            def run(agreement: Agreement, rounds: int, which: trials.Which | None) -> JobReport:
+                conductor = Conductor(
+                    line, agreement, rounds, seconds, log.info, memory, board.say,
+                    lambda: (known.text, frozenset(known.now.expelled)), job, which,
+                )  # fmt: skip
+                return conductor.run(members)
+
+            agreement, which = proposal.agreement, None
+            if agreement.penalties():
+                place = trials.choose(line, agreement, members, seconds, run, log.info)
+                agreement, which = agreement.settled(place), (trials.CHOSEN, place)
+            report = run(agreement, self.rounds, which)
             board.say(report.rounds[-1].round if report.rounds else 0, "done")
         except RequestError as error:
             files.write_json(folder / RESULT, {"schema": "abps.job/1", "error": str(error)})
