@@ -263,11 +263,11 @@ def test_a_site_of_another_authority_cannot_join(federation, tmp_path):
     federation.site_file(federation.given.names[0]).write(kit / "local")
     federation.start("eve", kit)
     try:
-        until = time.monotonic() + 8.0
-        while time.monotonic() < until:
+        until, log = time.monotonic() + 60.0, ""
+        while time.monotonic() < until and not (time.monotonic() > until - 52.0 and "retry" in log.lower()):
             assert "eve" not in connected(federation.network.operator)
             time.sleep(1.0)
-        log = (kit / "out.log").read_text(errors="replace")
+            log = (kit / "out.log").read_text(errors="replace")
         assert "Got engine" not in log
         assert (
             "CERTIFICATE_VERIFY_FAILED" in log or "failed to connect" in log.lower() or "retry" in log.lower()
@@ -346,14 +346,14 @@ def test_who_was_killed_or_paused_is_back_in_the_same_job(federation):
                 if reached >= 1:
                     break
             time.sleep(0.05)
-        federation.kill(killed)
-        federation.start(killed)
         family = federation.family(paused)
         for process in family:
             process.suspend()
-        time.sleep(6.0)
+        time.sleep(8.0)
         for process in family:
             process.resume()
+        federation.kill(killed)
+        federation.start(killed)
 
     harming = threading.Thread(target=harm)
     harming.start()
