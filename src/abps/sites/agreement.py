@@ -83,7 +83,7 @@ class Agreement:
             raise RequestError("metric=loss: sites tell each other validation AUROCs; set metric=auroc")
         if config.choosing.refit:
             raise RequestError("refit=yes: sites do not fit anew on validation rows; leave it out")
-        if config.choosing.penalties and config.privacy.dp_epsilon is not None:
+        if config.choosing.penalties and config.training.noise_multiplier:
             raise RequestError(
                 "penalties read the rows once more, which the account of privacy does not reckon with; "
                 "choose without noise, or set weight_decay"
