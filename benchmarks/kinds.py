@@ -24,7 +24,9 @@ from abps.data.table import load
 from abps.methods.base import World
 from abps.methods.kindred import Kindred, Standing
 from abps.methods.peers import Notice
+from abps.report.statistics import HARM
 from abps.simulator.simulate import simulate
+from abps.stats.shrinkage import center_gains
 
 WORLDS = {
     "severe": "icu-synthetic:heterogeneity=4",
@@ -117,6 +119,32 @@ def table(lines: list[dict[str, object]]) -> None:
             if gain > 0.01:
                 share = (means["abps-plus"] - means["random-k1"]) / gain
                 print(f"  share of the oracle's gain: {100 * share:.0f} %")
+        if found := harmed(mine):
+            print(f"  {found}")
+
+
+def harmed(lines: list[dict[str, object]]) -> str:
+    """The share of centers that truly lie more than 0.02 below local-best, with the noise taken out, and the
+    worst of them; nothing where local-best has not run on two seeds of abps-plus."""
+    scores = {
+        (line["method"], line["seed"]): dict(line["per_center"])  # type: ignore[call-overload]
+        for line in lines
+        if line["method"] in ("abps-plus", "local-best")
+    }
+    both = [seed for method, seed in scores if method == "abps-plus" and ("local-best", seed) in scores]
+    if len(both) < 2:
+        return ""
+    centers = sorted(scores["abps-plus", both[0]])
+
+    def of(method: str, seed: object) -> list[float]:
+        mine = scores[method, seed]
+        return [np.nan if mine.get(center) is None else mine[center] for center in centers]
+
+    gains = center_gains(np.array([np.subtract(of("abps-plus", s), of("local-best", s)) for s in both]))
+    if gains is None:
+        return ""
+    chance = gains.below(-HARM)
+    return f"harmed against local-best: {100 * np.nanmean(chance):.1f} % (worst {np.nanmin(gains.mean):+.3f})"
 
 
 def main() -> None:

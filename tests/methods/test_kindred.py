@@ -185,3 +185,19 @@ def test_who_is_surely_harmed_does_not_follow_the_board(kinds) -> None:
     assert (gain[harmed] + 2 * se[harmed] < -SHORT.judging.harm).all()
     assert torch.equal(went.models[torch.from_numpy(harmed)], state.models[torch.from_numpy(harmed)])
     assert torch.equal(went.models[torch.from_numpy(~harmed)], chosen[torch.from_numpy(~harmed)])
+
+
+@pytest.mark.parametrize("attack", ["sign-flip", "random", "scale"])
+def test_who_was_cast_out_stays_out(alike, attack) -> None:
+    """Whatever choice follows: those whose models a board left out are met by nobody honest afterwards."""
+    from abps.core.streams import center_ids
+    from abps.simulator.attacks import parse
+
+    how = f"{attack}:share=0.2"
+    bad = parse(how).attackers(22, center_ids(alike.centers))
+    attackers = {name for name, one in zip(alike.centers, bad) if one}
+    run = simulate(alike, SHORT, seed=22, rounds=10, attack=how)
+    late = [(a in attackers, b in attackers) for t, a, b in pairs(run) if t > 6]
+    assert late and all(a == b for a, b in late)
+    early = [(a in attackers, b in attackers) for t, a, b in pairs(run) if t <= 3]
+    assert any(a != b for a, b in early)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from abps.methods import rollcall
+from abps.wire.numerals import Numerals, Stretch
 
 
 def told(weights, sizes=None, beside=None, form=()):
@@ -71,3 +72,40 @@ def test_the_choice_is_the_least_loss_and_one_member_cannot_make_it() -> None:
     losses[1] = np.nan
     assert rollcall.best(losses, np.ones(30)) == 2
     assert rollcall.best(np.full((3, 4), np.nan), np.ones(3)) == 1
+
+
+def test_own_models_are_gone_on_from_only_if_they_are_surely_better() -> None:
+    rng = np.random.default_rng(6)
+    noise = 0.02 * rng.standard_normal((40, 1))
+    means = np.zeros((40, 3))
+    luck = np.hstack([noise - noise.mean() - 0.001, means])  # a third of a standard error ahead
+    assert luck[:, 0].mean() < 0 and rollcall.best(luck, np.ones(40)) == 1
+    assert rollcall.best(np.hstack([noise - noise.mean() - 0.02, means]), np.ones(40)) == 0
+
+
+def test_who_cannot_be_trusted_is_told_to_all(models) -> None:
+    place = np.full((40, 2), 7.0)
+    weights = models.copy()
+    weights[[3, 30]] *= -1.0
+    for notice in (
+        rollcall.common_model(told(weights)),
+        rollcall.means_of_kin(told(weights, beside=place, form=rollcall.place_form(2)), 1.0),
+    ):
+        mean, out = rollcall.cast_out(notice.common, 40)
+        assert out.tolist() == [3, 30] and len(mean) == 90
+    clean = rollcall.common_model(told(models)).common
+    assert rollcall.cast_out(clean, 40)[1].size == 0
+    assert notice.common.size - clean.size == 7 + 2 * 4  # a stretch and two places
+
+
+def test_a_board_that_casts_out_most_is_not_heard() -> None:
+    said = Numerals.of(np.arange(20.0), (Stretch("single", 10), Stretch("place", 10)))
+    with pytest.raises(ValueError, match="most members"):
+        rollcall.cast_out(said, 20)
+    assert rollcall.cast_out(said, 21)[1].tolist() == list(range(10, 20))
+    # An honest one says nobody rather than most.
+    rng = np.random.default_rng(0)
+    far = rollcall.Answers(
+        np.ones(9, dtype=bool), rng.normal(size=(9, 4)), np.arange(9) < 4, np.ones(9), 0, 0, np.zeros((9, 0))
+    )
+    assert rollcall.outcasts(far).size == 0

@@ -202,7 +202,11 @@ def test_kin_that_are_no_members_are_refused(kinds, tmp_path):
     form = (*weights_form(site.shared), Stretch("single", 4), Stretch("share", columns))
     head = Numerals.of(np.zeros(site.shared + 4 + columns), form).data
 
-    def says(peer):
+    def without(*outcast):
+        told = np.concatenate([np.zeros(site.shared + 4 + columns), outcast])
+        return Numerals.of(told, (*form, Stretch("place", len(outcast)))).data
+
+    def says(peer, head=head):
         form = (Stretch("share", 1), Stretch("place", 1), Stretch("share", 1), Stretch("half", 2))
         kin = Numerals.of(np.array([0.0, peer, 1.0, 1.0, 1.0]), form)
         site.receive(board, "notice", pack_notice(head + kin.data, 4, 0, site.sender_id(board)))
@@ -211,7 +215,10 @@ def test_kin_that_are_no_members_are_refused(kinds, tmp_path):
     before = site.state
     assert says(99) is before  # the hundredth of eight members
     assert site.store.refusals()[(board, "malformed")] == 1
-    assert says(3) is not before and site.state.kin(0).tolist() == [3]
+    assert says(3, without(99)) is before and says(3, without(0, 1, 2, 3)) is before  # none, and half of all
+    assert site.store.refusals()[(board, "malformed")] == 3
+    assert says(3, without(2)) is not before and site.state.kin(0).tolist() == [3]
+    assert site.state.outcast.tolist() == [2]
     close(network)
 
 

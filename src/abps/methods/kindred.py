@@ -136,7 +136,8 @@ class Standing(Models):
     place: (r, 2 + dimensions) how much each center's patients say, how sure its place is, and where it stands
     among all, as the board told it.
     test: what the board told of the differences: p, dimensions, kinds, what public vectors add, then every
-    column's share.  strength: of the pull to what kin agreed on in the last steps; 0: no last steps.
+    column's share.  outcast: members that the last board left out of its means, who keep to each
+    other.  strength: of the pull to what kin agreed on in the last steps; 0: no last steps.
     """
 
     everybody: NDArray[np.bool_]
@@ -148,11 +149,17 @@ class Standing(Models):
     kindred: Tensor
     place: Floats
     test: Floats
+    outcast: Ints
     strength: float = 0.0
 
     def placed(self, place: Ints, n: int) -> Standing:
         """With members in other places."""
-        return replace(self, peer=place[self.peer], experience=self.experience.placed(place))
+        return replace(
+            self,
+            peer=place[self.peer],
+            outcast=place[self.outcast],
+            experience=self.experience.placed(place),
+        )
 
     def kin(self, row: int) -> Ints:
         """The kin of the center in a row."""
@@ -219,6 +226,7 @@ class Kindred(PeerMethod):
             world.common_start()[:, : self.wire.shared(world)],
             np.zeros((world.r, 2)),
             np.full(rollcall.HEAD, np.nan),
+            none,
         )
 
     # Training ------------------------------------------------------------------------------------------
@@ -305,7 +313,8 @@ class Kindred(PeerMethod):
             return Notice(Numerals.of(np.array([float(which)]), (Stretch("single", 1),)))
         told = rollcall.read(answers, sizes)
         if what == "weights":
-            return rollcall.common_model(told)
+            # After few rounds honest models are still far from each other.
+            return rollcall.common_model(told, t - 1 > self.roll.first)
         if what == "means":
             return rollcall.means_of_kin(told, self.roll.parameters)
         return rollcall.kin_of(told, self.roll.level, self.roll.parameters, self.roll.public)
@@ -322,13 +331,14 @@ class Kindred(PeerMethod):
             return self.gone_on(world, state, int(common[0]))
         shared, columns = self.wire.shared(world), len(score_columns(world.data.columns))
         columns *= len(world.data.outcome.mix)
+        common, outcast = rollcall.cast_out(notice.common, world.n)
         if len(common) != shared + (rollcall.HEAD + columns if what == "kin" else 0):
             raise ValueError("no common model")
         reference = torch.from_numpy(common[:shared].astype(np.float32))
         mine = [notice.own.get(int(place)) for place in world.here]
         told = [rollcall.heard(each, common[:shared], what == "kin") for each in mine]
         means = np.stack([each.mean for each in told]).astype(np.float32)
-        state = replace(state, reference=reference, kindred=torch.from_numpy(means))
+        state = replace(state, reference=reference, kindred=torch.from_numpy(means), outcast=outcast)
         if what == "weights":
             # The first time nobody has anything else to go on from.
             return self.gone_on(world, state, 1) if t - 1 == self.roll.first else state
@@ -398,17 +408,19 @@ class Kindred(PeerMethod):
     # Choosing ------------------------------------------------------------------------------------------
 
     def opine(self, world: World, state: Standing, trained: Callable[[], Any], t: int) -> Opinion:
-        """Kin in a random order, without those that were seen to harm."""
+        """Kin in a random order, without those that were seen to harm or that cannot be trusted."""
         known = self.effects(state.experience, t)
         refused = self.harmful(known)
         no = {(int(i), int(j)) for i, j in zip(known.center[refused], known.peer[refused])}
         turn = np.empty(world.n, dtype=np.int64)
         turn[self.turns(world.seed, t, world.ids)] = np.arange(world.n)
-        orders = Orders(world, state, t, turn, no)
+        out = np.zeros(world.n, dtype=bool)
+        out[state.outcast] = True
+        orders = Orders(world, state, t, turn, no, out)
         rankings = [Ranking(orders, row) for row in range(world.r)]
 
         def answer(row: int, peer: int) -> Answer:
-            if (row, peer) in no:
+            if (row, peer) in no or out[peer] != out[world.here[row]]:
                 return Answer.DECLINED
             welcome = state.everybody[row] or bool((state.kin(row) == peer).any())
             return Answer.ACCEPTED if welcome else Answer.FILTERED
@@ -545,15 +557,25 @@ class Kindred(PeerMethod):
 class Orders:
     """Everybody's peers in a random order, worked out for many centers at once, as far as they are asked.
 
-    Only peers whose turn to ask comes later: whoever had its turn has a partner, or found none.
+    Only peers whose turn to ask comes later: whoever had its turn has a partner, or found none. Who is cast
+    out keeps to others that are.
     """
 
     #: Centers whose orders are worked out together, and places looked at first of those that take anybody.
     TOGETHER, AHEAD = 2048, 32
 
-    def __init__(self, world: World, state: Standing, t: int, turn: Ints, refused: set[tuple[int, int]]):
-        """turn: (n,) when each member asks.  refused: (row, place) who is not asked."""
-        self.world, self.state, self.turn, self.refused = world, state, turn, refused
+    def __init__(
+        self,
+        world: World,
+        state: Standing,
+        t: int,
+        turn: Ints,
+        refused: set[tuple[int, int]],
+        out: NDArray[np.bool_],
+    ) -> None:
+        """turn: (n,) when each member asks.  refused: (row, place) who is not asked.  out: (n,) who is cast
+        out."""
+        self.world, self.state, self.turn, self.refused, self.out = world, state, turn, refused, out
         self.keys = streams.bits(world.seed, "tie-break", t, world.ids[world.here])
         self.mine = turn[world.here]
         self.by_turn = np.argsort(self.mine, kind="stable")
@@ -574,7 +596,8 @@ class Orders:
                 yield from self._wanted(row, peers[self.turn[peers] > self.mine[row]].tolist())
 
     def _wanted(self, row: int, peers: list[int]) -> Iterator[int]:
-        return (j for j in peers if (row, j) not in self.refused)
+        out = self.out[self.world.here[row]]
+        return (j for j in peers if self.out[j] == out and (row, j) not in self.refused)
 
     def _begun(self, rows: Ints) -> list[list[int]]:
         """The orders of some centers: of those with kin all of it, of the others the beginning."""

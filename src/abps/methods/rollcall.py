@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.methods.peers import Notice, Reply
-from abps.methods.suspicion import cosines, of_trusted
+from abps.methods.suspicion import cosines
 from abps.stats import kinship, spectrum
 from abps.wire.numerals import Form, Numerals, Stretch
 
@@ -123,16 +123,38 @@ def ordinary(weights: Floats, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return np.asarray(near & ((along >= ALONG) | (np.median(along[there]) < 2 * ALONG)))
 
 
+def outcasts(told: Answers) -> Ints:
+    """The places of members whose models cannot be trusted; nobody, if that were most of them."""
+    found = np.flatnonzero(told.there & ~told.trusted)
+    return found if 2 * len(found) < told.there.sum() else found[:0]
+
+
+def outcast_form(count: int) -> Form:
+    """How they are written: not at all if there are none."""
+    return (Stretch("place", count),) if count else ()
+
+
+def cast_out(told: Numerals, members: int) -> tuple[Floats, Ints]:
+    """What is told to all without the members that are cast out, and these; ``ValueError`` if they are most."""
+    if not told.form or told.form[-1].kind != "place":
+        return told.values, np.zeros(0, dtype=np.int64)
+    count = told.form[-1].total
+    if 2 * count >= members:
+        raise ValueError("it casts out most members")
+    return told.values[:-count], told.values[-count:].astype(np.int64)
+
+
 def mean_of(told: Answers) -> Floats:
     """(W,) the mean model of all that can be trusted, by their rows."""
     share = np.where(told.trusted, told.sizes, 0.0)
     return np.asarray(share @ told.weights / max(share.sum(), 1e-12))
 
 
-def common_model(told: Answers) -> Notice:
-    """The mean of all, to all."""
-    mean = mean_of(told)
-    return Notice(Numerals.of(mean, weights_form(len(mean))))
+def common_model(told: Answers, settled: bool = True) -> Notice:
+    """The mean of all, to all, and who cannot be trusted, once models have settled."""
+    mean, out = mean_of(told), outcasts(told)[: None if settled else 0]
+    form = (*weights_form(len(mean)), *outcast_form(len(out)))
+    return Notice(Numerals.of(np.concatenate([mean, out]), form))
 
 
 def kin_of(told: Answers, level: float, parameters: float, public: bool) -> Notice:
@@ -155,11 +177,6 @@ def kin_of(told: Answers, level: float, parameters: float, public: bool) -> Noti
         kinds, says = where.member.shape[1], where.public
         place[:, 1], place[:, 2:] = where.variance, where.mean
         same = where.same_kind(np.repeat(np.arange(n), np.diff(kin.start)), kin.peer)
-    if not told.trusted.all():
-        kin = of_trusted(kin, told.trusted | ~told.there)
-        same = np.ones(0 if kin is None else len(kin.peer))
-        if kin is not None and seen.dimensions:
-            same = where.same_kind(np.repeat(np.arange(n), np.diff(kin.start)), kin.peer)
     head = np.array([seen.p, seen.dimensions, kinds, says])
     return _told(told, place, parameters, Kinsfolk(kin, same, np.concatenate([head, seen.loading])))
 
@@ -194,7 +211,8 @@ def _told(told: Answers, place: Floats, parameters: float, found: Kinsfolk | Non
     head, form = np.zeros(0), weights_form(weights)
     if found is not None:
         head, form = found.test, (*form, Stretch("single", HEAD), Stretch("share", len(found.test) - HEAD))
-    common = Numerals.of(np.concatenate([mean_of(told), head]), form)
+    out = outcasts(told)
+    common = Numerals.of(np.concatenate([mean_of(told), head, out]), (*form, *outcast_form(len(out))))
     mean = common.values[:weights]
     own: dict[int, Numerals] = {}
     share = peer = None
@@ -250,7 +268,8 @@ def best(losses: Floats, sizes: Floats) -> int:
 
     losses: (n, tried) of every member, NaN where it has no rows: of its own model, then of mixtures from the
     mean of all to that of kin. Of the mixtures the one nearest to the mean of all that is within a standard
-    error of the best; the own models if they are better than that one.
+    error of the best; the own models only if they are better than that one by more than a standard error:
+    a mean is the safer model, and a difference within the error is luck.
     sizes: (n,) rows, by which members count. What one says is held to a few times what is usual.
     """
     there = np.isfinite(losses).all(axis=1)
@@ -261,9 +280,14 @@ def best(losses: Floats, sizes: Floats) -> int:
     less = np.clip(less, -usual, usual)
     weight = np.minimum(sizes[there], LARGEST * sizes[there].mean())
     weight = weight / weight.sum()
-    total = weight @ less
-    behind = less[:, 1:] - less[:, [1 + int(np.argmin(total[1:]))]]
-    mean = weight @ behind
-    error = np.sqrt(weight**2 @ (behind - mean) ** 2)
+
+    def behind(others: Floats, one: Floats) -> tuple[Floats, Floats]:
+        """By how much some are worse than one in the mean, and its standard error."""
+        gap = others - one[:, None]
+        mean = weight @ gap
+        return mean, np.sqrt(weight**2 @ (gap - mean) ** 2)
+
+    mean, error = behind(less[:, 1:], less[:, 1 + int(np.argmin(weight @ less[:, 1:]))])
     chosen = 1 + int(np.flatnonzero(mean <= error)[0])
-    return chosen if total[chosen] <= total[0] else 0
+    own, error = behind(less[:, :1], less[:, chosen])
+    return 0 if own[0] < -error[0] else chosen

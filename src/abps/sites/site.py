@@ -611,7 +611,7 @@ class Site:
             common, rest = Numerals.read(told)
             own, rest = Numerals.read(rest) if rest else (None, b"")
             me = int(self.world.here[0])
-            notice = Notice(common, {} if own is None else {me: self._placed(own)})
+            notice = Notice(self._placed(common), {} if own is None else {me: self._placed(own)})
             if rest or not all(np.isfinite(each.values).all() for each in (common, own) if each is not None):
                 raise ValueError("it says no numbers, or too many")
             self.state = self._peer.informed(self.world, self.state, notice, self.talks.round, question)
