@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 
 from abps.stats.spectrum import (
     Scores,
+    directions,
     draws,
     own_intercept,
     p_values,
@@ -161,7 +162,18 @@ def test_whitening_makes_noise_round_and_leaves_dim_directions_out():
     base = rng.standard_normal((6, 6))
     covariance = base @ base.T
     covariance[:, 5] = covariance[5] = 0
-    turned = whitening(covariance, 10_000)
+    turned = whitening(covariance, directions(covariance, 10_000))
     assert turned.shape[1] < 6
     assert turned.T @ covariance @ turned == pytest.approx(np.eye(turned.shape[1]), abs=1e-9)
-    assert whitening(covariance, 16).shape[1] == 2
+    assert directions(covariance, 16) == 2
+
+
+def test_few_draws_do_not_find_what_is_not_there():
+    """The scores are looked at in no more directions than the draws that they are compared with."""
+    rng = np.random.default_rng(8)
+    mix = rng.standard_normal((60, 60)) * np.exp(0.5 * rng.standard_normal(60))
+    found = []
+    for _ in range(60):
+        noise = rng.standard_normal((40, 9, 60)) @ mix
+        found.append(spectrum(Scores(noise[:, 0], noise[:, 1:], np.ones(40))).p)
+    assert np.mean(np.array(found) < 0.05) <= 0.12 and 0.3 < np.median(found) < 0.75

@@ -135,7 +135,8 @@ def outcast_form(count: int) -> Form:
 
 
 def cast_out(told: Numerals, members: int) -> tuple[Floats, Ints]:
-    """What is told to all without the members that are cast out, and these; ``ValueError`` if they are most."""
+    """What is told to all without the members that are cast out, and these; ``ValueError`` if these are
+    most of them."""
     if not told.form or told.form[-1].kind != "place":
         return told.values, np.zeros(0, dtype=np.int64)
     count = told.form[-1].total

@@ -24,8 +24,8 @@ Floats = NDArray[np.float64]
 #: and their standard error. One is enough not to call again.
 STRIKE, ERROR = -0.3, 0.05
 
-#: How many times as far as one's own model another may have gone. Of two honest ones the ratio was at most 2.3
-#: on PhysioNet 2012 after three rounds, and 2 later.
+#: How many times as far as one's own model another may have gone. Of two honest ones the ratio was at most
+#: 2.3 on PhysioNet 2012 after three rounds, and 2 later.
 LONGEST = 5.0
 
 

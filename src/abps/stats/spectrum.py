@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: Null draws that a federation needs for its covariance. Few centers tell a little more each: draws are most of
-#: the bytes of a roll call, and what they cannot tell apart is not looked at (:func:`whitening`).
+#: Null draws that a federation needs for its covariance. Few centers tell a little more each: draws are most
+#: of the bytes of a roll call, and what they cannot tell apart is not looked at (:func:`whitening`).
 DRAWS = 480
 FEWEST_DRAWS, MOST_DRAWS = 6, 8
 
@@ -168,12 +168,12 @@ def spectrum(told: Scores, level: float = 0.05) -> Spectrum:
         z = scores @ whiten
         return np.asarray(z - np.outer(common, common @ z))
 
-    whiten = whitening(total / count, n * count)
+    # As many directions for the scores as for each draw, which is whitened by the others: the largest of more
+    # would be larger by itself.
+    m = directions(total / count, n * (count - 1))
+    whiten = whitening(total / count, m)
     largest = np.array(
-        [
-            _squares(seen(null[b], whitening((total - squares[b]) / (count - 1), n * (count - 1))))[0]
-            for b in range(count)
-        ]
+        [_squares(seen(null[b], whitening((total - squares[b]) / (count - 1), m)))[0] for b in range(count)]
     )
     z = seen(real, whiten)
     values, vectors = np.linalg.eigh(z.T @ z)
@@ -191,13 +191,17 @@ def spectrum(told: Scores, level: float = 0.05) -> Spectrum:
     return Spectrum(float(p[0]), above, values, float(largest.mean()), position, told.information, loading)
 
 
-def whitening(covariance: Floats, draws: int) -> Floats:
-    """(k, m) a matrix after which the given covariance is the identity, on its m leading directions: those
-    that are not too dim, and as many as the number of draws can tell apart."""
+def directions(covariance: Floats, draws: int) -> int:
+    """How many leading directions are looked at: those that are not too dim, and as many as the number of
+    draws can tell apart."""
+    values = np.linalg.eigvalsh(covariance)
+    return max(1, min(int((values > DIM * values[-1]).sum()), draws // DRAWS_PER_DIMENSION))
+
+
+def whitening(covariance: Floats, m: int) -> Floats:
+    """(k, m) a matrix after which the given covariance is the identity, on its m leading directions."""
     values, vectors = np.linalg.eigh(covariance)
-    bright = int((values > DIM * values[-1]).sum())
-    m = max(1, min(bright, draws // DRAWS_PER_DIMENSION))
-    return np.asarray(vectors[:, -m:] / np.sqrt(values[-m:]))
+    return np.asarray(vectors[:, -m:] / np.sqrt(np.maximum(values[-m:], 1e-12 * values[-1])))
 
 
 def whiten_back(covariance: Floats, whiten: Floats) -> Floats:
