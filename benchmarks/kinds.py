@@ -3,6 +3,7 @@
     python benchmarks/kinds.py --out kinds.jsonl                      # all synthetic worlds, 3 seeds
     python benchmarks/kinds.py --world p12=p12fed.parquet --out p12.jsonl
     python benchmarks/kinds.py --null 100            # how often the test finds what is not there
+    python benchmarks/kinds.py --null-scores 200     # the same on made-up rows, without training
 
 Every method shares the same model (gam) and has the same 50 rounds. Runs that are in --out already are not
 repeated, and the table is printed from all of them.
@@ -26,6 +27,7 @@ from abps.methods.kindred import Kindred, Standing
 from abps.methods.peers import Notice
 from abps.report.statistics import HARM
 from abps.simulator.simulate import simulate
+from abps.stats import spectrum
 from abps.stats.shrinkage import center_gains
 
 WORLDS = {
@@ -99,6 +101,30 @@ def false_positives(count: int, centers: int) -> None:
         )
 
 
+def false_positives_of_scores(count: int) -> None:
+    """How often scores of made-up rows (unequal centers, correlated columns, no differences) are called
+    different: with the null draws that so many centers tell."""
+    rng = np.random.default_rng(1)
+    for n, k in ((16, 69), (40, 69), (15, 100), (40, 196), (80, 69)):
+        factors, spread = rng.standard_normal((5, k)) * 0.5, np.exp(0.5 * rng.standard_normal(k))
+        found = []
+        for _ in range(count):
+            told = []
+            for rows in np.maximum(30, 120 * np.exp(0.7 * rng.standard_normal(n))).astype(int).tolist():
+                x = rng.standard_normal((rows, 5)) @ factors + rng.standard_normal((rows, k)) * spread
+                y = (rng.random(rows) < 0.12).astype(float)
+                y[:2] = 0.0, 1.0
+                signs = np.where(rng.integers(0, 2, (spectrum.draws(n), rows)) > 0, 1.0, -1.0)
+                told.append(spectrum.score(x, y, np.zeros(rows), signs))
+            scores, nulls, information = (np.array(part) for part in zip(*told))
+            found.append(spectrum.spectrum(spectrum.Scores(scores, nulls, information)).p)
+        share = np.mean(np.array(found) < 0.05)
+        print(
+            f"{n} centers, {k} columns: {100 * share:.1f} % below 0.05, median {np.median(found):.2f}",
+            flush=True,
+        )
+
+
 def table(lines: list[dict[str, object]]) -> None:
     """Mean AUROC of every method in every world, and the share of the oracle's gain."""
     worlds = list(dict.fromkeys(line["world"] for line in lines))
@@ -156,9 +182,13 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--null", type=int, help="count false positives in this many federations instead")
     parser.add_argument("--centers", type=int, default=40, help="of each of these federations")
+    parser.add_argument("--null-scores", type=int, help="the same on made-up rows, without training")
     asked = parser.parse_args()
     if asked.null:
         false_positives(asked.null, asked.centers)
+        return
+    if asked.null_scores:
+        false_positives_of_scores(asked.null_scores)
         return
     worlds = dict(pair.split("=", 1) for pair in asked.world) if asked.world else WORLDS
     lines = [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out.exists() else []
