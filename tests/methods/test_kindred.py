@@ -62,7 +62,7 @@ def test_roll_calls_are_paid_for(kinds) -> None:
     once = simulate(kinds, SHORT, seed=11, rounds=7)
     free = simulate(kinds, replace(SHORT, policy="random"), seed=11, rounds=7)
     assert asked.heterogeneity is None and once.heterogeneity is not None
-    # Each of 24 centers sends 8 null draws of at least 60 columns, a byte each, and more.
+    # Each of 24 centers sends 9 null draws of at least 60 columns, a byte each, and more.
     assert once.bytes.control - free.bytes.control > 24 * 8 * 60
 
 

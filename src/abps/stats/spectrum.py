@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: Null draws that a federation needs for its covariance. Few centers tell a little more each: draws are most
-#: of the bytes of a roll call, and what they cannot tell apart is not looked at (:func:`whitening`).
-DRAWS = 480
-FEWEST_DRAWS, MOST_DRAWS = 6, 8
+#: Null draws of all centers together; few centers tell more each. They are most of the bytes of a roll call,
+#: and what they cannot tell apart is not looked at (:func:`directions`).
+DRAWS = 210
+FEWEST_DRAWS, MOST_DRAWS = 6, 64
 
 #: Directions whose null variance is below this share of the largest are left out: nothing is known there.
 DIM = 0.02
