@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,6 +66,16 @@ def test_orders_are_those_of_each_center_alone(seed, n, together, ahead):
         orders = Orders(world, state, 3, turn, refused)
         for row in rng.permutation(n).tolist():
             assert list(orders.of(row)) == one_by_one(world, state, row, 3, turn, refused)
+
+
+def test_who_is_cast_out_keeps_to_others_that_are():
+    world, state = made_up(4, 40)
+    out = np.array([3, 7, 21])
+    orders = Orders(world, replace(state, outcast=out), 3, np.arange(40), set())
+    for row in range(40):
+        alike = np.isin(np.arange(40), out) == (row in out)
+        plain = one_by_one(world, state, row, 3, np.arange(40), set())
+        assert list(orders.of(row)) == [j for j in plain if alike[j]]
 
 
 def test_a_round_of_many_is_that_of_the_plain_loop():

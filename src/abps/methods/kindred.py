@@ -149,7 +149,7 @@ class Standing(Models):
     kindred: Tensor
     place: Floats
     test: Floats
-    outcast: Ints
+    outcast: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     strength: float = 0.0
 
     def placed(self, place: Ints, n: int) -> Standing:
@@ -414,9 +414,8 @@ class Kindred(PeerMethod):
         no = {(int(i), int(j)) for i, j in zip(known.center[refused], known.peer[refused])}
         turn = np.empty(world.n, dtype=np.int64)
         turn[self.turns(world.seed, t, world.ids)] = np.arange(world.n)
-        out = np.zeros(world.n, dtype=bool)
-        out[state.outcast] = True
-        orders = Orders(world, state, t, turn, no, out)
+        orders = Orders(world, state, t, turn, no)
+        out = orders.out
         rankings = [Ranking(orders, row) for row in range(world.r)]
 
         def answer(row: int, peer: int) -> Answer:
@@ -564,18 +563,11 @@ class Orders:
     #: Centers whose orders are worked out together, and places looked at first of those that take anybody.
     TOGETHER, AHEAD = 2048, 32
 
-    def __init__(
-        self,
-        world: World,
-        state: Standing,
-        t: int,
-        turn: Ints,
-        refused: set[tuple[int, int]],
-        out: NDArray[np.bool_],
-    ) -> None:
-        """turn: (n,) when each member asks.  refused: (row, place) who is not asked.  out: (n,) who is cast
-        out."""
-        self.world, self.state, self.turn, self.refused, self.out = world, state, turn, refused, out
+    def __init__(self, world: World, state: Standing, t: int, turn: Ints, refused: set[tuple[int, int]]):
+        """turn: (n,) when each member asks.  refused: (row, place) who is not asked."""
+        self.world, self.state, self.turn, self.refused = world, state, turn, refused
+        self.out = np.zeros(world.n, dtype=bool)  # who is cast out
+        self.out[state.outcast] = True
         self.keys = streams.bits(world.seed, "tie-break", t, world.ids[world.here])
         self.mine = turn[world.here]
         self.by_turn = np.argsort(self.mine, kind="stable")
