@@ -168,25 +168,32 @@ def _find(root: Path) -> tuple[list[Path], list[Path]]:
 def _outcomes(paths: list[Path]) -> pl.DataFrame:
     parts = []
     for path in paths:
-        part = pl.read_csv(path, infer_schema=False)
-        for column in ("RecordID", "In-hospital_death"):
-            if column not in part.columns:
-                raise RequestError(
-                    f"{path} has no column {column!r}{nearest(column, part.columns)}; download it again"
-                )
-        parts.append(
-            part.select(
-                stay=pl.col("RecordID").str.strip_chars().cast(pl.Int64),
-                died=pl.col("In-hospital_death").str.strip_chars().cast(pl.Int8),
-                set=pl.lit(path.stem[-1]),
-            )
-        )
+        try:
+            parts.append(_outcomes_of(path))
+        except pl.exceptions.PolarsError as error:
+            raise RequestError(
+                f"{path} cannot be read as a table of outcomes ({str(error)[:100]}); download it again"
+            ) from error
     outcomes = pl.concat(parts)
     if outcomes["stay"].n_unique() != outcomes.height:
         raise RequestError(
             f"a RecordID has two outcomes in {', '.join(map(str, paths))}; download them again"
         )
     return outcomes
+
+
+def _outcomes_of(path: Path) -> pl.DataFrame:
+    part = pl.read_csv(path, infer_schema=False)
+    for column in ("RecordID", "In-hospital_death"):
+        if column not in part.columns:
+            raise RequestError(
+                f"{path} has no column {column!r}{nearest(column, part.columns)}; download it again"
+            )
+    return part.select(
+        stay=pl.col("RecordID").str.strip_chars().cast(pl.Int64),
+        died=pl.col("In-hospital_death").str.strip_chars().cast(pl.Int8),
+        set=pl.lit(path.stem[-1]),
+    )
 
 
 def _records(paths: list[Path]) -> Iterator[tuple[str, bytes]]:
