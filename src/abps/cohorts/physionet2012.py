@@ -240,17 +240,20 @@ def _events(paths: list[Path], expected: int, progress: Progress) -> pl.DataFram
             schema={"Time": pl.String, "Parameter": pl.String, "Value": pl.Float64},
             null_values=["", "NaN"],
         )
+        clock = pl.col("Time").str.split_exact(":", 1)
+        return raw.select(
+            # a record's first line names it; the lines that follow are its
+            stay=pl.when(pl.col("Parameter") == "RecordID")
+            .then(pl.col("Value"))
+            .forward_fill()
+            .cast(pl.Int64),
+            minute=clock.struct.field("field_0").cast(pl.Float64) * 60
+            + clock.struct.field("field_1").cast(pl.Float64),
+            parameter=pl.col("Parameter"),
+            value=pl.col("Value"),
+        )
     except pl.exceptions.PolarsError:
         raise RequestError(_unreadable(text.getvalue())) from None
-    clock = pl.col("Time").str.split_exact(":", 1)
-    return raw.select(
-        # a record's first line names it; the lines that follow are its
-        stay=pl.when(pl.col("Parameter") == "RecordID").then(pl.col("Value")).forward_fill().cast(pl.Int64),
-        minute=clock.struct.field("field_0").cast(pl.Float64) * 60
-        + clock.struct.field("field_1").cast(pl.Float64),
-        parameter=pl.col("Parameter"),
-        value=pl.col("Value"),
-    )
 
 
 def _unreadable(text: bytes) -> str:
@@ -262,6 +265,7 @@ def _unreadable(text: bytes) -> str:
             record = cells[2]
         try:
             whole = len(cells) == 3 and (cells[2] in ("", "NaN") or math.isfinite(float(cells[2])))
+            whole = whole and all(math.isfinite(float(part)) for part in cells[0].split(":"))
         except ValueError:
             whole = False
         if not whole:
