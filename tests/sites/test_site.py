@@ -237,8 +237,9 @@ def test_the_ledger_counts_the_bytes_that_were_carried(six, tmp_path):
         assert {k: v for k, v in store.sent_bytes().items() if k != "told"} == carried
         arrived = sum(size for _, receiver, _, size in network.carried if receiver == name)
         assert sum(entry.bytes for entry in store.traffic() if not entry.sent) == arrived
+    # Witnesses, like heads, are in the log and not in the ledger, which counts the method's bytes.
     assert (
-        sum(size for *_, size in network.carried)
+        sum(size for *_, what, size in network.carried if what != "place")
         == report.to_json()["bytes"]["directed"] + (report.to_json()["bytes"]["control"])
     )
     words = [entry.why for entry in network.sites["site-1"].store.traffic() if entry.sent]
