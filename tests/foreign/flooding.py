@@ -6,7 +6,6 @@ Everything else is the method of ``rotation``.
 from __future__ import annotations
 
 import contextlib
-import resource
 
 from nvflare.collab import CollabCallError
 from rotation import ROTATION as FLOODING  # noqa: F401
@@ -17,7 +16,7 @@ from abps.sites.flare.app import FlareSite
 SIZE = 100 << 20
 
 _done: set[str] = set()
-_carry, _end = FlareSite._carry, FlareSite.end
+_carry = FlareSite._carry
 
 
 def _flood(self, peer, what, data):
@@ -28,12 +27,4 @@ def _flood(self, peer, what, data):
     return _carry(self, peer, what, data)
 
 
-def _told(self):
-    """Leave behind how much memory this process had at most, in kilobytes."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (self._local / "flooded.txt").write_text(str(most))
-    _end(self)
-
-
 FlareSite._carry = _flood
-FlareSite.end = _told
