@@ -726,7 +726,7 @@ def noisy_scores(
     residual = y - expit(offset)
     parts = clip_rows(x * residual[:, None], 1.0)
     stream = streams.generator(world.seed + world.secret, "null", t, center)
-    signs = np.where(stream.integers(0, 2, size=(draws, len(x))) > 0, 1.0, -1.0)
+    signs = np.where(stream.integers(0, 2, size=(len(x), draws)).T > 0, 1.0, -1.0)  # a row has its own
     told = np.concatenate([[residual @ residual], parts.sum(axis=0), (signs @ parts).ravel()])
     hidden = streams.generator(world.seed + world.secret, "private-noise", -100 - t, center)
     told += noise * np.sqrt(2.0 + draws) * hidden.standard_normal(len(told))
