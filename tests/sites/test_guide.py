@@ -257,8 +257,10 @@ def test_one_withdraws_and_one_comes_later(network, capsys):
     assert "north was left out: it has withdrawn from the study" in told
     assert "this site was withdrawn from the study 'icu' by Dr. Ada Example" in n.said("north")
     assert json.loads(n.quick(capsys, "status", n.kits / "north", "--json"))["round"] == before
-    for name in ("south", "east", NEW):  # on a busy machine somebody may be late in a round
-        assert json.loads(n.quick(capsys, "status", n.kits / name, "--json"))["round"] > 3, told
+    # Of three sites, the one that says it is far ahead of all others is not believed.
+    assert "south was left out: it says that it has finished round" in told
+    for name in ("east", NEW):  # on a busy machine somebody may be late in a round
+        assert json.loads(n.quick(capsys, "status", n.kits / name, "--json"))["round"] >= 1, told
 
 
 def test_what_is_left_at_the_hospitals(network, capsys):
@@ -286,7 +288,7 @@ def test_an_expelled_member_and_an_ended_certificate(network, capsys):
 
     from abps.sites.flare import authority
 
-    days, authority.DAYS = authority.DAYS, -1
+    days, authority.DAYS = authority.DAYS, -0.001  # a minute and a half ago
     try:
         authority.Authority(n.kits).rotate("east")
     finally:
