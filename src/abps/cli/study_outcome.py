@@ -18,7 +18,7 @@ from abps.core.errors import RequestError
 from abps.report.build import Report
 from abps.report.comparison import load_study
 from abps.report.live import serving
-from abps.report.tables import NOTHING, brief, percent, times, with_deviation
+from abps.report.tables import NOTHING, brief, percent, times, volume, with_deviation
 from abps.study.execute import Outcome, conduct
 from abps.study.plan import Plan
 from abps.study.workers.slurm import Slurm, write_script
@@ -127,7 +127,7 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
             box=None,
             padding=(0, 1, 0, 0),
         )
-        for name in ("method", part.measure, "bytes", "to FedAvg", "to random", "harmed", "rest"):
+        for name in ("method", part.measure, "bytes", "a round", "to FedAvg", "to random", "harmed", "rest"):
             table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
         for line in part.lines:
             r = line.result
@@ -135,6 +135,7 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
                 r.label,
                 with_deviation(r.mean, r.deviation),
                 times(r.vs_fedavg),
+                volume(r.megabytes_a_round),
                 brief(line.to_fedavg),
                 brief(line.to_random),
                 NOTHING if line.harm is None else percent(line.harm.expected, line.harm.centers),
@@ -144,7 +145,10 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
         needed = Measurement.get(console, console.options.update(width=400), table).maximum
         paper = console if console.is_terminal else terminal(width=max(console.width, needed))
         paper.print(table)
-        console.print(f"equal: within {part.margin:g}; ?: cannot tell; harmed: noise taken out", style="dim")
+        legend = (
+            f"a round: per center; equal: within {part.margin:g}; ?: cannot tell; harmed: noise taken out"
+        )
+        console.print(legend, style="dim")
         for sentence in words or section.sentences:
             console.print(f"• {sentence}")
     for told in report.tuned:

@@ -13,8 +13,8 @@ then, nothing else.
 
 The numbers in :class:`Sizes` were chosen by the likelihood of measurements on validation rows, each given
 those before it, in three made-up federations (seeds 301 and 302) that no calibration is told of; but for two:
-``level`` was set between two values with the truth of those seeds in view, and ``strangers`` was widened after
-intervals had covered too little in a test's world.
+``level`` was set between two values with the truth of those seeds in view, and ``strangers`` was widened
+after intervals had covered too little in a test's world.
 """
 
 from __future__ import annotations
