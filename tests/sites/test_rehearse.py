@@ -42,16 +42,20 @@ def mine(out) -> list[psutil.Process]:
     return found
 
 
-@pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory):
-    """One rehearsal of three small hospitals."""
-    out = tmp_path_factory.mktemp("rehearsal") / "out"
+def rehearsal(out, *more):
+    """A rehearsal of three small hospitals: where it lies, and what it told."""
     done = subprocess.run(
-        command(out, "--sites", "3", "--rounds", "3", "--limit", str(LONG), "--json"),
+        command(out, "--sites", "3", "--limit", str(LONG), "--json", *more),
         capture_output=True, text=True, timeout=2 * LONG, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return out, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory):
+    """One that several tests look at."""
+    return rehearsal(tmp_path_factory.mktemp("rehearsal") / "out", "--rounds", "3")
 
 
 @pytest.mark.slow
@@ -91,26 +95,40 @@ def test_what_a_hospital_can_ask_its_kit(rehearsed, capsys, tmp_path):
     assert code == 2 and "choose a new or empty folder" in err
 
 
-@pytest.mark.slow
-def test_the_rehearsal_is_the_simulation(rehearsed):
+def check_simulation(out, method, rounds, **settings):
     """The same rows, columns and seed: the additive models of the sites are those of the simulation."""
     import polars as pl
 
-    out, _ = rehearsed
     own = [sitefile.read(out / "kits" / name / "local" / sitefile.FILE) for name in SITES]
     frame = pl.concat([pl.read_parquet(o.table).with_columns(center=pl.lit(o.site)) for o in own])
     roles = Roles(own[0].label, "center", own[0].patient, own[0].time)
     agreement = Agreement.from_json(json.loads((out / "agreement.json").read_text()))
     together = agreement.prepare(federate(frame, roles, "together", MIN_CLASS))
-    run = simulate(together, "abps-pq-k1", seed=11, rounds=3, settings={"model": "gam"})
+    run = simulate(together, method, seed=11, rounds=rounds, settings={"model": "gam"} | settings)
     stores = {o.site: Store.look(o.store_of("rehearsal")) for o in own}
     models = np.stack([stores[name].model() for name in sorted(SITES)])
-    sent = sum(store.sent_bytes()["weights"] for store in stores.values())
+    sent = sum(store.sent_bytes().get("weights", 0) for store in stores.values())
     for store in stores.values():
         store.close()
     assert models.shape == tuple(run.models.shape)
     np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
     assert sent == run.bytes.directed
+    return run
+
+
+@pytest.mark.slow
+def test_the_rehearsal_is_the_simulation(rehearsed):
+    check_simulation(rehearsed[0], "abps-pq-k1", rounds=3)
+
+
+@pytest.mark.slow
+def test_roll_calls_between_real_processes_are_those_of_the_simulation(tmp_path):
+    """abps-plus: the common model, kin and means by a board among the hospitals, on the engine."""
+    words = ("--method", "abps-plus", "--rounds", "4", "--set", "first=1", "--set", "again=2")
+    out, told = rehearsal(tmp_path / "out", *words)
+    assert told["status"] == "FINISHED:COMPLETED"
+    run = check_simulation(out, "abps-plus", rounds=4, first=1, again=(2,))
+    assert run.heterogeneity is not None  # kin were looked for
 
 
 @pytest.mark.slow
