@@ -155,7 +155,10 @@ def _answered(value: Any) -> object:
             lambda v: answers.report(v, 5, 10**6),
             lambda v: answers.frames(v, 1),
             answers.progress,
-            answers.share,
+            answers.score,
+            answers.loss,
+            lambda v: answers.concluded(v, 5, 10**6),
+            lambda v: answers.exchanged(v, 5, 10**6, 4),
         )
     ]
 

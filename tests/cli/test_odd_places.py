@@ -52,7 +52,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path, capsys, mo
 def test_a_study_may_have_a_name_with_brackets(name, capsys, monkeypatch):
     told = {
         "site": name, "study": name, "method": "abps", "round": 3, "of": 5, "partners": [name],
-        "validation_auroc": None, "rests": {name: 1},
+        "measure": "AUROC", "validation_auroc": None, "rests": {name: 1},
         "alarms": [{"round": 1, "site": name, "statistic": "t"}],
         "bytes_sent": {"total": 10, "model": 10}, "in_doubt": [2],
         "beliefs": [{"peer": name, "mean": 0.5, "observations": 1.0, "partner": 2}],

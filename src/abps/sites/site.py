@@ -1166,8 +1166,10 @@ class Site:
         with self._lock:
             free = self._places.give(partner, peer, self._capacity)
         verdict = f"{'a' if free else 'no'} place with {partner} in round {round}"
-        self._log(peer, "place", len(data), f"asks us, as a witness, for a place with {partner}", sent=False)
-        self._log(peer, "place", CONTROL_MESSAGE, f"as a witness: {verdict}")
+        asked = f"asks us, as a witness, for a place with {partner}"
+        with self.store.together():  # on the disk before the answer leaves
+            self._log(peer, "place", len(data), asked, sent=False)
+            self._log(peer, "place", CONTROL_MESSAGE, f"as a witness: {verdict}")
         said = Message(Kind.ACCEPT, round, 1) if free else Message(Kind.REFUSE, round, 1, protocol.FULL)
         return pack_message(said, self._id)
 
