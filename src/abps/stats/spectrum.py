@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 #: Null draws of all centers together; few centers tell more each. They are most of the bytes of a roll call,
-#: and what they cannot tell apart is not looked at (:func:`directions`).
-DRAWS = 210
-FEWEST_DRAWS, MOST_DRAWS = 6, 64
+#: and what they cannot tell apart is not looked at (:func:`directions`): so many are enough for 75 columns. Of
+#: very few centers nothing could be told apart with more draws either.
+DRAWS = 600
+FEWEST_DRAWS, MOST_DRAWS = 6, 16
 
 #: Directions whose null variance is below this share of the largest are left out: nothing is known there.
 DIM = 0.02
