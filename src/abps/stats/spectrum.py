@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 #: Null draws of all centers together; few centers tell more each. They are most of the bytes of a roll call,
-#: and what they cannot tell apart is not looked at (:func:`directions`): so many are enough for 75 columns. Of
-#: very few centers nothing could be told apart with more draws either.
+#: and what they cannot tell apart is not looked at (:func:`directions`): so many are enough for 75 columns.
+#: Of very few centers nothing could be told apart with more draws either.
 DRAWS = 600
 FEWEST_DRAWS, MOST_DRAWS = 6, 16
 
