@@ -15,10 +15,11 @@ from abps.core.errors import RequestError
 from abps.core.ledger import Traffic, directory
 from abps.core.matching import Rest
 from abps.core.usefulness import Experience, believe
+from abps.learn.metrics import gains
 from abps.learn.training import Training
 from abps.methods.base import grounded
 from abps.methods.catalog import find
-from abps.methods.plus import ABPSPlus, Calling, Public, adopt, associations, gains, judge
+from abps.methods.plus import ABPSPlus, Calling, Public, adopt, associations, judge
 from abps.methods.settings import with_settings
 from abps.simulator.rounds import Course
 
@@ -219,7 +220,7 @@ def test_likeness_counts_where_risks_differ_beyond_chance(here, monkeypatch):
 def test_what_a_change_of_models_gains_on_validation_rows(here):
     before, after = moved(here, 1), moved(here, 2)
     shown = [here.learner.logits(models, here.data.validation) for models in (before, after)]
-    gain, se = gains(here, *shown)
+    gain, se = gains(here.data.validation, *shown)
     for i in range(here.n):
         mine = here.data.validation.only(i)
         lost = [
@@ -230,7 +231,7 @@ def test_what_a_change_of_models_gains_on_validation_rows(here):
         ]
         assert gain[i] == pytest.approx(lost[0] - lost[1], abs=1e-6)
     assert (se > 0).all()
-    assert not gains(here, shown[0], shown[0])[0].any()
+    assert not gains(here.data.validation, shown[0], shown[0])[0].any()
 
 
 def test_a_center_that_loses_by_mixing_asks_more_of_its_peers(here):

@@ -39,6 +39,19 @@ class Relay(Memory):
 LOST = object()
 
 
+class Looking(Relay):
+    """Also keeps the summands as they were before they were masked, which only sites see."""
+
+    def __init__(self, change=lambda name, what, value: value):
+        super().__init__(change)
+        self.taken = {}
+
+    def ask(self, sites, what, *arguments, seconds):
+        if what == "sum_masked":
+            self.taken.update({name: self.sites[name]._summand.copy() for name in sites})
+        return super().ask(sites, what, *arguments, seconds=seconds)
+
+
 def job(given, agreement, folder, rounds, network=None, **more):
     network = network or Relay()
     for name in given.names:
@@ -60,15 +73,8 @@ def test_sites_do_what_the_simulation_does(four, tmp_path, method, settings):
 
 def test_the_conductor_gets_no_summand_and_no_upload(four, tmp_path):
     agreement = four.agreement("fedavg", rounds=1, secure="yes")
-    taken = {}
-
-    class Looking(Relay):
-        def ask(self, sites, what, *arguments, seconds):
-            if what == "sum_masked":
-                taken.update({name: self.sites[name]._summand.copy() for name in sites})
-            return super().ask(sites, what, *arguments, seconds=seconds)
-
     network, _ = job(four, agreement, tmp_path, 1, Looking())
+    taken = network.taken
     masked = {name: np.frombuffer(value, "<u8") for what, name, value in network.seen if what == "sum_masked"}
     assert set(masked) == set(taken) == set(four.names)
     for name, words in masked.items():
@@ -91,15 +97,8 @@ def test_a_site_that_falls_away_is_left_out_of_the_sum(six, tmp_path):
     def lose(name, what, value):
         return LOST if (name, what) == (gone, "sum_masked") else value
 
-    taken = {}
-
-    class Looking(Relay):
-        def ask(self, sites, what, *arguments, seconds):
-            if what == "sum_masked":
-                taken.update({name: self.sites[name]._summand.copy() for name in sites})
-            return super().ask(sites, what, *arguments, seconds=seconds)
-
     network, report = job(six, agreement, tmp_path, 1, Looking(lose))
+    taken = network.taken
     assert report.rounds[0].missing == {gone: "lost"}
     rest = np.stack([taken[name] for name in six.names if name != gone])
     mean = rest.sum(axis=0)[:-1] / rest.sum(axis=0)[-1]

@@ -120,6 +120,20 @@ def row_losses(logits: Segments, labels: Segments) -> Segments:
     return Segments(loss, logits.start)
 
 
+def gains(rows: Rows, before: Segments, after: Segments) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(k,) what a change of models takes off the loss on every center's rows, and its standard error.
+
+    before, after: the models' logits on the rows.
+    """
+    labels = labels_of(rows)
+    gain = row_losses(before, labels).values - row_losses(after, labels).values
+    owner = np.repeat(np.arange(len(rows.sizes)), rows.sizes)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.bincount(owner, weights=gain, minlength=len(rows.sizes)) / rows.sizes
+        square = np.bincount(owner, weights=gain**2, minlength=len(rows.sizes)) / rows.sizes
+        return mean, np.sqrt(np.maximum(square - mean**2, 0.0) / (rows.sizes - 1))
+
+
 def log_loss(logits: Segments, labels: Segments) -> NDArray[np.float64]:
     """(k,) mean binary cross-entropy in nats, or mean loss of another outcome; NaN for an empty group."""
     loss = row_losses(logits, labels).values

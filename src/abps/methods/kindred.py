@@ -44,7 +44,7 @@ from abps.core.peer_effects import PeerEffects, believed
 from abps.core.usefulness import Experience
 from abps.data.prepare import Rows
 from abps.learn import outcomes
-from abps.learn.metrics import Segments, labels_of, row_losses
+from abps.learn.metrics import Segments, gains, labels_of, row_losses
 from abps.learn.mixtures import mixtures
 from abps.learn.training import Objective, Training
 from abps.methods import rollcall
@@ -521,7 +521,7 @@ class Kindred(PeerMethod):
         before, after: the models' logits on validation rows.
         """
         rows = world.data.validation
-        gain, se = gains(world, before, after)
+        gain, se = gains(world.data.validation, before, after)
         # A handful of events on one side says little, and its error still less.
         few = np.minimum(rows.positives(), rows.sizes - rows.positives()) < self.roll.least
         gain = np.where(few, np.nan, gain)
@@ -755,18 +755,3 @@ def mean_losses(world: World, models: Tensor) -> Floats:
     owner = np.repeat(np.arange(world.r), rows.sizes)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.bincount(owner, weights=loss, minlength=world.r) / rows.sizes)
-
-
-def gains(world: World, before: Segments, after: Segments) -> tuple[Floats, Floats]:
-    """(r,) what a change of models takes off the validation log-loss, and its standard error over rows.
-
-    before, after: the models' logits on validation rows.
-    """
-    rows = world.data.validation
-    labels = labels_of(rows)
-    gain = row_losses(before, labels).values - row_losses(after, labels).values
-    owner = np.repeat(np.arange(world.r), rows.sizes)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.bincount(owner, weights=gain, minlength=world.r) / rows.sizes
-        square = np.bincount(owner, weights=gain**2, minlength=world.r) / rows.sizes
-        return mean, np.sqrt(np.maximum(square - mean**2, 0.0) / (rows.sizes - 1))

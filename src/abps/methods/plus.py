@@ -46,7 +46,7 @@ from abps.core.usefulness import (
     standardised,
 )
 from abps.data.prepare import Rows
-from abps.learn.metrics import Segments, auroc, labels_of, row_losses
+from abps.learn.metrics import Segments, auroc, gains, labels_of
 from abps.learn.mixtures import Mixtures, mixtures
 from abps.methods.abps import UTILITIES, trail_of
 from abps.methods.base import Decisions, Kind, Models, Published, Wire, World
@@ -291,7 +291,7 @@ class ABPSPlus(PeerMethod):
         say = helps if self.gated else np.ones_like(helps)
         mixed, after_mix = adopt(world, models, heard.arrived, partners, say)
         met = np.array([len(mine) > 0 for mine in partners])
-        returns = state.returns.observe(met, *gains(world, before.shown, after_mix))
+        returns = state.returns.observe(met, *gains(world.data.validation, before.shown, after_mix))
         answers = after_mix, world.learner.logits(mixed, world.data.test)
         told = np.isfinite(value) & np.isfinite(se)
         worth = Worth(center[told], peer[told], value[told], se[told])
@@ -420,21 +420,6 @@ def own_level(world: World, shown: Segments) -> Floats:
     rows = world.data.validation
     now = auroc(shown, labels_of(rows))
     return now - 0.5 * error_on(rows, np.arange(world.r), now)
-
-
-def gains(world: World, before: Segments, after: Segments) -> tuple[Floats, Floats]:
-    """(r,) what a change of models takes off the validation log-loss, and its standard error over rows.
-
-    before, after: the models' logits on validation rows.
-    """
-    rows = world.data.validation
-    labels = labels_of(rows)
-    gain = row_losses(before, labels).values - row_losses(after, labels).values
-    owner = np.repeat(np.arange(len(rows.sizes)), rows.sizes)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.bincount(owner, weights=gain, minlength=len(rows.sizes)) / rows.sizes
-        square = np.bincount(owner, weights=gain**2, minlength=len(rows.sizes)) / rows.sizes
-        return mean, np.sqrt(np.maximum(square - mean**2, 0.0) / (rows.sizes - 1))
 
 
 def adopt(

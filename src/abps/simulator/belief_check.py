@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from abps.core.peer_effects import PeerEffects, chance
 from abps.data.prepare import Prepared, Rows
-from abps.learn.metrics import Segments, labels_of, row_losses
+from abps.learn.metrics import Segments, gains
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -86,13 +86,7 @@ def looked_at(t: int, n: int, horizon: int) -> bool:
 
 def true_effects(center: Ints, peer: Ints, t: int, before: Segments, after: Segments, rows: Rows) -> Effect:
     """What mixes took off the loss; before, after: logits on the rows, a model per center."""
-    labels = labels_of(rows)
-    gain = row_losses(before, labels).values - row_losses(after, labels).values
-    owner = np.repeat(np.arange(len(rows.sizes)), rows.sizes)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.bincount(owner, weights=gain, minlength=len(rows.sizes)) / rows.sizes
-        square = np.bincount(owner, weights=gain**2, minlength=len(rows.sizes)) / rows.sizes
-        error = np.sqrt(np.maximum(square - mean**2, 0.0) / (rows.sizes - 1))
+    mean, error = gains(rows, before, after)
     return Effect(center, peer, np.full(len(center), t), mean[center], error[center])
 
 
