@@ -65,9 +65,21 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
+def write_secret(path: Path, text: str) -> None:
+    """Write a text file whole that nobody but its owner can read, at no moment."""
+    with replacing(path) as part:
+        part.chmod(0o600)
+        part.write_text(text, encoding="utf-8")
+
+
+def as_json(value: Any) -> str:
+    """JSON as it is written to files: keys in the order given, no NaN (JSON has none)."""
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole, keys in the order given, no NaN (JSON has none)."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write a JSON file whole."""
+    write_text(path, as_json(value))
 
 
 def write_with(path: Path, writer: Callable[[Path], object]) -> None:

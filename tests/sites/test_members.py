@@ -8,16 +8,22 @@ import time
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from abps.core.errors import RequestError
-from abps.sites import excuses, membership
+from abps.sites import excuses, membership, own_key
 from abps.sites.conductor import Conductor, Seconds
 from abps.sites.flare import app, kits
-from abps.sites.flare.authority import FORMER, Authority, replace_papers
+from abps.sites.flare.authority import Authority
 from abps.sites.flare.on_one_machine import own_home
 from abps.sites.flare.submit import connected
 from abps.sites.loopback import Memory
 from abps.sites.membership import Known, Revoked
+from abps.sites.own_key import replace_papers
+from abps.sites.preflight import read_kit
+from abps.sites.signing import FORMER
 
 from .network import close, open_site
 from .processes import LONG, Processes
@@ -119,6 +125,138 @@ def test_who_was_expelled_may_come_back_with_another_key(network, capsys):
     assert told.expelled == () and told.has(old) and serial(network / "south") != old
 
 
+def keys_in(folder) -> list[str]:
+    """Every file under a folder that holds a private key, once for each key."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [
+        str(p.relative_to(folder)) for p in found for _ in range(p.read_bytes().count(b"PRIVATE KEY-----"))
+    ]
+
+
+def test_the_authority_keeps_no_key_of_a_member(network, capsys):
+    """Whoever reads the authority's folder can make members, and cannot be one that there is."""
+    own = ["abps/state/cert.json"] * 2  # the begin and the end of the authority's own
+    assert keys_in(network / "authority") == own
+    assert call(capsys, "site", "rotate", "north", "--kits", network)[0] == 0
+    assert keys_in(network / "authority") == own
+    shutil.move(network / "north", network.parent / "north")  # handed over
+    kits.provision(network, ["north", "south", "east", "west"], "localhost", 18997)
+    assert keys_in(network / "authority") == own
+    assert not (network / "north").exists() and (network / "west" / "startup" / "client.key").is_file()
+    assert (network / "authority").stat().st_mode & 0o777 == 0o700
+    assert (network / "authority" / kits.STATE).stat().st_mode & 0o777 == 0o600
+
+
+def test_kits_say_in_our_words_how_to_start_and_bring_no_other_way(made):
+    """The engine's scripts would start it without our limits on what is received and who is a member."""
+    for kit in (made.relay, made.operator, *made.sites.values()):
+        assert not [p for p in kit.rglob("*") if p.suffix in (".sh", ".ipynb")]
+        (readme,) = kit.rglob("readme.txt")
+        assert "abps site" in readme.read_text() and "start.sh" not in readme.read_text()
+
+
+def test_keys_that_an_earlier_version_kept_are_forgotten(network):
+    path = network / "authority" / kits.STATE
+    state = json.loads(path.read_text())
+    for name in ("north", "localhost"):
+        state[name]["pri_key"] = (network / "south" / "startup" / "client.key").read_text()
+    path.write_text(json.dumps(state))
+    assert len(keys_in(network / "authority")) == 6
+    Authority(network)
+    assert len(keys_in(network / "authority")) == 2
+
+
+def test_a_kit_is_not_made_twice_nor_over_another(network, capsys):
+    authority = (network / "authority" / kits.STATE).read_text()
+    (network / "west").mkdir()
+    with pytest.raises(RequestError, match="move it away"):
+        kits.provision(network, ["north", "south", "east", "west"], "localhost", 18997)
+    assert (network / "authority" / kits.STATE).read_text() == authority
+    Authority(network).revoke("south")
+    with pytest.raises(RequestError, match="south is no kit of a member"):
+        kits.provision(network, ["north", "south"], "localhost", 18997)
+
+
+def test_a_site_makes_its_key_itself(tmp_path, capsys):
+    """From a kit without a key to one that the relay greets; the operator's folder never holds the key."""
+    out, host = tmp_path / "kits", tmp_path / "hospital"
+    made = call(
+        capsys, "site", "provision", "north", "south", "--port", 18994, "--own-keys", "--out", out, "--json"
+    )
+    assert made[0] == 0 and not list((out / "north" / "startup").glob("client.*"))
+    assert (out / "relay" / "startup" / "server.key").is_file()
+    shutil.move(out / "north", host)
+    code, text, _ = call(capsys, "site", "check", host, "--json")
+    told = {c["check"]: c["sentence"] for c in json.loads(text)["checks"]}
+    assert code == 3 and "abps site request" in told["certificate"]
+    request = tmp_path / "north.csr"
+    code, text, _ = call(capsys, "site", "request", host, "--out", request, "--json")
+    asked = json.loads(text)
+    assert code == 0 and not asked["signed"] and "PRIVATE" not in request.read_text()
+    key = host / "startup" / "pending" / "client.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+
+    # Nobody asks in another's name: without the present key, people compare.
+    for fingerprint, words in (
+        ((), "is not signed with the present key of north"),
+        (("--fingerprint", "0" * 32), "not of the same key"),
+        (("--fingerprint", asked["fingerprint"][:9]), "not of the same key"),
+    ):
+        code, _, err = call(capsys, "site", "certify", request, "--kits", out, *fingerprint)
+        assert code == 2 and words in " ".join(err.split())
+    assert not (out / "rotated").exists()
+    certify = ("site", "certify", request, "--kits", out, "--fingerprint", asked["fingerprint"], "--json")
+    code, text, _ = call(capsys, *certify)
+    assert code == 0 and json.loads(text)["member"] == "north"
+    answer = out / "rotated" / "north" / "client.crt"
+    assert keys_in(out / "rotated") == [] and keys_in(out / "authority") == ["abps/state/cert.json"] * 2
+    assert (
+        call(capsys, "site", "install", host, "--certificate", out / "relay" / "startup" / "server.crt")[0]
+        == 2
+    )
+    assert call(capsys, "site", "install", host, "--certificate", answer)[0] == 0
+    assert not key.exists() and (host / "startup" / "client.key").stat().st_mode & 0o777 == 0o600
+    own = x509.load_pem_x509_certificate((host / "startup" / "client.crt").read_bytes())
+    private = load_pem_private_key((host / "startup" / "client.key").read_bytes(), None)
+    assert own.public_key() == private.public_key() and Known(out / "relay").now.certificates
+
+    # With a key, the site asks by itself; a request of another key in its name is refused.
+    code, text, _ = call(capsys, "site", "request", host, "--out", request, "--json")
+    assert json.loads(text)["signed"]
+    foreign = shutil.copytree(out / "south", tmp_path / "foreign")
+    (foreign / "startup" / "fed_client.json").write_bytes((host / "startup" / "fed_client.json").read_bytes())
+    for name in ("client.crt", "client.key"):
+        shutil.copy(out / "operator@federation.example" / "startup" / name, foreign / "startup" / name)
+    call(capsys, "site", "request", foreign, "--out", tmp_path / "false.csr")
+    code, _, err = call(capsys, "site", "certify", tmp_path / "false.csr", "--kits", out)
+    assert code == 2 and "not signed with the present key" in err
+    assert call(capsys, "site", "certify", request, "--kits", out)[0] == 0
+    before = serial(host)
+    assert call(capsys, "site", "install", host, "--certificate", answer)[0] == 0
+    assert serial(host) != before and Known(out / "relay").now.has(before)
+    assert [p.name for p in (host / "startup" / FORMER).glob("*.crt")] == [f"{before:x}.crt"]
+
+
+def test_requests_that_are_none(network, tmp_path, capsys):
+    call(capsys, "site", "request", network / "north", "--out", tmp_path / "north.csr")
+    text = (tmp_path / "north.csr").read_text()
+    (tmp_path / "cut.csr").write_text(text[: len(text) // 3])
+    small = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    signed = small.sign(rsa.generate_private_key(65537, 2048), hashes.SHA256())
+    (tmp_path / "nameless.csr").write_bytes(signed.public_bytes(Encoding.PEM))
+    for name, words in (
+        ("cut.csr", "no request for a certificate"),
+        ("nameless.csr", "one name"),
+        ("none.csr", "cannot be read"),
+    ):
+        code, out, err = call(capsys, "site", "certify", tmp_path / name, "--kits", network)
+        assert code == 2 and words in err and out == ""
+    code, _, err = call(capsys, "site", "request", network / "relay", "--out", tmp_path / "relay.csr")
+    assert code == 2 and "no site's kit" in err and not (tmp_path / "relay.csr").exists()
+    code, _, err = call(capsys, "site", "install", network / "south", "--certificate", tmp_path / "none.crt")
+    assert code == 2 and "has not asked" in err
+
+
 def test_a_member_that_was_expelled_sees_it_in_its_checks(network, capsys):
     code, text, _ = call(capsys, "site", "check", network / "south", "--json")
     assert "membership" not in {c["check"] for c in json.loads(text)["checks"]}
@@ -199,7 +337,7 @@ def until(condition, seconds=LONG):
 
 @pytest.mark.slow
 def test_real_processes_keep_to_the_list(four, tmp_path):
-    """One is expelled while it is connected, one is rotated; a job runs with those that are members."""
+    """One is expelled while it is connected, one makes a new key; a job runs with those that are members."""
     with own_home(tmp_path / "home"):
         federation = Processes(tmp_path, four)
         first, second, third, fourth = four.names
@@ -217,7 +355,10 @@ def test_real_processes_keep_to_the_list(four, tmp_path):
             federation.start(first)  # it cannot come back with the certificate that it has
 
             federation.kill(second)
-            Authority(out).rotate(second)
+            asked = own_key.ask(read_kit(out / second), tmp_path / "second.csr")  # a key that nobody else has
+            done = Authority(out).certify(own_key.read(tmp_path / "second.csr"))
+            own_key.install(read_kit(out / second), done.written[0])
+            assert asked.fingerprint and keys_in(out / "rotated") == []
             federation.start(second)
             federation.wait_for([second, third, fourth], LONG)
             assert first not in connected(operator)
@@ -231,7 +372,7 @@ def test_real_processes_keep_to_the_list(four, tmp_path):
             assert f"registration rejected: the certificate of {first} was revoked" in federation.log(first)
 
             federation.kill(second)
-            federation.start(second, stolen)  # whoever has the old key of a rotated member
+            federation.start(second, stolen)  # whoever has the old key of a member
             until(lambda: f"{second} may not register" in federation.log("relay"))
             until(lambda: "registration rejected" in (stolen / "out.log").read_text(errors="replace"))
         finally:

@@ -169,19 +169,24 @@ def provision(
     host: Annotated[str, typer.Option(help="The DNS name by which sites reach the relay.")] = "localhost",
     port: Annotated[int, typer.Option(help="The one port that the relay listens on.")] = 8002,
     operator: Annotated[str, typer.Option(help="Who submits jobs.")] = "operator@federation.example",
+    own_keys: Annotated[
+        bool, typer.Option("--own-keys", help="Sites make their keys themselves: kits without keys.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Make an authority, certificates and one startup kit for each participant.
 
     Give each hospital its kit and nothing else; keep the folder `authority` to yourself: who has it can make
-    members. Run again with more names to add sites.
+    members. It keeps no member's key: a kit is made once. Run again with more names to add sites.
+
+    With --own-keys a site's kit has no key: the site makes it, and nobody else has it (`abps site request`).
 
     Example: abps site provision north south east west --host relay.example.org --out kits
     """
     need_engine()
     from abps.sites.flare import kits
 
-    made = kits.provision(out, sites, host, port, operator)
+    made = kits.provision(out, sites, host, port, operator, own_keys)
     if as_json:
         kits_of = {name: str(path) for name, path in made.sites.items()}
         typer.echo(json.dumps({"relay": str(made.relay), "operator": str(made.operator), "sites": kits_of}))
@@ -189,7 +194,7 @@ def provision(
     say(f"the relay's kit: {made.relay} (listens on {host}:{port})")
     say(f"the operator's kit: {made.operator}")
     for path in made.sites.values():
-        say(f"a site's kit: {path}")
+        say(f"a site's kit: {path}{'' if path.is_dir() else ' (made before, and not here any more)'}")
     say(f"keep this to yourself: {made.authority}")
 
 

@@ -188,6 +188,10 @@ def versions() -> Check:
 
 def _papers(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
     """Certificates and keys."""
+    if kit.role == "site" and not kit.certificate.exists() and not kit.key.exists():
+        said = "the kit has no key yet; run `abps site request`, and `abps site install` with the answer"
+        yield Check("certificate", State.FAIL, said)
+        return
     try:
         own, root = certificate(kit.certificate), certificate(kit.root)
     except RequestError as error:

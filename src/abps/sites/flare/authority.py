@@ -1,6 +1,7 @@
 """What only the authority can do: give a member a new certificate, and expel one, in a network that goes on.
 
-The authority's folder (``kits/authority``) holds its key and every certificate that it has made.
+The authority's folder (``kits/authority``) holds its own key, and of members the certificate that it made
+last; never a member's key.
 """
 
 from __future__ import annotations
@@ -8,28 +9,25 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serialize_cert, serialize_pri_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from abps import files
 from abps.core.errors import RequestError, nearest
 from abps.sites import membership
 from abps.sites.flare import kits
+from abps.sites.flare.certificates import without_keys
 from abps.sites.membership import Revoked
+from abps.sites.own_key import Request, replace_papers
 from abps.sites.preflight import read_kit
 
 #: Days that a new certificate is good for, if the authority lives as long.
 DAYS = 360
-
-#: Where a kit keeps certificates that were replaced: what was signed with them can still be checked.
-FORMER = "former"
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,13 @@ class Authority:
     def __init__(self, out: Path) -> None:
         self.out = Path(out)
         self.folder = self.out / "authority"
-        self._path = self.folder / "abps" / "state" / "cert.json"
+        self._path = self.folder / kits.STATE
         if not self._path.is_file():
             raise RequestError(f"{out} has no authority; name the folder that `abps site provision` made")
-        self._state: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        self._state = without_keys(found)
+        if self._state != found:  # of an earlier version, which kept every member's key here
+            self._write_state()
         self._root_pem = str(self._state["root_cert"]).encode()
         self._root = x509.load_pem_x509_certificate(self._root_pem)
         self._key: Any = load_pem_private_key(str(self._state["root_pri_key"]).encode(), None)
@@ -74,14 +75,50 @@ class Authority:
         return Change(member, self.folder / membership.FILE, written)
 
     def rotate(self, member: str) -> Change:
-        """Give a member a new key and certificate; the old certificate is not to be trusted any more."""
+        """Give a member a new key and certificate; the old certificate is not to be trusted any more.
+
+        The key is made here and leaves with the folder ``rotated``: to be handed over and deleted. Better is
+        a key that the member made itself (:meth:`certify`).
+        """
+        from nvflare.lighter.utils import generate_keys, serialize_pri_key
+
+        self._certificate(member)
+        private, public = generate_keys()
+        return self._issue(member, public, serialize_pri_key(private).decode("ascii"))
+
+    def certify(self, request: Request, compared: str = "") -> Change:
+        """Give a member a certificate for a key that it has made itself and that nobody else has seen.
+
+        compared: the fingerprint of the request, as the member told it otherwise. It is needed unless the
+        request is signed with the member's present key: whoever can send a file could ask in its name.
+        """
+        present = self._certificate(request.member).public_bytes(Encoding.PEM)
+        if compared and not request.is_called(compared):
+            raise RequestError(
+                f"the request has the fingerprint {request.fingerprint}, not {compared}; it is not of the "
+                "same key: do not certify it, and ask the member for another"
+            )
+        if not compared and not request.signed_by(present):
+            raise RequestError(
+                f"the request is not signed with the present key of {request.member}; let somebody there "
+                "read out its fingerprint over a channel you trust, and name it"
+            )
+        if self._kind(request.member) != "site":
+            raise RequestError(
+                f"{request.member!r} is no site; give the relay or an operator a key by rotating"
+            )
+        return self._issue(request.member, request.public, None)
+
+    def _issue(self, member: str, public: Any, private: str | None) -> Change:
+        """A certificate for a public key, in the folder ``rotated`` and, if it is here, in the kit."""
+        from nvflare.lighter.utils import Identity, generate_cert, serialize_cert
+
         old, kind = self._certificate(member), self._kind(member)
         now = datetime.datetime.now(datetime.UTC)
         end = self._root.not_valid_after_utc
         if end <= now:
             raise RequestError(f"the authority itself ended on {end:%Y-%m-%d}; provision into a new folder")
         until = min(end, now + datetime.timedelta(days=DAYS))
-        private, public = generate_keys()
         role = "project_admin" if kind == "operator" else None
         issuer = self._root.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value
         paper = generate_cert(
@@ -93,18 +130,19 @@ class Authority:
             not_valid_before=now - datetime.timedelta(minutes=5),  # clocks differ
             not_valid_after=until,
         )
-        self._state[member] = {
-            "cert": serialize_cert(paper).decode("ascii"),
-            "pri_key": serialize_pri_key(private).decode("ascii"),
-        }
+        self._state[member] = {"cert": serialize_cert(paper).decode("ascii")}
         self._write_state()
         base = "server" if kind == "relay" else "client"
         place = files.folder(self.out / "rotated" / ("relay" if kind == "relay" else member))
         fresh = [place / f"{base}.crt", place / f"{base}.key"]
         files.write_text(fresh[0], self._state[member]["cert"])
-        _secret(fresh[1], self._state[member]["pri_key"])
+        fresh[1].unlink(missing_ok=True)  # of an earlier rotation
+        if private is None:
+            fresh.pop()
+        else:
+            files.write_secret(fresh[1], private)
         kit = self.out / ("relay" if kind == "relay" else member)
-        if (kit / "startup").is_dir():
+        if private is not None and (kit / "startup").is_dir():
             replace_papers(kit, place)
         written = self._publish(self.revoked().without(member, old.serial_number, expel=False))
         return Change(member, self.folder / membership.FILE, (*fresh, *written), until)
@@ -134,9 +172,7 @@ class Authority:
         return "relay" if member in hosts else "site"
 
     def _write_state(self) -> None:
-        with files.replacing(self._path) as part:
-            part.chmod(0o600)
-            part.write_text(json.dumps(self._state), encoding="utf-8")
+        files.write_secret(self._path, files.as_json(self._state))
 
     def _publish(self, told: Revoked) -> tuple[Path, ...]:
         """Sign the list, keep it, and put it into every kit that is on this machine."""
@@ -146,23 +182,3 @@ class Authority:
         for path in written:
             files.write_text(path, text)
         return written
-
-
-def replace_papers(kit: Path, fresh: Path) -> None:
-    """Put a new certificate and key into a kit; the old certificate is kept, the old key is not."""
-    startup = Path(kit) / "startup"
-    for paper in sorted(Path(fresh).glob("*.crt")):
-        old = startup / paper.name
-        if old.is_file() and old.read_bytes() != paper.read_bytes():
-            serial = x509.load_pem_x509_certificate(old.read_bytes()).serial_number
-            shutil.copy2(old, files.folder(startup / FORMER) / f"{serial:x}.crt")
-        files.write_text(old, paper.read_text(encoding="ascii"))
-    for key in sorted(Path(fresh).glob("*.key")):
-        _secret(startup / key.name, key.read_text(encoding="ascii"))
-
-
-def _secret(path: Path, text: str) -> None:
-    with files.replacing(path) as part:
-        part.chmod(0o600)
-        part.write_text(text, encoding="ascii")
-    path.chmod(0o600)

@@ -33,6 +33,9 @@ ORGANISATION = "federation"
 #: Days that a new authority lives; certificates of members live shorter, and are rotated.
 ROOT_DAYS = 3650
 
+#: Where the authority keeps its key and the members' certificates.
+STATE = Path("abps", "state", "cert.json")
+
 #: Bytes of a log file, and how many are kept.
 LOG_BYTES, LOG_FILES = 5 * 2**20, 5
 
@@ -46,7 +49,7 @@ _CHATTY = (
 _SITE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 _HOST_NAME = re.compile(r"^([A-Za-z0-9-]+\.)*[A-Za-z0-9-]+$")
 _EMAIL = re.compile(r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}$")
-_RESERVED = {"server", "relay", "admin", "all"}
+_RESERVED = {"server", "relay", "admin", "all", "authority", "rotated", "root_cert", "root_pri_key"}
 
 #: Small models gain nothing from more threads, and every thread has memory of its own.
 _LEAN = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -80,17 +83,31 @@ def provision(
     host: str,
     port: int = 8002,
     operator: str = "operator@federation.example",
+    own_keys: bool = False,
 ) -> Network:
     """Make certificates and startup kits; a second call with more sites adds kits and keeps the others.
 
     host: the name by which the sites reach the relay; ``localhost`` keeps everything on this machine.
+    own_keys: sites make their keys themselves (:mod:`abps.sites.own_key`), and their kits bring none.
+
+    A kit is made once. The authority keeps no key of a member, so a kit that is not here any more is left
+    where it is.
     """
     _check(sites, host, port, operator)
+    authority = files.folder(out / "authority")
+    authority.chmod(0o700)  # the authority's key lies here
+    known = _known(authority)
+    kits = {name: out / name for name in (*sites, operator)} | {host: out / "relay"}
+    fresh_kits = {name: kit for name, kit in kits.items() if name not in known}
+    for kit in fresh_kits.values():
+        if kit.exists():
+            raise RequestError(f"{kit} is no kit of a member of this network; move it away, and try again")
     from nvflare.lighter.prov_utils import prepare_builders
     from nvflare.lighter.provision import prepare_project
     from nvflare.lighter.provisioner import Provisioner
 
-    authority = files.folder(out / "authority")
+    from abps.sites.flare.certificates import MemberCertificates
+
     builders: list[dict[str, Any]] = [
         {
             "path": "nvflare.lighter.impl.workspace.WorkspaceBuilder",
@@ -100,7 +117,10 @@ def provision(
             "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
             "args": {"config_folder": "config", "scheme": "grpc"},
         },
-        {"path": "nvflare.lighter.impl.cert.CertBuilder", "args": {"root_valid_days": _root_days(authority)}},
+        {
+            "path": "abps.sites.flare.certificates.MemberCertificates",
+            "args": {"root_valid_days": _root_days(authority), "own_keys": own_keys},
+        },
         {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
     ]
     relay = {"name": host, "type": "server", "org": ORGANISATION, "fed_learn_port": port, "admin_port": port}
@@ -117,35 +137,42 @@ def provision(
     }
     chatter = io.StringIO()
     with contextlib.redirect_stdout(chatter), contextlib.redirect_stderr(chatter):
-        made = Provisioner(str(authority), prepare_builders(project)).provision(prepare_project(project))
+        builds = prepare_builders(project)
+        made = Provisioner(str(authority), builds).provision(prepare_project(project))
     if made.get("build_error"):
         sys.stderr.write(chatter.getvalue())
         raise RequestError(f"{out}: the kits could not be made; see the engine's messages above")
     fresh = Path(made["current_prod_dir"])
-    kits = {name: out / name for name in (*sites, operator)} | {host: out / "relay"}
-    for name, kit in kits.items():
-        if not kit.exists():
-            shutil.copytree(fresh / name, kit)
-            if name != operator:
-                _own_rules(kit)
+    for name, kit in fresh_kits.items():
+        shutil.copytree(fresh / name, kit)
+        _own_readme(kit, "operator" if name == operator else "relay" if name == host else "site")
+        if name != operator:
+            _own_rules(kit)
     shutil.rmtree(fresh)
-    for secret in authority.rglob("*.json"):
-        secret.chmod(0o600)  # the authority's key lies here
-    authority.chmod(0o700)
+    for builder in builds:
+        if isinstance(builder, MemberCertificates):
+            # Last: who is written down here has its kit, which is never made again.
+            files.write_secret(authority / STATE, files.as_json(builder.kept))
     from abps.sites.flare.authority import Authority
 
     Authority(out).readmit(sites)
     return Network(out / "relay", {name: out / name for name in sites}, out / operator, authority)
 
 
+def _known(authority: Path) -> dict[str, Any]:
+    """What the authority has written down: its own certificate, and those of members by their names."""
+    state = authority / STATE
+    return dict(json.loads(state.read_text(encoding="utf-8"))) if state.is_file() else {}
+
+
 def _root_days(authority: Path) -> int:
     """Days of the authority's own certificate: ten years; an authority that is there keeps what it has."""
-    state = authority / "abps" / "state" / "cert.json"
-    if not state.is_file():
+    known = _known(authority)
+    if not known:
         return ROOT_DAYS
     from cryptography import x509
 
-    pem = str(json.loads(state.read_text(encoding="utf-8"))["root_cert"]).encode()
+    pem = str(known["root_cert"]).encode()
     root = x509.load_pem_x509_certificate(pem)
     return (root.not_valid_after_utc - root.not_valid_before_utc).days
 
@@ -167,6 +194,38 @@ def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
         raise RequestError(f"port={port}: choose 1 to 65535")
     if not _EMAIL.match(operator):
         raise RequestError(f"operator={operator!r}: the engine knows operators by e-mail address; give one")
+
+
+#: What to do with a kit, by who has it; said in its readme.
+_README = {
+    "site": """This folder belongs to one hospital. Whoever has its key is this hospital to all others: keep
+it to yourself, and pass nothing of `startup` on.
+
+    abps site init --kit THIS --table stays.parquet --label died     which table is your own; nothing leaves
+    abps site check THIS                                             whether all is ready
+    abps site start THIS                                             runs until it is stopped
+    abps site proposals THIS                                         what you are asked; nothing runs unasked
+    abps site status THIS                                            what was done, and what left
+""",
+    "relay": """This folder belongs to the relay, which carries messages between hospitals.
+
+    abps site check THIS
+    abps site start THIS        runs until it is stopped
+""",
+    "operator": """This folder belongs to the operator, who proposes studies. Keep its key to yourself.
+
+    abps site gather --kit THIS --study NAME --out codebook.json
+    abps site submit --kit THIS --study NAME --codebook codebook.json
+""",
+}
+
+
+def _own_readme(kit: Path, who: str) -> None:
+    """Our own words; and none of the engine's scripts, which would start it without our limits."""
+    for pattern in ("*.sh", "*.ipynb", "readme.txt"):
+        for path in kit.rglob(pattern):
+            path.unlink()
+    files.write_text(kit / "readme.txt", _README[who])
 
 
 def _own_rules(kit: Path) -> None:
