@@ -227,8 +227,7 @@ def targets(place: Path) -> list[Target]:
                 continue
 
     def admitted(data: bytes) -> object:
-        limits = admission.Limits()
-        return admission.admit_weights(data, "bea", ("bea",), 3, codec("bf16"), 40, limits)
+        return admission.admit_weights(data, admission.Origin("bea", ("bea",), 3), codec("bf16"), 40)
 
     forms = (
         Stretch("single", 3),

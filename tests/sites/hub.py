@@ -25,7 +25,8 @@ import torch
 from abps.data.table import own_table
 from abps.sites.agreement import Agreement
 from abps.sites.loopback import answer
-from abps.sites.site import Patience, Site, Unreachable
+from abps.sites.post import Patience, Unreachable
+from abps.sites.site import Site
 from abps.sites.store import Store
 
 from .network import Hospitals

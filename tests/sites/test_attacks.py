@@ -123,8 +123,10 @@ class Poisoned(Memory):
         if site.talks.round < 3:
             return data
         self.hit += 1
-        signs = np.where(np.arange(site.shared) % 2, 1, -1).astype(np.float32)
-        return pack(self.factor * signs, site.codec, site.talks.round, site.sender_id(self.bad))
+        signs = np.where(np.arange(site.outlook.shared) % 2, 1, -1).astype(np.float32)
+        return pack(
+            self.factor * signs, site.outlook.codec, site.talks.round, site.outlook.sender_id(self.bad)
+        )
 
 
 def test_one_huge_message_costs_nobody_anything(six, tmp_path):
@@ -150,12 +152,12 @@ def test_one_huge_message_costs_nobody_anything(six, tmp_path):
 def test_claimed_rows_count_up_to_a_multiple_of_the_own(four, tmp_path):
     network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
     liar, site = sites[0].name, sites[1]
-    site.vectors.pop(liar)
-    vector = sites[0].published.vectors[0].copy()
-    vector[site.published.names.index("log training rows")] = 18.0
+    site.outlook.vectors.pop(liar)
+    vector = sites[0].outlook.published.vectors[0].copy()
+    vector[site.outlook.published.names.index("log training rows")] = 18.0
     site.receive(liar, "vector", pack_vector(vector, 1, center_id(liar)))
-    own = float(site.data.train.sizes[0])
-    assert float(site.world.sizes()[site.members.index(liar)]) == 10 * own
+    own = float(site.outlook.data.train.sizes[0])
+    assert float(site.world.sizes()[site.outlook.members.index(liar)]) == 10 * own
     network2, stars = begun(four, four.agreement("fedavg"), tmp_path / "star")
     stars[0].join(four.names, 1, dict.fromkeys(four.names, 10**30))
     assert float(stars[0].world.sizes().max()) == 10 * float(stars[0].data.train.sizes[0])
@@ -166,9 +168,9 @@ def test_claimed_rows_count_up_to_a_multiple_of_the_own(four, tmp_path):
 def test_a_peer_that_is_refused_too_often_is_not_heard_any_more(four, tmp_path):
     network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
     bad, site = sites[0].name, sites[1]
-    for _ in range(site.limits.refusals):
+    for _ in range(site.outlook.limits.refusals):
         site.receive(bad, "message", b"x")
-    site._turned = True
+    site.outlook.round.turned = True
     proposal = pack_message(Message(Kind.PROPOSE, 1, 1), center_id(bad))
     assert site.receive(bad, "message", proposal) == b""
     assert site.store.refusals()[(bad, "in quarantine")] == 1
@@ -215,7 +217,7 @@ def test_answers_to_what_was_never_asked_end_the_talk(six, tmp_path, kinds):
     agreement = six.agreement("abps-pq-k1", rounds=1)
 
     def told(data):
-        me = network.sites[bad].sender_id(bad)
+        me = network.sites[bad].outlook.sender_id(bad)
         return b"".join(pack_message(Message(k, 1, 99 + i), me) for i, k in enumerate(kinds))
 
     network = Answering(bad, told)
@@ -238,7 +240,7 @@ def test_a_place_taken_and_not_used_costs_a_site_one_round(six, tmp_path):
         def ask(self, sites, what, *arguments, seconds):
             if what == "start" and arguments[0] == "turn":
                 t = arguments[1]
-                proposal = pack_message(Message(Kind.PROPOSE, t, 1), self.sites[bad].sender_id(bad))
+                proposal = pack_message(Message(Kind.PROPOSE, t, 1), self.sites[bad].outlook.sender_id(bad))
                 for name in six.names[1:]:
                     self.sites[name].receive(bad, "message", proposal)
                 sites = [name for name in sites if name != bad]
@@ -273,19 +275,19 @@ class Harvesting(Memory):
 
     def _take(self, site, me, t, step):
         if step == "swap":
-            if site.receive(self.bad, "weights", me._frames[0]):
+            if site.receive(self.bad, "weights", me.outlook.round.frames[0]):
                 self.got.append((t, site.name))
             return
-        proposal = pack_message(Message(Kind.PROPOSE, t, 1), me.sender_id(self.bad))
+        proposal = pack_message(Message(Kind.PROPOSE, t, 1), me.outlook.sender_id(self.bad))
         if site.receive(self.bad, "message", proposal)[:1] == b"\x02":  # it accepts
-            confirm = pack_message(Message(Kind.CONFIRM, t, 1), me.sender_id(self.bad))
+            confirm = pack_message(Message(Kind.CONFIRM, t, 1), me.outlook.sender_id(self.bad))
             site.receive(self.bad, "message", confirm)
 
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_nobody_harvests_the_models_of_many_sites(six, tmp_path, monkeypatch, guarded):
     if not guarded:
-        monkeypatch.setattr("abps.sites.site.WITH_WITNESSES", (9, 9))
+        monkeypatch.setattr("abps.wire.versions.WITH_WITNESSES", (9, 9))
     rounds = 8
     agreement = six.agreement("abps-pq-k1", rounds=rounds)
     order = [agreement.config().turns(11, t, center_ids(six.names))[0] for t in range(1, rounds + 1)]
@@ -298,7 +300,9 @@ def test_nobody_harvests_the_models_of_many_sites(six, tmp_path, monkeypatch, gu
         return
     assert most == 1
     honest = [network.sites[name] for name in six.names if name != bad]
-    assert any(len(site._denied.get(bad, ())) >= 2 and site._owes(bad) for site in honest)
+    assert any(
+        len(site.witnessing.denied.get(bad, ())) >= 2 and site.negotiating.owes(bad) for site in honest
+    )
     met = [len(set(s.store.partners().get(t, ())) - {bad}) for s in honest for t in (rounds - 1, rounds)]
     assert sum(met) >= 4  # and in the end honest sites find each other
     close(network)
@@ -315,7 +319,7 @@ def test_one_witness_that_lies_estranges_nobody(six, tmp_path):
             def carry(peer, what, data):
                 reply = send(peer, what, data)
                 if peer == liar and what == "place":
-                    t, me = self.sites[liar].talks.round, self.sites[liar].sender_id(liar)
+                    t, me = self.sites[liar].talks.round, self.sites[liar].outlook.sender_id(liar)
                     return pack_message(Message(Kind.REFUSE, t, 1, "full"), me)
                 return reply
 
@@ -325,9 +329,9 @@ def test_one_witness_that_lies_estranges_nobody(six, tmp_path):
     network = opened(six, agreement, tmp_path, Denying())
     Conductor(network, agreement, 6, QUICK).run(six.names)
     honest = [network.sites[name] for name in six.names if name != liar]
-    assert any(site._denied for site in honest)
-    assert all(by == {liar} for site in honest for by in site._denied.values())
-    assert not any(site._owes(peer) for site in honest for peer in six.names if peer != site.name)
+    assert any(site.witnessing.denied for site in honest)
+    assert all(by == {liar} for site in honest for by in site.witnessing.denied.values())
+    assert not any(site.negotiating.owes(peer) for site in honest for peer in six.names if peer != site.name)
     weights = [e for site in honest for e in site.store.traffic() if e.kind == "weights" and e.sent]
     assert len(weights) >= 10
     close(network)
@@ -337,12 +341,12 @@ def test_one_witness_that_lies_estranges_nobody(six, tmp_path):
 def test_questions_to_a_witness_that_are_none(six, tmp_path, wrong):
     network, sites = begun(six, six.agreement("abps-pq-k1"), tmp_path)
     site, asker = sites[0], sites[1].name
-    drawn = [n for n in six.names[2:] if site.name in witnesses(11, 1, site.roster, n)]
+    drawn = [n for n in six.names[2:] if site.name in witnesses(11, 1, site.outlook.roster, n)]
     others = [n for n in six.names[2:] if n not in drawn]
     about = {"not the witness": others[0], "of itself": asker, "nobody": "nobody"}.get(wrong, drawn[0])
     data = pack_place(center_id(about), 2 if wrong == "another round" else 1, center_id(asker))
     assert site.receive(asker, "place", data[:-1] if wrong == "short" else data) == b""
-    assert sum(site.store.refusals().values()) == 1 and not site._places.held
+    assert sum(site.store.refusals().values()) == 1 and not site.witnessing.places.held
     good = pack_place(center_id(drawn[0]), 1, center_id(asker))
     assert site.receive(asker, "place", good)[:1] == b"\x02"
     close(network)
@@ -351,14 +355,14 @@ def test_questions_to_a_witness_that_are_none(six, tmp_path, wrong):
 def test_a_frame_is_not_fetched_again_and_again(four, tmp_path):
     network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
     bad, site = sites[0], sites[1]
-    site._turned = True
+    site.outlook.round.turned = True
     proposal, confirm = (
         pack_message(Message(kind, 1, 1), center_id(bad.name)) for kind in (Kind.PROPOSE, Kind.CONFIRM)
     )
     assert site.receive(bad.name, "message", proposal)
     site.receive(bad.name, "message", confirm)
-    got = [site.receive(bad.name, "weights", bad._frames[0]) for _ in range(50)]
-    assert sum(map(bool, got)) == site.limits.fetches
+    got = [site.receive(bad.name, "weights", bad.outlook.round.frames[0]) for _ in range(50)]
+    assert sum(map(bool, got)) == site.outlook.limits.fetches
     close(network)
 
 
@@ -435,8 +439,8 @@ def test_a_liar_is_left_out_and_the_job_goes_on(four, tmp_path, question, lie):
 
 
 def _frame(site, value, round=1):
-    weights = np.full(site.shared, value, dtype=np.float32)
-    return [pack(weights, site.codec, round, site.sender_id(site.name))]
+    weights = np.full(site.outlook.shared, value, dtype=np.float32)
+    return [pack(weights, site.outlook.codec, round, site.outlook.sender_id(site.name))]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 9e5, None])

@@ -11,7 +11,7 @@ import pytest
 from abps.simulator.simulate import simulate
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
-from abps.sites.site import Patience
+from abps.sites.post import Patience
 from abps.sites.steps import BUSY, NEW, Seconds, enough
 
 from .network import agree_about_partners, close, counted_once, open_site
@@ -114,7 +114,7 @@ class Leaving(Memory):
         if what in ("ping", "wake") and self.name in sites and self.name in self.sites and not self.woken:
             rest = [name for name in sites if name != self.name]
             said, failed = super().ask(rest, what, *arguments, seconds=seconds)
-            self.woken = what == "wake" or len(self.sites[self.name].roster) > 1
+            self.woken = what == "wake" or len(self.sites[self.name].outlook.roster) > 1
             self.told.append(what)
             return said | {self.name: NEW if what == "ping" else True}, failed
         return super().ask(sites, what, *arguments, seconds=seconds)
@@ -134,7 +134,7 @@ def test_a_site_that_returns_inside_a_job_joins_a_later_round(six, tmp_path):
     for site in network.sites.values():
         counted_once(site.store)
         # Everybody knows everybody's vector: it has been told its peers' anew, and they its own.
-        assert set(site.vectors) == set(six.names)
+        assert set(site.outlook.vectors) == set(six.names)
     close(network)
 
 
@@ -195,9 +195,9 @@ def test_weights_that_never_come_are_not_waited_for(six, tmp_path):
     agreement = six.agreement("abps-pq-k1", rounds=1)
     network = opened(six, agreement, tmp_path, Parallel(), patience=Patience(swap_seconds=60.0))
     site = network.sites[six.names[0]]
-    site._asked, site._silent = [six.names[1]], set()
-    site.method = six.agreement("gossip").config()
-    waiting = threading.Thread(target=site._wait_for_weights)
+    site.outlook.round.asked, site.outlook.round.silent = [six.names[1]], set()
+    site.outlook.method = six.agreement("gossip").config()
+    waiting = threading.Thread(target=site.swapping.wait)
     waiting.start()
     waiting.join(0.3)
     assert waiting.is_alive()
@@ -215,7 +215,7 @@ def test_what_leaves_is_on_the_disk_before(six, tmp_path):
     seen: list[str] = []
 
     def watch(site):
-        store, carry, sync = site.store, site._send, site.store.sync
+        store, carry, sync = site.store, site.post.send, site.store.sync
 
         def rows() -> int:
             return int(store._rows("SELECT COALESCE(MAX(number), 0) FROM traffic")[0][0])
@@ -235,7 +235,7 @@ def test_what_leaves_is_on_the_disk_before(six, tmp_path):
                 seen.append(what)
             return carry(peer, what, data)
 
-        store.sync, site._send = noted, send
+        store.sync, site.post.send = noted, send
 
     for name in six.names:
         watch(open_site(six, name, agreement, tmp_path, network))

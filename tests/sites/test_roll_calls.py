@@ -73,7 +73,7 @@ def test_sites_do_what_the_simulation_does(kinds, tmp_path, method, settings):
     if method == "abps-plus":
         assert run.heterogeneity.dimensions > 0
         for site in network.sites.values():
-            assert site.method.heterogeneity(site.world, site.state)["p"] == pytest.approx(
+            assert site.outlook.method.heterogeneity(site.world, site.state)["p"] == pytest.approx(
                 run.heterogeneity.p
             )
             if "mixtures" in settings:
@@ -144,7 +144,7 @@ def test_a_site_that_is_away_is_left_out_of_the_count(kinds, tmp_path):
     network, report = job(kinds, agreement, tmp_path, 4, names=there)
     assert report.left_out == {away: "unreachable"}
     for site in network.sites.values():
-        assert away not in {site.members[k] for k in site.state.kin(0)}
+        assert away not in {site.outlook.members[k] for k in site.state.kin(0)}
         assert not np.isnan(site.state.test[0])
     close(network)
 
@@ -159,11 +159,11 @@ def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
     site.reply(3, 0)
 
     def says(sender, told, question=0, round=3):
-        site.receive(sender, "notice", pack_notice(told, round, question, site.sender_id(sender)))
+        site.receive(sender, "notice", pack_notice(told, round, question, site.outlook.sender_id(sender)))
         return site.state
 
     before = site.state
-    count = site.shared
+    count = site.outlook.shared
     good = Numerals.of(np.zeros(count), weights_form(count)).data
     assert says(stranger, good) is before  # not the board
     assert says(board, good, round=2) is before
@@ -180,12 +180,12 @@ def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
     chair = network.sites[board]
     for name in kinds.names:
         network.sites[name].reply(3, 0)
-    huge = site._pack(site.models + 1e4, 6 + 3)
-    chair.receive(site.name, "answer", pack_answer(huge, 3, 0, site.sender_id(site.name)))
+    huge = site.outlook.pack(site.models + 1e4, 6 + 3)
+    chair.receive(site.name, "answer", pack_answer(huge, 3, 0, site.outlook.sender_id(site.name)))
     assert chair.preside(3, 0) == 7
     assert chair.store.refusals()[(site.name, "malformed")] == 1
     other = network.sites[order[1]]
-    other.receive(order[4], "answer", pack_answer(huge, 3, 0, site.sender_id(site.name)))
+    other.receive(order[4], "answer", pack_answer(huge, 3, 0, site.outlook.sender_id(site.name)))
     assert other.store.refusals()[(order[4], "wrong sender")] == 1
     far = network.sites[order[5]]
     far.receive(order[4], "answer", pack_answer(b"", 3, 0, far.sender_id(order[4])))
@@ -202,17 +202,17 @@ def test_kin_that_are_no_members_are_refused(kinds, tmp_path):
         other.begin(4, list(kinds.names))
     site.reply(4, 0)
     columns = len(score_columns(site.world.data.columns))
-    form = (*weights_form(site.shared), Stretch("single", 4), Stretch("share", columns))
-    head = Numerals.of(np.zeros(site.shared + 4 + columns), form).data
+    form = (*weights_form(site.outlook.shared), Stretch("single", 4), Stretch("share", columns))
+    head = Numerals.of(np.zeros(site.outlook.shared + 4 + columns), form).data
 
     def without(*outcast):
-        told = np.concatenate([np.zeros(site.shared + 4 + columns), outcast])
+        told = np.concatenate([np.zeros(site.outlook.shared + 4 + columns), outcast])
         return Numerals.of(told, (*form, Stretch("place", len(outcast)))).data
 
     def says(peer, head=head):
         form = (Stretch("share", 1), Stretch("place", 1), Stretch("share", 1), Stretch("half", 2))
         kin = Numerals.of(np.array([0.0, peer, 1.0, 1.0, 1.0]), form)
-        site.receive(board, "notice", pack_notice(head + kin.data, 4, 0, site.sender_id(board)))
+        site.receive(board, "notice", pack_notice(head + kin.data, 4, 0, site.outlook.sender_id(board)))
         return site.state
 
     before = site.state

@@ -17,7 +17,7 @@ from abps.methods.memory import freeze, thaw
 from abps.simulator.simulate import simulate
 from abps.sites.conductor import Conductor, Seconds
 from abps.sites.loopback import Memory
-from abps.sites.site import Patience, Unreachable
+from abps.sites.post import Patience, Unreachable
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
 from abps.wire.messages import pack_alarm, pack_message, pack_vector, vector_size
@@ -198,7 +198,10 @@ def test_an_alarm_is_told_until_it_is_known_and_counts_once(six, tmp_path):
         for peer, other in stores.items():
             assert {(t, peer) for t, told in other.told() if told == name} <= heard
     site, other = network.sites[deaf], six.names[2]
-    for data, reason in ((pack_alarm(99, site.sender_id(other)), "wrong round"), (b"x" * 16, "malformed")):
+    for data, reason in (
+        (pack_alarm(99, site.outlook.sender_id(other)), "wrong round"),
+        (b"x" * 16, "malformed"),
+    ):
         site.receive(other, "alarm", data)
         assert site.store.refusals()[(other, reason)] == 1
     late = [a.reckoned - a.round for a in stores[deaf].alarms() if a.site != deaf and a.reckoned]
@@ -451,14 +454,14 @@ def test_a_finished_round_does_not_begin_again(pair):
 def test_weights_are_a_confirmation(pair):
     """The confirmation got lost, the weights did not: the match stands at both ends."""
     proposer, receiver = pair
-    send = proposer._send
+    send = proposer.post.send
 
     def losing_confirmations(peer, what, data):
         if what == "message" and data[0] == 4:
             raise Unreachable(peer)
         return send(peer, what, data)
 
-    proposer._send = losing_confirmations
+    proposer.post.send = losing_confirmations
     proposer.turn(1)
     assert proposer.talks.partners == {receiver.name} and receiver.talks.in_doubt == {proposer.name}
     assert proposer.swap(1) == 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from abps.core.protocol import REASONS, Kind, Message
 from abps.core.streams import center_id
 from abps.wire import admission
-from abps.wire.admission import Limits, Reason, Refused, Tally
+from abps.wire.admission import Limits, Origin, Reason, Refused, Tally
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
 from abps.wire.messages import (
@@ -29,6 +29,7 @@ from abps.wire.messages import (
 )
 
 LIMITS = Limits()
+ADA, BEA = (Origin(name, (name,), 3) for name in ("ada", "bea"))
 NAMES = ("positive rate", "log training rows", "mean year / 2030", "prevalence of cci_dementia")
 GOOD = np.array([0.1, 5.2, 1.05, 0.3])
 
@@ -39,7 +40,7 @@ def frame(weights=None, name="bf16", round=3, sender="bea"):
 
 
 def admit(data, peer="bea", partners=("bea",), round=3, name="bf16", count=10):
-    return admission.admit_weights(data, peer, partners, round, codec(name), count, LIMITS)
+    return admission.admit_weights(data, Origin(peer, partners, round), codec(name), count)
 
 
 def test_a_partners_frame_is_let_in():
@@ -80,8 +81,8 @@ def test_a_bad_frame_is_refused_for_its_reason(data, arguments, reason):
 def test_arbitrary_bytes_never_get_further_than_refused(data):
     for check in (
         lambda: admit(data),
-        lambda: admission.admit_message(data, "bea", ("bea",), 3, LIMITS),
-        lambda: admission.admit_vector(data, "bea", ("bea",), NAMES),
+        lambda: admission.admit_message(data, BEA),
+        lambda: admission.admit_vector(data, BEA, NAMES),
     ):
         with pytest.raises(Refused):
             check()
@@ -118,7 +119,7 @@ def test_a_message_that_is_none(data):
 def test_messages_are_for_members_of_this_round_or_one_to_settle():
     def ask(round, peer="bea", sender="bea"):
         data = pack_message(Message(Kind.PROPOSE, round, 1), center_id(sender))
-        return admission.admit_message(data, peer, ("ada", "bea"), 5, LIMITS)
+        return admission.admit_message(data, Origin(peer, ("ada", "bea"), 5))
 
     assert ask(5).round == 5
     assert ask(2).round == 2  # settled from the record of round 2
@@ -141,7 +142,7 @@ def test_a_plausible_vector_is_let_in_and_costs_what_the_ledger_says():
     data = vector(GOOD)
     assert len(data) == vector_size(4) == 16 + 4 * 4
     np.testing.assert_array_equal(
-        admission.admit_vector(data, "bea", ("bea",), NAMES), GOOD.astype(np.float32).astype(np.float64)
+        admission.admit_vector(data, BEA, NAMES), GOOD.astype(np.float32).astype(np.float64)
     )
 
 
@@ -153,7 +154,7 @@ def test_an_implausible_vector_is_refused(at, value):
     bad = GOOD.copy()
     bad[at] = value
     with pytest.raises(Refused) as caught:
-        admission.admit_vector(vector(bad), "bea", ("bea",), NAMES)
+        admission.admit_vector(vector(bad), BEA, NAMES)
     assert caught.value.reason is Reason.METADATA and NAMES[at] in caught.value.detail
 
 
@@ -168,7 +169,7 @@ def test_an_implausible_vector_is_refused(at, value):
 )
 def test_a_vector_of_the_wrong_form_is_refused(data, members, reason):
     with pytest.raises(Refused) as caught:
-        admission.admit_vector(data, "bea", members, NAMES)
+        admission.admit_vector(data, Origin("bea", members), NAMES)
     assert caught.value.reason is reason
 
 
@@ -213,37 +214,37 @@ def test_associations_have_a_range_of_their_own(value, passes):
     names = (*NAMES, "association of age")
     data = pack_vector(np.append(GOOD, value), 1, center_id("bea"))
     if passes:
-        assert admission.admit_vector(data, "bea", ("bea",), names)[-1] == value
+        assert admission.admit_vector(data, BEA, names)[-1] == value
     else:
         with pytest.raises(Refused, match="association of age"):
-            admission.admit_vector(data, "bea", ("bea",), names)
+            admission.admit_vector(data, BEA, names)
 
 
 @given(st.binary(max_size=40))
 def test_only_an_alarm_passes_as_an_alarm(data):
     """Whatever the bytes: the round of a well-formed alarm of this member, or refused with a reason."""
-    assert admission.admit_alarm(pack_alarm(7, center_id("bea")), "bea", ("bea",), 9) == 7
+    assert admission.admit_alarm(pack_alarm(7, center_id("bea")), BEA, 9) == 7
     with pytest.raises(Refused):
-        admission.admit_alarm(data, "bea", ("bea",), 9)
+        admission.admit_alarm(data, BEA, 9)
     for peer, rounds, reason in (("eve", 9, Reason.STRANGER), ("bea", 6, Reason.ROUND)):
         with pytest.raises(Refused) as refused:
-            admission.admit_alarm(pack_alarm(7, center_id("bea")), peer, ("bea",), rounds)
+            admission.admit_alarm(pack_alarm(7, center_id("bea")), Origin(peer, ("bea",)), rounds)
         assert refused.value.reason == reason
 
 
 def test_requests_and_notes_are_of_this_round_and_of_their_kind():
     ada = center_id("ada")
-    assert admission.admit_request(pack_request(3, ada), "ada", ("ada",), 3) is None
-    assert admission.admit_note(pack_note(12.5, 3), "ada", 3) == 12.5
+    assert admission.admit_request(pack_request(3, ada), Origin("ada", ("ada",), 3)) is None
+    assert admission.admit_note(pack_note(12.5, 3), ADA) == 12.5
     for wrong, reason in (
-        (lambda: admission.admit_request(pack_request(3, ada), "eve", ("ada",), 3), Reason.STRANGER),
-        (lambda: admission.admit_request(pack_request(3, ada), "eve", ("eve",), 3), Reason.SENDER),
-        (lambda: admission.admit_request(pack_request(2, ada), "ada", ("ada",), 3), Reason.ROUND),
-        (lambda: admission.admit_request(pack_alarm(3, ada), "ada", ("ada",), 3), Reason.MALFORMED),
-        (lambda: admission.admit_note(pack_note(1.0, 2), "ada", 3), Reason.ROUND),
-        (lambda: admission.admit_note(pack_note(math.nan, 3), "ada", 3), Reason.MALFORMED),
-        (lambda: admission.admit_note(pack_request(3, ada), "ada", 3), Reason.MALFORMED),
-        (lambda: admission.admit_note(b"", "ada", 3), Reason.MALFORMED),
+        (lambda: admission.admit_request(pack_request(3, ada), Origin("eve", ("ada",), 3)), Reason.STRANGER),
+        (lambda: admission.admit_request(pack_request(3, ada), Origin("eve", ("eve",), 3)), Reason.SENDER),
+        (lambda: admission.admit_request(pack_request(2, ada), Origin("ada", ("ada",), 3)), Reason.ROUND),
+        (lambda: admission.admit_request(pack_alarm(3, ada), Origin("ada", ("ada",), 3)), Reason.MALFORMED),
+        (lambda: admission.admit_note(pack_note(1.0, 2), ADA), Reason.ROUND),
+        (lambda: admission.admit_note(pack_note(math.nan, 3), ADA), Reason.MALFORMED),
+        (lambda: admission.admit_note(pack_request(3, ada), ADA), Reason.MALFORMED),
+        (lambda: admission.admit_note(b"", ADA), Reason.MALFORMED),
     ):
         with pytest.raises(Refused) as caught:
             wrong()

@@ -48,11 +48,13 @@ from abps.methods.star import (
 )
 from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
-from abps.sites.site import BOARDS, CONDUCTOR, masking_context
+from abps.sites.masked_sums import masking_context
+from abps.sites.post import CONDUCTOR
+from abps.sites.roll_calls import BOARDS
 from abps.sites.steps import BUSY, NEW, Line, Seconds, decided, started
 from abps.sites.trials import Which
 from abps.wire import versions
-from abps.wire.admission import Limits, Refused, admit_note, admit_weights
+from abps.wire.admission import Limits, Origin, Refused, admit_note, admit_weights
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size, pack, unpack
 
@@ -672,19 +674,11 @@ class Conductor:
         for name, sent in frames.items():
             try:
                 if method.noted:
-                    notes[name] = admit_note(sent[-1], name, t)
+                    notes[name] = admit_note(sent[-1], Origin(name, (name,), t))
+                numbers = [method.number(k, t, layout) for k in range(method.messages)]
+                origins = [Origin(name, (name,), n, sender_id=self.sender_id) for n in numbers]
                 came[name] = [
-                    admit_weights(
-                        data,
-                        name,
-                        (name,),
-                        method.number(k, t, layout),
-                        agreed,
-                        count,
-                        Limits(),
-                        self.sender_id,
-                    )
-                    for k, data in enumerate(sent[: method.messages])
+                    admit_weights(data, origin, agreed, count) for data, origin in zip(sent, origins)
                 ]
             except Refused as refused:
                 lies[name] = f"its weights were refused ({refused.reason})"

@@ -12,7 +12,8 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.sites import excuses
 from abps.sites.excuses import Declined
-from abps.sites.site import Site, Unreachable
+from abps.sites.post import Unreachable
+from abps.sites.site import Site
 from abps.sites.steps import OPEN
 
 #: Called with (sender, receiver, what) before a payload and, with ``back=True``, before its answer;
@@ -84,7 +85,7 @@ class Memory:
 def answer(site: Site, what: str, arguments: Sequence[Any]) -> Any:
     """What a site says to the conductor; long work is done at once here."""
     if what == "ping":
-        return True if len(site.roster) > 1 else OPEN
+        return True if len(site.outlook.roster) > 1 else OPEN
     if what == "wake":
         return True
     if what == "start":

@@ -128,37 +128,54 @@ def meter(limits: Limits, now: float) -> Meter:
 SenderId = Callable[[str], int]
 
 
-def admit_message(
-    data: bytes,
-    peer: str,
-    members: Collection[str],
-    round: int,
-    limits: Limits,
-    sender_id: SenderId = center_id,
-) -> Message:
+@dataclass(frozen=True)
+class Origin:
+    """Where something came from, and what is let in from there.
+
+    peer: whom the channel authenticated.  heard: who may say such a thing at all.  round: the one that it is
+    here.  sender_id: the number by which a peer must name itself.
+    """
+
+    peer: str
+    heard: Collection[str]
+    round: int = 0
+    limits: Limits = Limits()
+    sender_id: SenderId = center_id
+
+    def member(self) -> None:
+        """Only members of the federation are heard."""
+        if self.peer not in self.heard:
+            raise Refused(self.peer, Reason.STRANGER, "it is not in this federation")
+
+    def sent_by(self, sender: int) -> None:
+        """The claimed sender must be the one that the channel authenticated, in this study and job."""
+        if sender != self.sender_id(self.peer):
+            raise Refused(
+                self.peer, Reason.SENDER, f"it speaks for another center, study or job ({sender:#x})"
+            )
+
+    def same_round(self, told: int, what: str) -> None:
+        """What belongs to a round must be of the one that it is here."""
+        if told != self.round:
+            raise Refused(self.peer, Reason.ROUND, f"{what} round {told}, here it is {self.round}")
+
+
+def admit_message(data: bytes, origin: Origin) -> Message:
     """A message of the matching protocol from a member, of this round or an earlier one."""
-    _is_member(peer, members)
-    with _readable(peer):
+    origin.member()
+    with _readable(origin.peer):
         message, sender = unpack_message(data)
-    _sent_by(peer, sender, sender_id)
-    if not max(1, round - limits.rounds_back) <= message.round <= round:
-        raise Refused(peer, Reason.ROUND, f"round {message.round}, here it is {round}")
+    origin.sent_by(sender)
+    if not max(1, origin.round - origin.limits.rounds_back) <= message.round <= origin.round:
+        raise Refused(origin.peer, Reason.ROUND, f"round {message.round}, here it is {origin.round}")
     return message
 
 
-def admit_weights(
-    data: bytes,
-    peer: str,
-    partners: Collection[str],
-    round: int,
-    codec: Codec,
-    count: int,
-    limits: Limits,
-    sender_id: SenderId = center_id,
-) -> NDArray[np.float32]:
-    """(count,) the weights of a partner's frame for this round."""
-    if peer not in partners:
-        raise Refused(peer, Reason.NOT_PARTNER, f"no partner in round {round}")
+def admit_weights(data: bytes, origin: Origin, codec: Codec, count: int) -> NDArray[np.float32]:
+    """(count,) the weights of a frame for this round; heard are partners alone."""
+    peer, limits = origin.peer, origin.limits
+    if peer not in origin.heard:
+        raise Refused(peer, Reason.NOT_PARTNER, f"no partner in round {origin.round}")
     wanted = frame_size(codec, count)
     if len(data) > wanted:
         raise Refused(peer, Reason.SIZE, f"{len(data)} bytes, expected {wanted}")
@@ -166,9 +183,9 @@ def admit_weights(
         frame = unpack(data)
     except FrameError as error:
         raise Refused(peer, Reason.MALFORMED, str(error)) from error
-    _sent_by(peer, frame.sender, sender_id)
-    if frame.round != round:
-        raise Refused(peer, Reason.ROUND, f"round {frame.round}, here it is {round}")
+    origin.sent_by(frame.sender)
+    if frame.round != origin.round:
+        raise Refused(peer, Reason.ROUND, f"round {frame.round}, here it is {origin.round}")
     if frame.codec != codec.name:
         raise Refused(peer, Reason.CODEC, f"{frame.codec}, agreed is {codec.name}")
     if frame.weights.shape != (count,):
@@ -207,137 +224,93 @@ def plausible(names: tuple[str, ...]) -> tuple[Range, ...]:
     return tuple(DIFFERENCE if name.startswith(ASSOCIATION) else known.get(name, SHARE) for name in names)
 
 
-def admit_vector(
-    data: bytes,
-    peer: str,
-    members: Collection[str],
-    names: tuple[str, ...],
-    sender_id: SenderId = center_id,
-) -> NDArray[np.float64]:
+def admit_vector(data: bytes, origin: Origin, names: tuple[str, ...]) -> NDArray[np.float64]:
     """(k,) a member's metadata vector, every entry within its plausible range."""
-    _is_member(peer, members)
-    with _readable(peer):
+    origin.member()
+    with _readable(origin.peer):
         vector, _, sender = unpack_vector(data)
-    _sent_by(peer, sender, sender_id)
+    origin.sent_by(sender)
     if len(vector) != len(names):
-        raise Refused(peer, Reason.SHAPE, f"{len(vector)} entries, expected {len(names)}")
+        raise Refused(origin.peer, Reason.SHAPE, f"{len(vector)} entries, expected {len(names)}")
     for name, value, allowed in zip(names, vector.tolist(), plausible(names)):
         # Published as float32: the ends of a range may be off by its last digit.
         if not allowed.low - 1e-6 <= value <= allowed.high + 1e-6:
             raise Refused(
-                peer,
+                origin.peer,
                 Reason.METADATA,
                 f"{name} is {value:g}, plausible is {allowed.low:g} to {allowed.high:g}",
             )
     return vector
 
 
-def admit_alarm(
-    data: bytes, peer: str, members: Collection[str], rounds: int, sender_id: SenderId = center_id
-) -> int:
+def admit_alarm(data: bytes, origin: Origin, rounds: int) -> int:
     """The round in which a member raised its alarm, one of the study's ``rounds``."""
-    _is_member(peer, members)
-    with _readable(peer):
+    origin.member()
+    with _readable(origin.peer):
         round, sender = unpack_alarm(data)
-    _sent_by(peer, sender, sender_id)
+    origin.sent_by(sender)
     if not 1 <= round <= rounds:
-        raise Refused(peer, Reason.ROUND, f"an alarm of round {round}, the study has {rounds}")
+        raise Refused(origin.peer, Reason.ROUND, f"an alarm of round {round}, the study has {rounds}")
     return round
 
 
-def admit_request(
-    data: bytes, peer: str, members: Collection[str], round: int, sender_id: SenderId = center_id
-) -> None:
+def admit_request(data: bytes, origin: Origin) -> None:
     """A member's wish to hear this center in this round."""
-    _is_member(peer, members)
-    with _readable(peer):
+    origin.member()
+    with _readable(origin.peer):
         wanted, sender = unpack_request(data)
-    _sent_by(peer, sender, sender_id)
-    if wanted != round:
-        raise Refused(peer, Reason.ROUND, f"a request in round {wanted}, here it is {round}")
+    origin.sent_by(sender)
+    origin.same_round(wanted, "a request in")
 
 
-def admit_place(
-    data: bytes, peer: str, members: Collection[str], round: int, sender_id: SenderId = center_id
-) -> int:
+def admit_place(data: bytes, origin: Origin) -> int:
     """The number of the partner for whom a member asks this center, as a witness of this round."""
-    _is_member(peer, members)
-    with _readable(peer):
+    origin.member()
+    with _readable(origin.peer):
         partner, asked, sender = unpack_place(data)
-    _sent_by(peer, sender, sender_id)
-    if asked != round:
-        raise Refused(peer, Reason.ROUND, f"asked in round {asked}, here it is {round}")
+    origin.sent_by(sender)
+    origin.same_round(asked, "asked in")
     return partner
 
 
-def admit_head(
-    data: bytes, peer: str, members: Collection[str], sender_id: SenderId
-) -> tuple[int, bytes, bytes, int]:
+def admit_head(data: bytes, origin: Origin) -> tuple[int, bytes, bytes, int]:
     """The head of a log that a member tells: rows, digest, signature and round. It does not say whose."""
-    _is_member(peer, members)
-    with _readable(peer):
+    origin.member()
+    with _readable(origin.peer):
         rows, digest, signature, round, sender = unpack_head(data)
-    _sent_by(peer, sender, sender_id)
+    origin.sent_by(sender)
     return rows, digest, signature, round
 
 
-def admit_note(data: bytes, peer: str, round: int) -> float:
+def admit_note(data: bytes, origin: Origin) -> float:
     """The number that a partner sent with its weights in this round."""
-    with _readable(peer):
+    with _readable(origin.peer):
         value, told = unpack_note(data)
-    if told != round:
-        raise Refused(peer, Reason.ROUND, f"a note of round {told}, here it is {round}")
+    origin.same_round(told, "a note of")
     return value
 
 
-def admit_answer(
-    data: bytes,
-    peer: str,
-    members: Collection[str],
-    round: int,
-    limits: Limits,
-    sender_id: SenderId = center_id,
-) -> tuple[bytes, int]:
+def admit_answer(data: bytes, origin: Origin) -> tuple[bytes, int]:
     """What a member answers to a roll call of this round, and to which question."""
-    return _admit_said(data, peer, members, round, limits, sender_id, unpack_answer)
+    return _admit_said(data, origin, unpack_answer)
 
 
-def admit_notice(
-    data: bytes,
-    peer: str,
-    members: Collection[str],
-    round: int,
-    limits: Limits,
-    sender_id: SenderId = center_id,
-) -> tuple[bytes, int]:
+def admit_notice(data: bytes, origin: Origin) -> tuple[bytes, int]:
     """What the board of this round tells, and after which question."""
-    return _admit_said(data, peer, members, round, limits, sender_id, unpack_notice)
+    return _admit_said(data, origin, unpack_notice)
 
 
 def _admit_said(
-    data: bytes,
-    peer: str,
-    members: Collection[str],
-    round: int,
-    limits: Limits,
-    sender_id: SenderId,
-    unpacked: Callable[[bytes], tuple[bytes, int, int, int]],
+    data: bytes, origin: Origin, unpacked: Callable[[bytes], tuple[bytes, int, int, int]]
 ) -> tuple[bytes, int]:
-    _is_member(peer, members)
-    if len(data) > limits.said:
-        raise Refused(peer, Reason.SIZE, f"{len(data)} bytes, at most {limits.said}")
-    with _readable(peer):
+    origin.member()
+    if len(data) > origin.limits.said:
+        raise Refused(origin.peer, Reason.SIZE, f"{len(data)} bytes, at most {origin.limits.said}")
+    with _readable(origin.peer):
         said, told, question, sender = unpacked(data)
-    _sent_by(peer, sender, sender_id)
-    if told != round:
-        raise Refused(peer, Reason.ROUND, f"said in round {told}, here it is {round}")
+    origin.sent_by(sender)
+    origin.same_round(told, "said in")
     return said, question
-
-
-def _is_member(peer: str, members: Collection[str]) -> None:
-    """Only members of the federation are heard."""
-    if peer not in members:
-        raise Refused(peer, Reason.STRANGER, "it is not in this federation")
 
 
 @contextmanager
@@ -347,9 +320,3 @@ def _readable(peer: str) -> Iterator[None]:
         yield
     except MessageError as error:
         raise Refused(peer, Reason.MALFORMED, str(error)) from error
-
-
-def _sent_by(peer: str, sender: int, sender_id: SenderId) -> None:
-    """The claimed sender must be the one that the channel authenticated, in this study and job."""
-    if sender != sender_id(peer):
-        raise Refused(peer, Reason.SENDER, f"it speaks for another center, study or job ({sender:#x})")

@@ -20,6 +20,12 @@ NEWEST = (1, 2)
 
 Version = tuple[int, int]
 
+#: The first version in which weights bring the head of the sender's log.
+WITH_HEADS = (1, 1)
+
+#: The first in which weights leave only if the partner's witness says that it has a place.
+WITH_WITNESSES = (1, 2)
+
 #: What is spoken by a site that does not say what it speaks.
 OLDEST = (1, 0)
 
@@ -34,7 +40,7 @@ def sender_ids(version: Version, study: str, job: str) -> Callable[[str], int]:
 
     What is bound to a study and a job cannot be passed off as part of another.
     """
-    if version < (1, 1):
+    if version < WITH_HEADS:
         return center_id
 
     def bound(name: str) -> int:

@@ -305,8 +305,9 @@ class FlareSite:
 
         from abps.sites import signing, trials
         from abps.sites.consent import Consent
+        from abps.sites.post import Patience
         from abps.sites.proposal import Signed
-        from abps.sites.site import Patience, Site
+        from abps.sites.site import Site
         from abps.sites.store import Store
 
         torch.set_num_threads(own.threads)
@@ -356,7 +357,7 @@ class FlareSite:
 
     def _carry(self, peer: str, what: str, data: bytes) -> bytes:
         """Bytes to a peer and its answer back, encrypted end to end where there are certificates."""
-        from abps.sites.site import Unreachable
+        from abps.sites.post import Unreachable
 
         proxy = self._peers.get(peer)
         if proxy is None or self._expelled(peer):

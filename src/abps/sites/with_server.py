@@ -1,0 +1,97 @@
+"""A site's part in a study with a server: what it uploads, once in a round, and what it takes back."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from abps.core.errors import RequestError
+from abps.methods.star import StarMethod
+from abps.sites.gate import Gate
+from abps.sites.outlook import Outlook
+from abps.sites.post import CONDUCTOR, Post
+from abps.wire import admission
+from abps.wire.admission import Refused
+from abps.wire.messages import pack_note
+
+
+class WithServer:
+    """The line between a site and the server of its study; other studies have none."""
+
+    def __init__(self, outlook: Outlook, post: Post, gate: Gate) -> None:
+        self.outlook, self.post, self.gate = outlook, post, gate
+        self.begin()
+
+    def begin(self) -> None:
+        """A round begins."""
+        self.down: tuple[Tensor, ...] = ()
+
+    @property
+    def method(self) -> StarMethod:
+        """The method, of a study with a server."""
+        return cast(StarMethod, self.outlook.method)
+
+    def messages(self, before: Any, trained: Any, round: int) -> tuple[Tensor, ...]:
+        """(1, shared) each: what this site has to say to the server after its training."""
+        messages = tuple(self.method.upload(self.outlook.world, before, trained, round))
+        if {message.shape[1] for message in messages} != {self.outlook.shared}:
+            raise RequestError(
+                f"{self.outlook.agreement.method!r} sends {[message.shape[1] for message in messages]} "
+                f"numbers; between sites a message has the {self.outlook.shared} shared weights"
+            )
+        return messages
+
+    def frames(self, messages: tuple[Tensor, ...], trained: Any, round: int) -> list[bytes]:
+        """The same in the codec of the study, and the number that goes with it, if there is one."""
+        world = self.outlook.world
+        layout = world.learner.layout
+        frames = [
+            self.outlook.pack(message, self.method.number(k, round, layout))
+            for k, message in enumerate(messages)
+        ]
+        if self.method.noted:
+            frames.append(pack_note(float(self.method.note(world, trained)[0]), round))
+        return frames
+
+    def upload(self, round: int) -> list[bytes]:
+        """What this site sends to the server, once in a round."""
+        outlook, now = self.outlook, self.outlook.round
+        if outlook.method.kind != "star":
+            raise RequestError(
+                f"{outlook.agreement.method!r} has no server: {outlook.name} sends it no weights"
+            )
+        if now.resting:
+            return []
+        with outlook.lock:
+            frames = outlook.need(round, now.frames or None, "weights that the server has not got")
+            now.frames = []
+        for k, frame in enumerate(frames):
+            what = "weights" if k < self.method.messages else "note"
+            self.post.log(CONDUCTOR, what, len(frame), f"for the server of the study, in round {round}")
+        return frames
+
+    def download(self, round: int, frames: list[bytes]) -> None:
+        """What the server sends back."""
+        outlook = self.outlook
+        if outlook.method.kind != "star":
+            raise RequestError(
+                f"{outlook.agreement.method!r} has no server: {outlook.name} takes no weights from it"
+            )
+        outlook.need(round, outlook.round.trained, "a trained model")
+        layout, start = outlook.world.learner.layout, outlook.world.learner.start
+        counts = self.method.answers(layout)
+        down = []
+        try:
+            for k, (count, data) in enumerate(zip(counts, frames)):
+                origin = outlook.origin(CONDUCTOR, (CONDUCTOR,), self.method.number(k, round, layout))
+                weights = admission.admit_weights(data, origin, outlook.codec, count)
+                down.append(torch.from_numpy(weights) + self.method.line.base(start, count))
+                why = f"the server's answer in round {round}"
+                self.post.log(CONDUCTOR, "weights", len(data), why, sent=False)
+        except Refused as refused:
+            self.gate.note(refused)
+            return
+        if len(down) == len(counts) == len(frames):
+            self.down = tuple(down)
