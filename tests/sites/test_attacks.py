@@ -15,10 +15,11 @@ from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id, center_ids
 from abps.sites import excuses
-from abps.sites.conductor import Conductor, Seconds, _far_ahead
+from abps.sites.conductor import Conductor, _far_ahead
 from abps.sites.loopback import Memory
 from abps.sites.proposal import Proposal, Signed
 from abps.sites.sitefile import SiteFile
+from abps.sites.steps import Seconds
 from abps.sites.store import Store
 from abps.sites.witness import witnesses
 from abps.wire.frames import pack
@@ -160,7 +161,7 @@ def test_claimed_rows_count_up_to_a_multiple_of_the_own(four, tmp_path):
     assert float(site.world.sizes()[site.outlook.members.index(liar)]) == 10 * own
     network2, stars = begun(four, four.agreement("fedavg"), tmp_path / "star")
     stars[0].join(four.names, 1, dict.fromkeys(four.names, 10**30))
-    assert float(stars[0].world.sizes().max()) == 10 * float(stars[0].data.train.sizes[0])
+    assert float(stars[0].world.sizes().max()) == 10 * float(stars[0].outlook.data.train.sizes[0])
     close(network)
     close(network2)
 

@@ -12,9 +12,11 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.sites import audit
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
-from abps.sites.store import Entry, Finished, Store
+from abps.sites.records import Entry, Finished
+from abps.sites.steps import Seconds
+from abps.sites.store import Store
 
 from .network import agree_about_partners, close, counted_once, open_site
 

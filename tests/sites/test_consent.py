@@ -12,7 +12,7 @@ from abps.cli.main import main
 from abps.cli.site_options import own_file
 from abps.core.errors import RequestError
 from abps.sites import consent, excuses
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.consent import Consent, Verdict
 from abps.sites.excuses import Declined, Excuse
 from abps.sites.journal import Journal
@@ -21,6 +21,7 @@ from abps.sites.policy import Policy
 from abps.sites.proposal import Proposal, Signed, sign
 from abps.sites.signing import root, signer
 from abps.sites.sitefile import SiteFile
+from abps.sites.steps import Seconds
 
 from .network import OPEN, close, open_site
 

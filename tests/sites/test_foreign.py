@@ -12,8 +12,9 @@ from abps import simulate
 from abps.core.errors import RequestError
 from abps.sites import sitefile
 from abps.sites.agreement import Agreement
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
+from abps.sites.steps import Seconds
 
 from .network import close, open_site
 

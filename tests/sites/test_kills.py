@@ -9,7 +9,8 @@ from functools import partial
 
 import pytest
 
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
+from abps.sites.steps import Seconds
 from abps.sites.store import Store
 
 from .hub import Hub, RelayGone

@@ -10,10 +10,11 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.simulator.simulate import simulate
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
 from abps.sites.masking import Masking
 from abps.sites.signing import signer
+from abps.sites.steps import Seconds
 
 from .network import close, open_site
 

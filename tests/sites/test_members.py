@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 
 from abps.core.errors import RequestError
 from abps.sites import excuses, membership, own_key
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.flare import app, kits
 from abps.sites.flare.authority import Authority
 from abps.sites.flare.on_one_machine import own_home
@@ -24,6 +24,7 @@ from abps.sites.membership import Known, Revoked
 from abps.sites.own_key import replace_papers
 from abps.sites.preflight import read_kit
 from abps.sites.signing import FORMER
+from abps.sites.steps import Seconds
 
 from .network import close, open_site
 from .processes import LONG, Processes

@@ -19,13 +19,14 @@ from abps.methods.settings import configure
 from abps.privacy.small_counts import FLOOR
 from abps.simulator.simulate import simulate
 from abps.sites.agreement import Agreement
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
 from abps.sites.preview import preview
 from abps.sites.proposal import Proposal
 from abps.sites.site import Site
 from abps.sites.sitefile import SiteFile, read
 from abps.sites.status import summary
+from abps.sites.steps import Seconds
 from abps.sites.store import Store
 
 from .network import close

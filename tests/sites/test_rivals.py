@@ -9,8 +9,9 @@ from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.methods.catalog import CATALOG
 from abps.simulator.simulate import simulate
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
+from abps.sites.steps import Seconds
 
 from .network import close, open_site
 

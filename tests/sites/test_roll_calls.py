@@ -16,8 +16,9 @@ from abps.methods.kindred import score_columns
 from abps.methods.peers import boards
 from abps.methods.rollcall import weights_form
 from abps.simulator.simulate import simulate
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
+from abps.sites.steps import Seconds
 from abps.wire.messages import pack_answer, pack_notice
 from abps.wire.numerals import Numerals, Stretch
 
@@ -188,7 +189,7 @@ def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
     other.receive(order[4], "answer", pack_answer(huge, 3, 0, site.outlook.sender_id(site.name)))
     assert other.store.refusals()[(order[4], "wrong sender")] == 1
     far = network.sites[order[5]]
-    far.receive(order[4], "answer", pack_answer(b"", 3, 0, far.sender_id(order[4])))
+    far.receive(order[4], "answer", pack_answer(b"", 3, 0, far.outlook.sender_id(order[4])))
     assert far.store.refusals()[(order[4], "against the protocol")] == 1
     close(network)
 

@@ -15,9 +15,10 @@ from abps.methods.forgetting import Memory as Forgetting
 from abps.methods.forgetting import Observed, Watch
 from abps.methods.memory import freeze, thaw
 from abps.simulator.simulate import simulate
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
 from abps.sites.post import Patience, Unreachable
+from abps.sites.steps import Seconds
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
 from abps.wire.messages import pack_alarm, pack_message, pack_vector, vector_size
@@ -386,7 +387,7 @@ def pair(six, tmp_path):
 
 def test_what_an_unruly_peer_sends_is_refused_and_counted(pair):
     bad, good = pair
-    frame = pack(np.zeros(good.shared, dtype=np.float32), codec("bf16"), 1, center_id(bad.name))
+    frame = pack(np.zeros(good.outlook.shared, dtype=np.float32), codec("bf16"), 1, center_id(bad.name))
     vector = pack_vector(np.full(3, 7.0), 1, center_id(bad.name))
     for what, data, reason in (
         ("weights", frame, "not a partner"),
@@ -402,13 +403,13 @@ def test_what_an_unruly_peer_sends_is_refused_and_counted(pair):
         assert good.receive(bad.name, what, data) == b""
         assert good.store.refusals()[(bad.name, reason)] == before + 1
     assert good.receive("eve", "message", b"") == b"" and ("eve", "not a member") in good.store.refusals()
-    assert not good.talks.partners and not good.arrived and not good.store.alarms()
+    assert not good.talks.partners and not good.outlook.round.arrived and not good.store.alarms()
 
 
 def test_a_partner_that_sends_nonsense_is_not_mixed_in(pair):
     bad, good = pair
     assert bad.turn(1) == 1 and good.talks.partners == {bad.name}
-    weights = np.zeros(good.shared, dtype=np.float32)
+    weights = np.zeros(good.outlook.shared, dtype=np.float32)
     weights[3] = np.nan
     assert good.receive(bad.name, "weights", pack(weights, codec("bf16"), 1, center_id(bad.name))) == b""
     assert good.store.refusals() == {(bad.name, "not finite"): 1}
@@ -420,15 +421,15 @@ def test_a_partner_that_sends_nonsense_is_not_mixed_in(pair):
 
 def test_a_flood_of_messages_is_cut_off(pair):
     bad, good = pair
-    good._now = lambda: 0.0
-    for _ in range(good.limits.burst + 50):
+    good.gate._now = lambda: 0.0
+    for _ in range(good.outlook.limits.burst + 50):
         good.receive(bad.name, "message", b"")
     assert good.store.refusals()[(bad.name, "too many messages")] >= 50
 
 
 def test_a_vector_cannot_change_within_a_job(pair):
     bad, good = pair
-    vector = good.vectors[bad.name].copy()
+    vector = good.outlook.vectors[bad.name].copy()
     vector[0] += 0.01
     good.receive(bad.name, "vector", pack_vector(vector, 1, center_id(bad.name)))
     assert ("site-1", "implausible metadata") in good.store.refusals()
@@ -465,7 +466,9 @@ def test_weights_are_a_confirmation(pair):
     proposer.turn(1)
     assert proposer.talks.partners == {receiver.name} and receiver.talks.in_doubt == {proposer.name}
     assert proposer.swap(1) == 1
-    assert receiver.talks.partners == {proposer.name} and set(receiver.arrived) == {proposer.name}
+    assert receiver.talks.partners == {proposer.name} and set(receiver.outlook.round.arrived) == {
+        proposer.name
+    }
 
 
 @pytest.mark.parametrize(

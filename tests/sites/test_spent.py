@@ -12,9 +12,10 @@ from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.simulator.simulate import simulate
 from abps.sites import status
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
 from abps.sites.spent import account_of
+from abps.sites.steps import Seconds
 from abps.sites.store import Store
 
 from .network import close, open_site

@@ -13,8 +13,9 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
-from abps.sites import store as module
-from abps.sites.store import AlarmRow, Entry, Evidence, Finished, Store
+from abps.sites import store_file as module
+from abps.sites.records import AlarmRow, Entry, Evidence, Finished
+from abps.sites.store import Store
 
 
 def finished(t=1, **changes):

@@ -17,13 +17,14 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.sites import sitefile, watch
-from abps.sites.conductor import Conductor, Seconds
+from abps.sites.conductor import Conductor
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import free_port
 from abps.sites.loopback import Memory
 from abps.sites.now import NOW, Board
 from abps.sites.preflight import read_kit
 from abps.sites.sitefile import SiteFile, Watch
+from abps.sites.steps import Seconds
 from abps.sites.watch import Watchman
 
 from .network import close, open_site

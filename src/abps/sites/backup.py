@@ -15,8 +15,9 @@ from pathlib import Path
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites import audit
+from abps.sites.records import Entry
 from abps.sites.signing import Signer
-from abps.sites.store import Entry, Store
+from abps.sites.store import Store
 
 
 def backup(path: Path, out: Path) -> list[Path]:

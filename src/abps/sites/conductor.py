@@ -2,7 +2,7 @@
 
 It says when a round begins, whose turn it is to propose, when to swap and when to finish. It never sees a
 model, a metadata vector or a belief, and it decides nothing about who works with whom. (Star methods, which
-are there for comparison, need a server: for these it does the server's part, and keeps its memory.)
+are there for comparison, need a server: :mod:`.star_server`.)
 
 Proposers take their turns one after the other, in the order that the seed gives: so the partners are
 those of the simulation. Nobody is waited for longer than the stated seconds; who does not answer, or is later
@@ -18,82 +18,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from abps import files
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
-from abps.core.plausibility import distances, plausible
 from abps.core.streams import center_ids
-from abps.learn.kernels import kernel_for
-from abps.learn.models import Layout, initial_weights
-from abps.methods.base import Stopping, server_keys
-from abps.methods.memory import freeze, thaw
+from abps.methods.base import Stopping
 from abps.methods.peers import PeerMethod, boards
-from abps.methods.star import (
-    Server,
-    StarMethod,
-    from_sum,
-    masked_cost,
-    star_cost,
-    to_everyone,
-    with_notes,
-)
 from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
-from abps.sites.masked_sums import masking_context
-from abps.sites.post import CONDUCTOR
+from abps.sites.job_report import JobReport, RoundReport
 from abps.sites.roll_calls import BOARDS
+from abps.sites.sizes import Sizes
+from abps.sites.star_server import StarServer
 from abps.sites.steps import BUSY, NEW, Line, Seconds, decided, started
 from abps.sites.trials import Which
 from abps.wire import versions
-from abps.wire.admission import Limits, Origin, Refused, admit_note, admit_weights
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size, pack, unpack
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What the conductor knows of a round."""
-
-    round: int
-    present: tuple[str, ...]
-    missing: dict[str, str]
-    partners: dict[str, int]
-    in_doubt: int
-    edge: int
-    directed: int
-    control: int
-    validation: float | None
-    seconds: float
-
-
-@dataclass(frozen=True)
-class JobReport:
-    """What the conductor knows of a job."""
-
-    study: str
-    method: str
-    seed: int
-    agreement: str
-    first: int
-    members: tuple[str, ...]
-    left_out: dict[str, str]
-    rounds: tuple[RoundReport, ...]
-    best: int
-    stopped_early: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for ``abps-job.json``."""
-        total = {name: sum(getattr(r, name) for r in self.rounds) for name in ("edge", "directed", "control")}
-        return {"schema": "abps.job/1", **asdict(self), "bytes": total}
+from abps.wire.admission import Limits
 
 
 @dataclass
@@ -104,7 +50,6 @@ class _Course:
     reports: list[RoundReport] = field(default_factory=list)
     best: int = 0
     best_value: float = math.nan
-    server: Server = field(default_factory=Server)
     joined: frozenset[str] = frozenset()  # who takes part in the job
     outside: frozenset[str] = frozenset()  # who could not yet, and may come
     well: frozenset[str] = frozenset()  # who ended the last round well
@@ -118,14 +63,6 @@ class _Course:
         if better:
             self.best, self.best_value = t, mean
         return mean, better
-
-
-@dataclass(frozen=True, eq=False)
-class _Last:
-    """What a star's server sent in a round, as it arrived."""
-
-    round: int
-    sent: tuple[torch.Tensor, ...]
 
 
 class Conductor:
@@ -170,8 +107,8 @@ class Conductor:
         self.wire: versions.Version = versions.NEWEST
         self.sender_id = versions.sender_ids(versions.NEWEST, agreement.digest(), job)
         self._at = 0  # the round
-        self._summing: frozenset[str] = frozenset()  # who takes part in masked sums
-        self._introductions: dict[str, list[bytes]] = {}
+        self.sizes = Sizes(agreement, self.method)
+        self._server: StarServer | None = None
         self._told: dict[str, int] = {}  # rows, as sites said
 
     def run(self, members: Sequence[str]) -> JobReport:
@@ -200,12 +137,16 @@ class Conductor:
             sorted(ready), "join", list(roster), first, sizes, *spoken, seconds=self.seconds.sign
         )
         left_out |= absent
-        if self.method.kind == "star" and self.method.privacy.secure:
-            left_out |= self._introduce(sorted(joined))
+        if self.method.kind == "star":
+            self._server = StarServer(
+                self.line, self.agreement, self.seconds, self.tell, self.memory, self.job,
+                self.sender_id, first,
+            )  # fmt: skip
+            left_out |= self._server.introduce(sorted(joined))
         if self.method.kind not in ("alone", "star"):
             self._talk(sorted(joined), "catch_up")
             self._talk(sorted(joined), "introduce", first)
-        course = self._course(ready, first)
+        course = self._course(ready)
         course.joined = course.well = frozenset(joined)
         course.outside = outside | (frozenset(ready) - course.joined)
         stopped = False
@@ -234,10 +175,10 @@ class Conductor:
         """Which study sites are to open, where there are several."""
         return [] if self.which is None else [list(self.which)]
 
-    def _course(self, ready: Mapping[str, Mapping[str, Any]], first: int) -> _Course:
-        """What earlier jobs of the study left: the bytes spent, the best round, the server's memory."""
+    def _course(self, ready: Mapping[str, Mapping[str, Any]]) -> _Course:
+        """What earlier jobs of the study left: the bytes spent, and the best round."""
         edge = sum(int(facts["edges"]) for facts in ready.values()) // 2
-        course = _Course(Ledger(self.method.budget, Traffic(edge=edge)), server=self._remembered(first))
+        course = _Course(Ledger(self.method.budget, Traffic(edge=edge)))
         past = sorted({int(t) for facts in ready.values() for t in facts["validation"]})
         for t in past:
             known = [facts["validation"].get(str(t)) for facts in ready.values()]
@@ -281,7 +222,7 @@ class Conductor:
     ) -> tuple[dict[str, Mapping[str, Any]], dict[str, str], dict[str, str]]:
         """The first words of sites whose study is this one; who says none; and why the others do not fit."""
         said, silent = self.line.ask(sites, "hello", seconds=self.seconds.sign)
-        edges = self._most_edges(len(roster))
+        edges = self.sizes.most_edges(len(roster))
         told, unfit = answers.sorted_out(said, lambda v: answers.hello(v, self.agreement.rounds, edges))
         ready: dict[str, Mapping[str, Any]] = {}
         mine = self.agreement.digest()
@@ -317,7 +258,7 @@ class Conductor:
         present = sorted(trained)
         if not present:
             raise RequestError(f"round {t}: no site is left ({'; '.join(sorted(set(missing.values())))})")
-        edges = self._most_edges(len(roster))
+        edges = self.sizes.most_edges(len(roster))
         if self._at_once(t, closed):
             made = self._turns(t, roster, present, missing)
             said, failed = self._work(_without(present, missing), "exchange", t, sorted(missing))
@@ -326,8 +267,7 @@ class Conductor:
             told = {name: rest for name, (_, rest) in ended.items()}
             self.tell(f"round {t}: {made} proposals, {sum(k for k, _ in ended.values()) // 2} pairs")
         else:
-            exchange = {"alone": self._alone, "star": self._star}.get(self.method.kind, self._peers)
-            why = exchange(t, roster, present, sizes, missing, course)
+            why = self._exchange(t, roster, present, sizes, missing, course)
             # Let every site mix, judge, write down, and tell the sums of the round.
             said, failed = self._work(_without(present, missing), "conclude", t, why.words)
             told, lies = answers.sorted_out(said, lambda v: answers.concluded(v, len(roster), edges))
@@ -393,8 +333,8 @@ class Conductor:
             return []
         sizes |= rows
         self._told |= {name: int(ready[name]["rows"]) for name in rows}
-        self._summing -= frozenset(rows)  # until they have told their keys anew
-        self._introductions = {k: v for k, v in self._introductions.items() if k not in rows}
+        if self._server is not None:
+            self._server.forget(sorted(rows))
         spoken = [] if self.wire == versions.OLDEST else [list(self.wire)]
         joined, failed = self.line.ask(
             sorted(rows), "join", list(roster), t, sizes, *spoken, seconds=self.seconds.sign
@@ -438,7 +378,7 @@ class Conductor:
             self.line.ask(there, "revoked", text, seconds=self.seconds.talk)
         return there, {name: excuses.EXPELLED for name in names if name in expelled}
 
-    def _alone(
+    def _exchange(
         self,
         t: int,
         roster: tuple[str, ...],
@@ -447,15 +387,19 @@ class Conductor:
         missing: dict[str, str],
         course: _Course,
     ) -> Rest:
-        """Nothing is exchanged, and nobody misses it."""
-        return Rest.NOT
+        """The exchange of a round, step by step. Returns why there was none, if so."""
+        if self.method.kind == "alone":  # and nobody misses it
+            return Rest.NOT
+        if self._server is None:
+            return self._peers(t, roster, present, missing, course)
+        rest, course.ledger = self._server.round(t, present, sizes, self._told, missing, course.ledger)
+        return rest
 
     def _peers(
         self,
         t: int,
         roster: tuple[str, ...],
         present: list[str],
-        sizes: dict[str, int],
         missing: dict[str, str],
         course: _Course,
     ) -> Rest:
@@ -471,8 +415,7 @@ class Conductor:
         touching, lies = answers.sorted_out(said, lambda v: answers.whole(v, 0, most))
         missing |= failed | lies
         edges = sum(touching.values()) // 2
-        payload = frame_size(codec(method.line.codec), self._shared())
-        if not course.ledger.affords(Traffic(edge=edges * payload)):
+        if not course.ledger.affords(Traffic(edge=edges * self.sizes.payload)):
             course.ledger = course.ledger.close()
             return Rest.BUDGET
         _, failed = self._talk(_without(present, missing), "swap", t)
@@ -514,234 +457,6 @@ class Conductor:
                         rest = _without(present, missing)
                         missing |= self.line.ask(rest, "ping", seconds=self.seconds.sign)[1]
         return made
-
-    def _star(
-        self,
-        t: int,
-        roster: tuple[str, ...],
-        present: list[str],
-        sizes: dict[str, int],
-        missing: dict[str, str],
-        course: _Course,
-    ) -> Rest:
-        """Collect, do the server's part, send back. Returns why there was no exchange, if so."""
-        if self.method.privacy.secure:
-            return self._masked_star(t, present, missing, course)
-        method, line = cast(StarMethod, self.method), self.method.line
-        up, layout = [self._shared()] * method.messages, self._layout()
-        planned = star_cost(line, len(present), up, method.answers(layout), method.noted)
-        if course.ledger.closed or not course.ledger.affords(planned):
-            course.ledger = course.ledger.close()
-            return Rest.BUDGET
-        start = initial_weights(self.method.training.factory, self._width, self.agreement.seed)
-        base = line.base(start, self._shared())
-        said, failed = self.line.ask(present, "upload", t, seconds=self.seconds.talk)
-        said = {name: told for name, told in said.items() if told != []}  # who has nothing to send rests
-        came, notes, lies = self._uploads(said, t)
-        missing |= failed | lies
-        names = sorted(came)
-        if not names:
-            self._remember(course.server, t)
-            return Rest.UNREACHABLE
-        sent = tuple(
-            torch.from_numpy(np.stack([came[name][k] for name in names])) + base
-            for k in range(method.messages)
-        )
-        if method.noted:
-            sent = with_notes(sent, np.array([notes[name] for name in names]))
-        rows = torch.tensor([float(sizes[name]) for name in names])
-        if method.sends_models:
-            far = distances(sent[0].numpy(), start.numpy())
-            trusted = np.flatnonzero(plausible(far, np.full(len(far), np.median(far))))
-            if len(trusted) < len(names):
-                left = sorted(set(names) - {names[k] for k in trusted})
-                self.tell(f"round {t}: the model of {', '.join(left)} is too far out, and was left out")
-                some = torch.from_numpy(trusted)
-                sent, rows = tuple(message[some] for message in sent), rows[some]
-        else:
-            trusted = np.arange(len(names))
-        replies, memory = method.serve(start, course.server, sent, rows, t)
-        arrived = self._answer(t, names, trusted, replies, start, missing)
-        # What the sites start from next, and what nobody else knows.
-        course.server = replace(course.server, last=arrived, memory=memory)
-        self._remember(course.server, t)
-        return Rest.NOT
-
-    def _introduce(self, names: list[str], others: Sequence[str] = ()) -> dict[str, str]:
-        """Let sites know each other's keys for masked sums; returns who has none, and why.
-
-        others: who is known already, and is to know them.
-        """
-        from abps.sites import masking
-
-        said, failed = self.line.ask(names, "sum_introduce", seconds=self.seconds.talk)
-        told, lies = answers.sorted_out(said, masking.introduced)
-        self._introductions |= told
-        meet = sorted({*told, *others})
-        _, deaf = self.line.ask(meet, "sum_meet", self._introductions, seconds=self.seconds.talk)
-        self._summing = (self._summing | frozenset(told)) - frozenset(deaf)
-        return failed | lies | deaf
-
-    def _masked_star(self, t: int, present: list[str], missing: dict[str, str], course: _Course) -> Rest:
-        """A round of a server that sees the sum of what sites send, and nothing else."""
-        from abps.privacy.secure_sum import SumError
-        from abps.sites import masking
-
-        method, line = cast(StarMethod, self.method), self.method.line
-        lengths = [self._shared()] * method.messages
-        planned = masked_cost(line, len(present), lengths, method.answers(self._layout()))
-        if course.ledger.closed or not course.ledger.affords(planned):
-            course.ledger = course.ledger.close()
-            return Rest.BUDGET
-        adding = method.adds
-        assert adding is not None  # the agreement was checked
-
-        def ask(sites: Sequence[str], what: str, *arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
-            return self.line.ask(sites, what, *arguments, seconds=self.seconds.talk)
-
-        try:
-            context = masking_context(self.agreement.digest(), self.job)
-            new = [name for name in present if name not in self._introductions]
-            if new:  # who joined later
-                self._introduce(new, [name for name in present if name not in new])
-            members = [name for name in present if name in self._summing]
-            found, names, failed = masking.total(ask, context, t, members, sum(lengths) + 1)
-            say = sum(self._told[name] for name in names) if adding == "size" else len(names)
-            if abs(found[-1] - say) > 0.5:  # a share that was none, or a site that added more than it told
-                raise SumError(f"it is of {found[-1]:.6g} rows, and {say} were told")
-        except SumError as error:
-            self.tell(f"round {t}: no sum ({error})")
-            self._remember(course.server, t)
-            return Rest.UNREACHABLE
-        missing |= failed
-        sent, sizes = from_sum(found, lengths, adding)
-        start = initial_weights(self.method.training.factory, self._width, self.agreement.seed)
-        replies, memory = method.serve(start, course.server, sent, sizes, t)
-        arrived = self._answer(t, list(names), np.arange(len(names)), replies, start, missing)
-        course.server = replace(course.server, last=arrived, memory=memory)
-        self._remember(course.server, t)
-        return Rest.NOT
-
-    def _answer(
-        self,
-        t: int,
-        names: list[str],
-        trusted: NDArray[np.int64],
-        replies: tuple[torch.Tensor, ...],
-        start: torch.Tensor,
-        missing: dict[str, str],
-    ) -> tuple[torch.Tensor, ...]:
-        """Send what the server has to say, to all the same or to each its own; returns what is the same.
-
-        trusted: the places, among the names, of those whose weights were let in.
-        """
-        method, line, layout = cast(StarMethod, self.method), self.method.line, self._layout()
-        some = torch.from_numpy(trusted)
-        replies = tuple(to_everyone(r, some, len(names)) if r.dim() == 2 else r for r in replies)
-        seed, own = self.agreement.seed, any(reply.dim() == 2 for reply in replies)
-        frames: list[list[bytes]] = [[] for _ in (names if own else names[:1])]
-        for k, reply in enumerate(replies):
-            number, base = method.number(k, t, layout), line.base(start, reply.shape[-1])
-            keys = server_keys(seed, number, center_ids(tuple(names)) if reply.dim() == 2 else None)
-            rows = (torch.atleast_2d(reply) - base).numpy()
-            packed = [
-                pack(row, codec(line.codec), number, self.sender_id(CONDUCTOR), int(key))
-                for row, key in zip(rows, keys)
-            ]
-            for i, mine in enumerate(frames):
-                mine.append(packed[i if reply.dim() == 2 else 0])
-        for i, mine in enumerate(frames):
-            to = [names[i]] if own else names
-            _, failed = self.line.ask(to, "download", t, mine, seconds=self.seconds.talk)
-            missing |= failed
-        common = [
-            torch.from_numpy(unpack(frame).weights) + line.base(start, reply.shape[-1])
-            for frame, reply in zip(frames[0], replies)
-            if reply.dim() == 1
-        ]
-        return tuple(common)
-
-    def _uploads(
-        self, said: Mapping[str, Any], t: int
-    ) -> tuple[dict[str, list[NDArray[np.float32]]], dict[str, float], dict[str, str]]:
-        """The weights that sites sent to the server, by the rules among sites; the numbers beside them; and
-        whose are none."""
-        method, agreed, count = cast(StarMethod, self.method), codec(self.method.line.codec), self._shared()
-        layout, most = self._layout(), method.messages + method.noted
-        frames, lies = answers.sorted_out(said, lambda v: answers.frames(v, most))
-        came: dict[str, list[NDArray[np.float32]]] = {}
-        notes: dict[str, float] = {}
-        for name, sent in frames.items():
-            try:
-                if method.noted:
-                    notes[name] = admit_note(sent[-1], Origin(name, (name,), t))
-                numbers = [method.number(k, t, layout) for k in range(method.messages)]
-                origins = [Origin(name, (name,), n, sender_id=self.sender_id) for n in numbers]
-                came[name] = [
-                    admit_weights(data, origin, agreed, count) for data, origin in zip(sent, origins)
-                ]
-            except Refused as refused:
-                lies[name] = f"its weights were refused ({refused.reason})"
-        return came, notes, lies
-
-    def _most_edges(self, members: int) -> int:
-        """The most bytes that a site's ends of edges can take in a round."""
-        payload = frame_size(codec(self.method.line.codec), self._shared())
-        if self.method.kind == "star":
-            star = cast(StarMethod, self.method)
-            up, down = [self._shared()] * star.messages, star.answers(self._layout())
-            if star.privacy.secure:
-                return 2 * masked_cost(star.line, 1, up, down).edge
-            return 2 * star_cost(star.line, 1, up, down, star.noted).edge
-        return (members - 1) * payload
-
-    @property
-    def _width(self) -> int:
-        """How many inputs the model has by what the sites agreed on."""
-        return self.agreement.width
-
-    def _layout(self) -> Layout:
-        """Where every parameter sits."""
-        return kernel_for(self.method.training.factory(self._width), self._width).layout
-
-    def _shared(self) -> int:
-        """How many weights are shared."""
-        return self._layout().shared(self.method.line.private_layers)
-
-    def _file(self, memory: Path, t: int) -> Path:
-        """Where the server's memory of round t is; of two rounds, for the last may not be finished."""
-        return memory / f"{self.agreement.digest()}-{t % 2}.server"
-
-    def _remember(self, server: Server, t: int) -> None:
-        """Write down what a star's server must know in the next round."""
-        if self.memory is None or not cast(StarMethod, self.method).remembers:
-            return
-        files.folder(self.memory)
-        head = freeze(_Last(t, server.last))
-        content = b"" if server.memory is None else freeze(server.memory)
-        with files.replacing(self._file(self.memory, t)) as part:
-            part.write_bytes(len(head).to_bytes(8, "little") + head + content)
-
-    def _remembered(self, first: int) -> Server:
-        """What the server knew after the round before the first of this job."""
-        if self.method.kind != "star":
-            return Server()
-        new = Server(seed=self.agreement.seed, layout=self._layout())
-        if first == 1 or not cast(StarMethod, self.method).remembers:
-            return new
-        path = None if self.memory is None else self._file(self.memory, first - 1)
-        if path is not None and path.is_file():
-            data = path.read_bytes()
-            length = int.from_bytes(data[:8], "little")
-            last: _Last = thaw(_Last, data[8 : 8 + length])
-            keeps, rest = cast(StarMethod, self.method).keeps, data[8 + length :]
-            if last.round == first - 1:
-                known = thaw(keeps, rest) if keeps is not None and rest else None
-                return replace(new, last=last.sent, memory=known)
-        raise RequestError(
-            f"the study {self.agreement.study!r} goes on with round {first}, and what its server remembered "
-            "of the round before is not here; run it where it began, or begin a new study"
-        )
 
     def _talk(
         self, sites: Sequence[str], what: str, *arguments: Any

@@ -11,15 +11,12 @@ A file that is damaged, of a newer version, or not a store at all is refused and
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,77 +26,8 @@ from numpy.typing import NDArray
 from abps import files
 from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
-from abps.sites import chain
-
-try:
-    import fcntl
-except ImportError:  # not a Unix: the check against a second writer is left out
-    fcntl = None  # type: ignore[assignment]
-
-#: "ABPS" as SQLite's application id.
-APPLICATION = 0x41425053
-
-#: One script per schema version; a store of version v is brought up to date by the scripts after the v-th.
-MIGRATIONS: tuple[str, ...] = (
-    """
-    CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-    CREATE TABLE belief (
-        peer TEXT PRIMARY KEY, gain REAL NOT NULL, loss REAL NOT NULL, count REAL NOT NULL
-    ) WITHOUT ROWID;
-    CREATE TABLE observation (
-        round INTEGER NOT NULL, peer TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (round, peer)
-    ) WITHOUT ROWID;
-    CREATE TABLE model (
-        which TEXT PRIMARY KEY, round INTEGER NOT NULL, weights BLOB NOT NULL, digest BLOB NOT NULL
-    ) WITHOUT ROWID;
-    CREATE TABLE round (
-        number INTEGER PRIMARY KEY, partners TEXT NOT NULL, rest TEXT NOT NULL, validation REAL
-    );
-    CREATE TABLE promise (
-        round INTEGER NOT NULL, peer TEXT NOT NULL, mine INTEGER NOT NULL, attempt INTEGER NOT NULL,
-        stage TEXT NOT NULL, PRIMARY KEY (round, peer, mine)
-    ) WITHOUT ROWID;
-    CREATE TABLE traffic (
-        number INTEGER PRIMARY KEY, at TEXT NOT NULL, round INTEGER NOT NULL, peer TEXT NOT NULL,
-        sent INTEGER NOT NULL, kind TEXT NOT NULL, bytes INTEGER NOT NULL, why TEXT NOT NULL
-    );
-    CREATE TABLE refusal (
-        peer TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL, latest TEXT NOT NULL,
-        PRIMARY KEY (peer, reason)
-    ) WITHOUT ROWID;
-    """,
-    # Forgetting after alarms: those raised here or told by peers, with the round whose beliefs first reckon
-    # with them; whom the own ones were told to; and what the watch carries along.
-    """
-    CREATE TABLE alarm (
-        round INTEGER NOT NULL, site TEXT NOT NULL, statistic TEXT NOT NULL, p REAL, reckoned INTEGER,
-        PRIMARY KEY (round, site, statistic)
-    ) WITHOUT ROWID;
-    CREATE TABLE told (round INTEGER NOT NULL, peer TEXT NOT NULL, PRIMARY KEY (round, peer)) WITHOUT ROWID;
-    CREATE TABLE watch (only INTEGER PRIMARY KEY CHECK (only = 1), state TEXT NOT NULL);
-    """,
-    # Observations that have an error of their own.
-    "ALTER TABLE observation ADD COLUMN se REAL;",
-    # The method's own state, whatever it is, and the members that it speaks of (``watch`` is of old).
-    """
-    CREATE TABLE state (
-        only INTEGER PRIMARY KEY CHECK (only = 1), members TEXT NOT NULL, content BLOB NOT NULL,
-        digest BLOB NOT NULL
-    );
-    """,
-    # The log as a chain of digests: of every row and all before it. The site's own signed heads of it, and
-    # the heads of partners' logs as they told them. What was put aside into files, and its sums.
-    """
-    ALTER TABLE traffic ADD COLUMN chain BLOB;
-    CREATE TABLE head (
-        site TEXT NOT NULL, rows INTEGER NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL,
-        signature BLOB NOT NULL, PRIMARY KEY (site, rows)
-    ) WITHOUT ROWID;
-    CREATE TABLE aside (
-        file TEXT PRIMARY KEY, rows INTEGER NOT NULL, chain BLOB NOT NULL, sums TEXT NOT NULL
-    ) WITHOUT ROWID;
-    """,
-)
+from abps.sites import chain, store_file
+from abps.sites.records import AlarmRow, Entry, Evidence, Finished, Head, RoundRow
 
 #: A log with more rows than this puts those of finished rounds aside, into files beside the store.
 MOST_ROWS = 100_000
@@ -108,92 +36,6 @@ MOST_ROWS = 100_000
 _SMALL = ("message", "place")
 
 _COLUMNS = "at, round, peer, sent, kind, bytes, why"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What was observed of a peer: for it, against it, and how often (decayed alike)."""
-
-    gain: float
-    loss: float
-    count: float
-
-    def times(self, share: float) -> Evidence:
-        """What is left when only a share of it counts."""
-        return Evidence(self.gain * share, self.loss * share, self.count * share)
-
-
-@dataclass(frozen=True)
-class AlarmRow:
-    """An alarm of drift, raised at a site in a round.
-
-    statistic, p: what it was raised on, and its p-value where there is one; a peer does not tell.
-    reckoned: the first round whose beliefs reckon with it; None until then.
-    """
-
-    round: int
-    site: str
-    statistic: str = ""
-    p: float | None = None
-    reckoned: int | None = None
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One payload that left the site or came in: what, to or from whom, how many bytes, why."""
-
-    at: str
-    round: int
-    peer: str
-    sent: bool
-    kind: str  # weights, message, vector, alarm, request, note, answer, notice, head, place, told or decision
-    bytes: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Head:
-    """A log as its owner stood for it: how many rows, the digest of the last, the owner's signature."""
-
-    site: str
-    rows: int
-    round: int
-    digest: bytes
-    signature: bytes = b""
-
-
-@dataclass(frozen=True, eq=False)
-class Finished:
-    """Everything that one round changes, written together.
-
-    state: the method's, without the model (:mod:`abps.methods.memory`).  members: of whom it speaks.
-    observations: what each partner was worth, in [0, 1].  beliefs: evidence after the round; both for the
-    site's owner to look at.  errors: standard errors of observations, from methods that know them.
-    alarms: raised in this round.  reckoned: earlier alarms that this state is the first to reckon with.
-    """
-
-    round: int
-    weights: NDArray[np.float32]
-    beliefs: Mapping[str, Evidence]
-    observations: Mapping[str, float]
-    partners: tuple[str, ...]
-    rest: str
-    validation: float
-    members: tuple[str, ...] = ()
-    state: bytes = b""
-    alarms: tuple[AlarmRow, ...] = ()
-    reckoned: tuple[AlarmRow, ...] = ()
-    errors: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RoundRow:
-    """A finished round as it was written down."""
-
-    number: int
-    partners: tuple[str, ...]
-    rest: str
-    validation: float | None
 
 
 class Store:
@@ -218,13 +60,13 @@ class Store:
         """
         path = Path(path)
         files.folder(path.parent)
-        lock = _single_writer(path)
+        lock = store_file.single_writer(path)
         try:
             if not path.exists():
-                _make(path, {**(notes or {}), "site": site, "agreement": agreement, "round": "0"})
-            store = Store(_connect(path, write=True), path, lock)
+                store_file.make(path, {**(notes or {}), "site": site, "agreement": agreement, "round": "0"})
+            store = Store(store_file.connect(path, write=True), path, lock)
         except BaseException:
-            _unlock(lock)
+            store_file.unlock(lock)
             raise
         try:
             store._check(site, agreement)
@@ -239,7 +81,7 @@ class Store:
         """A store to read from, whoever else has it open."""
         if not Path(path).exists():
             raise RequestError(f"{path}: no store here; it is made when the site's first job starts")
-        store = Store(_connect(Path(path), write=False), Path(path), None)
+        store = Store(store_file.connect(Path(path), write=False), Path(path), None)
         try:
             store._check(None, None)
         except BaseException:
@@ -251,7 +93,7 @@ class Store:
         """Close the file; nothing is pending, every change was written when it was made."""
         with self._lock:
             self._db.close()
-            _unlock(self._file_lock)
+            store_file.unlock(self._file_lock)
             self._file_lock = None
 
     def _check(self, site: str | None, agreement: str | None) -> None:
@@ -265,7 +107,7 @@ class Store:
                     f"{self.path} {words} {facts.get(key)!r}, not {wanted!r}; "
                     "give this study a store of its own or move the file away"
                 )
-        with _refusing(self.path):
+        with store_file.refusing(self.path):
             if facts.get("digest", "") != self._digest():
                 raise RequestError(
                     f"{self.path} is damaged: its content does not match its own digest; "
@@ -378,7 +220,7 @@ class Store:
 
     def log_head(self) -> tuple[int, bytes]:
         """How many rows the log has, and the digest of the last."""
-        with self._lock, _refusing(self.path):
+        with self._lock, store_file.refusing(self.path):
             return self._head(self._db)
 
     def heads(self, site: str | None = None) -> list[Head]:
@@ -535,7 +377,8 @@ class Store:
                 [(peer, e.gain, e.loss, e.count) for peer, e in sorted(done.beliefs.items())],
             )
             db.execute(
-                "INSERT OR REPLACE INTO model VALUES ('current', ?, ?, ?)", (done.round, blob, _hash(blob))
+                "INSERT OR REPLACE INTO model VALUES ('current', ?, ?, ?)",
+                (done.round, blob, store_file.content_hash(blob)),
             )
             validation = done.validation if math.isfinite(done.validation) else None
             db.execute(
@@ -552,7 +395,7 @@ class Store:
             )
             db.execute(
                 "INSERT OR REPLACE INTO state VALUES (1, ?, ?, ?)",
-                (json.dumps(list(done.members)), done.state, _hash(done.state)),
+                (json.dumps(list(done.members)), done.state, store_file.content_hash(done.state)),
             )
             db.execute("UPDATE fact SET value = ? WHERE key = 'round'", (str(done.round),))
             db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
@@ -570,7 +413,7 @@ class Store:
     # Inside
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock, _refusing(self.path):
+        with self._lock, store_file.refusing(self.path):
             return self._db.execute(query, values).fetchall()
 
     @contextlib.contextmanager
@@ -579,7 +422,7 @@ class Store:
 
         power: it also outlives a power cut from the moment it is made; else, from the next one that does.
         """
-        with self._lock, _refusing(self.path):
+        with self._lock, store_file.refusing(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -627,7 +470,7 @@ class Store:
             self._pending = False
 
     def _digest(self) -> str:
-        return _digest(self._db)
+        return store_file.content_digest(self._db)
 
     def _head(self, db: sqlite3.Connection) -> tuple[int, bytes]:
         for query in (
@@ -666,141 +509,3 @@ class Store:
             links.append((digest, number))
         with self._change() as db:
             db.executemany("UPDATE traffic SET chain = ? WHERE number = ?", links)
-
-
-def _digest(db: sqlite3.Connection) -> str:
-    """A digest of what must not change by itself: round, beliefs, observations, alarms, models and state."""
-    digest = hashlib.blake2b(digest_size=16)
-    for query in (
-        "SELECT key, value FROM fact WHERE key <> 'digest' ORDER BY key",
-        "SELECT * FROM belief ORDER BY peer",
-        "SELECT round, peer, value FROM observation ORDER BY round, peer",
-        "SELECT * FROM round ORDER BY number",
-    ):
-        for row in db.execute(query):
-            digest.update(repr(row).encode())
-        digest.update(b"|")
-    # Of later versions: nothing in them is the digest of a store that never had them.
-    for query in (
-        "SELECT * FROM alarm ORDER BY round, site, statistic",
-        "SELECT state FROM watch",
-        "SELECT round, peer, se FROM observation WHERE se IS NOT NULL ORDER BY round, peer",
-    ):
-        rows = db.execute(query).fetchall()
-        if rows:
-            digest.update(repr((query, rows)).encode())
-    # What is large is hashed once, when written; here it must still have that hash.
-    for which, number, content, written in (
-        *db.execute("SELECT * FROM model ORDER BY which"),
-        *db.execute("SELECT 'state', members, content, digest FROM state"),
-    ):
-        intact = _hash(content) == written
-        digest.update(repr((which, number, written if intact else b"damaged")).encode())
-    return digest.hexdigest()
-
-
-def _hash(blob: bytes) -> bytes:
-    return hashlib.blake2b(blob, digest_size=16).digest()
-
-
-@contextlib.contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """SQLite's complaints in our words; the file stays as it is."""
-    try:
-        yield
-    except (sqlite3.DatabaseError, UnicodeDecodeError, ValueError) as error:
-        if isinstance(error, RequestError | sqlite3.IntegrityError | sqlite3.ProgrammingError):
-            raise
-        busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
-        advice = "try again" if busy else "restore it from a backup or move it away to start anew"
-        raise RequestError(f"{path} cannot be used ({error}); it was left as it is, {advice}") from error
-
-
-def _connect(path: Path, write: bool) -> sqlite3.Connection:
-    """Open an existing store after looking whether it is one; bring it up to date if we may write."""
-    header = path.read_bytes()[:100] if path.is_file() else b""
-    if len(header) < 100 or header[:16] != b"SQLite format 3\0":
-        raise RequestError(
-            f"{path} is not a site's store (or is cut short); it was left as it is, move it away"
-        )
-    if int.from_bytes(header[68:72], "big") != APPLICATION:
-        raise RequestError(
-            f"{path} is a database of something else; it was left as it is, choose another path"
-        )
-    mode = "rw" if write else "ro"
-    with _refusing(path):
-        db = sqlite3.connect(
-            f"file:{path.absolute().as_posix().replace('?', '%3f').replace('#', '%23')}?mode={mode}",
-            uri=True, timeout=10.0, isolation_level=None, check_same_thread=False,
-        )  # fmt: skip
-    if write:
-        with _refusing(path):
-            db.execute("PRAGMA synchronous = NORMAL")  # the store syncs by itself, when something is to leave
-    try:
-        with _refusing(path):
-            (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
-            if verdict != "ok":
-                raise RequestError(f"{path} is damaged ({verdict}); it was left as it is, restore a backup")
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version > len(MIGRATIONS):
-            raise RequestError(
-                f"{path} was written by a newer version of abps (schema {version}, this one knows "
-                f"{len(MIGRATIONS)}); update abps at this site"
-            )
-        if version < len(MIGRATIONS):
-            if not write:
-                raise RequestError(f"{path} has the older schema {version}; the site's next job updates it")
-            _migrate(db, path, version)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _migrate(db: sqlite3.Connection, path: Path, version: int) -> None:
-    """Bring a store of an older version up to date, keeping a copy of what it was."""
-    copy = path.with_name(f"{path.name}.schema{version}")
-    with files.replacing(copy) as part, contextlib.closing(sqlite3.connect(part)) as backup:
-        db.backup(backup)
-    with _refusing(path):
-        steps = "\n".join(MIGRATIONS[version:])
-        db.executescript(f"BEGIN IMMEDIATE;\n{steps}\nPRAGMA user_version = {len(MIGRATIONS)};\nCOMMIT;")
-
-
-def _make(path: Path, facts: Mapping[str, str]) -> None:
-    """A new store, complete before it has its name: a file with the name is never half made."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    part = Path(name)
-    try:
-        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as db:
-            db.execute(f"PRAGMA application_id = {APPLICATION}")
-            db.execute("PRAGMA journal_mode = WAL")
-            steps = "\n".join(MIGRATIONS)
-            db.executescript(f"BEGIN;\n{steps}\nPRAGMA user_version = {len(MIGRATIONS)};\nCOMMIT;")
-            db.executemany("INSERT INTO fact VALUES (?, ?)", list(facts.items()))
-            db.execute("INSERT INTO fact VALUES ('digest', ?)", (_digest(db),))
-        part.replace(path)  # closing wrote the journal back, so the one file is all of it
-    finally:
-        for rest in (part, Path(f"{name}-wal"), Path(f"{name}-shm")):
-            rest.unlink(missing_ok=True)
-
-
-def _single_writer(path: Path) -> int | None:
-    """Hold a lock for as long as the store is open, or say that another job has it."""
-    if fcntl is None:
-        return None
-    handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise RequestError(
-            f"{path} is in use by another process of this site; wait for its job to end"
-        ) from error
-    return handle
-
-
-def _unlock(handle: int | None) -> None:
-    if handle is not None:
-        os.close(handle)

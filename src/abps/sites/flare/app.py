@@ -435,7 +435,8 @@ class FlareConductor:
                 files.write_json(folder / RESULT, told)
                 return
             from abps.sites import trials
-            from abps.sites.conductor import Conductor, JobReport
+            from abps.sites.conductor import Conductor
+            from abps.sites.job_report import JobReport
 
             memory = Path(collab.workspace.get_root_dir()) / "abps-server"
             board = Board(Path(collab.workspace.get_site_config_dir()), proposal.study)

@@ -1,0 +1,226 @@
+"""The file of a site's store: made whole, brought up to date, looked at before it is trusted.
+
+One SQLite file in write-ahead mode with an application id, a schema version and a digest of its content. One
+process writes at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from abps import files
+from abps.core.errors import RequestError
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: the check against a second writer is left out
+    fcntl = None  # type: ignore[assignment]
+
+#: "ABPS" as SQLite's application id.
+APPLICATION = 0x41425053
+
+#: One script per schema version; a store of version v is brought up to date by the scripts after the v-th.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE belief (
+        peer TEXT PRIMARY KEY, gain REAL NOT NULL, loss REAL NOT NULL, count REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE observation (
+        round INTEGER NOT NULL, peer TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (round, peer)
+    ) WITHOUT ROWID;
+    CREATE TABLE model (
+        which TEXT PRIMARY KEY, round INTEGER NOT NULL, weights BLOB NOT NULL, digest BLOB NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE round (
+        number INTEGER PRIMARY KEY, partners TEXT NOT NULL, rest TEXT NOT NULL, validation REAL
+    );
+    CREATE TABLE promise (
+        round INTEGER NOT NULL, peer TEXT NOT NULL, mine INTEGER NOT NULL, attempt INTEGER NOT NULL,
+        stage TEXT NOT NULL, PRIMARY KEY (round, peer, mine)
+    ) WITHOUT ROWID;
+    CREATE TABLE traffic (
+        number INTEGER PRIMARY KEY, at TEXT NOT NULL, round INTEGER NOT NULL, peer TEXT NOT NULL,
+        sent INTEGER NOT NULL, kind TEXT NOT NULL, bytes INTEGER NOT NULL, why TEXT NOT NULL
+    );
+    CREATE TABLE refusal (
+        peer TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL, latest TEXT NOT NULL,
+        PRIMARY KEY (peer, reason)
+    ) WITHOUT ROWID;
+    """,
+    # Forgetting after alarms: those raised here or told by peers, with the round whose beliefs first reckon
+    # with them; whom the own ones were told to; and what the watch carries along.
+    """
+    CREATE TABLE alarm (
+        round INTEGER NOT NULL, site TEXT NOT NULL, statistic TEXT NOT NULL, p REAL, reckoned INTEGER,
+        PRIMARY KEY (round, site, statistic)
+    ) WITHOUT ROWID;
+    CREATE TABLE told (round INTEGER NOT NULL, peer TEXT NOT NULL, PRIMARY KEY (round, peer)) WITHOUT ROWID;
+    CREATE TABLE watch (only INTEGER PRIMARY KEY CHECK (only = 1), state TEXT NOT NULL);
+    """,
+    # Observations that have an error of their own.
+    "ALTER TABLE observation ADD COLUMN se REAL;",
+    # The method's own state, whatever it is, and the members that it speaks of (``watch`` is of old).
+    """
+    CREATE TABLE state (
+        only INTEGER PRIMARY KEY CHECK (only = 1), members TEXT NOT NULL, content BLOB NOT NULL,
+        digest BLOB NOT NULL
+    );
+    """,
+    # The log as a chain of digests: of every row and all before it. The site's own signed heads of it, and
+    # the heads of partners' logs as they told them. What was put aside into files, and its sums.
+    """
+    ALTER TABLE traffic ADD COLUMN chain BLOB;
+    CREATE TABLE head (
+        site TEXT NOT NULL, rows INTEGER NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL,
+        signature BLOB NOT NULL, PRIMARY KEY (site, rows)
+    ) WITHOUT ROWID;
+    CREATE TABLE aside (
+        file TEXT PRIMARY KEY, rows INTEGER NOT NULL, chain BLOB NOT NULL, sums TEXT NOT NULL
+    ) WITHOUT ROWID;
+    """,
+)
+
+
+def content_digest(db: sqlite3.Connection) -> str:
+    """A digest of what must not change by itself: round, beliefs, observations, alarms, models and state."""
+    digest = hashlib.blake2b(digest_size=16)
+    for query in (
+        "SELECT key, value FROM fact WHERE key <> 'digest' ORDER BY key",
+        "SELECT * FROM belief ORDER BY peer",
+        "SELECT round, peer, value FROM observation ORDER BY round, peer",
+        "SELECT * FROM round ORDER BY number",
+    ):
+        for row in db.execute(query):
+            digest.update(repr(row).encode())
+        digest.update(b"|")
+    # Of later versions: nothing in them is the digest of a store that never had them.
+    for query in (
+        "SELECT * FROM alarm ORDER BY round, site, statistic",
+        "SELECT state FROM watch",
+        "SELECT round, peer, se FROM observation WHERE se IS NOT NULL ORDER BY round, peer",
+    ):
+        rows = db.execute(query).fetchall()
+        if rows:
+            digest.update(repr((query, rows)).encode())
+    # What is large is hashed once, when written; here it must still have that hash.
+    for which, number, content, written in (
+        *db.execute("SELECT * FROM model ORDER BY which"),
+        *db.execute("SELECT 'state', members, content, digest FROM state"),
+    ):
+        intact = content_hash(content) == written
+        digest.update(repr((which, number, written if intact else b"damaged")).encode())
+    return digest.hexdigest()
+
+
+def content_hash(blob: bytes) -> bytes:
+    return hashlib.blake2b(blob, digest_size=16).digest()
+
+
+@contextlib.contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """SQLite's complaints in our words; the file stays as it is."""
+    try:
+        yield
+    except (sqlite3.DatabaseError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, RequestError | sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            raise
+        busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+        advice = "try again" if busy else "restore it from a backup or move it away to start anew"
+        raise RequestError(f"{path} cannot be used ({error}); it was left as it is, {advice}") from error
+
+
+def connect(path: Path, write: bool) -> sqlite3.Connection:
+    """Open an existing store after looking whether it is one; bring it up to date if we may write."""
+    header = path.read_bytes()[:100] if path.is_file() else b""
+    if len(header) < 100 or header[:16] != b"SQLite format 3\0":
+        raise RequestError(
+            f"{path} is not a site's store (or is cut short); it was left as it is, move it away"
+        )
+    if int.from_bytes(header[68:72], "big") != APPLICATION:
+        raise RequestError(
+            f"{path} is a database of something else; it was left as it is, choose another path"
+        )
+    mode = "rw" if write else "ro"
+    with refusing(path):
+        db = sqlite3.connect(
+            f"file:{path.absolute().as_posix().replace('?', '%3f').replace('#', '%23')}?mode={mode}",
+            uri=True, timeout=10.0, isolation_level=None, check_same_thread=False,
+        )  # fmt: skip
+    if write:
+        with refusing(path):
+            db.execute("PRAGMA synchronous = NORMAL")  # the store syncs by itself, when something is to leave
+    try:
+        with refusing(path):
+            (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise RequestError(f"{path} is damaged ({verdict}); it was left as it is, restore a backup")
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version > len(MIGRATIONS):
+            raise RequestError(
+                f"{path} was written by a newer version of abps (schema {version}, this one knows "
+                f"{len(MIGRATIONS)}); update abps at this site"
+            )
+        if version < len(MIGRATIONS):
+            if not write:
+                raise RequestError(f"{path} has the older schema {version}; the site's next job updates it")
+            migrate(db, path, version)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def migrate(db: sqlite3.Connection, path: Path, version: int) -> None:
+    """Bring a store of an older version up to date, keeping a copy of what it was."""
+    copy = path.with_name(f"{path.name}.schema{version}")
+    with files.replacing(copy) as part, contextlib.closing(sqlite3.connect(part)) as backup:
+        db.backup(backup)
+    with refusing(path):
+        steps = "\n".join(MIGRATIONS[version:])
+        db.executescript(f"BEGIN IMMEDIATE;\n{steps}\nPRAGMA user_version = {len(MIGRATIONS)};\nCOMMIT;")
+
+
+def make(path: Path, facts: Mapping[str, str]) -> None:
+    """A new store, complete before it has its name: a file with the name is never half made."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as db:
+            db.execute(f"PRAGMA application_id = {APPLICATION}")
+            db.execute("PRAGMA journal_mode = WAL")
+            steps = "\n".join(MIGRATIONS)
+            db.executescript(f"BEGIN;\n{steps}\nPRAGMA user_version = {len(MIGRATIONS)};\nCOMMIT;")
+            db.executemany("INSERT INTO fact VALUES (?, ?)", list(facts.items()))
+            db.execute("INSERT INTO fact VALUES ('digest', ?)", (content_digest(db),))
+        part.replace(path)  # closing wrote the journal back, so the one file is all of it
+    finally:
+        for rest in (part, Path(f"{name}-wal"), Path(f"{name}-shm")):
+            rest.unlink(missing_ok=True)
+
+
+def single_writer(path: Path) -> int | None:
+    """Hold a lock for as long as the store is open, or say that another job has it."""
+    if fcntl is None:
+        return None
+    handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise RequestError(
+            f"{path} is in use by another process of this site; wait for its job to end"
+        ) from error
+    return handle
+
+
+def unlock(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
