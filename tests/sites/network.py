@@ -24,9 +24,9 @@ from abps.methods.settings import configure
 from abps.sites.agreement import Agreement
 from abps.sites.loopback import Memory
 from abps.sites.policy import Policy
-from abps.sites.records import Evidence
 from abps.sites.site import Site
 from abps.sites.store import Store
+from abps.sites.store_rows import Evidence
 from abps.stats import change as drift
 
 #: Sites that let every study in, for tests of something else.

@@ -465,7 +465,7 @@ def test_a_server_caps_claimed_rows(four, tmp_path):
     agreement = four.agreement("fedavg", rounds=1)
     network = opened(four, agreement, tmp_path, Lying(bad, "hello", lambda f: f | {"rows": 10**8}))
     Conductor(network, agreement, 1, QUICK).run(four.names)
-    told = network.sites[four.names[0]]._rows
+    told = network.sites[four.names[0]].outlook.rows
     assert told[bad] <= 10 * max(rows for name, rows in told.items() if name != bad)
     close(network)
 

@@ -22,12 +22,12 @@ from abps.core.protocol import Kind, Message
 from abps.sites import audit, backup
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
-from abps.sites.records import Entry
 from abps.sites.signing import Signer
 from abps.sites.sitefile import SiteFile
 from abps.sites.steps import Seconds
 from abps.sites.store import Store
 from abps.sites.store_file import MIGRATIONS
+from abps.sites.store_rows import Entry
 from abps.wire import admission, versions
 from abps.wire.frames import pack
 from abps.wire.messages import pack_head, pack_message

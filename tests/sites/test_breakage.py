@@ -14,9 +14,9 @@ from abps.core.errors import RequestError
 from abps.sites import audit
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
-from abps.sites.records import Entry, Finished
 from abps.sites.steps import Seconds
 from abps.sites.store import Store
+from abps.sites.store_rows import Entry, Finished
 
 from .network import agree_about_partners, close, counted_once, open_site
 

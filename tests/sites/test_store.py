@@ -14,8 +14,8 @@ import pytest
 from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
 from abps.sites import store_file as module
-from abps.sites.records import AlarmRow, Entry, Evidence, Finished
 from abps.sites.store import Store
+from abps.sites.store_rows import AlarmRow, Entry, Evidence, Finished
 
 
 def finished(t=1, **changes):

@@ -15,9 +15,9 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.sites import chain
-from abps.sites.records import Head
 from abps.sites.signing import Signer
 from abps.sites.store import Store
+from abps.sites.store_rows import Head
 
 #: What signatures of heads are for.
 PURPOSE = "head"

@@ -15,9 +15,9 @@ from pathlib import Path
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites import audit
-from abps.sites.records import Entry
 from abps.sites.signing import Signer
 from abps.sites.store import Store
+from abps.sites.store_rows import Entry
 
 
 def backup(path: Path, out: Path) -> list[Path]:

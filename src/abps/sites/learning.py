@@ -22,7 +22,7 @@ from abps.methods.peers import Heard, Learned, Opinion
 from abps.methods.star import StarMethod, summands
 from abps.sites.masked_sums import MaskedSums
 from abps.sites.outlook import Outlook
-from abps.sites.records import AlarmRow, Evidence, Finished
+from abps.sites.store_rows import AlarmRow, Evidence, Finished
 from abps.sites.with_server import WithServer
 
 

@@ -27,9 +27,9 @@ from abps.methods.base import ROWS, Ints, World, grounded
 from abps.methods.memory import thaw
 from abps.methods.peers import Opinion, PeerMethod
 from abps.sites.agreement import Agreement
-from abps.sites.records import AlarmRow
 from abps.sites.spent import Purse
 from abps.sites.store import Store
+from abps.sites.store_rows import AlarmRow
 from abps.wire import versions
 from abps.wire.admission import Limits, Origin
 from abps.wire.codecs import codec

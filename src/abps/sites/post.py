@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from abps.sites.chain import canonical
 from abps.sites.outlook import Outlook
-from abps.sites.records import Entry
+from abps.sites.store_rows import Entry
 
 T = TypeVar("T")
 

@@ -31,10 +31,10 @@ from abps.sites.masked_sums import MaskedSums
 from abps.sites.negotiating import Negotiating
 from abps.sites.outlook import Outlook, Round, counts
 from abps.sites.post import CONDUCTOR, OPERATOR, Patience, Post, Send, utc
-from abps.sites.records import Entry
 from abps.sites.roll_calls import RollCalls
 from abps.sites.signing import Signer
 from abps.sites.store import Store
+from abps.sites.store_rows import Entry
 from abps.sites.swapping import Swapping
 from abps.sites.telling import Telling
 from abps.sites.with_server import WithServer

@@ -14,9 +14,9 @@ import numpy as np
 from abps import files
 from abps.data.outcome import parse_outcome
 from abps.sites.audit import RESTORED, heads_json
-from abps.sites.records import Entry
 from abps.sites.spent import ledger_of
 from abps.sites.store import Store
+from abps.sites.store_rows import Entry
 
 #: The privacy account in an export.
 PRIVACY = "privacy.json"

@@ -17,8 +17,8 @@ from abps.sites.gate import Gate
 from abps.sites.negotiating import Negotiating
 from abps.sites.outlook import Outlook
 from abps.sites.post import Part, Post, Unreachable
-from abps.sites.records import Head
 from abps.sites.signing import Signer
+from abps.sites.store_rows import Head
 from abps.wire import admission, versions
 from abps.wire.admission import Reason, Refused
 from abps.wire.frames import frame_size, unpack

@@ -15,8 +15,8 @@ from abps.sites import audit
 from abps.sites.excuses import Declined, Excuse
 from abps.sites.outlook import Outlook
 from abps.sites.post import Post, Unreachable
-from abps.sites.records import Head
 from abps.sites.signing import Signer
+from abps.sites.store_rows import Head
 from abps.wire import admission, versions
 from abps.wire.admission import Reason, Refused
 from abps.wire.messages import pack_alarm, pack_head, pack_vector, unpack_vector

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from abps.report.pages.document import render
-from abps.sites.records import RoundRow
+from abps.sites.store_rows import RoundRow
 
 if TYPE_CHECKING:  # a page that is served while a job runs is made without figures
     from matplotlib.figure import Figure
