@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from abps.core.streams import center_ids
-from abps.data.counted import COUNTS, FIRST, Counting, agree_from_counts, counts_of
+from abps.data.counted import COUNTS, FIRST, Counting, counted, counts_of, told_counts
 from abps.data.scales import PROBABILITIES
 
 NAMES = ("normal", "ph", "lactate", "huge", "constant", "empty", "signed")
@@ -31,13 +31,16 @@ def columns(rows=4000, seed=0):
 
 
 def agreed(values, n=8, **how):
+    """The scales of all columns, and the bytes that they took."""
     start = np.linspace(0, values.shape[1], n + 1).astype(np.int64)
-    return agree_from_counts(NAMES, values, start, tuple(f"h{i}" for i in range(n)), Counting(**how))
+    counting = Counting(**how)
+    found, spent = counted(values, start, tuple(f"h{i}" for i in range(n)), counting)
+    return dict(zip(NAMES, found.scales(counting.doubt(len(NAMES), n)))), spent
 
 
 def test_scales_are_near_those_of_all_rows():
     values = columns()
-    scales = agreed(values, masked=True).scales
+    scales = agreed(values, masked=True)[0]
     for k in (0, 1, 2, 3, 6):
         known = values[k][np.isfinite(values[k])]
         scale = scales[NAMES[k]]
@@ -52,14 +55,14 @@ def test_scales_are_near_those_of_all_rows():
 def test_one_value_far_out_owns_no_scale():
     values = columns()
     values[0, 0] = 1e9
-    scale = agreed(values).scales["normal"]
+    scale = agreed(values)[0]["normal"]
     assert abs(scale.center - 100) < 2 and 12 < scale.spread < 17
 
 
 def test_how_rows_are_spread_over_centers_changes_nothing():
     values = columns()
-    one, other = agreed(values, n=3), agreed(values, n=40)
-    assert one.scales == other.scales and one.spent != other.spent
+    (one, less), (other, more) = agreed(values, n=3), agreed(values, n=40)
+    assert one == other and less < more
 
 
 def test_one_row_moves_one_count_of_every_column_by_one():
@@ -85,7 +88,7 @@ def test_noise_has_the_stated_deviation_and_others_at_every_center_and_count():
 
 def test_scales_outlive_noise():
     values = columns(20_000)
-    scales = agreed(values, n=10, noise=3.0, seed=1).scales
+    scales = agreed(values, n=10, noise=3.0, seed=1)[0]
     for k, width in ((0, 15), (2, None), (3, 8e4)):
         known = values[k][np.isfinite(values[k])]
         spread = width or known.std()
@@ -95,9 +98,10 @@ def test_scales_outlive_noise():
     assert scales["empty"].spread == 0
 
 
-def test_scales_that_are_given_are_not_counted():
-    values = columns()
-    some = agreed(values)
-    start = np.array([0, 1000, 4000])
-    again = agree_from_counts(NAMES, values, start, ("a", "b"), Counting(), some)
-    assert again == some and again.spent == some.spent
+def test_a_center_with_few_values_of_a_column_tells_nothing_of_it():
+    values = columns(60)
+    values[0, :55] = np.nan
+    edges, owner = np.tile(FIRST, (len(NAMES), 1)), np.zeros(60, dtype=np.int64)
+    all_told, told = (told_counts(values, owner, 1, edges, least) for least in (None, np.array([20])))
+    assert all_told[0, 0].sum() > 0 and told[0, 0].sum() == 0
+    np.testing.assert_array_equal(told[0, 1:], all_told[0, 1:])

@@ -11,14 +11,16 @@ import pytest
 
 from abps.core import streams
 from abps.data.codebook import Codebook, merged
+from abps.data.counted import Counting, counted
 from abps.data.identifying import identifies
-from abps.data.prepare import codebook, prepare, told_of
+from abps.data.prepare import codebook, numbers_of, prepare, told_of
 from abps.data.scales import Summary
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate, own_table
 from abps.learn.batched import StackedLearner
 from abps.methods.base import World
+from abps.methods.kindred import categories
 from abps.methods.leaving import leaving
 from abps.methods.plus import ABPSPlus
 from abps.methods.settings import configure
@@ -30,6 +32,7 @@ from abps.privacy.small_counts import (
     told_difference,
     without_small,
 )
+from abps.stats import spectrum
 
 FLOOR = 10
 TOP = ("Anna", "Berta", "Carl", "Dora", "Emil", "Frieda", "Gustav", "Hanna", "Igor", "Jana")
@@ -255,6 +258,97 @@ def test_columns_with_a_small_cell_add_nothing_to_sums():
     x[:, 2] = np.linspace(-1, 1, 100)
     hidden = without_small(x, y, FLOOR)
     assert np.array_equal(hidden[:, [0, 2]], x[:, [0, 2]]) and not hidden[:, 1].any()
+
+
+# Scores of roll calls, and the solver ------------------------------------------------------------------
+
+
+def ward_of(cells):
+    """Rows of a category: (levels, 2) how many with and without the outcome; columns of all levels but the
+    last, which is told as none of them where it is ``none``."""
+    y = np.concatenate([np.repeat([1.0, 0.0], pair) for pair in cells])
+    level = np.repeat(np.arange(len(cells)), [sum(pair) for pair in cells])
+    return np.eye(len(cells))[level], y
+
+
+def beside(x, y, shown):
+    """What is left over for who knows the table of every told column and the totals: how many rows with the
+    outcome, and without it, are in none of the told columns, and of how many hidden levels they are."""
+    told = [k for k in range(x.shape[1]) if shown[:, k].any()]
+    rest = x[:, told].sum(axis=1) == 0
+    hidden = sum(bool(x[rest, k].any()) for k in range(x.shape[1]) if k not in told)
+    hidden += bool((x.sum(axis=1) == 0).any())
+    return int((rest & (y > 0)).sum()), int((rest & (y == 0)).sum()), hidden
+
+
+def test_scores_at_a_model_that_says_nothing_are_counts():
+    """So a board that lied about the mean could ask for the tables of what is told."""
+    x, y = ward_of([(14, 33), (12, 31), (13, 17)])
+    score, _, information = spectrum.score(x, y, np.zeros(len(y)), np.ones((1, len(y))))
+    rate = y.mean()
+    assert information == pytest.approx(len(y) * rate * (1 - rate))
+    np.testing.assert_allclose(score, [14 - 47 * rate, 12 - 43 * rate, 13 - 30 * rate], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("cells", "columns"),
+    [
+        ([(14, 33), (12, 31), (3, 17)], [0, 1, 2]),  # a level with three deaths
+        ([(14, 33), (12, 31), (3, 17)], [0, 1]),  # the same, of those that have none of the levels
+        ([(11, 40), (21, 19), (13, 22), (4, 15)], [0, 1, 2, 3]),
+        ([(15, 40), (12, 19), (0, 6)], [0, 1, 2]),  # few survivors
+    ],
+)
+def test_a_small_cell_does_not_follow_from_the_other_levels(cells, columns):
+    x, y = ward_of(cells)
+    x = x[:, columns]
+    *found, levels = beside(x, y, without_small(x, y, FLOOR))
+    assert levels == 1 and tuple(found) == cells[-1]  # exactly what was not to be told
+    *found, levels = beside(x, y, without_small(x, y, FLOOR, np.zeros(len(columns), dtype=np.int64)))
+    assert levels == 2 and tuple(found) != cells[-1]
+
+
+def test_levels_that_are_hidden_by_twos_stay_so_and_other_columns_are_told():
+    x, y = ward_of([(14, 33), (8, 30), (6, 17)])
+    x = np.concatenate([x, np.tile([[1.0], [0.0]], (len(y), 1))[: len(y)]], axis=1)
+    groups = np.array([0, 0, 0, -1])
+    shown = without_small(x, y, FLOOR, groups)
+    assert shown.any(axis=0).tolist() == [True, False, False, True]
+    assert categories(small_sites(FLOOR)).max() >= 0
+
+
+def test_what_abps_plus_tells_of_scores_at_the_floor_has_no_level_that_stands_alone():
+    """In what centers really tell: of no category the rows beside the told levels are few of an outcome."""
+    data = small_sites(FLOOR)
+    groups = categories(data)
+    for i in range(data.size):
+        rows = data.train.only(i)
+        x, y = rows.x.astype(np.float64), rows.y.astype(np.float64)
+        shown = without_small(x, y, FLOOR, groups)
+        for group in np.unique(groups[groups >= 0]):
+            levels = np.flatnonzero(groups == group)
+            told = [k for k in levels if shown[:, k].any()]
+            hidden = [k for k in levels if x[:, k].any() and k not in told]
+            beside = x[:, told].sum(axis=1) == 0
+            alone = len(hidden) + bool((x[:, levels].sum(axis=1) == 0).any()) == 1
+            few = any(0 < int((beside & (y == v)).sum()) < FLOOR for v in (0, 1))
+            assert not (told and alone and few)
+
+
+def test_totals_of_counts_tell_no_outcome():
+    """Common scales: what leaves is of columns alone; turning all outcomes around changes nothing of it."""
+    frame, roles = builtin_table("icu-synthetic:centers=6,stays=700")
+    turned = frame.with_columns((1 - pl.col(roles.label).cast(pl.Int64)).alias(roles.label))
+    split = assign_splits(federate(frame, roles, "icu", 1), 11)
+    found = []
+    for table in (frame, turned):
+        fed = federate(table, roles, "icu", 1)
+        names = prepare(fed, 11, split=split, floor=FLOOR).book.numbers
+        numbers, start, _ = numbers_of(fed, split, names)
+        total, _ = counted(numbers, start, fed.centers, Counting(masked=True), np.full(fed.size, FLOOR))
+        summaries = [told.to_bytes() for told in told_of(fed, split, names, FLOOR).values()]
+        found.append((total.counts.tobytes(), total.edges.tobytes(), summaries))
+    assert found[0] == found[1]
 
 
 def test_prevalences_at_the_floor_are_multiples_of_it():

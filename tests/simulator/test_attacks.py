@@ -85,6 +85,26 @@ def test_what_is_no_model_gets_in_nowhere(icu, method, attack):
     assert run.models.abs().max() < 10.0
 
 
+@pytest.mark.parametrize("attack", NAMES)
+def test_every_attack_can_be_played_where_boards_ask_and_where_a_server_does(icu, attack):
+    for method, rounds in (("abps-plus", 5), ("fedavg", 3)):
+        run = abps.simulate(icu, method, seed=11, rounds=rounds, attack=f"{attack}:share=0.25")
+        assert torch.isfinite(run.models).all() and np.isfinite(run.auroc.honest_mean)
+
+
+def test_who_does_not_train_sends_a_server_what_it_got(icu):
+    """A free rider and a copier: the average is that of the others and of the average before."""
+    settings = SMALL | {"codec": "fp32", "aggregate": "mean"}
+    lazy, copies = (
+        abps.simulate(icu, "fedavg", seed=11, rounds=3, settings=settings, attack=f"{name}:share=0.25")
+        for name in ("free-rider", "copy")
+    )
+    plain = abps.simulate(icu, "fedavg", seed=11, rounds=3, settings=settings)
+    assert torch.equal(lazy.models, copies.models) and not torch.equal(lazy.models, plain.models)
+    # They slow the others down; they do not pull them back to the start.
+    assert (lazy.models - plain.models).norm() < 0.5 * plain.models.norm()
+
+
 def test_refusals_are_in_the_audit_trail(icu):
     run = abps.simulate(icu, "random-k1", seed=11, rounds=4, settings=SMALL, attack="nan:share=0.25")
     rows = run.decisions.filter(run.decisions["decision"] == "refused")

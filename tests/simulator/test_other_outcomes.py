@@ -7,46 +7,20 @@ import json
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 
 import abps
 from abps import RequestError
-from abps.data.outcome import parse_outcome
-from abps.data.outcome_label import labelled
 from abps.data.prepare import prepare
-from abps.data.roles import Roles
-from abps.data.table import federate
 from abps.learn.batched import StackedLearner
 from abps.learn.loop import LoopLearner
 from abps.learn.training import Objective, Training
 from abps.methods.catalog import CATALOG
 from abps.simulator.crossvalidation import cross_validate
+from federations import outcome_of as made
 
 SPECS = ("survival", "survival:cox", "classes", "continuous", "continuous:pinball=0.7")
-
-
-def made(spec: str, centers: int = 5, rows: int = 500, seed: int = 0) -> abps.Federation:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(rows, 3))
-    eta = x[:, 0] - 0.7 * x[:, 1]
-    time, watched = np.ceil(9 * rng.exponential(np.exp(-eta))), np.ceil(rng.exponential(15, rows))
-    names = np.array(["a", "b", "c"])
-    frame = pl.DataFrame(
-        {"center": [f"h{k}" for k in rng.integers(0, centers, rows)]} | {f"x{j}": x[:, j] for j in range(3)}
-    )
-    kind = parse_outcome(spec).kind
-    if kind == "survival":
-        frame = frame.with_columns(y=pl.Series(time <= watched), t=pl.Series(np.minimum(time, watched)))
-    elif kind == "classes":
-        utilities = np.stack([eta, -eta, 0 * eta], axis=1) + rng.gumbel(size=(rows, 3))
-        frame = frame.with_columns(y=pl.Series(names[utilities.argmax(axis=1)]))
-    else:
-        frame = frame.with_columns(y=pl.Series(4 + 3 * eta + rng.normal(size=rows)))
-    roles = Roles("y", "center", outcome=spec, duration="t" if kind == "survival" else None)
-    assert labelled(frame, roles).outcome.kind == kind
-    return federate(frame, roles, spec, 10)
 
 
 @pytest.mark.parametrize("spec", SPECS)

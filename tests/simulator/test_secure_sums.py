@@ -9,14 +9,16 @@ import torch
 import abps
 from abps.core.errors import RequestError
 from abps.data.counted import Counting
+from abps.data.outcome_told import settled_size
 from abps.data.prepare import prepare
+from abps.data.scales import scales_size
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate
 from abps.methods.references import GlmExact
 from abps.methods.star import masked, summands
 from abps.privacy import fixed_point
 from abps.privacy.sum_bytes import masked_bytes, protocol_bytes
-from federations import tiny
+from federations import outcome_of, tiny
 
 SMALL = {"model": "linear", "standardise": "own", "epochs": 1}
 
@@ -102,6 +104,40 @@ def test_common_scales_follow_from_masked_counts(icu):
     # Three counts of all columns, and a sum in each of two rounds.
     assert made.bytes.control == told[1].agreed + 2 * protocol_bytes(6)
     assert told[1].agreed > 3 * masked_bytes(6, 30 * len(counted))
+
+
+@pytest.mark.parametrize("spec", ["survival", "continuous"])
+@pytest.mark.parametrize("standardise", ["common", "own"])
+def test_what_is_agreed_of_an_outcome_follows_from_masked_counts(spec, standardise, monkeypatch):
+    """Times of events and numbers to predict were told in summaries, center by center."""
+    fed = outcome_of(spec, rows=900)
+    plain = prepare(fed, 3, standardise=standardise)
+
+    def never(*arguments, **more):
+        raise AssertionError("a center tells a summary of its own")
+
+    monkeypatch.setattr("abps.data.prepare.told_of", never)
+    monkeypatch.setattr("abps.data.prepare.summaries", never)
+    counted = prepare(fed, 3, standardise=standardise, counting=Counting(masked=True))
+    mine, theirs = counted.outcome, plain.outcome
+    if spec == "continuous":
+        assert abs(mine.level - theirs.level) < 0.1 * theirs.scale
+        assert mine.scale == pytest.approx(theirs.scale, rel=0.15)
+    else:
+        # The ends of intervals are ends of bins; as many events lie between them.
+        assert len(mine.grid) == pytest.approx(len(theirs.grid), abs=3)
+        middle = np.interp(0.5, np.linspace(0, 1, len(mine.grid)), mine.grid)
+        assert middle == pytest.approx(
+            np.interp(0.5, np.linspace(0, 1, len(theirs.grid)), theirs.grid), rel=0.3
+        )
+    columns = 2 if spec == "survival" else 1
+    columns += len(counted.book.numbers) if standardise == "common" else 0
+    masks = sum(masked_bytes(5, columns * bins) for bins in (131 + 1, 42, 34))
+    assert counted.agreed == masks + 5 * (
+        (scales_size(columns - (2 if spec == "survival" else 1))) + settled_size(mine)
+    )
+    made = abps.simulate(fed, "fedavg", 3, 1, settings={"secure": "yes", "model": "linear", "epochs": 1})
+    assert np.isfinite(made.models.numpy()).all()
 
 
 @pytest.mark.parametrize(

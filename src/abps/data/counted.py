@@ -10,14 +10,13 @@ One row moves one count of every column by one: a count of k columns has the sen
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.data.scales import FEWEST, PROBABILITIES, Scale, Statistics, scales_size
+from abps.data.scales import FEWEST, PROBABILITIES, Scale
 from abps.privacy.sum_bytes import masked_bytes
 
 Floats = NDArray[np.float64]
@@ -77,47 +76,76 @@ def counts_of(values: Floats, owner: Ints, n: int, edges: Floats) -> Floats:
     return found
 
 
-def agree_from_counts(
-    names: tuple[str, ...],
+class Narrowing:
+    """Where the bins of the next count are, from the totals so far; after the last one, what follows from it.
+
+    columns: how many are counted.  edges: (columns, bins + 1) of the next count, or of the last one.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self.taken = 0
+        self.edges = np.tile(FIRST, (columns, 1))
+        self.counts = np.zeros((columns, FIRST.size + 1))
+
+    @property
+    def entries(self) -> int:
+        """How many numbers the next count has: of every bin, and of what is below and above all."""
+        return self.columns * (self.edges.shape[1] + 1)
+
+    @property
+    def done(self) -> bool:
+        """Whether all counts were taken."""
+        return self.taken == COUNTS
+
+    def take(self, total: Floats, doubt: float) -> None:
+        """The total of a count, (columns, bins + 2); doubt: what may be nothing but noise."""
+        self.counts = np.where(total > doubt, total, 0.0) if self.taken == 0 else total
+        self.taken += 1
+        if not self.done:  # of many bins most are empty
+            bins, outside = BINS[self.taken - 1], OUTSIDE[self.taken - 1]
+            self.edges = np.stack([_narrower(e, c, bins, outside) for e, c in zip(self.edges, self.counts)])
+
+    def scales(self, doubt: float) -> list[Scale]:
+        """The scale of every column."""
+        return [_scale(edges, counts, doubt) for edges, counts in zip(self.edges, self.counts)]
+
+    def spread_out(self, column: int) -> Floats:
+        """(values,) a column's values as its last count knows them: each in the middle of its bin."""
+        edges = self.edges[column]
+        middle = np.concatenate([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
+        return np.repeat(middle, np.maximum(np.rint(self.counts[column]), 0).astype(np.int64))
+
+
+def told_counts(values: Floats, owner: Ints, n: int, edges: Floats, least: Ints | None) -> Floats:
+    """What centers tell: their counts; nothing of a column with fewer values than they may tell of."""
+    counts = counts_of(values, owner, n, edges)
+    if least is None:
+        return counts
+    enough = counts.sum(axis=2) >= np.maximum(least, FEWEST)[:, None]
+    return np.asarray(np.where(enough[:, :, None], counts, 0.0))
+
+
+def counted(
     values: Floats,
     start: Ints,
     centers: tuple[str, ...],
     counting: Counting,
-    given: Statistics | None = None,
-) -> Statistics:
-    """The scales of columns (k, rows) of which center i owns the rows start[i]:start[i+1]; those that are
-    given stay."""
-    needed = [c for c, name in enumerate(names) if given is None or name not in given.scales]
-    known = {} if given is None else dict(given.scales)
-    if not needed:
-        return Statistics(known, 0 if given is None else given.spent)
-    n, ids = len(centers), streams.center_ids(centers)
+    least: Ints | None = None,
+) -> tuple[Narrowing, int]:
+    """All three counts of columns (k, rows), of which center i owns the rows start[i]:start[i+1], and the
+    bytes that they took.
+
+    least: (n,) of how many values a center may tell something; None: of any number.
+    """
+    n, k, ids = len(centers), len(values), streams.center_ids(centers)
     owner = np.repeat(np.arange(n), np.diff(start))
-    some, k = values[needed], len(needed)
-    spent = 0
-
-    def total(edges: Floats, number: int) -> Floats:
-        nonlocal spent
-        told = counting.noisy(counts_of(some, owner, n, edges), ids, number)
-        entries = told.shape[1] * told.shape[2]
-        spent += masked_bytes(n, entries) if counting.masked else 8 * n * entries
-        return np.asarray(told.sum(axis=0))
-
-    scales = found(total, k, counting.doubt(k, n))
-    known |= {names[c]: scale for c, scale in zip(needed, scales)}
-    spent += n * scales_size(k)
-    return Statistics(known, spent + (0 if given is None else given.spent))
-
-
-def found(total: Callable[[Floats, int], Floats], columns: int, doubt: float) -> list[Scale]:
-    """The scales that follow from totals, for which centers are asked: (edges, number) -> (k, bins + 2)."""
-    edges = np.tile(FIRST, (columns, 1))
-    counts = total(edges, 0)
-    counts = np.where(counts > doubt, counts, 0.0)  # of many bins most are empty
-    for number, (bins, outside) in enumerate(zip(BINS, OUTSIDE), start=1):
-        edges = np.stack([_narrower(edges[c], counts[c], bins, outside) for c in range(columns)])
-        counts = total(edges, number)
-    return [_scale(edges[c], counts[c], doubt) for c in range(columns)]
+    found, spent = Narrowing(k), 0
+    while not found.done:
+        told = counting.noisy(told_counts(values, owner, n, found.edges, least), ids, found.taken)
+        spent += masked_bytes(n, found.entries) if counting.masked else 8 * n * found.entries
+        found.take(np.asarray(told.sum(axis=0)), counting.doubt(k, n))
+    return found, spent
 
 
 def _shares(counts: Floats) -> Floats:

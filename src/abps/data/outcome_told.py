@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.data.counted import Narrowing
 from abps.data.outcome import Outcome, grid_hazards, time_grid
 from abps.data.scales import Summary, sketched
 
@@ -60,6 +61,19 @@ def settled_by(outcome: Outcome, told: Sequence[Summary]) -> Outcome:
     if not len(times):
         return outcome
     signed = np.concatenate([np.sort(times), -np.sort(ends)]).astype(np.float32)
+    grid = time_grid(signed)
+    return replace(outcome, grid=grid, hazards=grid_hazards(signed, grid))
+
+
+def settled_by_counts(outcome: Outcome, found: Narrowing, first: int) -> Outcome:
+    """The same from sums of counts, among which what is told of the outcome begins at the place ``first``."""
+    if not told_columns(outcome):
+        return outcome
+    if outcome.kind == "continuous":
+        scale = found.scales(0.0)[first]
+        return replace(outcome, level=scale.center, scale=scale.spread if scale.spread > 0 else 1.0)
+    times, ends = (np.maximum(found.spread_out(first + k), 0.0) for k in range(2))
+    signed = np.concatenate([times, -ends]).astype(np.float32)
     grid = time_grid(signed)
     return replace(outcome, grid=grid, hazards=grid_hazards(signed, grid))
 

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, Sharing, candidates, encode_column, sums
-from abps.data.counted import Counting, agree_from_counts
+from abps.data.counted import Counting, counted
 from abps.data.federation import About, Federation
 from abps.data.outcome import BINARY, Outcome
-from abps.data.outcome_told import settled_size, told_columns, told_values
-from abps.data.scales import HEADER_SIZE, Summary, agree, oddities, summaries
+from abps.data.outcome_told import settled_by_counts, settled_size, told_columns, told_values
+from abps.data.scales import HEADER_SIZE, Statistics, Summary, agree, oddities, scales_size, summaries
 from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
 from abps.data.told import Told
@@ -96,7 +96,8 @@ class Prepared:
     outcome: what is predicted, with what the centers agreed on for it.
     splines: whether numeric columns are there as the smooth terms of an additive model.
     floor: of how many patients something must be told that leaves a center; 0: of any number.
-    counted: whether common scales follow from sums of counts instead of summaries.
+    counted: whether common scales, and what is agreed of the outcome, follow from sums of counts instead of
+    summaries.
     """
 
     name: str
@@ -172,11 +173,16 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """x: (rows, columns) all rows of a federation.  book: by what.  warnings: what looked wrong."""
+    """x: (rows, columns) all rows of a federation.  book: by what.  warnings: what looked wrong.
+
+    outcome: with what all agree on, where that follows from sums of counts.  spent: the bytes of these.
+    """
 
     x: NDArray[np.float32]
     book: Codebook
     warnings: tuple[str, ...] = ()
+    outcome: Outcome | None = None
+    spent: int = 0
 
 
 def encode(
@@ -217,11 +223,9 @@ def encode(
             outcome=federation.outcome,
         )
     told = {} if counting else told_of(federation, split, book.numbers, book.floor)
+    outcome, spent = None, 0
     if counting:
-        numbers, start, _ = numbers_of(federation, split, book.numbers)
-        statistics = agree_from_counts(
-            book.numbers, numbers, start, federation.centers, counting, book.statistics
-        )
+        statistics, outcome, spent = _from_counts(federation, split, book, counting, standardise)
     else:
         statistics = agree(told, book.statistics)
     book = replace(book, statistics=statistics if standardise == "common" else None)
@@ -230,7 +234,31 @@ def encode(
             if column.kind == "number":
                 scale, values = statistics.scales[column.source], federation.features[column.source]
                 blocks[k] = encode_column(column, values, center, train, n, scale)
-    return Encoded(np.stack(blocks, axis=1), book, oddities(told, statistics) if told else ())
+    warnings = oddities(told, statistics) if told else ()
+    return Encoded(np.stack(blocks, axis=1), book, warnings, outcome, spent)
+
+
+def _from_counts(
+    federation: Federation, split: NDArray[np.int8], book: Codebook, counting: Counting, standardise: str
+) -> tuple[Statistics, Outcome, int]:
+    """Scales, the outcome with what all agree on, and the bytes that it took: from sums of counts alone."""
+    given = {} if book.statistics is None else dict(book.statistics.scales)
+    before = 0 if book.statistics is None else book.statistics.spent
+    numbers = [name for name in book.numbers if name not in given] if standardise == "common" else []
+    about = told_columns(federation.outcome)
+    if not numbers and not about:
+        return Statistics(given, before), federation.outcome, before
+    values, start, rows = numbers_of(federation, split, (*numbers, *about))
+    least = None
+    if book.floor:
+        patient = None if federation.patient is None else federation.patient[rows]
+        least = least_rows(federation.center[rows], patient, federation.size, book.floor)
+    found, spent = counted(values, start, federation.centers, counting, least)
+    scales = found.scales(counting.doubt(len(values), federation.size))
+    outcome = settled_by_counts(federation.outcome, found, len(numbers))
+    back = scales_size(len(numbers)) + (settled_size(outcome) if about else 0)
+    spent += before + federation.size * back
+    return Statistics(given | dict(zip(numbers, scales)), spent), outcome, spent
 
 
 def told_of(
@@ -372,7 +400,8 @@ def prepare(
 ) -> Prepared:
     """Split and encode a federation for one seed, by an agreed codebook or by its own.
 
-    counting: common scales follow from sums of counts (:mod:`abps.data.counted`).
+    counting: common scales, and what is agreed of the outcome, follow from sums of counts
+    (:mod:`abps.data.counted`).
     floor: of how many patients something must be told that leaves a center, where no codebook says it.
     splines: numeric columns become the smooth terms of an additive model (see :mod:`abps.data.splines`).
     The order of rows in a file changes nothing.
@@ -382,15 +411,14 @@ def prepare(
     if not federation.in_order:
         order = canonical_order(federation)
         federation, split = federation.take(order), split[order]
-    encoded = encode(
-        federation, split, book, standardise, floor, counting if standardise == "common" else None
-    )
+    counts = counting is not None and (standardise == "common" or bool(told_columns(federation.outcome)))
+    encoded = encode(federation, split, book, standardise, floor, counting if counts else None)
     x, made = encoded.x, encoded.book
     columns = tuple(column.name for column in made.columns)
     if splines:
         design = design_of(made)
         x, columns = design.of(x), design.names
-    outcome = federation.outcome.settled(federation.label[split == 0])
+    outcome = encoded.outcome or federation.outcome.settled(federation.label[split == 0])
     made = replace(made, outcome=outcome)
     vectors, names, base = metadata(federation, split, made.floor, outcome)
 
@@ -420,10 +448,10 @@ def prepare(
         seed=seed,
         book=made,
         plain=len(made.columns),
-        agreed=_agreed_bytes(federation, split, made, standardise),
+        agreed=encoded.spent if counts else _agreed_bytes(federation, split, made, standardise),
         warnings=encoded.warnings,
         splines=splines,
         floor=made.floor,
         outcome=outcome,
-        counted=counting is not None and standardise == "common",
+        counted=counts,
     )

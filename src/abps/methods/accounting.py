@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from abps.core import streams
 from abps.core.errors import RequestError
+from abps.data.codebook import Codebook
 from abps.data.counted import COUNTS, Counting
+from abps.data.outcome_told import told_columns
 from abps.methods.base import ROWS, Floats, Method, Published, World
 from abps.methods.peers import PeerMethod
 from abps.methods.star import StarMethod
@@ -16,22 +18,36 @@ from abps.privacy.spending import Release, noise_for
 
 
 def counting_of(method: Method, seed: int) -> Counting | None:
-    """How centers tell what a common scale follows from: counts, where only their sum is seen, or with noise;
-    nothing: summaries, as they are."""
-    if method.training.standardise != "common":
-        return None
+    """How centers tell what a common scale, or the outcome's time grid or level, follows from: counts, where
+    only their sum is seen, or with noise; nothing: summaries, as they are."""
     private = method.privacy.budget is not None
     if not private and not method.privacy.secure:
         return None
     return Counting(method.privacy.secure, method.training.noise_multiplier if private else 0.0, seed)
 
 
+def to_count(method: Method, book: Codebook) -> tuple[str, ...]:
+    """What centers that show sums alone have to count before a study, where a codebook does not say it:
+    columns without a common scale, and what is told of an outcome that they have still to agree on."""
+    if not method.privacy.secure:
+        return ()
+    known = {} if book.statistics is None else book.statistics.scales
+    common = method.training.standardise == "common"
+    lacking = [name for name in book.numbers if name not in known] if common else []
+    return (*lacking, *told_columns(book.outcome))
+
+
 def checked(method: Method, centers: int) -> None:
     """Raise where a server shall see sums alone, and the method needs more than sums, or nothing is one."""
+    if method.privacy.secure and centers < 3:
+        raise RequestError(f"secure=yes: {centers} center(s); with fewer than 3 a sum shows a summand")
+    sums_needed(method)
+
+
+def sums_needed(method: Method) -> None:
+    """Raise where sums alone shall be seen, and the method needs more than sums, or nothing is one."""
     if not method.privacy.secure:
         return
-    if centers < 3:
-        raise RequestError(f"secure=yes: {centers} center(s); with fewer than 3 a sum shows a summand")
     if isinstance(method, StarMethod):
         if method.adds is None or method.noted:
             raise RequestError(

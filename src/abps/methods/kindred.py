@@ -42,7 +42,7 @@ from abps.core.errors import RequestError
 from abps.core.matching import Answer, Plan
 from abps.core.peer_effects import PeerEffects, believed
 from abps.core.usefulness import Experience
-from abps.data.prepare import Rows
+from abps.data.prepare import Prepared, Rows
 from abps.learn import outcomes
 from abps.learn.metrics import Segments, gains, labels_of, row_losses
 from abps.learn.mixtures import mixtures
@@ -646,6 +646,14 @@ def score_columns(names: tuple[str, ...]) -> list[int]:
     return [k for k, name in enumerate(names) if "~" not in name or name.endswith(" ~1")]
 
 
+def categories(data: Prepared) -> Ints:
+    """(columns,) of which category every encoded column is a level; -1 of others."""
+    known = () if data.book is None else data.book.columns
+    source = {column.name: column.source for column in known if column.kind == "level"}
+    numbers = {name: k for k, name in enumerate(dict.fromkeys(source.values()))}
+    return np.array([numbers.get(source.get(name, ""), -1) for name in data.columns], dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class Told:
     """Scores as they are told: values (r, entries), columns and null draws of each, and how it is written."""
@@ -682,7 +690,8 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, roll: Roll, 
             continue
         x = rows.x[mine][:, columns].astype(np.float64)
         if floor:
-            x = without_small(x, outcome.events(rows.y[mine]).astype(np.float64), floor)
+            groups = categories(world.data)[columns]
+            x = without_small(x, outcome.events(rows.y[mine]).astype(np.float64), floor, groups)
         # Who knew the signs could solve for single rows: between sites nobody else knows the secret.
         stream = streams.generator(world.seed + world.secret, "null", t, int(world.ids[world.here[i]]))
         signs = np.where(stream.integers(0, 2, size=(count, len(x))) > 0, 1.0, -1.0)

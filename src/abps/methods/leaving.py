@@ -12,15 +12,18 @@ import numpy as np
 
 from abps.core import streams
 from abps.data.codebook import Codebook
+from abps.data.counted import FIRST, told_counts
 from abps.data.federation import Federation
 from abps.data.outcome import parse_outcome
 from abps.data.outcome_told import told_columns
-from abps.data.prepare import prepare, told_of
+from abps.data.prepare import numbers_of, prepare, told_of
 from abps.data.scales import Summary, sketched
 from abps.data.split import assign_splits
 from abps.learn.batched import StackedLearner
+from abps.methods.accounting import to_count
 from abps.methods.base import Method, World
 from abps.methods.peers import PeerMethod
+from abps.privacy.small_counts import least_rows
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
@@ -29,7 +32,7 @@ from abps.wire.frames import frame_size
 class Value:
     """One value that would leave.
 
-    what: codebook, statistics, metadata, weights or scores.  name: of which column or entry.
+    what: codebook, statistics, counts, metadata, weights or scores.  name: of which column or entry.
     value: itself; of weights and scores, how many there are.  when: once, every round, or in which round.
     """
 
@@ -56,7 +59,10 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
     # What sites told of the outcome, for the grid or scale that the codebook has by now.
     asked = parse_outcome(book.outcome.asked)
     about = told_columns(asked) if book.summarised is not None else ()
-    if numbers or about:
+    lacking = to_count(method, book)
+    if lacking:
+        found += _counts(lacking, table, book, seed)
+    elif numbers or about:
         split = assign_splits(table, seed, book.shared_patients)
         unsettled = replace(table, outcome=asked) if about else table
         for summary in told_of(unsettled, split, (*numbers, *about), book.floor).values():
@@ -71,6 +77,26 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
     if isinstance(method, PeerMethod):
         found += _answers(method, world)
     return tuple(found)
+
+
+def _counts(names: tuple[str, ...], table: Federation, book: Codebook, seed: int) -> list[Value]:
+    """What is counted under masks: the first count, as it is; the others are of bins that follow from all
+    centers' totals."""
+    split = assign_splits(table, seed, book.shared_patients)
+    values, start, rows = numbers_of(table, split, names)
+    patient = None if table.patient is None else table.patient[rows]
+    least = least_rows(table.center[rows], patient, 1, book.floor) if book.floor else None
+    edges = np.tile(FIRST, (len(names), 1))
+    counts = told_counts(values, np.zeros(int(start[-1]), dtype=np.int64), 1, edges, least)[0]
+    ends = [-np.inf, *FIRST.tolist(), np.inf]
+    found = []
+    for k, name in enumerate(names):
+        for b in np.flatnonzero(counts[k]).tolist():
+            where = f"{name}: values from {ends[b]:.4g} to {ends[b + 1]:.4g}"
+            found.append(Value("counts", where, float(counts[k, b]), "once, under masks"))
+        more = f"{name}: two more counts, of narrower bins"
+        found.append(Value("counts", more, "as above", "once, under masks"))
+    return found
 
 
 def _statistics(summary: Summary) -> list[Value]:

@@ -90,13 +90,25 @@ def told_difference(cells: Floats, base: float) -> float:
     return float((cells[0, 0] / size[0] - cells[1, 0] / size[1]) / np.sqrt(rate * (1 - rate)))
 
 
-def without_small(x: Floats, y: Floats, base: float) -> Floats:
+def without_small(x: Floats, y: Floats, base: float, groups: Ints | None = None) -> Floats:
     """(rows, k) the columns, zero instead of a 0/1 column with a cell of fewer than ``base`` rows, but not
     none, in its table with the outcome.
 
     For sums over rows that are told: such a column then adds nothing to them.
+    groups: (k,) the category whose level a column is, -1 if it is none. Levels of a category add up to all
+    rows; so where one thing of them is hidden, and small, it follows from the others. The level with the
+    fewest rows is then hidden, too.
     """
     flags = np.isin(x, (0.0, 1.0)).all(axis=0)
     cells = np.stack([(x[y == v] == w).sum(axis=0) for v in (0, 1) for w in (0, 1)])
-    small = flags & ((cells > 0) & (cells < base)).any(axis=0)
+    small = np.asarray(flags & ((cells > 0) & (cells < base)).any(axis=0))
+    kinds = np.full(x.shape[1], -1) if groups is None else groups
+    for group in np.unique(kinds[kinds >= 0]).tolist():
+        levels = np.flatnonzero(kinds == group)
+        told = levels[~small[levels]]
+        beside = x[:, told].sum(axis=1) == 0  # rows of hidden levels, and of none
+        hidden = [int((beside & (y == v)).sum()) for v in (0, 1)]
+        unknown = small[levels].sum() + bool((x[:, levels].sum(axis=1) == 0).any())
+        if len(told) and unknown == 1 and any(0 < count < base for count in hidden):
+            small[told[np.argmin(x[:, told].sum(axis=0))]] = True
     return np.where(small, 0.0, x)

@@ -138,7 +138,7 @@ class Attack:
                 spoiled[i] = torch.from_numpy((9e5 * (2.0 * signs - 1.0)).astype(np.float32))
             elif self.name == "free-rider":
                 spoiled[i] = before[i]
-            elif self.name == "copy" and heard is not None:
+            elif self.name == "copy" and heard is not None and heard.shape[1] == sent.shape[1]:
                 spoiled[i] = heard[i]
         return spoiled
 

@@ -125,7 +125,8 @@ class Course:
             if self.siege is not None:
                 models = reply.values[:, slice(*reply.weights)]
                 honest = torch.from_numpy(models.astype(np.float32))
-                models[:] = self.siege.sent(honest, None, self.world, t).numpy()
+                # A roll call is before training: who is lazy has nothing else to send.
+                models[:] = self.siege.sent(honest, honest, self.world, t).numpy()
             sizes = self.world.sizes().numpy().astype(np.float64)
             notice = method.board(reply.values, sizes, t, k)
             state = method.informed(self.world, state, notice, t, k)
@@ -157,8 +158,7 @@ class Course:
         traffic = star_cost(method.line, n, *lengths, method.noted)
         if not self.ledger.affords(traffic):
             return self._rested(trained, t, Rest.BUDGET)
-        if self.siege is not None:
-            up = (self.siege.sent(up[0], None, world, t), *up[1:])
+        up = self._besieged(up, t)
         sent = tuple(
             method.line.deliver(world, message, method.number(k, t, layout)) for k, message in enumerate(up)
         )
@@ -175,6 +175,16 @@ class Course:
         traffic = star_cost(method.line, n, lengths[0], [reply.shape[-1] for reply in replies], method.noted)
         return self._served(trained, replies, memory, some, traffic, t)
 
+    def _besieged(self, up: tuple[Tensor, ...], t: int) -> tuple[Tensor, ...]:
+        """What attackers make of what centers send to a server; before training they have what it sent."""
+        if self.siege is None or not up:
+            return up
+        before = None
+        if cast(StarMethod, self.method).sends_models:
+            before = self.state.models[:, : up[0].shape[1]]
+        siege = self.siege if before is None else replace(self.siege, heard=before)
+        return (siege.sent(up[0], before, self.world, t), *up[1:])
+
     def _masked_star(
         self, trained: Any, up: tuple[Tensor, ...], lengths: tuple[Sequence[int], Sequence[int]], t: int
     ) -> tuple[Course, Outcome]:
@@ -183,8 +193,7 @@ class Course:
         traffic = masked_cost(method.line, world.n, *lengths) if up else Traffic()
         if not self.ledger.affords(traffic):
             return self._rested(trained, t, Rest.BUDGET)
-        if self.siege is not None and up:
-            up = (self.siege.sent(up[0], None, world, t), *up[1:])
+        up = self._besieged(up, t)
         sent, say = up, world.sizes()
         if up and method.adds is not None:
             sent, say = masked(up, world.sizes().numpy(), method.adds)

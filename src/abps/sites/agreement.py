@@ -19,11 +19,10 @@ from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, prepare
 from abps.data.splines import design_of
-from abps.methods.accounting import with_noise
+from abps.methods.accounting import sums_needed, to_count, with_noise
 from abps.methods.base import Method
 from abps.methods.catalog import METHODS
 from abps.methods.settings import configure, describe
-from abps.methods.star import StarMethod
 from abps.wire.codecs import CODECS
 
 #: Settings that say what is chosen before the study, and the one that is.
@@ -72,13 +71,7 @@ class Agreement:
         why = config.between_sites()
         if why:
             raise RequestError(f"{self.method!r} does not run between sites: {why}")
-        if config.privacy.secure and not (
-            isinstance(config, StarMethod) and config.adds and not config.noted
-        ):
-            raise RequestError(
-                f"secure=yes: between sites the sums of a server are masked, and {self.method!r} has none; "
-                "choose fedavg with aggregate=mean, or another whose server averages"
-            )
+        sums_needed(config)
         if config.stop.metric != "auroc":
             raise RequestError("metric=loss: sites tell each other validation AUROCs; set metric=auroc")
         if config.choosing.refit:
@@ -88,23 +81,23 @@ class Agreement:
                 "penalties read the rows once more, which the account of privacy does not reckon with; "
                 "choose without noise, or set weight_decay"
             )
-        outcome = self.book.outcome
+        outcome, counted = self.book.outcome, to_count(config, self.book)
         if not outcome.binary and config.only_binary:
             raise RequestError(f"{self.method!r} with an outcome of {outcome.kind}: {config.only_binary}")
-        if not outcome.agreed:
+        if not outcome.agreed and not counted:
             what = "a common time grid" if outcome.kind == "survival" else "a common level and scale"
             raise RequestError(
                 f"an outcome of {outcome.asked}: the codebook has not {what}; let sites tell statistics in "
-                "their codebooks, or write it into the codebook's outcome"
+                "their codebooks, count under masks (secure=yes), or write it into the codebook's outcome"
             )
         scales = {} if self.book.statistics is None else self.book.statistics.scales
         lacking = [name for name in self.book.numbers if name not in scales]
-        if config.training.standardise == "common" and lacking:
+        if config.training.standardise == "common" and lacking and not counted:
             # A site that agreed with itself alone would read its columns by a scale that nobody else has.
             raise RequestError(
                 f"standardise=common: the codebook has no common scale for {lacking[0]!r} (and "
-                f"{len(lacking) - 1} more columns); let sites tell statistics in their codebooks, write "
-                "scales into it, or set standardise=own"
+                f"{len(lacking) - 1} more columns); let sites count under masks (secure=yes) or tell "
+                "statistics in their codebooks, write scales into it, or set standardise=own"
             )
         took = self.book.summarised
         if config.training.standardise == "common" and took is not None and took.seed != self.seed:
@@ -113,6 +106,11 @@ class Agreement:
                 "take that one, or init the sites again"
             )
         return config
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """What sites have to count before the study can begin (:mod:`abps.sites.measuring`)."""
+        return to_count(self.config(), self.book)
 
     def penalties(self) -> tuple[float, ...]:
         """The penalties that the sites try before the study; none: it has its own."""
@@ -136,6 +134,8 @@ class Agreement:
 
     def prepare(self, table: Federation) -> Prepared:
         """A site's own table as the model sees it."""
+        if self.uncounted:  # alone, a site would read its columns by a scale that nobody else has
+            raise RequestError("the common scales of the study have not been counted yet")
         training = self.config().training
         return prepare(
             table, self.seed, self.book, standardise=training.standardise, splines=training.splines

@@ -80,6 +80,7 @@ class Conductor:
         revoked: Callable[[], tuple[str, frozenset[str]]] = lambda: ("", frozenset()),
         job: str = "",
         which: Which | None = None,
+        scales: Mapping[str, Any] | None = None,
     ) -> None:
         """memory: a folder in which a star's server keeps what it must remember between two jobs.
 
@@ -87,13 +88,14 @@ class Conductor:
         revoked: the authority's list as it stands, to be passed on, and the members that it expels.
         job: its name, the same at all sites.
         which: of the studies in which a penalty is chosen, if this is one of them.
+        scales: what was counted for the study before (:mod:`abps.sites.measuring`), to be named to sites.
         """
         if rounds < 1:
             raise RequestError(f"rounds={rounds}: a job needs at least 1 round")
         self.line = line
         self.agreement = agreement
         self.method = agreement.config()
-        self.which = which
+        self.which, self.scales = which, scales
         if agreement.penalties():
             raise RequestError("the penalty of the study is not chosen yet")
         self.rounds = rounds
@@ -171,9 +173,12 @@ class Conductor:
         )
 
     @property
-    def _named(self) -> list[list[object]]:
-        """Which study sites are to open, where there are several."""
-        return [] if self.which is None else [list(self.which)]
+    def _named(self) -> list[Any]:
+        """Which study sites are to open, where there are several, and with which scales."""
+        which = None if self.which is None else list(self.which)
+        if self.scales is not None:
+            return [which, dict(self.scales)]
+        return [] if which is None else [which]
 
     def _course(self, ready: Mapping[str, Mapping[str, Any]]) -> _Course:
         """What earlier jobs of the study left: the bytes spent, and the best round."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from abps.data.codebook import Codebook
 from abps.data.prepare import codebook
+from abps.data.split import assign_splits
 from abps.methods.leaving import leaving
 from abps.privacy.small_counts import FLOOR
 from abps.sites.agreement import Agreement
@@ -35,6 +36,7 @@ class Leaving:
 _TO = {
     "codebook": ("the operator and every member", True),
     "statistics": ("the operator", True),
+    "counts": ("nobody: the conductor sees the total of all sites", False),
     "metadata": ("every member", False),
     "weights": ("partners of the round", False),
     "scores": ("the board of the round, one of the members", False),
@@ -51,10 +53,12 @@ def preview(own: SiteFile, proposal: Proposal) -> list[Leaving]:
     star = method.kind == "star"
     found = []
     for value in leaving(method, table, agreement.book, agreement.seed):
-        to, clear = ("the server of the study", True) if star else _TO[value.what]
+        to, clear = ("the server of the study", True) if star and value.what != "counts" else _TO[value.what]
+        if star and value.what == "weights" and method.privacy.secure:
+            to, clear = "nobody: the server sees the sum of all sites'", False
         found.append(Leaving(value.what, value.name, value.value, value.when, to, clear))
-    rows = agreement.prepare(table).train.sizes[0]
-    return [*found, *_conductor(int(rows), star, agreement)]
+    rows = int((assign_splits(table, agreement.seed, agreement.book.shared_patients) == 0).sum())
+    return [*found, *_conductor(rows, star, agreement)]
 
 
 def _conductor(rows: int, star: bool, agreement: Agreement) -> list[Leaving]:

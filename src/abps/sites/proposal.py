@@ -91,6 +91,7 @@ class Proposal:
             "method": agreement.method,
             "server sees the models": config.kind == "star" and not config.privacy.secure,
             "server sees masked sums alone": config.kind == "star" and config.privacy.secure,
+            "counted by all sites under masks, before": list(agreement.uncounted),
             "settings": dict(agreement.settings),
             "model": str(config.training.model),
             "rounds": agreement.rounds,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.core.errors import RequestError
 from abps.methods.accounting import not_covered, published_privately, releases
 from abps.methods.base import Method, Published, World
 from abps.privacy.spending import Account, PrivacyLedger, Release
@@ -56,6 +57,22 @@ class Purse:
         gaps = json.dumps(list(not_covered(self._method, world)))
         self._store.keep(**{_ACCOUNT: json.dumps(after.to_json()), _GAPS: gaps}, **more)
         self.account = after
+
+
+def pay(store: Store, method: Method, *told: Release) -> None:
+    """Pay for what is told before the study has begun, in a store of its own; the study's account begins with
+    it (:func:`inherit`)."""
+    budget = method.privacy.budget
+    before = account_of(store) or Account(math.inf if budget is None else budget, method.privacy.dp_delta)
+    if not before.affords(*told):
+        raise RequestError("the privacy account does not afford what the conductor asks for")
+    store.keep(**{_ACCOUNT: json.dumps(before.spend(*told).to_json())})
+
+
+def inherit(store: Store, before: Account | None) -> None:
+    """Let the account of a study begin with what was spent before its first round; once."""
+    if before is not None and account_of(store) is None:
+        store.keep(**{_ACCOUNT: json.dumps(before.to_json())})
 
 
 def account_of(store: Store) -> Account | None:

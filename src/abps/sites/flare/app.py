@@ -49,7 +49,18 @@ SERVER = "server"
 _SUMS = frozenset(
     {"sum_introduce", "sum_meet", "sum_keys", "sum_shares", "sum_masked", "sum_present", "sum_open"}
 )
-ASKED = _SUMS | {"hello", "join", "loss", "begin", "keep_best", "upload", "download", "report"}
+ASKED = _SUMS | {
+    "measure",
+    "sum_total",
+    "hello",
+    "join",
+    "loss",
+    "begin",
+    "keep_best",
+    "upload",
+    "download",
+    "report",
+}
 _TALKS = frozenset({"catch_up", "introduce", "announce", "turn", "settle", "swap"})
 STARTED = _TALKS | {"open", "letter", "reply", "preside", "train", "conclude", "exchange"}
 
@@ -104,6 +115,7 @@ class FlareSite:
     _looked = 0.0  # when it was last looked whether it can take part
     _told = ""  # the last code that left
     _which: list[Any] | None = None  # the study that is open, while a penalty is chosen
+    _scales: dict[str, Any] | None = None  # what was counted for it
 
     @collab.init
     def setup(self) -> None:
@@ -239,7 +251,7 @@ class FlareSite:
 
     def _chosen(self) -> int:
         """The place of the penalty that was chosen in an earlier job; -1: none is known here."""
-        from abps.sites import sitefile, trials
+        from abps.sites import measuring, sitefile, trials
         from abps.sites.proposal import Signed
         from abps.sites.store import Store
 
@@ -247,6 +259,7 @@ class FlareSite:
         with contextlib.suppress(RequestError):
             if agreement is not None:
                 own = sitefile.find(self._name, self._local)
+                agreement = measuring.resolved(agreement, *2 * (_kept_scales(own, agreement),))
                 store = Store.look(own.store_of(agreement.study))
                 digest = store.facts()["agreement"]
                 store.close()
@@ -254,17 +267,23 @@ class FlareSite:
                 return -1 if found is None else found
         return -1
 
-    def _open(self, clock: float | None = None, which: list[Any] | None = None) -> None:
+    def _open(
+        self,
+        clock: float | None = None,
+        which: list[Any] | None = None,
+        scales: dict[str, Any] | None = None,
+    ) -> None:
         """Read the site's own file, ask for its consent, and open its table and its store.
 
-        clock: the relay's, in seconds since 1970.  which: the study that is meant, while a penalty is chosen.
+        clock: the relay's, in seconds since 1970.  which: the study that is meant, while a penalty is chosen,
+        or its part in counting what the study lacks.  scales: what was counted.
         """
         if isinstance(clock, float):
             note_clock(self._local, clock)
-        if self._site is not None and which != self._which:
+        if self._site is not None and (which, scales) != (self._which, self._scales):
             self._site.store.close()
             self._site, self._joined = None, False
-        self._which = which
+        self._which, self._scales = which, scales
         if self._site is not None:
             return
         from abps.sites import sitefile
@@ -301,13 +320,15 @@ class FlareSite:
             raise
 
     def _opened(self, own: SiteFile, journal: Journal) -> Any:
+        """The site's part in the study, or in counting what it lacks."""
         import torch
 
-        from abps.sites import signing, trials
+        from abps.sites import measuring, signing, trials
         from abps.sites.consent import Consent
         from abps.sites.post import Patience
         from abps.sites.proposal import Signed
         from abps.sites.site import Site
+        from abps.sites.spent import inherit
         from abps.sites.store import Store
 
         torch.set_num_threads(own.threads)
@@ -319,21 +340,32 @@ class FlareSite:
         self._stage = Excuse.ALLOWED
         agreement = agreement.admitted(own.allow)
         self._stage = Excuse.AGREEMENT
-        agreement = trials.resolved(agreement, self._which)
-        agreement.config()
+        counting = self._which == [measuring.MEASURE]
+        if not counting:
+            agreement = measuring.resolved(agreement, self._scales, _kept_scales(own, agreement))
+            agreement = trials.resolved(agreement, self._which)
+        method = agreement.config()
         consent = Consent(Path(own.store), journal, own.policy, signed, signing.root(self._local.parent))
         approval = consent.given()
         self._stage = Excuse.TABLE
         table = own.read_table(agreement.book)
         self._stage = Excuse.FEW
         own.policy.check_rows(table.rows, table.outcome.informative(table.label))
-        self._stage = Excuse.TABLE
-        data = agreement.prepare(table)
+        # What protects patients must not follow from a seed that all know.
+        secret = secrets.randbits(62) if agreement.book.floor or method.privacy.budget is not None else 0
+        study = measuring.store_name(agreement.study) if counting else agreement.study
+        path, digest = own.store_of(study), agreement.digest()
+        if not counting:
+            self._stage = Excuse.TABLE
+            data = agreement.prepare(table)
         self._stage = Excuse.STORE
-        path, digest = own.store_of(agreement.study), agreement.digest()
-        hides = agreement.book.floor or agreement.config().privacy.budget is not None
         store = _open_store(lambda: Store.open(path, self._name, digest, agreement.notes()))
         try:
+            if counting:
+                return measuring.Measuring(
+                    self._name, agreement, table, store, consent, journal.signer, self._job, secret
+                )
+            inherit(store, _spent_before(own, agreement))
             site = Site(
                 self._name,
                 agreement,
@@ -344,8 +376,7 @@ class FlareSite:
                 Patience(turn_seconds=self.turn_seconds),
                 another_table=own.another_table,
                 consent=consent,
-                # What protects patients must not follow from a seed that all know.
-                secret=secrets.randbits(62) if hides else 0,
+                secret=secret,
                 signer=journal.signer,
                 job=self._job,
             )
@@ -377,6 +408,35 @@ def _study(text: str) -> str:
         return str(json.loads(text)["proposal"]["study"])
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+def _kept_scales(own: SiteFile, agreement: Agreement) -> dict[str, Any] | None:
+    """What this site has counted with the others for a study."""
+    from abps.sites import measuring
+
+    return _looked_up(own, agreement, measuring.kept_in)
+
+
+def _spent_before(own: SiteFile, agreement: Agreement) -> Any:
+    """What this site's account of privacy has spent on that."""
+    from abps.sites.spent import account_of
+
+    return _looked_up(own, agreement, account_of)
+
+
+def _looked_up(own: SiteFile, agreement: Agreement, read: Callable[[Any], Any]) -> Any:
+    """Something in the store of what was counted for a study; None if nothing was."""
+    from abps.sites import measuring
+    from abps.sites.store import Store
+
+    path = own.store_of(measuring.store_name(agreement.study))
+    if not path.is_file():
+        return None
+    store = Store.look(path)
+    try:
+        return read(store)
+    finally:
+        store.close()
 
 
 def _open_store(attempt: Callable[[], Any], seconds: float = 15.0) -> Any:
@@ -434,7 +494,7 @@ class FlareConductor:
                 told = gather(line, proposal.members or sorted(line.sites), seconds, log.info)
                 files.write_json(folder / RESULT, told)
                 return
-            from abps.sites import trials
+            from abps.sites import measuring, trials
             from abps.sites.conductor import Conductor
             from abps.sites.job_report import JobReport
 
@@ -446,11 +506,15 @@ class FlareConductor:
             def run(agreement: Agreement, rounds: int, which: trials.Which | None) -> JobReport:
                 conductor = Conductor(
                     line, agreement, rounds, seconds, log.info, memory, board.say,
-                    lambda: (known.text, frozenset(known.now.expelled)), job, which,
+                    lambda: (known.text, frozenset(known.now.expelled)), job, which, scales,
                 )  # fmt: skip
                 return conductor.run(members)
 
-            agreement, which = proposal.agreement, None
+            agreement, which, scales = proposal.agreement, None, None
+            if agreement.uncounted:
+                there = [name for name in members if name not in known.now.expelled]
+                scales = measuring.measure(line, agreement, there, seconds, job, log.info, board.say)
+                agreement = measuring.with_scales(agreement, scales)
             if agreement.penalties():
                 place = trials.choose(line, agreement, members, seconds, run, log.info)
                 agreement, which = agreement.settled(place), (trials.CHOSEN, place)
