@@ -378,3 +378,18 @@ def test_real_processes_keep_to_the_list(four, tmp_path):
             until(lambda: "registration rejected" in (stolen / "out.log").read_text(errors="replace"))
         finally:
             federation.stop()
+
+
+def test_a_line_that_outlives_its_certificate_is_ended():
+    """The engine looks at dates when a line is made; the relay looks at every sign of life."""
+    import datetime
+
+    from abps.sites.flare.participant import refusal
+
+    now = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
+    day = datetime.timedelta(days=1)
+    clean = Revoked()
+    assert refusal(clean, "north", 7, None, now) is None
+    assert refusal(clean, "north", 7, now + day, now) is None
+    told = refusal(clean, "north", 7, now - day, now)
+    assert told == "the certificate of north has ended on 2026-02-28; have it rotated"

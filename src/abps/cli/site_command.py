@@ -218,6 +218,9 @@ def submit(
     grace: Annotated[
         float, typer.Option(help="Seconds for the last sites in a round, once more than half are done.")
     ] = 300.0,
+    sign_of_life: Annotated[
+        float, typer.Option(help="Seconds in which a site must answer at all; more for a bad line.")
+    ] = 5.0,
     patience: Annotated[
         float, typer.Option(help="Seconds to wait for sites whose people have not decided yet.")
     ] = 0.0,
@@ -243,6 +246,8 @@ def submit(
     agreement.config()
     if grace < 0 or patience < 0:
         raise RequestError("--grace and --patience are seconds: choose 0 or more")
+    if not 1 <= sign_of_life <= 600:
+        raise RequestError("--sign-of-life is in seconds: choose 1 to 600")
     console = options.terminal(stderr=True)
     with console.status("submitting") if console.is_terminal else Console(quiet=True).status("") as state:
         done = jobs.submit(
@@ -250,7 +255,7 @@ def submit(
             agreement,
             job_rounds,
             min_sites,
-            jobs.Waits(grace=grace, patience=patience),
+            jobs.Waits(sign=sign_of_life, grace=grace, patience=patience),
             wait=wait + patience if wait else None,
             progress=lambda word: state.update(word),
             members=options.split(members),

@@ -18,6 +18,9 @@ T = TypeVar("T")
 MOST_ROWS = 10**8
 MOST_CONTROL = 10**9
 
+#: A mean loss beyond this, either way, is no loss of a model that was trained.
+MOST_LOSS = 1e4
+
 #: What the conductor says of a site whose answer fails its check; it does not repeat the answer.
 NONSENSE = "its answer makes no sense"
 
@@ -51,8 +54,8 @@ def score(value: Any) -> float:
 
 
 def loss(value: Any) -> float:
-    """A mean loss, or none (NaN)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or math.isinf(value):
+    """A mean loss, or none (NaN); that of a density may be negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > MOST_LOSS:
         raise ValueError("no loss")
     return float(value)
 

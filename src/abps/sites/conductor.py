@@ -24,6 +24,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from abps import files
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
@@ -82,7 +83,8 @@ class Conductor:
         which: Which | None = None,
         scales: Mapping[str, Any] | None = None,
     ) -> None:
-        """memory: a folder in which a star's server keeps what it must remember between two jobs.
+        """memory: a folder for what must be remembered between two jobs: the last round that was run here,
+        and what a star's server keeps.
 
         notice: told of every step that is waited for: (round, step, sites).
         revoked: the authority's list as it stands, to be passed on, and the members that it expels.
@@ -209,7 +211,8 @@ class Conductor:
         nonsense = {answers.NONSENSE, excuses.words("")}
         outside = frozenset(name for name, why in (failures | silent).items() if why not in nonsense)
         failures |= silent | unfit
-        for name in _far_ahead({name: facts["round"] for name, facts in ready.items()}):
+        told = {name: facts["round"] for name, facts in ready.items()}
+        for name in _far_ahead(told, self._seen()):
             failures[name] = (
                 f"it says that it has finished round {ready.pop(name)['round']}, and nobody else has"
             )
@@ -221,6 +224,17 @@ class Conductor:
                 f"{len(ready)} of {len(roster)} sites can take part, and a job needs 2 ({why})"
             )
         return ready, failures, outside
+
+    def _seen(self) -> int:
+        """The last round of the study that a job at this relay has run; 0 if none is known."""
+        path = self._seen_file()
+        try:
+            return 0 if path is None else int(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return 0
+
+    def _seen_file(self) -> Path | None:
+        return None if self.memory is None else self.memory / f"{self.agreement.digest()}.round"
 
     def _greeted(
         self, sites: Sequence[str], roster: tuple[str, ...]
@@ -281,6 +295,10 @@ class Conductor:
         reports = {name: sums for name, (_, sums) in told.items()}
         self._book(t, present, reports, values, missing, course, began)
         course.well = frozenset(told) - set(missing)
+        path = self._seen_file()
+        if path is not None:
+            files.folder(path.parent)
+            files.write_text(path, str(t))
 
     def _alive(
         self, t: int, roster: tuple[str, ...], members: Sequence[str], sizes: dict[str, int], course: _Course
@@ -521,12 +539,13 @@ class Conductor:
             self.tell(f"round {t}: without {name} ({why})")
 
 
-def _far_ahead(rounds: Mapping[str, int]) -> list[str]:
-    """The site that says it is more than a round ahead of all others, of which there are two at least."""
+def _far_ahead(rounds: Mapping[str, int], seen: int = 0) -> list[str]:
+    """The site that says it is more than a round ahead of all others, of which there are two at least, and of
+    what this relay has seen of the study: newcomers may outnumber those who were there."""
     if len(rounds) < 3:
         return []
     *_, second, first = sorted(rounds, key=lambda name: rounds[name])
-    return [first] if rounds[first] > rounds[second] + 1 else []
+    return [first] if rounds[first] > max(rounds[second], seen) + 1 else []
 
 
 def _without(sites: Sequence[str], missing: Mapping[str, str]) -> list[str]:

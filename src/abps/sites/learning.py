@@ -2,10 +2,16 @@
 
 These are the functions that the simulation runs for all centers, here for the one that has its rows in this
 place. A finished round is one transaction of the store.
+
+A site that has finished a round need not wait for the others to train for the next one: what its training
+starts from is known to it. So it trains ahead, and takes what came of it when the next round begins, if that
+starts from the same state among the same members; else it trains anew. Nothing leaves a site by that.
 """
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +22,7 @@ from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.learn.metrics import labels_of, log_loss
 from abps.learn.outcome_scores import main_score
-from abps.methods.base import Alarm
+from abps.methods.base import Alarm, World
 from abps.methods.memory import freeze
 from abps.methods.peers import Heard, Learned, Opinion
 from abps.methods.star import StarMethod, summands
@@ -26,11 +32,54 @@ from abps.sites.store_rows import AlarmRow, Evidence, Finished
 from abps.sites.with_server import WithServer
 
 
+@dataclass
+class _Ahead:
+    """Training for a round that has not begun, and what it started from."""
+
+    round: int
+    state: Any
+    world: World
+    done: threading.Event = field(default_factory=threading.Event)
+    trained: Any = None
+
+
 class Learning:
     """A site's training, mixing and judging, round by round."""
 
     def __init__(self, outlook: Outlook, server: WithServer, sums: MaskedSums) -> None:
         self.outlook, self._server, self._sums = outlook, server, sums
+        self._busy = threading.RLock()  # one computation at a time: they share their room
+        self._ahead: _Ahead | None = None
+        self.used_ahead = 0  # rounds whose training was there when they began
+
+    def look_ahead(self, round: int) -> None:
+        """Train for the next round in a thread, where nothing that it starts from can still come in."""
+        outlook = self.outlook
+        asks = outlook.by_peers and outlook.peer_method.questions(round, outlook.agreement.rounds)
+        if round > outlook.agreement.rounds or outlook.purse is not None or outlook.method.announces or asks:
+            return
+        ahead = self._ahead = _Ahead(round, outlook.state, outlook.world)
+
+        def work() -> None:
+            try:
+                with self._busy:
+                    before = self._heard_of(ahead.state, ())
+                    ahead.trained = outlook.method.train(ahead.world, before, round, False)
+            finally:
+                ahead.done.set()
+
+        threading.Thread(target=work, name="abps-ahead", daemon=True).start()
+
+    def _trained_ahead(self, round: int, world: World, alone: bool) -> Any:
+        """What training ahead came to, if it started from what the round starts from; else None."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.round != round or alone or self.outlook.round.news:
+            return None
+        if ahead.state is not self.outlook.state or ahead.world is not world:
+            return None
+        ahead.done.wait()
+        self.used_ahead += ahead.trained is not None
+        return ahead.trained
 
     def train(self, round: int, alone: bool) -> None:
         """The local epochs of a round, and then an opinion of the members.
@@ -44,7 +93,10 @@ class Learning:
         if now.resting:  # nothing more is learned from rows, so nothing new can leave
             now.trained = before
             return
-        trained = method.train(world, before, round, alone)
+        trained = self._trained_ahead(round, world, alone)
+        if trained is None:
+            with self._busy:
+                trained = method.train(world, before, round, alone)
         frames: list[bytes] = []
         opinion: Opinion | None = None
         if method.kind == "star":
@@ -78,7 +130,8 @@ class Learning:
         with outlook.lock:
             now.talks, _ = protocol.seal(now.talks)
             partners = () if rest else self.heard()
-        learned = self._learn(round, self._before(), trained, partners, bool(rest))
+        with self._busy:
+            learned = self._learn(round, self._before(), trained, partners, bool(rest))
         value = self.score(learned.state, outlook.data.validation)
         worth, told = learned.worth, self._evidence(learned.state)
         seen = [] if worth is None else list(zip(worth.peer.tolist(), worth.value, worth.error))
@@ -108,26 +161,33 @@ class Learning:
 
     def score(self, state: Any, rows: Any) -> float:
         """The outcome's main score; no worse than -1, which says enough of an R²."""
-        value = main_score(self.outlook.method.logits(self.outlook.world, state, rows), labels_of(rows))[0]
+        with self._busy:
+            logits = self.outlook.method.logits(self.outlook.world, state, rows)
+        value = main_score(logits, labels_of(rows))[0]
         return float(np.maximum(value, -1.0))
 
     def loss(self) -> float:
         """The mean loss on this site's validation rows."""
         outlook, rows = self.outlook, self.outlook.data.validation
-        losses = log_loss(outlook.method.logits(outlook.world, outlook.state, rows), labels_of(rows))
-        return float(np.float32(losses[0]))
+        with self._busy:
+            logits = outlook.method.logits(outlook.world, outlook.state, rows)
+        return float(np.float32(log_loss(logits, labels_of(rows))[0]))
 
     def _before(self) -> Any:
         """The state that the round begins with: what the last one left, and the alarms since."""
+        return self._heard_of(self.outlook.state, self.outlook.round.news)
+
+    def _heard_of(self, state: Any, news: tuple[AlarmRow, ...]) -> Any:
+        """A state after some alarms."""
         outlook = self.outlook
         if not outlook.by_peers:
-            return outlook.state
+            return state
         heard = tuple(
             Alarm(outlook.members.index(a.site), a.statistic, np.nan if a.p is None else a.p, a.round)
-            for a in outlook.round.news
+            for a in news
             if a.site in outlook.members
         )
-        return outlook.peer_method.hear(outlook.state, heard)
+        return outlook.peer_method.hear(state, heard)
 
     def _learn(
         self, round: int, before: Any, trained: Any, partners: tuple[str, ...], alone: bool

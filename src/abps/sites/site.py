@@ -66,6 +66,7 @@ class Site:
         secret: int = 0,
         signer: Signer | None = None,
         job: str = "",
+        ahead: bool = False,
     ) -> None:
         """another_table: the rows may be others than those of the study's earlier jobs.
 
@@ -73,7 +74,9 @@ class Site:
         secret: a number that nobody else knows, for draws that hide rows; 0: they follow from the seed.
         signer: the key that stands for the site's log; none: a trial, whose log nobody stands for.
         job: its name, the same at all sites.
+        ahead: train for the next round while the others are still busy with this one.
         """
+        self._ahead = ahead
         self.name, self.agreement, self.store, self.consent = name, agreement, store, consent
         outlook = Outlook(name, agreement, data, store, limits or Limits(), job, another_table, secret)
         post = Post(outlook, send, patience or Patience(), now, stamp)
@@ -325,7 +328,10 @@ class Site:
     def conclude(self, round: int, rest: str = "") -> list[Any]:
         """Finish the round, and tell the validation AUROC and the sums of the round."""
         with self.store.together():
-            return [self.finish(round, rest), self.report(round)]
+            told = [self.finish(round, rest), self.report(round)]
+        if self._ahead and not self.post.shut:
+            self.learning.look_ahead(round + 1)
+        return told
 
     def exchange(self, round: int, gone: Sequence[str] = ()) -> list[Any]:
         """All that follows the turns, in one go: settle, swap, wait for what partners bring, and conclude.

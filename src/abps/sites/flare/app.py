@@ -379,6 +379,7 @@ class FlareSite:
                 secret=secret,
                 signer=journal.signer,
                 job=self._job,
+                ahead=True,
             )
             site.decided(f"{approval.what} by {approval.facts['by']} on {approval.at}")
         except BaseException:

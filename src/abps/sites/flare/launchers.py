@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
@@ -26,8 +27,12 @@ from abps.sites.flare import job_process
 #: Set to 0 where no spare is wanted: it takes memory between jobs.
 VARIABLE = "ABPS_SPARE"
 
-#: Seconds after a job before the next spare is loaded: a participant that is stopped needs none.
-REST = 1.0
+#: Seconds after a job before the next spare is loaded: a participant that is stopped needs none, and where
+#: several share a machine, the job's end and its report come first.
+REST = 4.0
+
+#: Seconds between two looks whether a job is over.
+_LOOK = 1.0
 
 
 class Spare:
@@ -68,8 +73,8 @@ class Spare:
     def _next(self, process: subprocess.Popen[bytes]) -> None:
         """Load another one when this job is over."""
         while process.poll() is None:
-            threading.Event().wait(REST)
-        threading.Event().wait(REST)
+            time.sleep(_LOOK)
+        time.sleep(REST)
         self._load()
 
 

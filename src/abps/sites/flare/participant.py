@@ -7,6 +7,7 @@ which may change while the relay runs. A site's process says why it was refused.
 
 from __future__ import annotations
 
+import datetime
 import logging
 import runpy
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from abps.sites.flare.returning import give_back
-from abps.sites.membership import Known
+from abps.sites.membership import Known, Revoked
 
 log = logging.getLogger("abps")
 
@@ -22,8 +23,21 @@ log = logging.getLogger("abps")
 RELAY = "nvflare.private.fed.app.server.server_train"
 SITE = "nvflare.private.fed.app.client.client_train"
 
-#: What the relay's refusals have in common.
+#: What the relay's refusals say.
 _REVOKED = "was revoked by this network's authority"
+_ENDED = "has ended"
+
+
+def refusal(
+    revoked: Revoked, name: str, serial: int, ends: datetime.datetime | None, now: datetime.datetime
+) -> str | None:
+    """Why a member may not register, or stay; None if it may.  ends: when its certificate does."""
+    if revoked.has(serial) or name in revoked.expelled:
+        return f"the certificate of {name} {_REVOKED}; ask the operator"
+    # The engine looks at the dates when a line is made; a line may outlive its certificate.
+    if ends is not None and now > ends:
+        return f"the certificate of {name} {_ENDED} on {ends:%Y-%m-%d}; have it rotated"
+    return None
 
 
 def guard(known: Known) -> None:
@@ -36,11 +50,10 @@ def guard(known: Known) -> None:
     verifies = identity_utils.IdentityVerifier.verify_common_name
     admits, lives = ClientManager.authenticated_client, ClientManager.heartbeat
     serials: dict[str, int] = {}
+    ends: dict[str, datetime.datetime] = {}
 
-    def refusal(name: str, serial: int) -> str | None:
-        if not known.now.has(serial) and name not in known.now.expelled:
-            return None
-        return f"the certificate of {name} {_REVOKED}; ask the operator"
+    def refused(name: str, serial: int) -> str | None:
+        return refusal(known.now, name, serial, ends.get(name), datetime.datetime.now(datetime.UTC))
 
     def verify_common_name(
         self: Any,
@@ -53,7 +66,8 @@ def guard(known: Known) -> None:
     ) -> bool:
         done = verifies(self, asserted_cn, nonce, asserter_cert, signature, intermediate_certs, expected_eku)
         serials[asserted_cn] = asserter_cert.serial_number
-        why = refusal(asserted_cn, asserter_cert.serial_number)
+        ends[asserted_cn] = asserter_cert.not_valid_after_utc
+        why = refused(asserted_cn, asserter_cert.serial_number)
         if why:
             log.warning("%s may not register: %s", asserted_cn, why)
             raise identity_utils.InvalidAsserterCert(why)
@@ -62,13 +76,13 @@ def guard(known: Known) -> None:
     def authenticated_client(self: Any, request: Any, fl_ctx: Any, client_type: Any) -> Any:
         found = admits(self, request, fl_ctx, client_type)
         name = request.get_header(CellMessageHeaderKeys.CLIENT_NAME)
-        why = refusal(name, serials.get(name, 0))
+        why = refused(name, serials.get(name, 0))
         if found is None and why:  # the engine keeps the reason to itself
             fl_ctx.set_prop(FLContextKey.UNAUTHENTICATED, why, sticky=False)
         return found
 
     def heartbeat(self: Any, token: str, client_name: str, client_fqcn: str, fl_ctx: Any) -> bool:
-        why = refusal(client_name, serials.get(client_name, 0))
+        why = refused(client_name, serials.get(client_name, 0))
         if why is None:
             return bool(lives(self, token, client_name, client_fqcn, fl_ctx))
         with self.lock:
@@ -97,7 +111,7 @@ def tell_why() -> None:
         def __init__(self, *told: Any) -> None:
             super().__init__(*told)
             text = " ".join(str(part) for part in told)
-            if _REVOKED in text:
+            if "the certificate of" in text and (_REVOKED in text or _ENDED in text):
                 start = text.index("the certificate of")
                 log.error("the relay refuses this site: %s", text[start:].strip("'}\""))
 
