@@ -97,8 +97,16 @@ def compute(given: argparse.Namespace, lines: list[dict[str, Any]]) -> None:
                     continue
                 method, settings, looks = METHODS[name]
                 config = configure(method, settings, None if name == "local-best" else given.rounds)
-                with contextlib.nullcontext() if looks else undefended():
-                    run = abps.simulate(federation, config, seed, name=method, attack=attack or None)
+                try:
+                    with contextlib.nullcontext() if looks else undefended():
+                        run = abps.simulate(federation, config, seed, name=method, attack=attack or None)
+                except (ValueError, RuntimeError, ArithmeticError) as error:
+                    if looks:
+                        raise
+                    # Numbers beyond all bounds: without a defence there is no model any more.
+                    print(seed, attack, name, f"no model: {error}", flush=True)
+                    lines.append({"method": name, "attack": attack, "seed": seed, "honest": None})
+                    continue
                 mine = {each: members for each, members in who.items() if each == attack or not attack}
                 lines.append(
                     {
@@ -136,6 +144,8 @@ def table(lines: list[dict[str, Any]]) -> str:
             )
             if line is None:
                 return "–"
+            if line["honest"] is None:
+                return "no model"
             values.append(line["honest"][attack] if attack else np.nanmean(_known(line["per_center"])))
         return f"{np.mean(values):.3f}".lstrip("0")
 
@@ -147,7 +157,13 @@ def table(lines: list[dict[str, Any]]) -> str:
     rows.append("|---" * len(names) + "|")
     for method in ("random-k1, undefended", "random-k1", "abps-plus, undefended", "abps-plus"):
         shares = [
-            [found[method, a, s]["met"] for s in seeds if (method, a, s) in found] for a in attacks if a
+            [
+                found[method, a, s]["met"]
+                for s in seeds
+                if found.get((method, a, s), {}).get("met") is not None
+            ]
+            for a in attacks
+            if a
         ]
         rows.append(
             f"| `{method}` | {' | '.join(f'{np.mean(each):.0%}' if each else '–' for each in shares)} |"
@@ -160,7 +176,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             worst = []
             for seed in seeds:
                 clean, hurt = found.get((method, "", seed)), found.get((method, attack, seed))
-                if clean is not None and hurt is not None:
+                if clean is not None and hurt is not None and hurt["honest"] is not None:
                     worst += [
                         clean["per_center"][c] - v
                         for c, v in hurt["per_center"].items()

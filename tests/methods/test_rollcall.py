@@ -98,6 +98,15 @@ def test_who_cannot_be_trusted_is_told_to_all(models) -> None:
     assert notice.common.size - clean.size == 7 + 2 * 4  # a stretch and two places
 
 
+def test_who_answers_with_no_numbers_is_cast_out_and_who_is_away_is_not(models) -> None:
+    answers = rollcall.answer(models.copy()).values
+    answers[5, rollcall.FRONT + 3] = np.nan
+    answers[9] = np.nan
+    read = rollcall.read(answers, np.ones(40))
+    assert not read.there[[5, 9]].any() and read.there.sum() == 38
+    assert rollcall.outcasts(read).tolist() == [5]
+
+
 def test_a_board_that_casts_out_most_is_not_heard() -> None:
     said = Numerals.of(np.arange(20.0), (Stretch("single", 10), Stretch("place", 10)))
     with pytest.raises(ValueError, match="most members"):

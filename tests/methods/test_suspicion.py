@@ -34,6 +34,10 @@ def test_what_points_another_way_is_not_let_in():
     for times, let in ((3.0, True), (10.0, False)):  # on the same way, and much farther
         long = replace(heard, arrived=start + times * (models - start))
         assert (1 in let_in(models, long, start, 0.2)[0].by) == let
+    for times, let in ((0.3, True), (0.0, False)):  # a model that has hardly left the start makes one forget
+        short = replace(heard, arrived=start + times * (models - start))
+        assert (1 in let_in(models, short, start, 0.2, settled=True)[0].by) == let
+        assert 1 in let_in(models, short, start, 0.2)[0].by
     everything, _, none = let_in(models, heard, start, -1.0)
     assert len(everything.by) == 4 and not len(none)
 
@@ -44,6 +48,9 @@ def test_a_board_leaves_out_turned_and_random_models():
     weights = way + 0.7 * rng.normal(size=(20, 120))
     clean = rollcall.ordinary(weights, np.ones(20, dtype=bool))
     assert clean.all()
+    forgetting = weights.copy()
+    forgetting[7] *= 0.02
+    assert np.flatnonzero(~rollcall.ordinary(forgetting, np.ones(20, dtype=bool))).tolist() == [7]
     weights[:2] *= -1.0
     weights[2:4] = np.linalg.norm(way) / np.sqrt(120) * rng.normal(size=(2, 120))
     assert rollcall.ordinary(weights, np.ones(20, dtype=bool)).tolist() == [False] * 4 + [True] * 16

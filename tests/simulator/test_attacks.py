@@ -92,6 +92,30 @@ def test_every_attack_can_be_played_where_boards_ask_and_where_a_server_does(icu
         assert torch.isfinite(run.models).all() and np.isfinite(run.auroc.honest_mean)
 
 
+def test_who_sends_no_numbers_is_not_called_again():
+    """Every such message is refused; boards cast its sender out, and partners do not call it again."""
+    icu = abps.load("icu-synthetic:centers=24,stays=4800")
+    run = abps.simulate(icu, "abps-plus", seed=11, rounds=14, attack="nan:share=0.25")
+    trail = run.decisions
+    who = set(trail.filter(trail["decision"] == "refused")["peer"])
+    assert len(who) >= 4
+    late = trail.filter((trail["decision"] == "accepted") & (trail["round"] > 9))
+    honest = [(c, p) for c, p in zip(late["center"], late["peer"]) if not {c, p} <= who]
+    assert honest and not any({c, p} & who for c, p in honest)
+
+
+def test_who_sends_the_start_makes_nobody_forget():
+    """Mixed with a model of nothing, half of one's own is gone, round after round; it points no other way."""
+    icu = abps.load("icu-synthetic:centers=24,stays=4800")
+    clean, hurt = (
+        abps.simulate(icu, "abps-plus", seed=11, rounds=14, attack=attack)
+        for attack in (None, "scale:share=0.25,strength=0")
+    )
+    who = parse("scale:share=0.25").attackers(11, center_ids(icu.centers))
+    length = clean.models.norm(dim=1)[torch.from_numpy(~who)].mean()
+    assert hurt.models.norm(dim=1)[torch.from_numpy(~who)].mean() > 0.9 * length
+
+
 def test_who_does_not_train_sends_a_server_what_it_got(icu):
     """A free rider and a copier: the average is that of the others and of the average before."""
     settings = SMALL | {"codec": "fp32", "aggregate": "mean"}

@@ -468,7 +468,8 @@ class Kindred(PeerMethod):
     def learn(self, world: World, state: Standing, trained: Standing, heard: Heard, t: int) -> Learned:
         """Mix, judge the mix on validation rows, adopt it unless it surely harms."""
         models = trained.models
-        heard, doubtful, strange = let_in(models, heard, world.learner.start, self.judging.along)
+        settled = t > self.roll.first  # before that, honest models are still far from each other
+        heard, doubtful, strange = let_in(models, heard, world.learner.start, self.judging.along, settled)
         partners = heard.partners(world.r)
         peer, counts = flat(partners)
         sizes = world.sizes().numpy()
@@ -484,9 +485,13 @@ class Kindred(PeerMethod):
         # With one partner a mix is its partner's doing.
         center, who = np.repeat(np.arange(world.r), counts), peer
         experience = state.experience.observe(center, who, t, gain[center], se[center])
-        if t > self.roll.first and len(strange):  # before that, honest models are still far from each other
+        if settled and len(strange):
             struck = np.ones(len(strange))
             experience = experience.observe(doubtful, strange, t, STRIKE * struck, ERROR * struck)
+        to, by = heard.refused
+        if len(by):  # what was no model at all, whenever it came
+            struck = np.ones(len(by))
+            experience = experience.observe(to, by, t, STRIKE * struck, ERROR * struck)
         if t == world.horizon and state.strength:
             mixed = self.moved_on(world, mixed, state.strength)
         told = np.isfinite(gain[center]) & np.isfinite(se[center])

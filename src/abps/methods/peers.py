@@ -68,6 +68,7 @@ class Heard:
     to, by: (transfers,) the row of the receiver, which is here, and the place of the sender.
     arrived: (n, shared) what each sender's receivers got of it (undefined where nobody here heard it).
     notes: (n,) its number beside.  opinion: what had been thought before.
+    refused: (receivers, senders) of what was no model, and was not let in.
     """
 
     to: Ints
@@ -75,6 +76,7 @@ class Heard:
     arrived: Tensor
     notes: Floats
     opinion: Any = None
+    refused: tuple[Ints, Ints] = field(default_factory=lambda: (np.zeros(0, np.int64), np.zeros(0, np.int64)))
 
     def partners(self, r: int) -> list[Ints]:
         """Whom each of the r centers here heard, ascending."""

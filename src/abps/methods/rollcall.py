@@ -10,13 +10,13 @@ An answer: how many shared weights, columns and null draws there are; the weight
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.methods.peers import Notice, Reply
-from abps.methods.suspicion import cosines
+from abps.methods.suspicion import LONGEST, cosines
 from abps.stats import kinship, spectrum
 from abps.wire.numerals import Form, Numerals, Stretch
 
@@ -49,6 +49,7 @@ class Answers:
     there: (n,) who did.  weights: (n, W), zero where there are none.  trusted: (n,) whose count in means.
     sizes: (n,) training rows, none of which counts for too much.  columns, draws: of scores.
     beside: (n, entries) what came with the weights.
+    broken: places of those who answered, and not with numbers.
     """
 
     there: NDArray[np.bool_]
@@ -58,6 +59,7 @@ class Answers:
     columns: int
     draws: int
     beside: Floats
+    broken: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +100,8 @@ def answer(
 def read(answers: Floats, sizes: Floats) -> Answers:
     """What members (n, entries) answered, NaN where one did not; sizes: (n,) their training rows."""
     there = np.asarray(np.isfinite(answers).all(axis=1))
+    # Who is away says nothing at all; who says something that is no number is not away.
+    broken = np.flatnonzero(~there & ~np.isnan(answers).all(axis=1))
     known = np.where(there[:, None], answers, 0.0)
     # As most say: one that says otherwise has no place in a matrix.
     front = np.median(known[there, :FRONT], axis=0).astype(int) if there.any() else np.zeros(FRONT, dtype=int)
@@ -105,11 +109,12 @@ def read(answers: Floats, sizes: Floats) -> Answers:
     weights, beside = known[:, FRONT : FRONT + count], known[:, FRONT + count :]
     trusted = there & ordinary(weights, there)
     capped = np.minimum(sizes, LARGEST * sizes[there].mean()) if there.any() else sizes
-    return Answers(there, weights, trusted, capped, columns, draws, beside)
+    return Answers(there, weights, trusted, capped, columns, draws, beside, broken)
 
 
 def ordinary(weights: Floats, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(n,) whose model is not much farther from the median of all than is usual, and points the same way.
+    """(n,) whose model is not much farther from the median of all than is usual, points the same way, and has
+    gone a fair part of it.
 
     From where additive models start, nothing, that is the way they have gone.
     """
@@ -119,14 +124,16 @@ def ordinary(weights: Floats, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
     far = np.sqrt(((weights - middle) ** 2).sum(axis=1))
     near = far <= FARTHEST * np.median(far[there]) + 1e-12
     along = cosines(weights, np.broadcast_to(middle, weights.shape))
+    length = np.sqrt((weights**2).sum(axis=1))
+    near &= LONGEST * length >= np.median(length[there])
     # Where most have no way in common, nobody goes another one.
     return np.asarray(near & ((along >= ALONG) | (np.median(along[there]) < 2 * ALONG)))
 
 
 def outcasts(told: Answers) -> Ints:
     """The places of members whose models cannot be trusted; nobody, if that were most of them."""
-    found = np.flatnonzero(told.there & ~told.trusted)
-    return found if 2 * len(found) < told.there.sum() else found[:0]
+    found = np.union1d(np.flatnonzero(told.there & ~told.trusted), told.broken)
+    return found if 2 * len(found) < told.there.sum() + len(told.broken) else found[:0]
 
 
 def outcast_form(count: int) -> Form:

@@ -2,8 +2,8 @@
 
 All centers start together, so honest models have gone a common way from the start, and the cosine of the ways
 of two honest ones is well above nothing, while a turned model has gone back and a random one across; and they
-have gone about equally far. What points another way or has gone much farther is not mixed, and who sent it
-once models have settled is not called again.
+have gone about equally far. What points another way or has gone much farther is not mixed, nor, once models
+have settled, what has hardly left the start; who sent such then is not called again.
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ def cosines(own: Floats, theirs: Floats) -> Floats:
     return np.where(sizes > 1e-12, along / np.maximum(sizes, 1e-12), 1.0)
 
 
-def let_in(models: Tensor, heard: Heard, start: Tensor, least: float) -> tuple[Heard, Ints, Ints]:
+def let_in(
+    models: Tensor, heard: Heard, start: Tensor, least: float, settled: bool = False
+) -> tuple[Heard, Ints, Ints]:
     """What was heard without models that point another way than one's own or have gone much farther, and
     (receivers, senders) of those.
 
     models: (r, P) one's own.  start: (P,).  least: the smallest cosine that is let in; -1: anything is.
+    settled: models have gone some way; then one that has hardly left the start is not let in, either: mixed
+    with it, one's own would be half forgotten.
     """
     shared = heard.arrived.shape[1]
     begun = start[:shared].numpy()
@@ -51,4 +55,6 @@ def let_in(models: Tensor, heard: Heard, start: Tensor, least: float) -> tuple[H
     if least > -1.0:
         far, length = np.linalg.norm(theirs, axis=1), np.linalg.norm(own, axis=1)
         same &= (far <= LONGEST * length) | (length < 1e-12)
+        if settled:
+            same &= length <= LONGEST * far
     return replace(heard, to=heard.to[same], by=heard.by[same]), heard.to[~same], heard.by[~same]

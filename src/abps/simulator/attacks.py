@@ -166,6 +166,16 @@ class Siege:
         then = start.expand(len(sent), -1) if before is None else before
         return self.attack.on_sent(sent, then, self.heard, start, self.who, world.seed, t, world.ids)
 
+    def arrived(self, sent: Tensor, arrived: Tensor) -> Tensor:
+        """(n, shared) what receivers see: an honest codec has no way to write what is no number, an attacker
+        has."""
+        none = ~torch.isfinite(sent).all(dim=1)
+        if not none.any():
+            return arrived
+        seen = arrived.clone()
+        seen[none] = float("nan")
+        return seen
+
     def hear(self, arrived: Tensor, to: Ints, by: Ints) -> Siege:
         """The siege after a round: attackers keep what they received."""
         heard = arrived.clone() if self.heard is None else self.heard.clone()

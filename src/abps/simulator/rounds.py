@@ -162,6 +162,8 @@ class Course:
         sent = tuple(
             method.line.deliver(world, message, method.number(k, t, layout)) for k, message in enumerate(up)
         )
+        if self.siege is not None and up:
+            sent = (self.siege.arrived(up[0], sent[0]), *sent[1:])
         if method.noted:
             sent = with_notes(sent, method.note(world, trained))
         sizes, start, some = world.sizes(), world.learner.start, torch.arange(n)
@@ -237,12 +239,16 @@ class Course:
         if self.siege is not None:
             sent = self.siege.sent(sent, method.sent(self.state, self.state)[:, :shared], world, t)
         arrived = method.wire.deliver(world, sent, t)
+        if self.siege is not None:
+            arrived = self.siege.arrived(sent, arrived)
         far = distances(arrived.numpy(), start)
         own = far if self.siege is None else distances(honest.numpy(), start)
-        meeting = meeting.only(plausible(far[meeting.by], own[meeting.to]), np.isfinite(far))
+        trusted = plausible(far[meeting.by], own[meeting.to])
+        refused = (meeting.to[~trusted], meeting.by[~trusted])
+        meeting = meeting.only(trusted, np.isfinite(far))
         listeners = np.bincount(meeting.by, minlength=world.n)
         notes = method.note(world, after, listeners)
-        heard = Heard(meeting.to, meeting.by, arrived, notes, opinion)
+        heard = Heard(meeting.to, meeting.by, arrived, notes, opinion, refused)
         learned = method.learn(world, self.state, after, heard, t)
         effect = None
         if self.witness is not None and looked_at(t, world.n, world.horizon):

@@ -56,6 +56,8 @@ class Gate:
 
     def note(self, refused: Refused) -> None:
         """Count a refusal against its peer, and write it down."""
+        if refused.reason in (Reason.NOT_FINITE, Reason.TOO_LARGE):
+            self.outlook.round.refused.add(refused.peer)
         if refused.reason in _HOSTILE:
             with self.outlook.lock:
                 self._hostile[refused.peer] = self._hostile.get(refused.peer, 0) + 1

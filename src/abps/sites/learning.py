@@ -211,7 +211,10 @@ class Learning:
             notes[k] = now.notes.get(peer, 0.0)
         listeners = now.talks.partners if outlook.mutual else now.listeners
         notes[world.here] = outlook.peer_method.note(world, trained, np.array([len(listeners)]))
-        heard = Heard(np.zeros(len(by), dtype=np.int64), by, arrived, notes, now.opinion)
+        none = np.array([outlook.members.index(p) for p in order if p in now.refused], dtype=np.int64)
+        heard = Heard(
+            np.zeros(len(by), dtype=np.int64), by, arrived, notes, now.opinion, (np.zeros_like(none), none)
+        )
         return outlook.peer_method.learn(world, before, trained, heard, round)
 
     def _evidence(self, state: Any) -> dict[str, Evidence]:

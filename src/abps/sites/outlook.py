@@ -54,6 +54,8 @@ class Round:
     opinion: Opinion | None = None
     arrived: dict[str, Tensor] = field(default_factory=dict)
     notes: dict[str, float] = field(default_factory=dict)
+    #: Whose weights were no model.
+    refused: set[str] = field(default_factory=set)
     #: Whom this site wants to hear, and who wants to hear this site.
     asked: list[str] = field(default_factory=list)
     listeners: set[str] = field(default_factory=set)
