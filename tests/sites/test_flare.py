@@ -20,10 +20,10 @@ from nvflare.fuel.f3.message import Message
 from nvflare.recipe import ProdEnv
 
 from abps.core.errors import RequestError
-from abps.data.prepare import prepare
+from abps.data.prepare import codebook, prepare
 from abps.learn.batched import StackedLearner
 from abps.simulator.simulate import simulate
-from abps.sites import audit
+from abps.sites import audit, measuring
 from abps.sites.agreement import Agreement
 from abps.sites.flare import kits
 from abps.sites.flare.app import only_sealed
@@ -32,6 +32,7 @@ from abps.sites.flare.submit import connected, session
 from abps.sites.proposal import Proposal, sign
 from abps.sites.signing import signer
 from abps.sites.sitefile import SiteFile
+from abps.sites.spent import account_of
 from abps.sites.store import Store
 
 from .network import OPEN, agree_about_partners, counted_once, same_beliefs
@@ -167,6 +168,34 @@ def test_a_method_of_ones_own_runs_between_real_sites(federation, monkeypatch):
     assert np.mean(met) == run.partners_mean
     for store in stores.values():
         store.close()
+
+
+def test_masked_counts_masked_sums_and_accounts_between_processes(federation, four):
+    """Common scales counted under masks, a server that sees sums alone, noise that is paid for: one job."""
+    settings = {"secure": "yes", "model": "linear", "epochs": 1, "clip": 1.0, "dp_epsilon": 8.0}
+    book = codebook(four.together, 11)
+    agreement = Agreement("hidden", "fedavg", book, 11, 2, settings)
+    assert agreement.uncounted == book.numbers  # nobody has told a number of its columns
+    outcome = federation.run(agreement, 2)
+    assert outcome.status == "FINISHED:COMPLETED" and "error" not in outcome.report, outcome.report
+    assert not outcome.report["left_out"] and all(not r["missing"] for r in outcome.report["rounds"])
+    models = []
+    for name in four.names:
+        counts, study = (federation.store(name, each) for each in ("hidden scales", "hidden"))
+        try:
+            found = measuring.kept_in(counts)
+            assert set(found["statistics"]) == set(book.numbers)
+            assert sorted(found["summarised"]["bytes"]) == sorted(four.names)
+            kinds = {e.kind for store in (counts, study) for e in store.traffic() if e.sent}
+            assert kinds <= {"told", "mask", "statistics", "weights"} and "mask" in kinds
+            told = [release.what for release in account_of(study).releases]
+            assert told == ["statistics"] * 3 + ["training"] * 2
+            assert 0 < account_of(study).spent() <= 8.0
+            models.append(study.model())
+        finally:
+            counts.close()
+            study.close()
+    assert all(np.array_equal(models[0], other) for other in models[1:])
 
 
 def test_what_is_too_long_is_refused_before_it_is_received(federation, monkeypatch):
