@@ -104,6 +104,7 @@ def main() -> None:
             nothing,
             np.zeros((n, 2)),
             np.zeros(4),
+            nothing,
         )
         for t in range(1, asked.rounds + 1):
             plan = timed(f"a round among {name}", partial(one_round, method, world, state, t))

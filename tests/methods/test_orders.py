@@ -40,6 +40,7 @@ def made_up(seed: int, n: int, alone: float = 0.4) -> tuple[World, Standing]:
         nothing,
         np.zeros((n, 2)),
         np.zeros(4),
+        nothing,
     )
     return World(None, SimpleNamespace(size=n), streams.bits(seed, "generate", 0, np.arange(n)), 7, 50), state
 
@@ -88,7 +89,7 @@ def test_a_round_of_many_is_that_of_the_plain_loop():
     state = Standing(
         *(getattr(state, name) for name in ("models", "everybody", "start", "peer", "same")),
         Experience.none().observe(center, peer, 2, harm, np.full(400, 0.01)),
-        *(getattr(state, name) for name in ("reference", "kindred", "place", "test")),
+        *(getattr(state, name) for name in ("reference", "kindred", "place", "test", "tilt")),
     )
     opinion = method.opine(world, state, lambda: None, t)
     plan = agree(method, world, opinion, t)

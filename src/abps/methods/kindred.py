@@ -19,6 +19,10 @@ guesses from metadata:
 * *judgement*: what a mix takes off the loss on validation rows, which no model here was trained on. A mix
   that surely harms is not adopted, and a peer that was seen to harm is not called or answered again,
   whatever it or the board say of it: the public part is a prior, own measurements decide;
+* *slopes*: once it is settled where all go on from, every center tells the slope of its own loss there, and
+  is told that of its kin together (of all, where all go on from the mean of all). From then on it trains on a
+  loss that is tilted by the difference: what its few patients want by chance does not lead it away from the
+  others, and where all agree is where the loss of all together is least;
 * *last steps*: training steps shorten towards the end, so that partners agree; after the last round every
   center may move on by itself, held near what its kin agreed on, as far as that lowers the mean validation
   loss of the whole federation (one number a center).
@@ -46,7 +50,7 @@ from abps.data.prepare import Prepared, Rows
 from abps.learn import outcomes
 from abps.learn.metrics import Segments, gains, labels_of, row_losses
 from abps.learn.mixtures import mixtures
-from abps.learn.training import Objective, Training
+from abps.learn.training import PLAIN, Objective, Training
 from abps.methods import rollcall
 from abps.methods.abps import trail_of
 from abps.methods.base import Decisions, Floats, Ints, Kind, Models, Wire, World
@@ -59,8 +63,8 @@ from abps.stats import spectrum
 from abps.wire.numerals import Form, Numerals, Stretch
 
 #: What a board asks: the models; models and scores; models, when kin are known; the loss of mixtures on
-#: validation rows; what last steps take off it.
-Question = Literal["weights", "kin", "means", "choice", "last"]
+#: validation rows; the slopes of the losses at what is gone on from; what last steps take off the loss.
+Question = Literal["weights", "kin", "means", "choice", "slopes", "last"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,9 @@ class Roll:
     sum of variance and bias.  mixtures: shares of the kin's mean against the mean of all that are tried.
     least: a center with fewer positive or negative training rows tells nothing about them.
     public: whether published metadata may help to tell kinds.
+    quiet: rounds after a roll call in which nobody calls anybody: all were just told what all have learned.
+    tilt: how far a center's slope at the model that it goes on from is made that of its kin together; 0: not
+    at all. It is for models whose steps go down all rows' gradient (``optimizer=descent``).
     """
 
     first: int = 3
@@ -84,8 +91,14 @@ class Roll:
     mixtures: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     least: int = 3
     public: bool = True
+    quiet: int = 2
+    tilt: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.quiet < 0:
+            raise RequestError(f"quiet={self.quiet}: rounds without pairs after a roll call, choose from 0")
+        if not 0 <= self.tilt <= 1:
+            raise RequestError(f"tilt={self.tilt}: choose 0 (not at all) to 1 (all the way)")
         if self.first < 1 or any(t <= self.first for t in (*self.again, *self.means)):
             raise RequestError(
                 f"first={self.first}, again={self.again}, means={self.means}: choose at least 1, and later "
@@ -103,7 +116,7 @@ class Roll:
         if t - 1 == self.first:
             return ("weights",)
         if t - 1 in self.again:
-            return ("kin", "choice")
+            return ("kin", "choice", "slopes") if self.tilt else ("kin", "choice")
         return ("means", "choice") if t - 1 in self.means or t == horizon else ()
 
 
@@ -138,6 +151,8 @@ class Standing(Models):
     test: what the board told of the differences: p, dimensions, kinds, what public vectors add, then every
     column's share.  outcast: members that the last board left out of its means, who keep to each
     other.  strength: of the pull to what kin agreed on in the last steps; 0: no last steps.
+    share: of the kin's mean, against the mean of all, in what was gone on from last.
+    tilt: (r, shared) what is added to the slopes of the own losses.
     """
 
     everybody: NDArray[np.bool_]
@@ -149,8 +164,10 @@ class Standing(Models):
     kindred: Tensor
     place: Floats
     test: Floats
+    tilt: Tensor
     outcast: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     strength: float = 0.0
+    share: float = 0.0
 
     def placed(self, place: Ints, n: int) -> Standing:
         """With members in other places."""
@@ -226,24 +243,38 @@ class Kindred(PeerMethod):
             world.common_start()[:, : self.wire.shared(world)],
             np.zeros((world.r, 2)),
             np.full(rollcall.HEAD, np.nan),
-            none,
+            torch.zeros(world.r, self.wire.shared(world)),
         )
 
     # Training ------------------------------------------------------------------------------------------
 
     def train(self, world: World, state: Standing, t: int, alone: bool) -> Standing:
-        """The local steps, shorter towards the end.
+        """The local steps on the tilted loss, shorter towards the end.
 
         Steps that cool down do so from every roll call on: what centers learned apart from each other until
         then is gone with the means that they were told.
         """
         # Private training draws noise by the number of the round: none may come twice.
         cooling = world.learner.training.cooling > 0 and not self.private
-        trained = world.learner.train(state.models, self.since(t) if cooling else t)
+        number = self.since(t) if cooling else t
+        trained = world.learner.train(state.models, number, self.tilted(world, state))
         step = self.step(t, world.horizon)
         if step < 1:
             trained = torch.lerp(state.models, trained, step)
         return replace(state, models=trained)
+
+    def tilted(self, world: World, state: Standing) -> Objective:
+        """What is added to the own losses."""
+        if not state.tilt.any():
+            return PLAIN
+        shift = torch.zeros_like(state.models)
+        shift[:, : self.wire.shared(world)] = state.tilt
+        return Objective(shift=shift)
+
+    def exchanges(self, t: int) -> bool:
+        """Not right after a roll call, but in the last round in any case."""
+        calls = (self.roll.first, *self.roll.again) if self.roll.level else ()
+        return t == self.stop.rounds or not any(call < t <= call + self.roll.quiet for call in calls)
 
     @property
     def private(self) -> bool:
@@ -274,6 +305,8 @@ class Kindred(PeerMethod):
         found = self.roll.asked(t, horizon)
         if self.policy == "random":
             found = tuple("weights" if each in ("kin", "means") else each for each in found)
+        if self.private or self.training.optimizer != "descent":
+            found = tuple(each for each in found if each != "slopes")
         return (*found, "last") if t == horizon and self.last and not self.private else found
 
     def questions(self, t: int, horizon: int) -> int:
@@ -293,6 +326,9 @@ class Kindred(PeerMethod):
         if what == "choice":
             losses = np.stack([mean_losses(world, each) for each in self.tried(world, state)], axis=1)
             return Reply.of(losses, (Stretch("single", losses.shape[1]),))
+        if what == "slopes":
+            own = own_slopes(world, state.models, self.wire.shared(world))
+            return rollcall.slopes(own, state.share, state.place)
         shared = state.models[:, : self.wire.shared(world)].numpy().astype(np.float64)
         if what == "weights":
             return rollcall.answer(shared)
@@ -315,6 +351,8 @@ class Kindred(PeerMethod):
         if what == "weights":
             # After few rounds honest models are still far from each other.
             return rollcall.common_model(told, t - 1 > self.roll.first)
+        if what == "slopes":
+            return rollcall.slopes_of_kin(told, self.roll.parameters)
         if what == "means":
             return rollcall.means_of_kin(told, self.roll.parameters)
         return rollcall.kin_of(told, self.roll.level, self.roll.parameters, self.roll.public)
@@ -329,6 +367,8 @@ class Kindred(PeerMethod):
             if what == "last":
                 return replace(state, strength=(0.0, *self.last)[int(common[0])])
             return self.gone_on(world, state, int(common[0]))
+        if what == "slopes":
+            return replace(state, tilt=self.leaning(world, state, notice))
         shared, columns = self.wire.shared(world), len(score_columns(world.data.columns))
         columns *= len(world.data.outcome.mix)
         common, outcast = rollcall.cast_out(notice.common, world.n)
@@ -354,6 +394,22 @@ class Kindred(PeerMethod):
             test=common[shared:],
         )
 
+    def leaning(self, world: World, state: Standing, notice: Notice) -> Tensor:
+        """(r, shared) what makes the own slopes those that the board told.
+
+        Whatever a board says: what is told is at most as long as a few times the own slope.
+        """
+        own = own_slopes(world, state.models, self.wire.shared(world))
+        tilt = np.zeros_like(own)
+        for row, place in enumerate(world.here):
+            told = notice.own.get(int(place), notice.common).values
+            if len(told) not in (0, own.shape[1]):
+                raise ValueError("no slopes")
+            if len(told):
+                longest = rollcall.STEEPEST * float(np.linalg.norm(own[row]))
+                tilt[row] = rollcall.shortened(told, longest) - own[row]
+        return torch.from_numpy((self.roll.tilt * tilt).astype(np.float32))
+
     def tried(self, world: World, state: Standing) -> Iterator[Tensor]:
         """(r, P) models that may be gone on from: the own ones, then mixtures of the two means.
 
@@ -376,8 +432,9 @@ class Kindred(PeerMethod):
         # Whatever a board says: who would surely be harmed stays where it is.
         stays = torch.from_numpy(np.flatnonzero(harmed))
         chosen[stays] = state.models[stays]
-        state = replace(state, models=chosen)
-        if choice == 0 or self.roll.mixtures[choice - 1] >= 0.5:
+        share = 1.0 if choice == 0 else self.roll.mixtures[choice - 1]
+        state = replace(state, models=chosen, share=share, tilt=torch.zeros_like(state.tilt))
+        if share >= 0.5:
             return state
         none = np.zeros(world.r + 1, dtype=np.int64)
         return replace(
@@ -746,6 +803,21 @@ def noisy_scores(
     told += noise * np.sqrt(2.0 + draws) * hidden.standard_normal(len(told))
     told[0] = max(told[0], 0.0)
     return told
+
+
+def own_slopes(world: World, models: Tensor, shared: int) -> Floats:
+    """(r, shared) the slopes of the centers' mean training losses; nothing of what is of too few patients."""
+    rows, outcome = world.data.train, world.data.outcome
+    slopes = world.learner.gradient(models, rows)[:, :shared].numpy().astype(np.float64)
+    if not world.data.floor:
+        return slopes
+    few = np.minimum(rows.positives(), rows.sizes - rows.positives()) < world.data.least
+    for i in range(world.r):
+        mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
+        events = outcome.events(rows.y[mine]).astype(np.float64)
+        told = without_small(rows.x[mine].astype(np.float64), events, int(world.data.least[i])).any(axis=0)
+        slopes[i] *= 0.0 if few[i] else np.resize(told, shared)  # several answers: a row of columns for each
+    return slopes
 
 
 def levelled(world: World, models: Tensor) -> Tensor:

@@ -41,6 +41,9 @@ ALONG = 0.2
 #: How many times as much as the mean a center's rows may count.
 LARGEST = 10.0
 
+#: How many times as long as is usual a slope may be that counts in a mean, or that a center believes.
+STEEPEST = 2.0
+
 
 @dataclass(frozen=True, eq=False)
 class Answers:
@@ -95,6 +98,15 @@ def answer(
     parts = [front, weights] if beside is None else [front, weights, beside]
     form = (Stretch("place", FRONT), *weights_form(count), *form)
     return Reply.of(np.concatenate(parts, axis=1), form, (FRONT, FRONT + count))
+
+
+def slopes(own: Floats, share: float, place: Floats) -> Reply:
+    """The answer of r centers when slopes (r, W) are asked for: with the share of their kin's mean in what
+    they go on from, and their places, if these matter."""
+    kin = share > 0 and place.shape[1] > 2
+    beside = np.concatenate([np.full((len(own), 1), share), place if kin else place[:, :0]], axis=1)
+    form = place_form(place.shape[1]) if kin else ()
+    return answer(own, beside=beside, form=(Stretch("share", 1), *form))
 
 
 def read(answers: Floats, sizes: Floats) -> Answers:
@@ -194,6 +206,47 @@ def means_of_kin(told: Answers, parameters: float) -> Notice:
     return _told(told, told.beside, parameters)
 
 
+def slopes_of_kin(told: Answers, parameters: float) -> Notice:
+    """The slope of the loss of all together, to all; or to each center that of the mixture of all and its kin
+    that it goes on from."""
+    there = told.there
+    norms = np.linalg.norm(told.weights, axis=1)
+    steepest = STEEPEST * float(np.median(norms[there])) if there.any() else 0.0
+    known = np.stack([shortened(row, steepest) for row in told.weights])
+    size = np.where(there, told.sizes, 0.0)
+    mean = size @ known / max(size.sum(), 1e-12)
+    share, place = float(np.median(told.beside[there, 0])) if there.any() else 0.0, told.beside[:, 1:]
+    form = weights_form(len(mean))
+    if not share or place.shape[1] <= 2:
+        return Notice(Numerals.of(mean, form))
+    peer, counts = _counted(told, place, parameters, there)
+    own = {
+        i: Numerals.of((1.0 - share) * mean + share * (counts[i] @ known[peer[i]]), form)
+        for i in np.flatnonzero(there).tolist()
+    }
+    return Notice(Numerals.of(np.zeros(0), ()), own)
+
+
+def shortened(slope: Floats, most: float) -> Floats:
+    """A slope, no longer than that."""
+    norm = float(np.linalg.norm(slope))
+    return slope if norm <= most else slope * (most / norm)
+
+
+def _counted(
+    told: Answers, place: Floats, parameters: float, trusted: NDArray[np.bool_]
+) -> tuple[Ints, Floats]:
+    """(n, k) who counts in the mean of everybody's kin, and how much. place: (n, 2 + dimensions)."""
+    n = len(place)
+    where = kinship.Whereabouts(place[:, 2:], place[:, 1], np.zeros((n, 0)), 0.0)
+    peer, share = kinship.shares(
+        where, np.where(told.there, place[:, 0], 0.0), parameters * told.weights.shape[1]
+    )
+    # What cannot be trusted counts for its own center alone.
+    share *= trusted[peer] | (peer == np.arange(n)[:, None])
+    return peer, share / np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
+
+
 @dataclass(frozen=True, eq=False)
 class Kinsfolk:
     """What was found of kin: who they are (nothing: everybody), how probably each is of one kind, and what
@@ -215,7 +268,7 @@ class Kinsfolk:
 
 def _told(told: Answers, place: Floats, parameters: float, found: Kinsfolk | None = None) -> Notice:
     """Means, and, if they were looked for, kin. place: (n, 2 + dimensions)."""
-    n, weights = told.weights.shape
+    weights = told.weights.shape[1]
     head, form = np.zeros(0), weights_form(weights)
     if found is not None:
         head, form = found.test, (*form, Stretch("single", HEAD), Stretch("share", len(found.test) - HEAD))
@@ -225,11 +278,7 @@ def _told(told: Answers, place: Floats, parameters: float, found: Kinsfolk | Non
     own: dict[int, Numerals] = {}
     share = peer = None
     if place.shape[1] > 2:
-        where = kinship.Whereabouts(place[:, 2:], place[:, 1], np.zeros((n, 0)), 0.0)
-        peer, share = kinship.shares(where, np.where(told.there, place[:, 0], 0.0), parameters * weights)
-        # What cannot be trusted counts for its own center alone.
-        share *= told.trusted[peer] | (peer == np.arange(n)[:, None])
-        share /= np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
+        peer, share = _counted(told, place, parameters, told.trusted)
     for i in np.flatnonzero(told.there).tolist():
         parts: list[Floats] = []
         form = ()
