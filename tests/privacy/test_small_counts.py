@@ -20,8 +20,8 @@ from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate, own_table
 from abps.learn.batched import StackedLearner
 from abps.methods.base import World
-from abps.methods.kindred import categories
 from abps.methods.leaving import leaving
+from abps.methods.patient_sums import categories
 from abps.methods.plus import ABPSPlus
 from abps.methods.settings import configure
 from abps.privacy.small_counts import (

@@ -12,7 +12,7 @@ import torch
 
 import abps
 from abps.core.errors import RequestError
-from abps.methods.kindred import noisy_scores
+from abps.methods.patient_sums import noisy_scores
 from abps.privacy.published import noisy, sensitivity
 from abps.privacy.spending import PrivacyLedger, recomputed
 from abps.simulator.output import PRIVACY, save

@@ -12,7 +12,7 @@ from abps.core.errors import RequestError
 from abps.core.streams import center_ids
 from abps.data.codebook import Codebook, merged
 from abps.data.prepare import codebook, with_statistics
-from abps.methods.kindred import score_columns
+from abps.methods.patient_sums import score_columns
 from abps.methods.peers import boards
 from abps.methods.rollcall import weights_form
 from abps.simulator.simulate import simulate
@@ -107,7 +107,7 @@ def test_every_answer_goes_to_the_board_and_nowhere_else(kinds, tmp_path):
     assert seen == {(name, board) for board in chairs for name in kinds.names if name != board}
     asked = network.sites[next(name for name in kinds.names if name not in chairs)]
     log = [e for e in asked.store.traffic(4) if e.kind in ("answer", "notice")]
-    assert [(e.kind, e.sent, e.peer) for e in log] == 2 * [
+    assert [(e.kind, e.sent, e.peer) for e in log] == 3 * [
         ("answer", True, chairs[1]),
         ("notice", False, chairs[1]),
     ]
