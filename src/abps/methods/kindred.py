@@ -44,7 +44,7 @@ from abps.core import permutation, streams
 from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.core.matching import Answer, Plan
-from abps.core.peer_effects import PeerEffects, believed
+from abps.core.peer_effects import PeerEffects, believed, mean_sizes, pooled
 from abps.core.usefulness import Experience
 from abps.data.prepare import Rows
 from abps.learn.metrics import Segments, gains, labels_of, row_losses
@@ -150,6 +150,8 @@ class Standing(Models):
     column's share.  outcast: members that the last board left out of its means, who keep to each
     other.  strength: of the pull to what kin agreed on in the last steps; 0: no last steps.
     share: of the kin's mean, against the mean of all, in what was gone on from last.
+    stretches: (k, 3) the last round before every choice, and what all centers measured up to it since the one
+    before (:mod:`abps.core.peer_effects`).
     tilt: (r, shared) what is added to the slopes of the own losses.
     """
 
@@ -166,6 +168,7 @@ class Standing(Models):
     outcast: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     strength: float = 0.0
     share: float = 0.0
+    stretches: Floats = field(default_factory=lambda: np.zeros((0, 3)))
 
     def placed(self, place: Ints, n: int) -> Standing:
         """With members in other places."""
@@ -323,6 +326,9 @@ class Kindred(PeerMethod):
             return Reply.of(gains, (Stretch("single", gains.shape[1]),))
         if what == "choice":
             losses = np.stack([mean_losses(world, each) for each in self.tried(world, state)], axis=1)
+            since = int(state.stretches[-1, 0]) if len(state.stretches) else 0
+            found = mean_sizes(state.experience, world.data.validation.sizes, since)
+            losses = np.concatenate([losses, found], axis=1)
             return Reply.of(losses, (Stretch("single", losses.shape[1]),))
         if what == "slopes":
             own = own_slopes(world, state.models, self.wire.shared(world))
@@ -343,8 +349,9 @@ class Kindred(PeerMethod):
             which = (0.0, *self.last).index(self.strongest(answers))
             return Notice(Numerals.of(np.array([float(which)]), (Stretch("single", 1),)))
         if what == "choice":
-            which = rollcall.best(answers, sizes)
-            return Notice(Numerals.of(np.array([float(which)]), (Stretch("single", 1),)))
+            best = float(rollcall.best(answers[:, :-2], sizes))
+            found = np.array([best, *pooled(answers[:, -2:])])
+            return Notice(Numerals.of(found, (Stretch("single", len(found)),)))
         told = rollcall.read(answers, sizes)
         if what == "weights":
             # After few rounds honest models are still far from each other.
@@ -360,10 +367,14 @@ class Kindred(PeerMethod):
         what, common = self.asked(t)[question], notice.common.values
         if what in ("last", "choice"):
             most = len(self.last) if what == "last" else len(self.roll.mixtures)
-            if len(common) != 1 or common[0] not in range(1 + most):
+            if len(common) != (1 if what == "last" else 3) or common[0] not in range(1 + most):
                 raise ValueError("no such choice")
             if what == "last":
                 return replace(state, strength=(0.0, *self.last)[int(common[0])])
+            if not np.isfinite(common[1:]).all() or common[2] < 0:
+                raise ValueError("no such sizes")
+            over = np.array([[t - 1.0, *common[1:]]])
+            state = replace(state, stretches=np.concatenate([state.stretches, over]))
             return self.gone_on(world, state, int(common[0]))
         if what == "slopes":
             return replace(state, tilt=self.leaning(world, state, notice))
@@ -567,11 +578,8 @@ class Kindred(PeerMethod):
         return np.repeat(np.arange(world.r), counts), peer, world.learner.logits(models, rows), after
 
     def peer_effects(self, world: World, state: Standing) -> PeerEffects:
-        """What each mix took off a center's loss, as it believed right after."""
-        first = min(self.roll.again, default=world.horizon)
-        # Where nothing differs, whoever comes is as good as chosen.
-        since = np.where(state.everybody, 0, first)
-        return believed(state.experience, world.data.validation.sizes, since)
+        """What each mix took off a center's loss, as it believes in the end."""
+        return believed(state.experience, world.data.validation.sizes, state.stretches)
 
     def measured(
         self, world: World, before: Segments, after: Segments

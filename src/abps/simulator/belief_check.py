@@ -1,27 +1,34 @@
 """Belief against truth: what a mix really does to a center's loss, on rows that nobody learned from.
 
 In a simulation the test rows are here. In some rounds, evenly spread, every mix is tried on them before
-anything is decided; what the center believes of it right after, from its validation rows alone, stands
-beside that. Where centers of one group follow one risk by construction, the rows of all of them count for
-each, so that the truth is known better than any center can know it; its own error is told and allowed for.
+anything is decided; what the center believes of it, from validation rows, stands beside that. Where
+the federation is made, further patients of every center are, and each has the chance that is known of them
+instead of an outcome: so few rows, and what happened by chance, blur the truth less. Its own error is told
+and allowed for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.peer_effects import PeerEffects, chance
-from abps.data.prepare import Prepared, Rows
+from abps.data.prepare import Prepared, Rows, prepare
+from abps.data.synthetic.builtin import further_patients
+from abps.data.table import federate
 from abps.learn.metrics import Segments, gains
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Mixes at most that are tried in a run, and test rows of each.
-MIXES, ROWS = 2000, 400
+#: Mixes at most that are tried in a run.
+MIXES = 2000
+
+#: Further patients of a center at most, and of all centers, on whom mixes are tried.
+FURTHER, ROWS = 400, 60_000
 
 #: The normal quantile of a 95 % interval.
 WIDE = 1.959964
@@ -63,20 +70,26 @@ class BeliefCheck:
     per_center: dict[str, dict[str, Told]] = field(default_factory=dict)
 
 
-def truth_rows(data: Prepared, alike: bool) -> Rows:
-    """Each center's test rows; alike: those of all centers of its group, at most so many."""
-    if not alike or not data.groups:
-        return data.test
-    groups, test = np.array(data.groups), data.test
-    index = []
-    for i in range(data.size):
-        members = np.flatnonzero(groups == groups[i])
-        rows = np.concatenate([np.arange(test.start[m], test.start[m + 1]) for m in members])
-        # Evenly spread over the group, own rows or not.
-        index.append(rows[np.linspace(0, len(rows) - 1, min(len(rows), ROWS)).astype(np.int64)])
-    whole = np.concatenate(index)
-    start = np.concatenate([[0], np.cumsum([len(rows) for rows in index])])
-    return Rows(test.x[whole], test.y[whole], start, outcome=test.outcome)
+def truth_rows(data: Prepared) -> tuple[Rows, str]:
+    """Rows of every center that nobody learns from, and what they are: its test rows; where the federation is
+    made, further patients, with their true chances instead of what happened to them."""
+    each = min(FURTHER, ROWS // data.size)
+    further = further_patients(data.name, each) if data.splines and each > data.test.sizes.mean() else None
+    if further is None:
+        return data.test, "own test rows"
+    frame, roles, chances = further
+    here = frame.filter(pl.col("center").is_in(data.centers))
+    more = replace(federate(here, roles, data.name, 1), in_order=True)
+    # Encoded as all rows are; that they are called training rows is of no consequence.
+    split = np.zeros(more.rows, dtype=np.int8)
+    encoded = prepare(more, data.seed, data.book, split, "common", splines=True).train
+    name = frame["center"].to_numpy()
+    known = chances[np.isin(name, more.centers)][np.argsort(more.center, kind="stable")]
+    # Who has too few events among them has none of these rows.
+    sizes = dict(zip(more.centers, encoded.sizes.tolist()))
+    start = np.cumsum([0, *(sizes.get(center, 0) for center in data.centers)])
+    rows = Rows(encoded.x, known.astype(np.float32), start)
+    return rows, "further patients of the center, by their true chances"
 
 
 def looked_at(t: int, n: int, horizon: int) -> bool:

@@ -22,7 +22,6 @@ from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import CAUSES, Rest
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared
-from abps.data.synthetic.builtin import is_builtin
 from abps.data.timeline import timeline
 from abps.learn.batched import StackedLearner
 from abps.learn.devices import device_name, find_device
@@ -133,10 +132,9 @@ def simulate(
     with BLAS.limit(limits=1):
         config, world, took = tried(config, world, siege)
         course = Course.start(config, world, siege)
-        # Centers of one group follow one risk where the federation is made so.
-        alike = is_builtin(data.name) and data.groups is not None
+        truth, against = truth_rows(data)
         if siege is None and isinstance(config, PeerMethod):
-            course = replace(course, witness=truth_rows(data, alike))
+            course = replace(course, witness=truth)
         course = replace(course, ledger=replace(course.ledger, spent=course.ledger.spent + took))
         best = course.state
         for t in range(1, config.stop.rounds + 1):
@@ -212,7 +210,7 @@ def simulate(
         seconds=round(time.perf_counter() - began, 3),
         trail=track.trail(),
         heterogeneity=_tested(config, course.world, final),
-        belief_check=_checked(course, track, alike),
+        belief_check=_checked(course, track, against),
         models=getattr(final, "models", None),
         beliefs=config.beliefs(final),
         answers=logits,
@@ -255,14 +253,13 @@ def _tested(config: Method, world: World, state: Any) -> Heterogeneity | None:
     return None if found is None else Heterogeneity(**found)
 
 
-def _checked(course: Course, track: Track, alike: bool) -> BeliefCheck:
+def _checked(course: Course, track: Track, against: str) -> BeliefCheck:
     """What centers believe of their peers, beside the truth."""
     if not isinstance(course.method, PeerMethod) or course.world.n > MOST_CHECKED:
         return BeliefCheck()
     found = course.method.peer_effects(course.world, course.state)
     if found is None:
         return BeliefCheck()
-    against = "test rows of all centers of the group" if alike else "each center's own test rows"
     return checked(found, track.effects, course.world.data.centers, against)
 
 

@@ -15,11 +15,12 @@ together. No number here was fitted to patients.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, special
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -237,6 +238,13 @@ class IcuSynthetic:
     def generate(self) -> pl.DataFrame:
         """One row per stay: died, center, careunit, admission_year, patient, then the features."""
         return draw(population_of(self), self.seed)
+
+    def further(self, each: int) -> tuple[pl.DataFrame, Floats]:
+        """So many further stays of every center, and (rows,) how probably each was to end in death."""
+        population = population_of(self)
+        population = replace(population, sizes=np.full(len(population.sizes), each))
+        table, risk = draw_with_risk(population, streams.key(self.seed, "generate", 0, 1) >> 1)
+        return table, chances(risk, table["died"].to_numpy(), np.repeat(population.stratum, each))
 
 
 @dataclass(frozen=True, eq=False)
@@ -595,6 +603,28 @@ def _common_risk(direct: Floats, z: Floats, age_z: Floats, sick: NDArray[np.bool
         + math.sqrt(CURVED_SHARE) * curved
         + math.sqrt(INTERACTION_SHARE) * interactions
     )
+
+
+def chances(risk: Floats, died: NDArray[np.integer], stratum: NDArray[np.int64]) -> Floats:
+    """(rows,) how probably each stay was to end in death.
+
+    What nothing explains is logistic, and in every stratum the most severe die: so the chance is logistic in
+    the risk, with the constant at which as many are expected to die as did.
+    """
+    found = np.zeros(len(risk))
+    for s in np.unique(stratum).tolist():
+        rows = np.flatnonzero(stratum == s)
+        deaths = float(died[rows].sum())
+        if not 0 < deaths < len(rows):
+            found[rows] = deaths / len(rows)
+            continue
+        cut = optimize.brentq(
+            lambda c, rows=rows, deaths=deaths: float(special.expit(risk[rows] - c).sum()) - deaths,
+            float(risk[rows].min()) - 50.0,
+            float(risk[rows].max()) + 50.0,
+        )
+        found[rows] = special.expit(risk[rows] - cut)
+    return found
 
 
 def _most_severe(severity: Floats, stratum: NDArray[np.int64], mortality: Floats) -> NDArray[np.bool_]:
