@@ -20,6 +20,7 @@ from abps.fitted.folder import load_model
 from abps.simulator.simulate import simulate
 from abps.sites import sitefile
 from abps.sites.agreement import Agreement
+from abps.sites.flare import on_one_machine
 from abps.sites.flare.rehearsal import Plan
 from abps.sites.store import Store
 
@@ -143,6 +144,26 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, number):
         process.send_signal(number)
         assert process.wait(timeout=60) == 130
     assert not mine(out)
+
+
+def test_an_interrupt_while_a_process_starts_ends_it(tmp_path, monkeypatch):
+    begun = []
+
+    class Interrupted(subprocess.Popen):
+        """Just there, and nobody knows of it yet."""
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            begun.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+    monkeypatch.setattr(on_one_machine.kits, "command", lambda kit: (["sleep", "60"], {}))
+    monkeypatch.setattr(on_one_machine.subprocess, "Popen", Interrupted)
+    processes = on_one_machine.Processes(None, 0)
+    with pytest.raises(KeyboardInterrupt), on_one_machine.running(processes):
+        processes.start("hospital", tmp_path)
+    assert [process.poll() for process in begun] == [-signal.SIGTERM]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -59,14 +60,20 @@ class Processes:
         self.port = port
         self.environment = environment or {}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._starter = ThreadPoolExecutor(1)
 
     def kit(self, name: str) -> Path:
         """The kit of the relay or of a site."""
         return self.network.relay if name == RELAY else self.network.sites[name]
 
     def start(self, name: str, kit: Path | None = None) -> None:
-        """Start one participant; what it says goes into its kit."""
-        kit = kit or self.kit(name)
+        """Start one participant; what it says goes into its kit.
+
+        In a thread: an interrupt cannot come between a process and our knowing of it.
+        """
+        self._starter.submit(self._start, name, kit or self.kit(name)).result()
+
+    def _start(self, name: str, kit: Path) -> None:
         command, environment = kits.command(kit)
         with (kit / OUTPUT).open("ab") as out:
             self.running[name] = subprocess.Popen(
@@ -130,6 +137,8 @@ class Processes:
 
     def stop(self, grace: float = GRACE) -> None:
         """End everything that was started here: asked first, then at once."""
+        self._starter.shutdown(cancel_futures=True)
+        self._starter = ThreadPoolExecutor(1)
         families = [process for name in self.running for process in self.family(name)]
         if grace:
             _signal(families, signal.SIGTERM)
