@@ -70,10 +70,62 @@ def made_run(
                 "rest": [rest] * rounds,
                 "rest_causes": {cause: [share] * rounds for cause, share in causes.items()},
             },
+            "clinical": made_clinical(seed),
             "seconds": 1.5,
             "versions": {"abps": "0", "python": "3"},
         }
     )
+
+
+def made_clinical(seed: int) -> dict:
+    """What clinicians ask for, as large as a run with many events writes it."""
+    rng = np.random.default_rng([seed, 3])
+
+    def interval() -> dict:
+        low, value, high = np.sort(rng.random(3)).round(4).tolist()
+        return {"value": value, "low": low, "high": high}
+
+    def curve(points: int) -> list:
+        return (
+            np.column_stack([np.linspace(0.02, 0.6, points), np.sort(rng.random(points))]).round(4).tolist()
+        )
+
+    def level() -> dict:
+        return {"expected": 12.3, "in_the_large": interval(), "slope": interval()}
+
+    shares = ("called", "sensitivity", "specificity", "positive_value", "negative_value")
+    thresholds = (np.arange(1, 51) / 100).tolist()
+    return {
+        "rows": 900,
+        "events": 100,
+        "auroc": interval(),
+        "per_center": {
+            name: {
+                "before": level(),
+                "after": level(),
+                "recalibration": "intercept",
+                "shift": 0.1,
+                "factor": 1.0,
+                "curve": curve(12),
+            }
+            for name in CENTERS
+        },
+        "curve": curve(30),
+        "curve_after": curve(30),
+        "thresholds": thresholds,
+        "net_benefit": [0.1 * (0.5 - t) for t in thresholds],
+        "everyone": [0.1 - t for t in thresholds],
+        "cuts": [
+            {"name": name, "threshold": 0.1, "net_benefit": 0.02} | {share: interval() for share in shares}
+            for name in ("sensitivity 90%", "event rate", "10%", "20%")
+        ],
+        "subgroups": {
+            "sex": [
+                {"name": name, "rows": 450, "events": 50, "auroc": interval(), "ratio": 1.1, "hidden": ""}
+                for name in ("F", "M")
+            ]
+        },
+    }
 
 
 def made_trail(seed: int, rest: float = 0.0, kappa=None, rounds: int = 6) -> pl.DataFrame:

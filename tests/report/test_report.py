@@ -138,7 +138,7 @@ def test_a_signed_number_reads_back(value):
 
 
 def test_every_figure_is_drawn_in_both_forms(study):
-    names = {"ranking", "pareto", "rounds", "bytes", "rest", "centers"}
+    names = {"ranking", "pareto", "rounds", "bytes", "rest", "centers", "decisions", "calibration-curve"}
     found = {p.name for p in (study.root / "figures").iterdir()}
     assert found == {f"{name}.{form}" for name in names for form in ("svg", "pdf")}
     for name in names:
@@ -267,7 +267,7 @@ def test_the_page_opens_without_network_and_without_complaint(study, browser, wi
                     texts: [...svg.querySelectorAll('text')].filter(t => t.getBBox().width > 0).length};
         })"""
     )
-    assert len(drawn) == 6
+    assert len(drawn) == 8
     for figure in drawn:
         assert (
             figure["width"] >= 500

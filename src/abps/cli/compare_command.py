@@ -44,6 +44,8 @@ def compare(
         int | None,
         typer.Option(help="Cross-validation by patient: every row is scored once for each seed."),
     ] = None,
+    subgroups: options.Subgroups = "",
+    leave_centers_out: options.LeaveCentersOut = 0,
     attack: options.Attack = None,
     tune: Annotated[
         bool,
@@ -119,6 +121,7 @@ def compare(
     request = Request(
         sources, expand_methods(words), compared, rounds, options.settings(set_ or [], model),
         read_vary(vary or []), REFERENCES if references else (), folds, attack, tuning,
+        split(subgroups), leave_centers_out,
     )  # fmt: skip
     if tuning and sbatch is not None:
         raise RequestError("--sbatch: what to run is known after tuning; use --executor slurm with --tune")

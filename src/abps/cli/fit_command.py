@@ -33,13 +33,8 @@ def fit(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of the method: --set gamma=0.5.")
     ] = None,
-    parts: Annotated[
-        str, typer.Option(help="Columns to tell parts of the cohort apart by, besides sex and age.")
-    ] = "",
-    leave_centers_out: Annotated[
-        int,
-        typer.Option(help="Also try the models on centers that stayed away, in so many groups (0: no)."),
-    ] = 0,
+    subgroups: options.Subgroups = "",
+    leave_centers_out: options.LeaveCentersOut = 0,
     label: options.Label = None,
     center: options.Center = None,
     patient: options.Patient = None,
@@ -83,7 +78,7 @@ def fit(
             federation,
             config,
             seed,
-            parts=options.split(parts),
+            parts=options.split(subgroups),
             leave_out=leave_centers_out,
             progress=lambda t, _most, _value: bar.update(task, completed=t),
             name=method,

@@ -64,6 +64,21 @@ Keep = Annotated[
         "by commas."
     ),
 ]
+Subgroups = Annotated[
+    str,
+    typer.Option(
+        "--subgroups",
+        "--parts",
+        help="Columns by which accuracy is told apart, besides sex and age, separated by commas.",
+    ),
+]
+LeaveCentersOut = Annotated[
+    int,
+    typer.Option(
+        help="Also let centers stay away in turn, in so many groups (0: no), and try the others' model on "
+        "them: would it serve a hospital that did not take part?"
+    ),
+]
 Attack = Annotated[
     str | None,
     typer.Option(

@@ -37,6 +37,7 @@ def run(
         typer.Option(help="Where centers train: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."),
     ] = "cpu",
     attack: options.Attack = None,
+    subgroups: options.Subgroups = "",
     label: options.Label = None,
     center: options.Center = None,
     patient: options.Patient = None,
@@ -115,6 +116,7 @@ def run(
             device=device,
             name=method,
             attack=attack,
+            subgroups=options.split(subgroups),
             progress=lambda t, _most, value: bar.update(task, completed=t, auroc=value),
         )
     save(result, out)

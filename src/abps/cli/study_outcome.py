@@ -18,7 +18,7 @@ from abps.core.errors import RequestError
 from abps.report.build import Report
 from abps.report.comparison import load_study
 from abps.report.live import serving
-from abps.report.tables import NOTHING, brief, percent, times, volume, with_deviation
+from abps.report.tables import NOTHING, brief, percent, standing_on, times, volume, with_deviation
 from abps.study.execute import Outcome, conduct
 from abps.study.plan import Plan
 from abps.study.workers.slurm import Slurm, write_script
@@ -149,6 +149,8 @@ def show(report: Report, words: tuple[str, ...] = ()) -> None:
             f"a round: per center; equal: within {part.margin:g}; ?: cannot tell; harmed: noise taken out"
         )
         console.print(legend, style="dim")
+        if standing_on(part):
+            console.print(f"{part.measure} {standing_on(part)}", style="dim")
         for sentence in words or section.sentences:
             console.print(f"• {sentence}")
     for told in report.tuned:

@@ -53,6 +53,7 @@ class Federation:
     in_order: the order of rows is part of the data (a generator made it); that of a file never is.
     notes: what was noticed and mended when the table was read; not part of the content.
     outcome: what the label is.
+    aside: columns that are not learned from, to tell parts of the cohort apart by; not part of the content.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Federation:
     in_order: bool = False
     notes: TableCheck | None = None
     outcome: Outcome = BINARY
+    aside: pl.DataFrame | None = None
 
     @property
     def size(self) -> int:
@@ -132,6 +134,7 @@ class Federation:
         return replace(
             self,
             features=self.features[rows],
+            aside=None if self.aside is None else self.aside[rows],
             label=self.label[rows],
             center=self.center[rows],
             patient=part(self.patient),

@@ -40,6 +40,7 @@ class Rows:
     x: (rows, features) float32.  y: (rows,) float32 of 0 and 1, or as the outcome codes it.
     start: (centers + 1,) center i owns rows start[i]:start[i+1].
     patient: (rows,) the number of every row's patient; None: every row is a patient of its own.
+    place: (rows,) where every row stands in the federation that it was prepared from; None: nobody knows.
     """
 
     x: NDArray[np.float32]
@@ -47,6 +48,7 @@ class Rows:
     start: NDArray[np.int64]
     patient: NDArray[np.int64] | None = None
     outcome: Outcome = BINARY
+    place: NDArray[np.int64] | None = None
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -66,20 +68,26 @@ class Rows:
         """Center i alone: a federation of one."""
         part = slice(int(self.start[i]), int(self.start[i + 1]))
         patient = None if self.patient is None else self.patient[part]
-        return Rows(self.x[part], self.y[part], np.array([0, part.stop - part.start]), patient, self.outcome)
+        place = None if self.place is None else self.place[part]
+        start = np.array([0, part.stop - part.start])
+        return Rows(self.x[part], self.y[part], start, patient, self.outcome, place)
 
 
 def side_by_side(first: Rows, second: Rows) -> Rows:
     """Two splits as one: of every center the rows of the first, then those of the second."""
     owner = [np.repeat(np.arange(len(part.sizes)), part.sizes) for part in (first, second)]
     order = np.argsort(np.concatenate(owner), kind="stable")
-    known = first.patient is not None and second.patient is not None
+
+    def both(a: NDArray[np.int64] | None, b: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+        return None if a is None or b is None else np.concatenate([a, b])[order]
+
     return Rows(
         np.concatenate([first.x, second.x])[order],
         np.concatenate([first.y, second.y])[order],
         np.concatenate([[0], np.cumsum(first.sizes + second.sizes)]),
-        np.concatenate([first.patient, second.patient])[order] if known else None,
+        both(first.patient, second.patient),
         first.outcome,
+        both(first.place, second.place),
     )
 
 
@@ -408,6 +416,7 @@ def prepare(
     """
     if split is None:
         split = assign_splits(federation, seed, book is not None and book.shared_patients)
+    order = np.arange(federation.rows)
     if not federation.in_order:
         order = canonical_order(federation)
         federation, split = federation.take(order), split[order]
@@ -432,6 +441,7 @@ def prepare(
             start.astype(np.int64),
             None if federation.patient is None else federation.patient[chosen],
             outcome,
+            order[chosen],
         )
 
     return Prepared(

@@ -15,7 +15,7 @@ Every rule is stated, and what it did stands in the federation's ``notes``:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -285,6 +285,7 @@ def federate(
         era=era,
         every=roles.every,
         outcome=outcome,
+        aside=_aside(frame, roles, features.columns),
         notes=TableCheck(
             name=name,
             form="a table in memory",
@@ -299,6 +300,13 @@ def federate(
             left_out=tuple(left_out),
         ),
     )
+
+
+def _aside(frame: pl.DataFrame, roles: Roles, used: Sequence[str]) -> pl.DataFrame | None:
+    """The columns that are not learned from and tell nobody's name or outcome."""
+    never = {roles.label, roles.duration, roles.center, roles.patient, roles.time, roles.eras, *used}
+    names = [name for name in frame.columns if name not in never]
+    return frame.select(names) if names else None
 
 
 def _column_notes(

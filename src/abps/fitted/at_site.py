@@ -53,4 +53,4 @@ def site_model(store: Store, own: SiteFile) -> Fitted:
         sum(len(r.partners) for r in rounds) / max(1, len(rounds)),
         MEASURED,
     )
-    return put_together(federation, config, making, (model, split), (model, split))
+    return put_together(federation, config, making, model, (model, split))

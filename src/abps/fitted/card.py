@@ -328,7 +328,7 @@ def _subgroups(fitted: Fitted) -> Section:
         "non-events is hidden; where one alone would be, so is the next smallest."
     )
     if not rows:
-        nothing = "The table has no column for sex or age, and no other was asked for (`--parts COL,COL`)."
+        nothing = "The table has no column for sex or age, and no other was asked for (`--subgroups`)."
         return Section("Parts of the cohort", "14, 23", (Text(nothing),))
     header = ("column", "part", "rows", "events", "AUROC", "observed / expected")
     return Section("Parts of the cohort", "14, 23", (Grid(header, tuple(rows)), Text(words)))

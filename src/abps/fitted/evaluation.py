@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
-from abps.data.federation import Federation
 from abps.data.prepare import Rows
 from abps.learn.metrics import Segments
 from abps.learn.outcome_scores import main_score, measures
 from abps.stats.calibration import Calibration, Curve, calibration, smooth_curve
 from abps.stats.net_benefit import AtThreshold, DecisionCurve, at_threshold, decision_curve
 from abps.stats.roc import Area, area
-from abps.stats.subgroups import age_groups, frequent, thirds
 
 Floats = NDArray[np.float64]
-
-_AGE = re.compile(r"(^|[\W_])age([\W_]|$)", re.IGNORECASE)
-_SEX = re.compile(r"(^|[\W_])(sex|gender)([\W_]|$)|^(female|male|is_male|is_female)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -99,20 +92,3 @@ def evaluate_other(answers: Floats, rows: Rows, train: Rows, seed: int = 0) -> E
         )
         values[outcome.measure] = replace(values[outcome.measure], low=low, high=high)
     return replace(empty, rows=len(y), events=events, measures=values)
-
-
-def groups_of(federation: Federation, columns: Sequence[str]) -> dict[str, list[str | None]]:
-    """By column, the part of the cohort that every row belongs to: sex, age groups, and what is asked for."""
-    found = [c for c in federation.features.columns if _SEX.search(c) or _AGE.search(c)]
-    return {name: part_names(federation.features[name]) for name in dict.fromkeys([*found, *columns])}
-
-
-def part_names(column: pl.Series) -> list[str | None]:
-    """(rows,) the part of the cohort by one column: its level, its age group, or a third of its numbers."""
-    if column.dtype == pl.String:
-        return frequent(column.to_list())
-    values = column.cast(pl.Float64).to_numpy()
-    known = values[np.isfinite(values)]
-    if len(np.unique(known)) <= 5:
-        return [None if not np.isfinite(v) else f"{v:g}" for v in values.tolist()]
-    return age_groups(values) if _AGE.search(column.name) else thirds(values)

@@ -24,22 +24,24 @@ from abps.data.federation import Federation
 from abps.data.outcome import time_grid
 from abps.data.prepare import Prepared, Rows, prepare, side_by_side
 from abps.data.scales import Scale, Statistics
-from abps.data.split import assign_splits, canonical_order
-from abps.fitted.evaluation import Evaluation, evaluate, evaluate_other, groups_of
+from abps.data.split import assign_splits
+from abps.data.subgroup_names import groups_of
+from abps.fitted.evaluation import Evaluation, evaluate, evaluate_other
 from abps.fitted.inputs import ranges_of
 from abps.fitted.layers import Network, network_of
 from abps.fitted.model import FittedModel
 from abps.fitted.outsiders import Outsider, outsiders
 from abps.learn.batched import StackedLearner
-from abps.learn.metrics import brier, labels_of
+from abps.learn.metrics import Segments, brier, labels_of
 from abps.learn.models import answering
 from abps.learn.outcome_scores import main_score
 from abps.methods.base import Method
 from abps.methods.settings import configure, describe
+from abps.simulator.clinical import chosen_cuts, mended, mends_of
+from abps.simulator.outsiders import check_turns
 from abps.simulator.result import Run, versions
 from abps.simulator.simulate import Progress, simulate
 from abps.stats.calibration import Recalibration, expit, recalibration
-from abps.stats.net_benefit import sensitive_threshold
 from abps.stats.subgroups import Part, subgroups
 from abps.stats.survival import breslow, hazard_at
 
@@ -50,9 +52,6 @@ TWO_RUNS = (
     "How good the models are was measured on test rows by a first run that had not seen them; the models "
     "here come from a second run that learned from those rows too."
 )
-
-#: The sensitivity that a threshold is chosen for.
-SENSITIVITY = 0.9
 
 
 @dataclass(frozen=True)
@@ -134,10 +133,9 @@ def fit(
         )
     if federation.era is not None:
         raise RequestError("fit learns from all rows at once; leave the windows of time (eras) out")
-    known = federation.features.columns
-    for column in parts:
-        if column not in known:
-            raise RequestError(f"there is no column {column!r} to tell parts of the cohort apart by")
+    groups_of(federation, parts)  # before anything is computed
+    if leave_out:
+        check_turns(federation, leave_out)
     split = assign_splits(federation, seed)
     first, scored = _train(federation, config, name, seed, split, progress)
     learned = np.where(split == 2, 0, split).astype(np.int8)
@@ -146,7 +144,7 @@ def fit(
         name, run.rounds, seed, federation.size - 1, run.bytes.directed, run.partners_mean, TWO_RUNS
     )
     away = tuple(outsiders(federation, config, name, seed, leave_out)) if leave_out else ()
-    made = put_together(federation, config, making, (first, split), (last, learned), parts)
+    made = put_together(federation, config, making, first, (last, learned), parts)
     return replace(made, evaluated=scored, outsiders=away)
 
 
@@ -154,22 +152,21 @@ def put_together(
     federation: Federation,
     config: Method,
     making: Making,
-    scored: tuple[Trained, NDArray[np.int8]],
+    first: Trained,
     final: tuple[Trained, NDArray[np.int8]],
     parts: Sequence[str] = (),
 ) -> Fitted:
-    """Final models with the evaluation of those that were scored; each with the split it was trained by."""
+    """Final models, with the split they were trained by, and the evaluation of those scored first."""
     if not federation.outcome.binary:
-        return _put_together_other(federation, config, making, scored[0], final)
-    first, split = scored
+        return _put_together_other(federation, config, making, first, final)
     probability = _recalibrated(first, first.data.test)
     labels = first.data.test
-    thresholds = _thresholds(_recalibrated(first, first.data.validation), first.data.validation.y)
+    thresholds = chosen_cuts(_recalibrated(first, first.data.validation), first.data.validation.y)
     evaluations = {
         center: evaluate(_of(probability, labels, i), _of(labels.y, labels, i), thresholds)
         for i, center in enumerate(federation.centers)
     }
-    index = _index(federation, split, 2)
+    index = _places(labels)
     told = {
         column: subgroups(probability, labels.y.astype(np.float64), [names[k] for k in index.tolist()])
         for column, names in groups_of(federation, parts).items()
@@ -210,7 +207,7 @@ def _put_together_other(
         model.in_words(last.networks[i].answers(rows.only(i).x)).with_columns(center=pl.lit(model.center))
         for i, model in enumerate(models)
     ]
-    order = _order(federation, learned)
+    order = _places(rows)
     where = pl.DataFrame({"row": order, "split": np.where(learned[order] == 0, "learned", "validation")})
     predictions = pl.concat([where, pl.concat(told, how="diagonal")], how="horizontal").sort("row")
     overall = evaluate_other(answers, test, train)
@@ -278,34 +275,14 @@ def _log_odds(trained: Trained, rows: Rows) -> Floats:
 
 def _recalibrated(trained: Trained, rows: Rows) -> Floats:
     """(rows,) probabilities after each center's recalibration on its validation rows."""
-    told = expit(_log_odds(trained, rows))
     validation = trained.data.validation
-    seen = expit(_log_odds(trained, validation))
-    parts = []
-    for i in range(trained.data.size):
-        mend = recalibration(_of(seen, validation, i), _of(validation.y, validation, i))
-        parts.append(mend.apply(_of(told, rows, i)))
-    return np.concatenate(parts)
+    seen = Segments(_log_odds(trained, validation), validation.start)
+    mends = mends_of(seen, labels_of(validation))
+    return mended(Segments(_log_odds(trained, rows), rows.start), mends).values.astype(np.float64)
 
 
 def _of(values: NDArray[Any], rows: Rows, i: int) -> Floats:
     return np.asarray(values[int(rows.start[i]) : int(rows.start[i + 1])], dtype=np.float64)
-
-
-def _thresholds(probability: Floats, y: NDArray[np.float32]) -> dict[str, float]:
-    """Thresholds by what they promise, chosen on validation rows of all centers."""
-    found = {
-        f"sensitivity {SENSITIVITY:.0%}": sensitive_threshold(probability, y.astype(np.float64), SENSITIVITY),
-        "event rate": float(np.mean(y)) if len(y) else float("nan"),
-    }
-    return {name: value for name, value in found.items() if np.isfinite(value)}
-
-
-def _index(federation: Federation, split: NDArray[np.int8], part: int) -> NDArray[np.int64]:
-    """(rows of a part,) where each prepared row stands in the federation."""
-    order = np.arange(federation.rows) if federation.in_order else canonical_order(federation)
-    chosen = np.flatnonzero(split[order] == part)
-    return order[chosen[np.argsort(federation.center[order][chosen], kind="stable")]]
 
 
 def own_book(federation: Federation, book: Codebook, rows: NDArray[np.bool_]) -> Codebook:
@@ -377,10 +354,10 @@ def _baseline(trained: Trained, i: int) -> tuple[tuple[float, float], ...]:
     return tuple(zip(grid.tolist(), hazard_at(curve, grid).tolist()))
 
 
-def _order(federation: Federation, split: NDArray[np.int8]) -> NDArray[np.int64]:
-    """(rows,) where every row of :func:`side_by_side` of training and validation stands in the federation."""
-    order = np.concatenate([_index(federation, split, 0), _index(federation, split, 1)])
-    return order[np.argsort(federation.center[order], kind="stable")]
+def _places(rows: Rows) -> NDArray[np.int64]:
+    """(rows,) where prepared rows stand in their federation."""
+    assert rows.place is not None
+    return rows.place
 
 
 def _probabilities(
@@ -397,7 +374,7 @@ def _probabilities(
     rows = side_by_side(data.train, data.validation)
     told = expit(learner.logits(trained.weights, rows).values.astype(np.float64))
     owner = np.repeat(np.arange(data.size), rows.sizes)
-    order = _order(federation, split)
+    order = _places(rows)
     mended = np.concatenate([m.recalibration.apply(_of(told, rows, i)) for i, m in enumerate(models)])
     return pl.DataFrame(
         {

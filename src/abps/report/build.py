@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from abps import files
 from abps.core.errors import RequestError
 from abps.report import tables
+from abps.report.clinical import ClinicalPart, clinical_part
 from abps.report.figures import Drawing, draw_all
+from abps.report.hospitals import Hospitals, hospitals_of
 from abps.report.pages.study_page import page
 from abps.report.statistics import MARGIN, Answer, Part, analyse, answers, gather
 from abps.report.words import summary
 from abps.simulator.result import Run
-from abps.study.plan import slug
+from abps.study.plan import AWAY, PlannedRun, slug
 from abps.study.tuning import words_of
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ class Section:
     answers: list[Answer]
     tables: list[tables.Table]
     drawings: list[Drawing]
+    hospitals: Hospitals | None
+    clinical: ClinicalPart
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +55,25 @@ def parts_of(study: Study, margin: float = MARGIN) -> list[Part]:
         if not runs:
             continue
         by_label: dict[str, list[Run]] = {}
+        stayed: dict[str, list[Run]] = {}
         method = {planned.label: planned.method for planned in study.record.runs}
         for planned, run in runs:
-            by_label.setdefault(planned.label, []).append(run)
-        order = dict.fromkeys(r.label for r in study.record.runs if r.data == data.fingerprint)
-        centers = sorted({center for _, run in runs for center in run.main.per_center})
+            if planned.leave_out:
+                stayed.setdefault(planned.label.removesuffix(AWAY), []).append(run)
+            else:
+                by_label.setdefault(planned.label, []).append(run)
+        mine = [r for r in study.record.runs if r.data == data.fingerprint]
+        order = dict.fromkeys(r.label for r in mine if not r.leave_out)
+        outside = {
+            label: gather(f"{label}{AWAY}", method[label], found, centers_of(runs))
+            for label, found in stayed.items()
+        }
+        centers = centers_of(runs)
         results = [
             gather(label, method[label], by_label[label], centers) for label in order if label in by_label
         ]
-        parts.append(analyse(data, results, centers, margin))
+        if results:
+            parts.append(analyse(data, results, centers, margin, outside))
     if not parts:
         where, why = (
             f" in {study.root}" if study.root else "",
@@ -67,6 +81,11 @@ def parts_of(study: Study, margin: float = MARGIN) -> list[Part]:
         )
         raise RequestError(f"the study{where} has no finished run{why}; ask for the same comparison again")
     return parts
+
+
+def centers_of(runs: Sequence[tuple[PlannedRun, Run]]) -> list[str]:
+    """The names of all centers that runs are about."""
+    return sorted({center for _, run in runs for center in run.main.per_center})
 
 
 def section_of(part: Part, targets: Sequence[float] | None) -> Section:
@@ -77,7 +96,10 @@ def section_of(part: Part, targets: Sequence[float] | None) -> Section:
         tables.equal_bytes(part),
         tables.targets(part, targets),
     ]
-    return Section(part, summary(part), answers(part), shown, draw_all(part))
+    found = hospitals_of(part)
+    return Section(
+        part, summary(part), answers(part), shown, draw_all(part), found, clinical_part(part, found)
+    )
 
 
 def build(study: Study, out: Path, targets: Sequence[float] | None = None, margin: float = MARGIN) -> Report:
@@ -90,7 +112,7 @@ def build(study: Study, out: Path, targets: Sequence[float] | None = None, margi
     for number, section in enumerate(sections, 1):
         inside = "" if len(study.record.data) == 1 else f"{number}-{slug(section.part.data.name)}"
         _write_tables(out / "tables" / inside, section)
-        for drawing in section.drawings:
+        for drawing in (*section.drawings, *section.clinical.drawings):
             drawing.save(out / "figures" / inside)
     files.write_text(out / "timing.csv", tables.as_csv(_timing(study)))
     told = words_of(study.record.choices, study.record.request.tune)
@@ -99,7 +121,7 @@ def build(study: Study, out: Path, targets: Sequence[float] | None = None, margi
 
 
 def _write_tables(folder: Path, section: Section) -> None:
-    for table in section.tables:
+    for table in (*section.tables, *section.clinical.tables):
         files.write_text(folder / f"{table.name}.md", tables.as_markdown(table))
         files.write_text(folder / f"{table.name}.tex", tables.as_latex(table))
         plain = tables.numbers(section.part) if table.name == "headline" else table

@@ -28,8 +28,8 @@ from abps.report.drawing import Drawing
 from abps.report.figures import draw_all
 from abps.report.statistics import MARGIN
 from abps.report.tables import Table, headline
-from abps.simulator.crossvalidation import compute
 from abps.simulator.result import Accuracy, Run
+from abps.study.computing import computed
 from abps.study.execute import Executor, conduct
 from abps.study.plan import Plan, PlannedRun, Request, Source, expand_methods, make_plan
 from abps.study.records import StudyFolder, StudyRecord, record_of
@@ -72,6 +72,7 @@ class Study:
                 schema_overrides=dict.fromkeys(_told(run), pl.Float64),
             ).with_columns(pl.col(pl.Float64).fill_nan(None))
             for planned, run in self.runs
+            if not planned.leave_out
         ]
         return pl.concat(parts, how="diagonal") if parts else pl.DataFrame()
 
@@ -157,6 +158,8 @@ def compare(
     references: bool = True,
     folds: int | None = None,
     tune: bool | Sequence[int] = False,
+    subgroups: Sequence[str] = (),
+    leave_centers_out: int = 0,
 ) -> Study:
     """Run methods over seeds and hold them against each other.
 
@@ -170,6 +173,9 @@ def compare(
     folds: score every row once by cross-validation over patients; each seed deals them out anew.
     tune: first try every method's grid on other seeds (two, or those named) and run with what does best there
     on validation rows.
+    subgroups: columns by which accuracy is told apart, besides sex and age where they are found.
+    leave_centers_out: also let centers stay away, in so many groups, one after the other: what would the
+    others' model be worth to a hospital that did not take part?
     """
     words, own = _named(methods)
     request = Request(
@@ -182,6 +188,8 @@ def compare(
         REFERENCES if references else (),
         folds,
         tune=tuning_seeds(tune, seeds),
+        subgroups=tuple(subgroups),
+        leave_out=leave_centers_out,
     )
     plan = make_plan(request, words, own, (federation,))
     if jobs is not None and (out is None or own):
@@ -189,10 +197,7 @@ def compare(
     if out is None:
 
         def all_of(plan: Plan) -> list[tuple[PlannedRun, Run]]:
-            return [
-                (run, compute(federation, run.config(own), run.seed, run.folds, name=run.method))
-                for run in plan.runs
-            ]
+            return [(run, computed(run, federation, run.config(own))) for run in plan.runs]
 
         plan = tuned(plan, lambda trials: (all_of(trials), {}), words, own)
         return Study(record_of(plan), tuple(all_of(plan)), plan.left_out)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from abps.report.seed_means import Calibrations, calibrations
 from abps.report.statistics import (
     BETTER,
     CONFIDENCE,
@@ -18,12 +19,14 @@ from abps.report.statistics import (
     HARM,
     UNSURE,
     WORSE,
+    Harm,
     Line,
     Part,
     Results,
     paired,
 )
 from abps.simulator.result import Run
+from abps.stats.roc import FEWEST_EVENTS
 
 #: Partners that are named; the rest is counted.
 MOST_PARTNERS = 6
@@ -91,17 +94,24 @@ class Events:
 
     rows, events: scored rows and those with the outcome.  expected: how many the model expected.
     slope: of its calibration (1 is right, below: too extreme); NaN where there are too few events.
+    calibration: all of it, of runs that keep it.
     """
 
     rows: float = math.nan
     events: float = math.nan
     expected: float = math.nan
     slope: float = math.nan
+    calibration: Calibrations | None = None
 
     @property
     def known(self) -> bool:
         """Whether the runs say it."""
         return math.isfinite(self.rows)
+
+    @property
+    def few(self) -> bool:
+        """Whether there are too few events, or others, for any verdict."""
+        return self.known and min(self.events, self.rows - self.events) < FEWEST_EVENTS
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,11 @@ class Hospital:
     def under(self, label: str) -> Standing | None:
         """This hospital under a certain method."""
         return next((standing for standing in self.together if standing.method == label), None)
+
+    @property
+    def on_events(self) -> str:
+        """``, 12 events``: what its scores stand on, where the runs say it."""
+        return f", {self.scored.events:.0f} events" if self.scored.known else ""
 
     def words(self, standing: Standing) -> str:
         """The verdict with what it stands on: ``cannot tell: 3 events in 30 rows``."""
@@ -191,7 +206,10 @@ def hospitals_of(part: Part) -> Hospitals | None:
     lines = [shown[name] for name in dict.fromkeys(names) if name in shown]
     alone = part.find(part.alone) if part.alone else None
     levels = _means(alone) if alone is not None else np.full(len(part.centers), np.nan)
-    standings = [_standings(line, alone) for line in lines]
+    shown_as = [standings(line.result, line.harm, alone) for line in lines]
+    outside = part.outside_of(lead.result.label)
+    if outside is not None:
+        shown_as.append(standings(outside.result, outside.harm, alone))
     scored = _events(lead.result, part.centers)
     trail = _trail(lead.result)
     stories = _stories(trail, lead.result)
@@ -200,7 +218,7 @@ def hospitals_of(part: Part) -> Hospitals | None:
         Hospital(
             name,
             float(levels[k]),
-            tuple(each[k] for each in standings),
+            tuple(_doubted(each[k], scored[k]) for each in shown_as),
             **stories.get(name, {"rounds": sum(run.rounds for run in lead.result.runs)}),
             megabytes=prices[k][0],
             dollars=prices[k][1],
@@ -223,16 +241,16 @@ def _average(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan))
 
 
-def _standings(line: Line, alone: Results | None) -> list[Standing]:
+def standings(result: Results, harm: Harm | None, alone: Results | None) -> list[Standing]:
     """One method at every center."""
-    label, levels = line.result.label, _means(line.result)
-    if line.harm is None:
-        seen = np.full(len(levels), np.nan) if alone is None else _average(paired(line.result, alone))
+    label, levels = result.label, _means(result)
+    if harm is None:
+        seen = np.full(len(levels), np.nan) if alone is None else _average(paired(result, alone))
         return [
             Standing(label, float(v), verdict=NO_VERDICT if math.isfinite(v) else UNSCORED, measured=float(m))
             for v, m in zip(levels, seen)
         ]
-    gains = line.harm.gains
+    gains = harm.gains
     tail = (1.0 - CONFIDENCE) / 2.0
     lows, highs = gains.quantile(tail), gains.quantile(1.0 - tail)
     return [
@@ -256,9 +274,16 @@ def _events(result: Results, centers: Sequence[str]) -> list[Events]:
             mean(lambda run: run.scored.per_center_events, name),
             mean(lambda run: run.calibration.per_center_expected, name),
             mean(lambda run: run.calibration.per_center_slope, name),
+            calibrations(result, name),
         )
         for name in centers
     ]
+
+
+def _doubted(standing: Standing, on: Events) -> Standing:
+    """A standing without a verdict where it stands on a few events."""
+    told = standing.verdict in (BETTER, WORSE, EQUAL)
+    return replace(standing, verdict=UNSURE) if told and on.few else standing
 
 
 def _verdict(low: float, high: float, raw: float, error: float) -> str:

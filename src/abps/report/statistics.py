@@ -233,8 +233,25 @@ class Line:
 
 
 @dataclass(frozen=True, eq=False)
+class Outside:
+    """A method's model at hospitals that did not take part.
+
+    inside: the method with all of them.  to_alone: against training alone.  taking_part: what it adds.
+    """
+
+    result: Results
+    inside: str
+    to_alone: Difference | None
+    taking_part: Difference
+    harm: Harm | None
+
+
+@dataclass(frozen=True, eq=False)
 class Part:
-    """Everything about one federation. alone: the method that stands for training alone, if it ran."""
+    """Everything about one federation. alone: the method that stands for training alone, if it ran.
+
+    outside: methods of which every hospital stayed away once.
+    """
 
     data: About
     centers: tuple[str, ...]
@@ -242,6 +259,7 @@ class Part:
     unit: float
     alone: str | None
     margin: float
+    outside: tuple[Outside, ...] = ()
 
     @property
     def measure(self) -> str:
@@ -251,6 +269,10 @@ class Part:
     def find(self, label: str) -> Results | None:
         """A method's results, if it ran."""
         return next((line.result for line in self.lines if line.result.label == label), None)
+
+    def outside_of(self, label: str) -> Outside | None:
+        """A method at hospitals that did not take part, if that was tried."""
+        return next((found for found in self.outside if found.inside == label), None)
 
     def seeds(self) -> int:
         """The largest number of seeds that a method has."""
@@ -265,9 +287,16 @@ def control_of(result: Results, present: Mapping[str, Results]) -> str | None:
     return None if found == result.label else found
 
 
-def analyse(data: About, results: Sequence[Results], centers: Sequence[str], margin: float = MARGIN) -> Part:
+def analyse(
+    data: About,
+    results: Sequence[Results],
+    centers: Sequence[str],
+    margin: float = MARGIN,
+    outside: Mapping[str, Results] | None = None,
+) -> Part:
     """The headline lines of one federation, in the order given.
 
+    outside: by method, the runs in which every center stayed away once.
     All comparisons with one method (FedAvg, a random control, training alone) are one family.
     """
     present = {result.label: result for result in results}
@@ -291,7 +320,21 @@ def analyse(data: About, results: Sequence[Results], centers: Sequence[str], mar
         )
         for k, result in enumerate(results)
     ]
-    return Part(data, tuple(centers), tuple(lines), fedavg_bytes(results), alone, margin)
+    stayed = [(present[label], found) for label, found in (outside or {}).items() if label in present]
+    from_alone = corrected(
+        [None if alone is None else compare(found, present[alone], margin) for _, found in stayed]
+    )
+    away = [
+        Outside(
+            found,
+            inside.label,
+            from_alone[k],
+            compare(inside, found, margin),
+            None if alone is None else harmed(found, present[alone]),
+        )
+        for k, (inside, found) in enumerate(stayed)
+    ]
+    return Part(data, tuple(centers), tuple(lines), fedavg_bytes(results), alone, margin, tuple(away))
 
 
 def stages(part: Part) -> tuple[float, ...]:

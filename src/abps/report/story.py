@@ -83,7 +83,8 @@ def _losing(hospitals: Hospitals, label: str) -> str:
     if not losing:
         return f"{how}: nobody is surely worse off than alone."
     names = [
-        f"{h.name} ({number(h.alone)} alone, {number(s.auroc)} together)" for h, s in losing[:MOST_NAMES]
+        f"{h.name} ({number(h.alone)} alone, {number(s.auroc)} together{h.on_events})"
+        for h, s in losing[:MOST_NAMES]
     ]
     more = f" and {len(losing) - MOST_NAMES} more" if len(losing) > MOST_NAMES else ""
     who = f"{', '.join(names)}{more}" if more else listed(names)
@@ -91,7 +92,7 @@ def _losing(hospitals: Hospitals, label: str) -> str:
 
 
 def _some(hospitals: Sequence[tuple[Hospital, Standing]]) -> str:
-    names = [f"{h.name} ({signed(s.gain)})" for h, s in hospitals[:MOST_NAMES]]
+    names = [f"{h.name} ({signed(s.gain)}{h.on_events})" for h, s in hospitals[:MOST_NAMES]]
     if len(hospitals) > MOST_NAMES:
         return f"{len(hospitals)} hospitals, most of all {listed(names)}"
     return listed(names)
@@ -109,7 +110,7 @@ def _worst(hospitals: Hospitals, label: str) -> str:
     )
     return (
         f"{hospital.name} with {label}, {number(hospital.alone)} alone, {number(standing.auroc)} together "
-        f"({signed(loss)}, {sure})"
+        f"({signed(loss)}{hospital.on_events}, {sure})"
     )
 
 

@@ -32,6 +32,7 @@ from abps.report.statistics import (
 
 if TYPE_CHECKING:
     from abps.report.hospitals import Hospitals
+    from abps.simulator.result import Run
 
 #: What stands where there is nothing to say.
 NOTHING = "–"
@@ -201,7 +202,7 @@ def headline(part: Part) -> Table:
         tuple(rows),
         (
             f"{part.measure}: mean over centers of each center's own test rows, mean ± standard deviation "
-            "over seeds.",
+            f"over seeds{'; ' * bool(standing_on(part))}{standing_on(part)}.",
             "Bytes: each payload once per edge and round, in multiples of 50 rounds of FedAvg in fp32 with "
             "the paper's network; beside it what that is per center and round.",
             "Differences: paired by seed and center, with a 95 % interval for other centers and other seeds. "
@@ -315,6 +316,7 @@ def runs(part: Part) -> Table:
         "seed",
         "rounds",
         score,
+        "test_events",
         f"{score}_at_best_validation",
         "auprc",
         "brier",
@@ -325,11 +327,26 @@ def runs(part: Part) -> Table:
     for line in part.lines:
         for run in line.result.runs:
             values = [
-                run.main.mean, run.main.at_best_validation, run.auprc.mean,
+                run.main.mean, events_of(run), run.main.at_best_validation, run.auprc.mean,
                 run.brier.mean, run.bytes.vs_fedavg, run.rest.share,
             ]  # fmt: skip
             rows.append((line.result.label, str(run.seed), str(run.rounds), *map(_plain, values)))
     return Table("runs", "Every run.", columns, tuple(rows))
+
+
+def events_of(run: Run) -> float:
+    """The events that a run's scores stand on; NaN where it does not say it."""
+    return float(sum(run.scored.per_center_events.values())) if run.scored.per_center_events else math.nan
+
+
+def standing_on(part: Part) -> str:
+    """What the scores of all methods stand on, in half a sentence; nothing where runs do not say it."""
+    found = part.lines[0].result
+    events = found.average(events_of)
+    if not math.isfinite(events):
+        return ""
+    rows = found.average(lambda run: sum(run.scored.per_center_rows.values()))
+    return f"scored on {rows:,.0f} test rows with {events:,.0f} events a seed"
 
 
 def centers(part: Part) -> Table:
@@ -342,9 +359,13 @@ def centers(part: Part) -> Table:
         for c, name in enumerate(part.centers):
             known = values[:, c][np.isfinite(values[:, c])]
             mean = float(known.mean()) if len(known) else math.nan
-            rows.append((line.result.label, name, _plain(mean), str(len(known))))
+            events = [run.scored.per_center_events.get(name) for run in line.result.runs]
+            seen = [e for e in events if e is not None]
+            counted = _plain(sum(seen) / len(seen)) if seen else ""
+            rows.append((line.result.label, name, _plain(mean), counted, str(len(known))))
     score = "auroc" if part.measure == "AUROC" else "score"
-    return Table("centers", "Every center.", ("method", "center", score, "seeds"), tuple(rows))
+    heads = ("method", "center", score, "test_events", "seeds")
+    return Table("centers", "Every center.", heads, tuple(rows))
 
 
 def hospitals(part: Part, found: Hospitals) -> Table:

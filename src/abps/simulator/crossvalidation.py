@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,14 @@ from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import Rows, prepare
 from abps.data.split import assign_folds, fold_split
+from abps.data.subgroup_names import groups_of
 from abps.learn.metrics import Segments, labels_of
 from abps.methods.base import Method
 from abps.methods.settings import configure
+from abps.simulator.clinical import Clinical, Told, clinical
 from abps.simulator.result import Bytes, History, RestShares, Run, accuracy, calibrated, scored_on, scores_of
 from abps.simulator.simulate import Progress, simulate
+from abps.stats.calibration import Recalibration
 
 #: Fewer folds than this leave no rows to train on beside those for validation and test.
 FEWEST_FOLDS = 3
@@ -35,13 +39,16 @@ def compute(
     progress: Progress | None = None,
     name: str | None = None,
     attack: str | None = None,
+    subgroups: Sequence[str] = (),
 ) -> Run:
     """One method, one seed: on one split, perhaps with members that attack, or in so many folds."""
     if folds is None:
-        return simulate(federation, method, seed, progress=progress, name=name, attack=attack)
+        return simulate(
+            federation, method, seed, progress=progress, name=name, attack=attack, subgroups=subgroups
+        )
     if attack is not None:
         raise RequestError(f"folds={folds} with attack={attack!r}: choose one of them")
-    return cross_validate(federation, method, seed, folds, progress, name)
+    return cross_validate(federation, method, seed, folds, progress, name, subgroups)
 
 
 def cross_validate(
@@ -51,6 +58,7 @@ def cross_validate(
     folds: int,
     progress: Progress | None = None,
     name: str | None = None,
+    subgroups: Sequence[str] = (),
 ) -> Run:
     """One method in so many folds; accuracy over all rows, bytes and rounds as the mean of the folds.
 
@@ -62,6 +70,7 @@ def cross_validate(
     if federation.era is not None:
         raise RequestError(f"folds={folds}: choose a federation without windows of time, or leave folds out")
     config = configure(method)
+    parts = groups_of(federation, subgroups)
     fold = assign_folds(federation, seed, folds)
     # All folds on one time grid and one scale, so that their answers can stand side by side.
     agreed = replace(federation, outcome=federation.outcome.settled(federation.label))
@@ -102,6 +111,7 @@ def cross_validate(
         values[[name in scored.cannot_tell for name in centers]] = math.nan
         scores["auroc"] = accuracy(centers, values, at_best)
     first = runs[0]
+    seen = _told([run.told for run in runs if run.told is not None])
     return replace(
         first,
         method=name or label,
@@ -116,9 +126,11 @@ def cross_validate(
         seconds=round(time.perf_counter() - began, 3),
         scored=scored,
         calibration=calibrated(centers, logits, labels_of(rows)),
+        clinical=Clinical() if seen is None else clinical(centers, seen, parts),
         models=None,
         beliefs=None,
         answers=logits,
+        told=seen,
     )
 
 
@@ -128,6 +140,31 @@ def _together(parts: list[Segments]) -> Segments:
     values = np.concatenate([part.values for part in parts])[np.argsort(owner, kind="stable")]
     sizes = np.sum([np.diff(part.start) for part in parts], axis=0)
     return Segments(values, np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def _told(parts: list[Told]) -> Told | None:
+    """All folds as one: every row once, recalibrated in its fold; thresholds are the folds' mean."""
+    if not parts:
+        return None
+    places = [part.place for part in parts]
+    owner = np.concatenate([part.labels.group() for part in parts])
+    mends = [part.mends[i] for i in range(len(parts[0].mends)) for part in parts]
+    per = len(parts)
+    return Told(
+        _together([part.before for part in parts]),
+        _together([part.after for part in parts]),
+        _together([part.labels for part in parts]),
+        None
+        if any(place is None for place in places)
+        else np.concatenate([place for place in places if place is not None])[
+            np.argsort(owner, kind="stable")
+        ],
+        tuple(
+            Recalibration(kind="by fold" if any(m.kind != "none" for m in mends[i : i + per]) else "none")
+            for i in range(0, len(mends), per)
+        ),
+        {name: float(np.mean([part.cuts[name] for part in parts])) for name in parts[0].cuts},
+    )
 
 
 def _mean(kind: Any, values: list[Any]) -> Any:

@@ -25,6 +25,7 @@ from abps.learn.outcome_scores import measures
 from abps.privacy.spending import PrivacyLedger
 from abps.release import VERSION
 from abps.simulator.belief_check import BeliefCheck
+from abps.simulator.clinical import Clinical, Told
 from abps.stats.calibration import calibration as calibration_of
 from abps.stats.calibration import expit
 from abps.stats.guarantees import Standing
@@ -168,7 +169,9 @@ class Run:
     score. alive: of survival, times and the chance to live longer (Kaplan-Meier of all centers).
     trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
     privacy: what every center has spent, of a run that was private; written beside the result.
-    models, beliefs, answers (logits of the test rows): of a run that was just computed; not written to disk.
+    clinical: what clinicians ask of a binary outcome; results of before do not have it.
+    models, beliefs, answers (logits of the test rows), told (as probabilities): of a run that was just
+    computed; not written to disk.
     """
 
     method: str
@@ -195,11 +198,13 @@ class Run:
     outcome: str = "binary"
     score: Score | None = None
     measures: dict[str, Accuracy] = field(default_factory=dict)
+    clinical: Clinical = field(default_factory=Clinical)
     alive: tuple[tuple[float, float], ...] = ()
     trail: pl.DataFrame | Path | None = None
     models: torch.Tensor | None = None
     beliefs: Beliefs | None = None
     answers: Segments | None = None
+    told: Told | None = None
     privacy: PrivacyLedger | None = None
 
     @property
@@ -226,6 +231,8 @@ class Run:
         names = [name for name in _WRITTEN if self.score is not None or name not in _OF_OTHERS]
         if not self.belief_check.per_center:
             names.remove("belief_check")
+        if not self.clinical.per_center:
+            names.remove("clinical")
         content = {
             _CALLED.get(name, name): _plain(msgspec.to_builtins(getattr(self, name))) for name in names
         }
@@ -274,7 +281,7 @@ class Run:
 
 
 #: Of a run that was just computed only.
-UNWRITTEN: Final = ("trail", "models", "beliefs", "answers", "privacy")
+UNWRITTEN: Final = ("trail", "models", "beliefs", "answers", "told", "privacy")
 
 #: What is written, in this order, and its type; and where null says something else than "not defined".
 _WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name not in UNWRITTEN}

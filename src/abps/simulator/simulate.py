@@ -7,7 +7,7 @@ optimiser: slow, easy to step through, the same answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import CAUSES, Rest
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared
+from abps.data.subgroup_names import groups_of
 from abps.data.timeline import timeline
 from abps.learn.batched import StackedLearner
 from abps.learn.devices import device_name, find_device
@@ -38,6 +39,7 @@ from abps.methods.peers import PeerMethod
 from abps.methods.settings import configure, describe
 from abps.simulator.attacks import Attack, besieged, honest
 from abps.simulator.belief_check import BeliefCheck, Effect, checked, truth_rows
+from abps.simulator.clinical import Clinical, clinical, told
 from abps.simulator.penalties import refitted, tried
 from abps.simulator.private_run import ledger as ledger_of
 from abps.simulator.result import (
@@ -79,6 +81,7 @@ def simulate(
     progress: Progress | None = None,
     name: str | None = None,
     attack: str | Attack | None = None,
+    subgroups: Sequence[str] = (),
 ) -> Run:
     """One method, one seed.
 
@@ -90,12 +93,14 @@ def simulate(
     one). Devices round otherwise, so the result says which one it was.
     name: what the result calls the method; default: its catalog name, or the configuration's class.
     attack: members that attack, as ``"sign-flip:share=0.2"`` (:mod:`abps.simulator.attacks`).
+    subgroups: columns by which accuracy is told apart, besides sex and age where they are found.
     """
     began = time.perf_counter()
     if seed < 0:
         raise RequestError(f"seed={seed}: choose a whole number from 0")
     if engine not in ENGINES:
         raise RequestError(f"engine={engine!r}: choose {' or '.join(ENGINES)}")
+    parts = _parts(federation, subgroups)
     place = find_device(device)
     if engine == "debug" and place is not None:
         raise RequestError(f"device={device!r}: engine='debug' runs on the CPU; leave one of the two out")
@@ -166,6 +171,10 @@ def simulate(
         if alone:
             final = replace(final, models=without_network(course.world.learner.layout, final.models))
     logits, labels = config.logits(course.world, final, data.test), labels_of(data.test)
+    seen = None
+    if data.outcome.binary:
+        judged = config.logits(course.world, final, data.validation)
+        seen = told(logits, labels, judged, labels_of(data.validation), data.test.place)
     fedavg = fedavg_bytes(data)
     done = len(track.validation)
     shares = {cause.key: float(np.mean([np.mean(r == cause) for r in track.rest])) for cause in CAUSES}
@@ -218,6 +227,8 @@ def simulate(
         alive=survived(data),
         scored=scored_on(data.centers, logits, labels),
         calibration=calibrated(data.centers, logits, labels),
+        clinical=Clinical() if seen is None else clinical(data.centers, seen, parts),
+        told=seen,
     )
 
 
@@ -245,6 +256,18 @@ def fedavg_bytes(data: Prepared) -> int:
     paper = Training().factory(data.plain or data.width)
     weights = sum(parameter.numel() for parameter in paper.parameters())
     return data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), weights)
+
+
+def _parts(federation: Federation | Prepared, columns: Sequence[str]) -> dict[str, list[str | None]]:
+    """By column, the part of the cohort that every row is of; none of rows that come in windows of time."""
+    if isinstance(federation, Federation) and federation.era is None and federation.outcome.binary:
+        return groups_of(federation, columns)
+    if columns:
+        raise RequestError(
+            f"subgroups {', '.join(columns)}: they are told of binary outcomes without windows of time, and "
+            "of a federation, not of rows already prepared; leave them out"
+        )
+    return {}
 
 
 def _tested(config: Method, world: World, state: Any) -> Heterogeneity | None:

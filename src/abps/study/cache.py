@@ -36,6 +36,8 @@ def write_federation(place: Path, federation: Federation) -> None:
         if values is not None
     }
     files.write_with(folder / "features.parquet", lambda part: federation.features.write_parquet(part))
+    if federation.aside is not None:
+        files.write_with(folder / "aside.parquet", federation.aside.write_parquet)
 
     def write_arrays(part: Path) -> None:
         with part.open("wb") as stream:
@@ -53,6 +55,7 @@ def write_federation(place: Path, federation: Federation) -> None:
             "every": federation.every,
             "in_order": federation.in_order,
             "outcome": asdict(federation.outcome),
+            "aside": _columns(federation.aside),
         },
     )
 
@@ -78,6 +81,7 @@ def read_federation(place: Path, fingerprint: str) -> Federation:
             every=about["every"],
             in_order=about["in_order"],
             outcome=msgspec.convert(about["outcome"], Outcome),
+            aside=pl.read_parquet(folder / "aside.parquet") if about.get("aside") else None,
         )
     except Exception as error:  # any library may stumble over a damaged file, each in its own way
         raise Unusable(f"the data in {folder} cannot be read ({type(error).__name__})") from error
@@ -91,12 +95,17 @@ def ensure(place: Path, federation: Federation) -> str:
     problem = ""
     if (place / federation.fingerprint() / "federation.json").exists():  # it is written last
         try:
-            read_federation(place, federation.fingerprint())
-            return ""
+            there = read_federation(place, federation.fingerprint())
+            if _columns(there.aside) == _columns(federation.aside):
+                return ""
         except Unusable as error:
             problem = f"{error}; written anew"
     write_federation(place, federation)
     return problem
+
+
+def _columns(frame: pl.DataFrame | None) -> list[str]:
+    return [] if frame is None else frame.columns
 
 
 def remove(place: Path) -> None:

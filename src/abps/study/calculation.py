@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,10 +34,13 @@ PARTS: Final = ("abps.codecs", "abps.goals", "abps.models")
 LIBRARIES: Final = ("torch", "numpy", "scipy", "numba", "polars")
 
 
-def calculation(config: Any) -> dict[str, str]:
-    """A digest of the code that runs a configuration, and the versions of the libraries it computes with."""
+def calculation(config: Any, how: Sequence[str] = ()) -> dict[str, str]:
+    """A digest of the code that runs a configuration, and the versions of the libraries it computes with.
+
+    how: modules besides, where a run is more than one simulation.
+    """
     libraries = {name: version(name) for name in LIBRARIES}
-    return {"code": code_digest(frozenset({ENTRY, *modules_of(config)}))} | libraries
+    return {"code": code_digest(frozenset({ENTRY, *how, *modules_of(config)}))} | libraries
 
 
 def modules_of(config: Any) -> Iterator[str]:

@@ -15,11 +15,13 @@ from abps.checks import glance
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation
 from abps.data.roles import Roles
+from abps.data.subgroup_names import groups_of, with_only
 from abps.data.table import load
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, find
 from abps.methods.settings import configure, describe, names
 from abps.simulator.attacks import parse as parse_attack
+from abps.simulator.outsiders import check_turns
 from abps.study.calculation import calculation
 
 #: The 19 rows of the paper's table in its order.
@@ -31,6 +33,12 @@ PAPER_ROWS: Final = (
 
 #: What `--methods paper` means: the rows, the upper bound, and the controls that the paper lacks.
 PAPER: Final = (*PAPER_ROWS, "centralized", "random-k1", "random-k3", "group-oracle-k1")
+
+#: Modules that compute runs in another way than on one split, and what asks for them.
+HOW: Final = {"abps.simulator.crossvalidation": "folds", "abps.simulator.outsiders": "leave_out"}
+
+#: What is said behind a method's name of runs in which every center stayed away once.
+AWAY: Final = ", from outside"
 
 #: Methods that need a declared group for every center.
 NEEDS_GROUPS: Final = ("group-oracle-k1",)
@@ -62,6 +70,8 @@ class Request:
     folds: score every row once by cross-validation instead of one split's test rows.
     attack: members that attack, in every run but the references'.
     tune: seeds on which every method's grid is tried before; none: methods run as they are.
+    subgroups: columns by which accuracy is told apart, besides sex and age.
+    leave_out: in how many groups centers also stay away in turn, of every method that exchanges; 0: not.
     """
 
     sources: tuple[Source, ...]
@@ -74,6 +84,8 @@ class Request:
     folds: int | None = None
     attack: str | None = None
     tune: tuple[int, ...] = ()
+    subgroups: tuple[str, ...] = ()
+    leave_out: int = 0
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -85,6 +97,11 @@ class Request:
                 raise RequestError(f"seed {seed}: choose whole numbers from 0")
         if self.attack is not None:
             parse_attack(self.attack)
+        for other in ("folds", "attack"):
+            if self.leave_out and getattr(self, other) is not None:
+                raise RequestError(
+                    f"centers that stay away with {other}={getattr(self, other)}: choose one of them"
+                )
         for what, values in (("seed", self.seeds), ("method", self.methods)):
             twins = [v for v in values if values.count(v) > 1]
             if twins:
@@ -116,6 +133,7 @@ class PlannedRun:
 
     label: how tables call the method: its name, and the varied settings after it.
     data: the federation's fingerprint.  key: a digest of everything that decides the result.
+    leave_out: every center is scored as one that stayed away, in so many groups; 0: all take part.
     """
 
     label: str
@@ -127,6 +145,8 @@ class PlannedRun:
     key: str
     folds: int | None = None
     attack: str | None = None
+    subgroups: tuple[str, ...] = ()
+    leave_out: int = 0
 
     @property
     def folder(self) -> str:
@@ -182,16 +202,21 @@ def identity(
     seed: int,
     folds: int | None = None,
     attack: str | None = None,
+    subgroups: Sequence[str] = (),
+    leave_out: int = 0,
 ) -> dict[str, Any]:
     """Everything that decides a run's result."""
-    more = {name: value for name, value in (("folds", folds), ("attack", attack)) if value is not None}
+    asked: dict[str, Any] = {"folds": folds, "attack": attack}
+    asked |= {"subgroups": list(subgroups) or None, "leave_out": leave_out or None}
+    more = {name: value for name, value in asked.items() if value is not None}
+    how = [module for module, wanted in HOW.items() if more.get(wanted)]
     return more | {
         "method": method,
         "kind": f"{type(config).__module__}.{type(config).__qualname__}",
         "config": describe(config),
         "data": fingerprint,
         "seed": seed,
-        "calculation": calculation(config),
+        "calculation": calculation(config, how),
     }
 
 
@@ -235,7 +260,11 @@ def make_plan(
         fingerprint = federation.fingerprint()
         if fingerprint in federations:
             raise RequestError(f"{source.data}: the same federation is given twice; give it once")
-        federations[fingerprint] = federation
+        if request.subgroups:
+            groups_of(federation, request.subgroups)
+        federations[fingerprint] = federation = with_only(federation, request.subgroups)
+        if request.leave_out:
+            check_turns(federation, request.leave_out)
         methods = list(request.methods)
         for name in NEEDS_GROUPS:
             if name in methods and name not in words and federation.groups is None:
@@ -253,16 +282,23 @@ def make_plan(
             for label, settings in _variants(method, plain[method], request):
                 settings = settings | dict(chosen.get((fingerprint, method), {}))
                 config = configure(own.get(method, method), settings, request.rounds)
-                how = (request.folds, request.attack)
+                how = (request.folds, request.attack, request.subgroups)
                 key = key_of(identity(method, config, fingerprint, seed, *how))
                 runs.append(PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key, *how))
+                if request.leave_out and config.kind != "alone":
+                    away = (None, None, request.subgroups, request.leave_out)
+                    key = key_of(identity(method, config, fingerprint, seed, *away))
+                    runs.append(
+                        PlannedRun(
+                            f"{label}{AWAY}", method, settings, request.rounds, seed, fingerprint, key, *away
+                        )
+                    )
         for seed, method in itertools.product(request.seeds, references):
             # A reference that is fitted at once knows no rounds.
             rounds = None if getattr(find(method), "fitted", False) else request.rounds
-            content = identity(method, configure(method, {}, rounds), fingerprint, seed, request.folds)
-            runs.append(
-                PlannedRun(method, method, {}, rounds, seed, fingerprint, key_of(content), request.folds)
-            )
+            how = (request.folds, None, request.subgroups)
+            key = key_of(identity(method, configure(method, {}, rounds), fingerprint, seed, *how))
+            runs.append(PlannedRun(method, method, {}, rounds, seed, fingerprint, key, *how))
     return Plan(request, federations, tuple(runs), tuple(left_out), choices)
 
 

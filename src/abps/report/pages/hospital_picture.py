@@ -14,10 +14,10 @@ from abps.report.statistics import BETTER, WORSE
 from abps.report.tables import number, signed
 
 #: Sizes in pixels: a row, the names on the left, the plot, the words on the right, the scale above.
-ROW, NAMES, PLOT, WORDS, TOP = 18, 160, 320, 130, 26
+ROW, NAMES, PLOT, WORDS, TOP = 18, 190, 300, 130, 26
 WIDTH = NAMES + PLOT + WORDS
-#: Letters of a name that fit.
-LETTERS = 21
+#: Where the number of events ends, beside the name; letters of a name that fit.
+EVENTS, LETTERS = 34, 21
 #: Classes of the style sheet, and the word at the end of a row, by verdict.
 TONE = {BETTER: "gain", WORSE: "loss"}
 SAID = {BETTER: "gains", WORSE: "loses"}
@@ -52,6 +52,8 @@ def picture(
         f'<svg class="hospitals" viewBox="0 0 {WIDTH} {height}" role="group" '
         f'aria-label="{escape(f"{measure} of {len(hospitals)} hospitals, {marks}")}">'
     ]
+    if any(h.scored.known for h in hospitals):
+        parts.append(f'<text class="axis" x="{NAMES - 18}" y="14" text-anchor="end">events</text>')
     for k in ticks:
         value = low + step * k
         parts.append(f'<line class="rule" x1="{at(value)}" x2="{at(value)}" y1="{TOP - 6}" y2="{height}"/>')
@@ -72,10 +74,15 @@ def _row(hospital: Hospital, y: float, at: Callable[[float], float], other: str,
     alone, together, beside = _levels(hospital, other)
     tone = TONE.get(main.verdict, "even")
     seen = f"{signed(main.measured)} " if math.isfinite(main.measured) else ""
-    told = f"{name}: {number(alone)} alone, {number(together)} together, {hospital.words(main)}"
+    told = f"{name}: {number(alone)} alone, {number(together)} together{hospital.on_events}"
+    told += f", {hospital.words(main)}"
     if math.isfinite(beside):
         told += f"; {number(beside)} with {other}"
     short = name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}\u2026"
+    events = ""
+    if hospital.scored.known:
+        count = f"{hospital.scored.events:.0f}"
+        events = f'<text class="axis" x="{NAMES - 12}" y="{y + 4}" text-anchor="end">{count}</text>'
     marks = ""
     if math.isfinite(alone) and math.isfinite(together):
         a, b = at(alone), at(together)
@@ -95,7 +102,7 @@ def _row(hospital: Hospital, y: float, at: Callable[[float], float], other: str,
         f'<a href="#{escape(anchor(name, part))}" class="{tone}" aria-label="{escape(told)}">'
         f'<title>{escape(told)}</title><rect class="hit" x="0" y="{y - ROW / 2}" '
         f'width="{WIDTH}" height="{ROW}"/>'
-        f'<text x="{NAMES - 12}" y="{y + 4}" text-anchor="end">{escape(short)}</text>{marks}'
+        f'<text x="{NAMES - 12 - EVENTS}" y="{y + 4}" text-anchor="end">{escape(short)}</text>{events}{marks}'
         f'<text class="delta" x="{WIDTH - 4}" y="{y + 4}" text-anchor="end">'
         f"{seen}{SAID.get(main.verdict, main.verdict)}</text></a>"
     )

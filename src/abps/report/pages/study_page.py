@@ -11,9 +11,11 @@ from markupsafe import Markup
 
 from abps.data.repairs import RULES
 from abps.report import story, tables
+from abps.report.clinical import within
 from abps.report.drawing import Drawing
 from abps.report.figures import FAMILIES, family
-from abps.report.hospitals import Hospitals, hospitals_of
+from abps.report.hospitals import Hospitals
+from abps.report.pages.calibration_picture import calibration_picture
 from abps.report.pages.document import render, script_json
 from abps.report.pages.hospital_picture import picture
 from abps.report.statistics import Part
@@ -50,6 +52,9 @@ def page(
         harm=tables.harm,
         verdict=tables.verdict,
         rules=RULES,
+        within=within,
+        standing_on=tables.standing_on,
+        curve=calibration_picture,
     )
 
 
@@ -74,12 +79,13 @@ class Story:
     crossed: str
     map_json: Markup
     drawings: list[Drawing]
+    clinical_drawings: list[Drawing]
     downloads: list[Download]
 
 
 def _story(section: Section, number: int) -> Story:
     part = section.part
-    found = hospitals_of(part)
+    found = section.hospitals
     drawn = drawn_map = Markup()
     if found is not None:
         label, alone = found.lead.result.label, part.alone or "alone"
@@ -87,7 +93,7 @@ def _story(section: Section, number: int) -> Story:
         if found.map is not None:
             drawn_map = script_json({"centers": found.map.centers, "rounds": found.map.rounds})
     sheets = [tables.hospitals(part, found)] if found is not None else []
-    sheets += [tables.numbers(part), tables.centers(part)]
+    sheets += [tables.numbers(part), tables.centers(part), *section.clinical.tables]
     return Story(
         story.answer(part, found),
         story.beside(part, found),
@@ -98,6 +104,7 @@ def _story(section: Section, number: int) -> Story:
         beside(found) if found is not None else "",
         drawn_map,
         [drawing.apart(number) for drawing in section.drawings],
+        [drawing.apart(number) for drawing in section.clinical.drawings],
         [Download(f"{sheet.name}.csv", _inline(tables.as_csv(sheet))) for sheet in sheets],
     )
 

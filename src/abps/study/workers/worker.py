@@ -61,13 +61,14 @@ class Runner:
     def compute(self, run: PlannedRun, tell: Tell) -> bool:
         """Compute and store one run; a failure is told and noted, not raised."""
         from abps.core.errors import RequestError
-        from abps.simulator.crossvalidation import compute
+        from abps.study.computing import computed
         from abps.study.plan import identity, key_of
         from abps.study.records import write_run
 
         try:
             config = run.config(self._own)
-            content = identity(run.method, config, run.data, run.seed, run.folds, run.attack)
+            how = (run.folds, run.attack, run.subgroups, run.leave_out)
+            content = identity(run.method, config, run.data, run.seed, *how)
             if key_of(content) != run.key:
                 raise RuntimeError(
                     "this run was planned by another version of the program; ask for the comparison again"
@@ -77,7 +78,7 @@ class Runner:
                 tell({"event": "round", "round": t, "rounds": rounds})
 
             federation = self.federation(run.data)
-            result = compute(federation, config, run.seed, run.folds, progress, run.method, run.attack)
+            result = computed(run, federation, config, progress)
             write_run(self.study.folder(run), result, content)
         except Exception as error:  # whatever a method does wrong must not end the study
             told = str(error).strip().splitlines()

@@ -1,0 +1,403 @@
+"""The clinical part of a report: calibration, decisions, subgroups, and hospitals that did not take part.
+
+Numbers are means over seeds. An interval is the mean of the seeds' intervals: as wide as one split of the
+rows leaves it, although several were seen. What a single split hides because it is small stays hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from abps.report.drawing import EARLY, INK, LATE, QUIET, Drawing, blank, draw
+from abps.report.hospitals import Hospitals
+from abps.report.seed_means import calibrations, mean_interval, mean_of
+from abps.report.statistics import BETTER, WORSE, Line, Part, Results
+from abps.report.tables import NOTHING, Table, number, signed
+from abps.report.words import interval, listed
+from abps.simulator.clinical import Clinical, Cut, Interval, Subgroup
+
+#: Names in a sentence; more are counted.
+MOST_NAMES = 5
+HIDDEN = "too few rows or events to show"
+
+
+@dataclass(frozen=True, eq=False)
+class ClinicalPart:
+    """What the page shows.  absent: why there is nothing, where there is nothing.
+
+    label: the method that it is about.  tables, drawings: some may be missing.  outside: sentences about
+    hospitals that did not take part.
+    """
+
+    label: str
+    absent: str = ""
+    sentences: tuple[str, ...] = ()
+    cuts: Table | None = None
+    subgroups: Table | None = None
+    outside: tuple[str, ...] = ()
+    outsiders: Table | None = None
+    drawings: tuple[Drawing, ...] = ()
+
+    @property
+    def tables(self) -> list[Table]:
+        """Those that there are."""
+        return [table for table in (self.cuts, self.subgroups, self.outsiders) if table is not None]
+
+
+def clinical_part(part: Part, found: Hospitals | None) -> ClinicalPart:
+    """The clinical part of one federation."""
+    line = found.lead if found is not None else part.lines[0]
+    label = line.result.label
+    if part.measure != "AUROC" or line.result.runs[0].score is not None:
+        return ClinicalPart(
+            label,
+            "Decisions, subgroups and recalibration are told of outcomes that happen or do not. The scores "
+            "of this outcome stand in the tables.",
+        )
+    if not has_clinical(line.result):
+        return ClinicalPart(
+            label,
+            "These runs were stored by a version that did not keep what is shown here. The same comparison "
+            "asked for again has it.",
+        )
+    shown = [line.result, *_others(part, label)]
+    outside = part.outside_of(label)
+    verdicts: dict[str, str] = {}
+    if outside is not None and found is not None:
+        told = {h.name: h.under(outside.result.label) for h in found.all}
+        verdicts = {name: standing.verdict for name, standing in told.items() if standing is not None}
+    return ClinicalPart(
+        label,
+        sentences=tuple(_sentences(part, line)),
+        cuts=_cuts(shown),
+        subgroups=_subgroups(shown),
+        outside=tuple(_outside_words(part, line, verdicts)),
+        outsiders=_outsiders(part, line, verdicts),
+        drawings=tuple(_drawings(shown)),
+    )
+
+
+def has_clinical(result: Results) -> bool:
+    """Whether every run of a method keeps what clinicians ask for."""
+    return all(run.clinical.per_center for run in result.runs)
+
+
+def _others(part: Part, label: str) -> list[Results]:
+    """What a method is shown beside: a hospital alone, and FedAvg."""
+    names = [name for name in (part.alone or "", "fedavg") if name != label]
+    found = [part.find(name) for name in names]
+    return [result for result in found if result is not None and has_clinical(result)]
+
+
+def within(found: Interval, digits: int = 2, show: Callable[[float, int], str] = number) -> str:
+    """A number with its interval in brackets, or that it cannot be told."""
+    if not found.known:
+        return "cannot tell"
+    return f"{show(found.value, digits)} ({show(found.low, digits)} to {show(found.high, digits)})"
+
+
+# ---------------------------------------------------------------- sentences and tables
+
+
+def _sentences(part: Part, line: Line) -> list[str]:
+    """Calibration of all hospitals together, in words."""
+    result = line.result
+    clinics = [run.clinical for run in result.runs]
+    rows, events = (mean_of(getattr(c, name) for c in clinics) for name in ("rows", "events"))
+    pooled = mean_interval(c.auroc for c in clinics)
+    told = [
+        f"{result.label} is judged on {rows:,.0f} test rows with {events:,.0f} events a seed; all rows "
+        f"together, each by its own hospital's model, give an AUROC of {within(pooled, 3)}."
+    ]
+    each = {name: c for name in part.centers if (c := calibrations(result, name)) is not None}
+    known = {name: c for name, c in each.items() if c.before.in_the_large.known}
+    if not known:
+        return [*told, "No hospital has the five events and five others that its calibration needs."]
+    off = {
+        name: c.before.in_the_large
+        for name, c in known.items()
+        if c.before.in_the_large.low > 0 or c.before.in_the_large.high < 0
+    }
+    low = [name for name, level in off.items() if level.value > 0]
+    high = [name for name, level in off.items() if level.value < 0]
+    sides = [
+        f"too low at {_names(low)}" if low else "",
+        f"too high at {_names(high)}" if high else "",
+    ]
+    away = "; ".join(side for side in sides if side)
+    told.append(
+        f"Level of the probabilities, at {len(known)} of {len(part.centers)} hospitals with enough events: "
+        + (
+            f"{away}; right within its interval elsewhere."
+            if away
+            else "right within its interval at all of them."
+        )
+    )
+    mended = sum(c.mended > 0 for c in each.values())
+    told.append(
+        f"Validation rows asked for a recalibration in at least one seed at {mended} of {len(each)} "
+        "hospitals; decisions and subgroups below are told after it, as abps fit hands models out."
+    )
+    return told
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) > MOST_NAMES:
+        return f"{len(names)} hospitals ({', '.join(names[:MOST_NAMES])} …)"
+    return listed(names)
+
+
+def _cuts(shown: Sequence[Results]) -> Table | None:
+    """What happens at some thresholds, method beside method."""
+    rows = []
+    names = dict.fromkeys(cut.name for run in shown[0].runs for cut in run.clinical.cuts)
+    for name in names:
+        for result in shown:
+            cuts: list[Cut] = [c for run in result.runs for c in run.clinical.cuts if c.name == name]
+            if cuts:
+                rows.append((_cut_name(name, cuts), result.label, *_cut_cells(cuts)))
+    if not rows:
+        return None
+    return Table(
+        "thresholds",
+        "What happens if everybody at or above a threshold is called",
+        (
+            "threshold", "method", "net benefit per 1,000", "called", "sensitivity", "specificity",
+            "positive value", "negative value",
+        ),
+        tuple(rows),
+        (
+            "All test rows, each by its own hospital's model after recalibration. The first two thresholds "
+            "come from validation rows: where nine of ten events are called, and the event rate.",
+            "Net benefit per 1,000 stays: events called, less false calls weighed by the odds of the "
+            "threshold; calling nobody has 0.",
+            "Intervals (Wilson, 95 %) are as wide as one split leaves them.",
+        ),
+    )  # fmt: skip
+
+
+def _cut_name(name: str, cuts: Sequence[Cut]) -> str:
+    at = f"{100 * mean_of(cut.threshold for cut in cuts):.1f} %"
+    return at if name[0].isdigit() else f"{at} ({name})"
+
+
+def _cut_cells(cuts: Sequence[Cut]) -> tuple[str, ...]:
+    kinds = ("called", "sensitivity", "specificity", "positive_value", "negative_value")
+    shares = [_share(mean_interval(getattr(cut, kind) for cut in cuts)) for kind in kinds]
+    return (signed(1000 * mean_of(cut.net_benefit for cut in cuts), 1), *shares)
+
+
+def _share(found: Interval) -> str:
+    if not found.known:
+        return NOTHING
+    return f"{100 * found.value:.0f} % ({100 * found.low:.0f} to {100 * found.high:.0f})"
+
+
+def _subgroups(shown: Sequence[Results]) -> Table | None:
+    """Parts of the cohort: the method beside a hospital alone."""
+    lead, *others = shown
+    beside = others[0] if others else None
+    rows = []
+    columns = dict.fromkeys(column for run in lead.runs for column in run.clinical.subgroups)
+    for column in columns:
+        names = dict.fromkeys(s.name for run in lead.runs for s in run.clinical.subgroups.get(column, ()))
+        for name in sorted(names):
+            mine = _parts_named(lead, column, name)
+            if any(part.hidden for part in mine) or not mine:
+                rows.append((column, name, "hidden", "hidden", HIDDEN, *([""] if beside else []), ""))
+                continue
+            size, events = (mean_of(getattr(part, what) for part in mine) for what in ("rows", "events"))
+            alone = []
+            if beside is not None:
+                theirs = [p for p in _parts_named(beside, column, name) if not p.hidden]
+                alone = [within(mean_interval(p.auroc for p in theirs), 3)]
+            rows.append(
+                (
+                    column, name, f"{size:,.0f}", f"{events:,.0f}",
+                    within(mean_interval(part.auroc for part in mine), 3), *alone,
+                    number(mean_of(part.ratio for part in mine), 2),
+                )
+            )  # fmt: skip
+    if not rows:
+        return None
+    heads = ["column", "part", "rows", "events", f"AUROC, {lead.label}"]
+    heads += [f"AUROC, {beside.label}"] if beside is not None else []
+    return Table(
+        "subgroups",
+        "Parts of the cohort",
+        (*heads, f"observed / expected, {lead.label}"),
+        tuple(rows),
+        (
+            "Test rows of all hospitals, each by its own hospital's model after recalibration; means over "
+            "seeds, 95 % intervals (DeLong) as wide as one split leaves them.",
+            "A part that has fewer than 10 rows, 5 events or 5 others in any split is hidden; where it would "
+            "be the only one, so is the next smallest.",
+        ),
+    )
+
+
+def _parts_named(result: Results, column: str, name: str) -> list[Subgroup]:
+    return [s for run in result.runs for s in run.clinical.subgroups.get(column, ()) if s.name == name]
+
+
+# ---------------------------------------------------------------- hospitals that did not take part
+
+
+def _outside_words(part: Part, line: Line, verdicts: Mapping[str, str]) -> list[str]:
+    label = line.result.label
+    outside = part.outside_of(label)
+    if outside is None:
+        return [
+            "Not tried in this study: with --leave-centers-out 5 (abps compare, the same folder) hospitals "
+            "stay away in five groups, one after the other, and the others' model is tried on them."
+        ]
+    told = [
+        f"Every hospital stayed away once, and the mean of the others' {label} models was tried on its test "
+        "rows as it is: nothing was fitted to the outsider."
+    ]
+    levels = f"AUROC {number(outside.result.mean)} from outside, {number(line.result.mean)} taking part"
+    alone = part.find(part.alone) if part.alone else None
+    if alone is not None and outside.to_alone is not None:
+        levels += f", {number(alone.mean)} alone"
+        says = {
+            BETTER: "The others' model serves an outsider better than its own rows alone",
+            WORSE: "The others' model serves an outsider worse than its own rows alone",
+        }.get(outside.to_alone.verdict, "Whether the others' model or its own rows serve an outsider better")
+        more = "" if says.startswith("The") else " cannot be told"
+        if outside.to_alone.verdict == "equal":
+            more = " makes no difference that matters"
+        told.append(f"{says}{more}: {levels} ({interval(outside.to_alone)} against alone).")
+        for verdict, words in ((BETTER, "Surely better served from outside than alone"),
+                               (WORSE, "Surely worse served from outside than alone")):  # fmt: skip
+            found = [name for name, said in verdicts.items() if said == verdict]
+            if found:
+                told.append(f"{words}: {_names(found)}.")
+    else:
+        told.append(f"{levels}.")
+    told.append(f"What taking part adds to staying outside: {interval(outside.taking_part)}.")
+    return told
+
+
+def _outsiders(part: Part, line: Line, verdicts: Mapping[str, str]) -> Table | None:
+    """Every hospital as an outsider.  verdicts: by hospital, against training alone."""
+    outside = part.outside_of(line.result.label)
+    if outside is None:
+        return None
+    alone = part.find(part.alone) if part.alone else None
+    rows = []
+    for k, name in enumerate(part.centers):
+        events = mean_of(run.scored.per_center_events.get(name, math.nan) for run in outside.result.runs)
+        area = mean_interval(
+            Interval(
+                run.auroc.per_center.get(name, math.nan),
+                run.scored.per_center_low.get(name, math.nan),
+                run.scored.per_center_high.get(name, math.nan),
+            )
+            for run in outside.result.runs
+        )
+        found = calibrations(outside.result, name)
+        levels = [_level(result, k) for result in (alone, line.result) if result is not None]
+        rows.append(
+            (
+                name, number(events, 1), within(area, 3), *levels, verdicts.get(name, NOTHING),
+                within(found.before.in_the_large) if found is not None else NOTHING,
+            )
+        )  # fmt: skip
+    heads = ["hospital that stayed away", "events", "AUROC from outside"]
+    heads += [f"AUROC, {part.alone}"] if alone is not None else []
+    heads += [f"AUROC, {line.result.label}", f"against {part.alone or 'alone'}", "level (0 is right)"]
+    return Table(
+        "outsiders",
+        "Every hospital as one that did not take part",
+        tuple(heads),
+        tuple(rows),
+        ("Test rows, means over seeds; intervals (DeLong, 95 %) as wide as one split leaves them.",),
+    )
+
+
+def _level(result: Results, k: int) -> str:
+    return number(mean_of(result.auroc[:, k].tolist()))
+
+
+# ---------------------------------------------------------------- figures
+
+
+def _drawings(shown: Sequence[Results]) -> list[Drawing]:
+    found = []
+    if all(run.clinical.thresholds for result in shown for run in result.runs):
+        found.append(
+            draw(
+                "decisions",
+                "Decision curves",
+                "Net benefit of acting at a threshold, per 1,000 stays: a model is worth using where its "
+                "line lies above those of calling everybody and nobody. Mean over seeds, recalibrated.",
+                partial(decision_figure, shown),
+            )
+        )
+    if any(run.clinical.curve for run in shown[0].runs):
+        found.append(
+            draw(
+                "calibration-curve",
+                f"Calibration of {shown[0].label}",
+                "Smooth curves, one for every seed: the share of events among rows that were told a "
+                "probability. Dashed: as it should be.",
+                partial(calibration_figure, shown[0]),
+            )
+        )
+    return found
+
+
+#: Lines of a decision curve: told apart by colour and by dashes.
+_LINES = ((EARLY, "-"), (LATE, (0, (5, 2))), (QUIET, (0, (2, 1.5))))
+
+
+def decision_figure(shown: Sequence[Results]) -> Figure:
+    """Net benefit over thresholds."""
+    figure = blank(7.2, 3.8)
+    axes = figure.add_subplot()
+    curves = []
+    for result, (tint, dashes) in zip(shown, _LINES):
+        t, benefit = _mean_curve([run.clinical for run in result.runs], "net_benefit")
+        curves.append(benefit)
+        axes.plot(100 * t, 1000 * benefit, color=tint, linestyle=dashes, linewidth=1.6, label=result.label)
+    t, everyone = _mean_curve([run.clinical for run in shown[0].runs], "everyone")
+    axes.plot(100 * t, 1000 * everyone, color=INK, alpha=0.6, linewidth=1.0, label="call everybody")
+    axes.axhline(0.0, color=INK, alpha=0.6, linewidth=0.8, linestyle=(0, (1, 2)), label="call nobody")
+    highest = 1000 * max(float(np.max(curve)) for curve in curves)
+    axes.set_ylim(-0.15 * max(highest, 1.0), 1.08 * max(highest, 1.0))
+    axes.set_xlim(0, 100 * float(t[-1]))
+    axes.set_xlabel("threshold, %")
+    axes.set_ylabel("net benefit per 1,000 stays")
+    axes.legend(loc="upper right")
+    axes.grid(color=INK, alpha=0.12, linewidth=0.5)
+    return figure
+
+
+def _mean_curve(clinics: Sequence[Clinical], name: str) -> tuple[np.ndarray, np.ndarray]:
+    thresholds = np.array(clinics[0].thresholds)
+    return thresholds, np.mean([getattr(c, name) for c in clinics], axis=0)
+
+
+def calibration_figure(result: Results) -> Figure:
+    """Smooth calibration curves of every seed: as told, and after recalibration."""
+    figure = blank(7.2, 3.5)
+    panels = (("curve", LATE, "as told"), ("curve_after", EARLY, "after recalibration"))
+    curves = {name: [getattr(run.clinical, name) for run in result.runs] for name, _, _ in panels}
+    every = [point for found in curves.values() for curve in found for point in curve]
+    highest = min(1.0, 1.05 * max(max(point) for point in every))
+    for axes, (name, tint, words) in zip(figure.subplots(1, 2, sharey=True), panels):
+        for points in curves[name]:
+            if points:
+                told, seen = np.array(points).T
+                axes.plot(told, seen, color=tint, alpha=0.75, linewidth=1.3)
+        axes.plot([0, highest], [0, highest], color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.set(xlim=(0, highest), ylim=(0, highest), xlabel="probability told", title=words)
+        axes.grid(color=INK, alpha=0.12, linewidth=0.5)
+    figure.axes[0].set_ylabel("share of events")
+    return figure
