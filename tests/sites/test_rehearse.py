@@ -55,8 +55,8 @@ def rehearsal(out, *more):
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
-    """One that several tests look at."""
-    return rehearsal(tmp_path_factory.mktemp("rehearsal") / "out", "--rounds", "3")
+    """One that several tests look at; two of its hospitals talk directly, with the third by the relay."""
+    return rehearsal(tmp_path_factory.mktemp("rehearsal") / "out", "--rounds", "3", "--direct", "2")
 
 
 @pytest.mark.slow
@@ -120,6 +120,20 @@ def check_simulation(out, method, rounds, **settings):
 @pytest.mark.slow
 def test_the_rehearsal_is_the_simulation(rehearsed):
     check_simulation(rehearsed[0], "abps-pq-k1", rounds=3)
+
+
+@pytest.mark.slow
+def test_two_hospitals_talk_directly_and_the_third_by_the_relay(rehearsed):
+    out, _ = rehearsed
+    logs = {name: "".join(p.read_text() for p in (out / "kits" / name).glob("*/log.json")) for name in SITES}
+    lines = {(a, b) for a in SITES for b in SITES if f"a direct line to {b}" in logs[a]}
+    assert lines and lines <= {("north", "south"), ("south", "north")}
+    assert "no direct line" not in "".join(logs.values())
+    # What goes over such a line is in the audit log as everything else is: a test above compares the sums.
+    store = Store.look(sitefile.read(out / "kits/north/local" / sitefile.FILE).store_of("rehearsal"))
+    told = [(e.sent, e.peer) for e in store.traffic() if e.kind == "address"]
+    store.close()
+    assert sorted(told) == [(False, "south"), (True, "east"), (True, "south")]
 
 
 @pytest.mark.slow
@@ -188,6 +202,7 @@ def test_wrong_rehearsals(tmp_path, capsys):
         (("--rounds", 0), "--rounds 0"),
         (("--stays", 5), "at least 60"),
         (("--limit", 0), "more than 0"),
+        (("--direct", 9), "choose 0 to 4"),
         (("--method", "wpfed", "--model", "mlp"), "does not run between sites"),
         (("--only", "tables"), "choose prepare or job"),
         (("--only", "job"), "was not prepared"),

@@ -101,6 +101,8 @@ class Outlook:
         self.roster: tuple[str, ...] = (name,)
         self.rows: dict[str, int] = {}
         self.vectors: dict[str, NDArray[np.float64]] = {}
+        self.address = ""  # where this site listens, if it does
+        self.addresses: dict[str, str] = {}  # where members say that they do
         self._names: tuple[str, ...] | None = None  # of what is published; not known yet
         self.purse: Purse | None = None
         alone = self.world_of((name,))

@@ -44,7 +44,7 @@ from abps.wire.admission import Limits, Reason, Refused
 from abps.wire.frames import frame_size
 
 #: Kinds of what leaves that are no part of the method's own talk: the ledger does not count them as control.
-_NOT_CONTROL = ("weights", "head", "told", "place")
+_NOT_CONTROL = ("weights", "head", "told", "place", "address")
 
 
 class Site:
@@ -67,6 +67,7 @@ class Site:
         signer: Signer | None = None,
         job: str = "",
         ahead: bool = False,
+        address: str = "",
     ) -> None:
         """another_table: the rows may be others than those of the study's earlier jobs.
 
@@ -75,6 +76,7 @@ class Site:
         signer: the key that stands for the site's log; none: a trial, whose log nobody stands for.
         job: its name, the same at all sites.
         ahead: train for the next round while the others are still busy with this one.
+        address: where peers can reach this site directly, if they can.
         """
         self._ahead = ahead
         self.name, self.agreement, self.store, self.consent = name, agreement, store, consent
@@ -82,6 +84,7 @@ class Site:
         post = Post(outlook, send, patience or Patience(), now, stamp)
         gate = Gate(outlook, now)
         self.outlook, self.post, self.gate = outlook, post, gate
+        outlook.address = address
         self.witnessing = Witnessing(outlook, post, gate)
         self.negotiating = Negotiating(outlook, post, gate, self.witnessing)
         self.swapping = Swapping(outlook, post, gate, self.negotiating, signer)
@@ -101,6 +104,7 @@ class Site:
             "vector": self.telling.receive_vector,
             "alarm": self.telling.receive_alarm,
             "head": self.telling.receive_head,
+            "address": self.telling.receive_address,
             "answer": self.roll_calls.receive_answer,
             "notice": self.roll_calls.receive_notice,
         }

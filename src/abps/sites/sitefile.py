@@ -18,6 +18,7 @@ from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.outcome_label import Labelled
 from abps.data.table import own_outcome, own_table
+from abps.sites.direct import Direct
 from abps.sites.journal import Journal
 from abps.sites.policy import Policy
 from abps.sites.signing import signer
@@ -77,6 +78,7 @@ class SiteFile:
     another_table: whether the table may be another than in earlier jobs of a study.
     policy: what any study may ask of this site.  positive: the label's value that is the event.
     outcome, duration: what the label is, and the column with the time to the event, if it is no event or not.
+    direct: how it talks to others without the relay; None: it does not.
     """
 
     site: str
@@ -95,6 +97,7 @@ class SiteFile:
     watch: Watch = field(default_factory=Watch)
     outcome: str | None = None
     duration: str | None = None
+    direct: Direct | None = None
 
     def write(self, folder: Path) -> Path:
         """Write the file into a folder."""
@@ -141,6 +144,7 @@ def read(path: Path) -> SiteFile:
         data["drop"], data["allow"] = tuple(data.get("drop", ())), tuple(data.get("allow", ()))
         data["limits"] = Limits(**data.get("limits", {}))
         data["policy"] = Policy(**data.get("policy", {}))
+        data["direct"] = None if data.get("direct") is None else Direct.from_json(data["direct"])
         data["watch"] = Watch.from_json(data.get("watch", {}))
         return SiteFile(**data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

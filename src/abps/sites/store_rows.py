@@ -45,7 +45,8 @@ class Entry:
     round: int
     peer: str
     sent: bool
-    kind: str  # weights, message, vector, alarm, request, note, answer, notice, head, place, told or decision
+    #: weights, message, vector, alarm, request, note, answer, notice, head, place, address, told or decision
+    kind: str
     bytes: int
     why: str
 

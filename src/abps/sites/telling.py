@@ -1,4 +1,5 @@
-"""What a site tells every member, once: its metadata vector, the last head it knows of theirs, its alarms.
+"""What a site tells every member, once: its metadata vector, the last head it knows of theirs, its alarms,
+and where it listens, if it can be reached directly.
 
 A site that learns from a peer of a head that it signed itself and that its log does not have knows that its
 log is not what it was.
@@ -19,7 +20,7 @@ from abps.sites.signing import Signer
 from abps.sites.store_rows import Head
 from abps.wire import admission, versions
 from abps.wire.admission import Reason, Refused
-from abps.wire.messages import pack_alarm, pack_head, pack_vector, unpack_vector
+from abps.wire.messages import pack_address, pack_alarm, pack_head, pack_vector, unpack_vector
 
 
 class Telling:
@@ -43,6 +44,7 @@ class Telling:
             if rows:
                 outlook.changed()
         self._tell_heads(round, peers)
+        self._tell_address(round, peers)
         if not outlook.published.names:
             return
         data = pack_vector(outlook.vectors[outlook.name], round, outlook.id)
@@ -63,6 +65,15 @@ class Telling:
                 why = f"the head of its own log, as it gave it to us in round {head.round}"
                 with contextlib.suppress(Unreachable):
                     self.post.carry(peer, "head", data, why, round=round)
+
+    def _tell_address(self, round: int, peers: Sequence[str]) -> None:
+        outlook = self.outlook
+        if not outlook.address or outlook.wire < versions.WITH_ADDRESSES:
+            return
+        data = pack_address(outlook.address, round, outlook.id)
+        for peer in peers:
+            with contextlib.suppress(Unreachable):
+                self.post.carry(peer, "address", data, "where it can talk to us directly", round=round)
 
     def announce(self, round: int, live: Sequence[str]) -> int:
         """Tell the members that are there of this site's alarms, as far as they do not know.
@@ -123,6 +134,14 @@ class Telling:
         new = outlook.store.hear(peer, raised)
         why = "its alarm of drift" if new else "its alarm of drift, known already"
         self.post.log(peer, "alarm", len(data), f"{why} (raised in round {raised})", sent=False)
+        return b""
+
+    def receive_address(self, peer: str, data: bytes) -> bytes:
+        """Where a member listens."""
+        address = admission.admit_address(data, self.outlook.origin(peer))
+        with self.outlook.lock:
+            self.outlook.addresses[peer] = address
+        self.post.log(peer, "address", len(data), "where we can talk to it directly", sent=False)
         return b""
 
     def receive_head(self, peer: str, data: bytes) -> bytes:

@@ -22,6 +22,7 @@ from abps.wire.codecs import Codec
 from abps.wire.frames import FrameError, frame_size, unpack
 from abps.wire.messages import (
     MessageError,
+    unpack_address,
     unpack_alarm,
     unpack_answer,
     unpack_head,
@@ -123,6 +124,9 @@ def meter(limits: Limits, now: float) -> Meter:
     """A full meter."""
     return Meter(float(limits.burst), now)
 
+
+#: The most bytes of a message with an address.
+LONGEST_ADDRESS = 300
 
 #: The number by which a peer's messages must name their sender.
 SenderId = Callable[[str], int]
@@ -280,6 +284,17 @@ def admit_head(data: bytes, origin: Origin) -> tuple[int, bytes, bytes, int]:
         rows, digest, signature, round, sender = unpack_head(data)
     origin.sent_by(sender)
     return rows, digest, signature, round
+
+
+def admit_address(data: bytes, origin: Origin) -> str:
+    """Where a member says that it listens; whether it is an address is looked at when it is used."""
+    origin.member()
+    if len(data) > LONGEST_ADDRESS:
+        raise Refused(origin.peer, Reason.SIZE, f"{len(data)} bytes, at most {LONGEST_ADDRESS}")
+    with _readable(origin.peer):
+        address, sender = unpack_address(data)
+    origin.sent_by(sender)
+    return address
 
 
 def admit_note(data: bytes, origin: Origin) -> float:

@@ -16,6 +16,7 @@ board or the board's notice, is one of kind ``ANSWER`` or ``NOTICE`` whose reaso
 question, followed by what was said.
 The head of a log is one of kind ``HEAD`` whose attempt is the length of its signature, followed by the number
 of rows (u64), a digest (32 bytes) and the signature.
+An address is one of kind ``ADDRESS``, followed by it in ASCII.
 The question for a place is one of kind ``PLACE``, followed by the number of the partner it is about (u64).
 """
 
@@ -45,6 +46,7 @@ _ANSWER = 36
 _NOTICE = 37
 _HEAD = 38
 _PLACE = 39
+_ADDRESS = 40
 _REASONS = (
     "", "full", "declined", "filtered", "busy", "sealed", "crossed", "unreachable", "released",
 )  # fmt: skip
@@ -177,6 +179,19 @@ def unpack_answer(data: bytes) -> tuple[bytes, int, int, int]:
 def unpack_notice(data: bytes) -> tuple[bytes, int, int, int]:
     """The same of a board's notice."""
     return _unpack_said(data, _NOTICE, "a notice")
+
+
+def pack_address(address: str, round: int, sender: int) -> bytes:
+    """Where a center listens."""
+    return _LAYOUT.pack(_ADDRESS, 0, 0, round, sender) + address.encode("ascii")
+
+
+def unpack_address(data: bytes) -> tuple[str, int]:
+    """The address and the number that the sender claims, or :class:`MessageError`."""
+    said, _, question, sender = _unpack_said(data, _ADDRESS, "an address")
+    if question or not said.isascii():
+        raise MessageError("not an address")
+    return said.decode("ascii"), sender
 
 
 def _unpack_said(data: bytes, kind: int, what: str) -> tuple[bytes, int, int, int]:

@@ -3,6 +3,7 @@
 1.0  frames and messages name their sender.
 1.1  what names the sender is bound to study and job, and weights bring the head of the sender's log.
 1.2  before weights leave, a partner's witness is asked whether it still has a place.
+1.3  a site that can be reached directly tells the members where.
 
 Sites of one major version understand each other; a job speaks the newest minor version that all its sites
 know. A site may refuse to speak an old one.
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable
 from abps.core.streams import center_id
 
 #: (major, minor)
-NEWEST = (1, 2)
+NEWEST = (1, 3)
 
 Version = tuple[int, int]
 
@@ -25,6 +26,9 @@ WITH_HEADS = (1, 1)
 
 #: The first in which weights leave only if the partner's witness says that it has a place.
 WITH_WITNESSES = (1, 2)
+
+#: The first in which sites may tell each other where they listen.
+WITH_ADDRESSES = (1, 3)
 
 #: What is spoken by a site that does not say what it speaks.
 OLDEST = (1, 0)

@@ -27,6 +27,7 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites import excuses
+from abps.sites.direct import Broken, Caller, Listener
 from abps.sites.excuses import Excuse
 from abps.sites.flare import economy
 from abps.sites.flare.intake import Intake
@@ -115,6 +116,9 @@ class FlareSite:
     _looked = 0.0  # when it was last looked whether it can take part
     _told = ""  # the last code that left
     _which: list[Any] | None = None  # the study that is open, while a penalty is chosen
+    _listener: Listener | None = None  # where peers talk to this site directly
+    _caller: Caller | None = None  # its own direct lines
+    _secure = False
     _scales: dict[str, Any] | None = None  # what was counted for it
 
     @collab.init
@@ -125,7 +129,7 @@ class FlareSite:
         self._job = str(collab.fl_ctx.get_job_id())
         self._peers = {proxy.name: proxy for proxy in collab.other_clients}
         cell = collab.fl_ctx.get_engine().get_cell().core_cell
-        self._secure: bool = cell.supports_secure_messages()
+        self._secure = bool(cell.supports_secure_messages())
         cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, Intake().admit)
         if self._secure:
             cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, only_sealed)
@@ -143,6 +147,7 @@ class FlareSite:
     def end(self) -> None:
         """Leave the store closed."""
         self._say("done")
+        self._hang_up()
         if getattr(self, "_site", None) is not None:
             self._site.store.close()
 
@@ -162,10 +167,52 @@ class FlareSite:
                 or not isinstance(what, str)
             ):
                 return b""
-            return bytes(self._site.receive(peer, what, data))
+            return self._take(peer, what, data)
         except Exception:
             log.error("a peer's message met a fault of ours:\n%s", traceback.format_exc())
             return b""
+
+    def _take(self, peer: str, what: str, data: bytes) -> bytes:
+        """What the site says to a peer's payload, whichever way it came."""
+        return bytes(self._site.receive(peer, what, data))
+
+    def _taken_directly(self, peer: str, what: str, data: bytes) -> bytes:
+        try:
+            return b"" if self._site is None or peer not in self._peers else self._take(peer, what, data)
+        except Exception:
+            log.error("a peer's message met a fault of ours:\n%s", traceback.format_exc())
+            return b""
+
+    def _member(self, name: str, serial: int) -> bool:
+        """Whether a direct line with the owner of a certificate may be."""
+        known = self._known
+        if known is None or name not in self._peers:
+            return False
+        return not known.now.has(serial) and name not in known.now.expelled
+
+    def _talk_directly(self, own: SiteFile) -> str:
+        """Listen for peers, and be ready to call them, as far as the site's own file says. Returns where."""
+        self._hang_up()
+        if own.direct is None or not self._secure:
+            return ""
+        kit = self._local.parent
+        try:
+            if own.direct.call:
+                self._caller = Caller(kit, self._job, self._member)
+            if own.direct.listen is not None:
+                self._listener = Listener(
+                    kit, own.direct.listen, self._job, self._taken_directly, self._member
+                )
+                return own.direct.told
+        except RequestError as error:
+            log.warning("%s", error)
+        return ""
+
+    def _hang_up(self) -> None:
+        for line in (self._listener, self._caller):
+            if line is not None:
+                line.close()
+        self._listener = self._caller = None
 
     @collab.publish
     def conduct(self, what: str, arguments: list) -> list:
@@ -380,6 +427,7 @@ class FlareSite:
                 signer=journal.signer,
                 job=self._job,
                 ahead=True,
+                address=self._talk_directly(own),
             )
             site.decided(f"{approval.what} by {approval.facts['by']} on {approval.at}")
         except BaseException:
@@ -395,12 +443,27 @@ class FlareSite:
         if proxy is None or self._expelled(peer):
             raise Unreachable(peer)
         try:
+            reply = self._carried_directly(peer, what, data)
+        except Broken as error:
+            raise Unreachable(peer) from error
+        if reply is not None:
+            return reply
+        try:
             answer = proxy(timeout=self.call_seconds, secure=self._secure).receive(what, data)
         except CollabCallError as error:
             raise Unreachable(peer) from error
         if not isinstance(answer, bytes):
             raise Unreachable(peer)
         return answer
+
+    def _carried_directly(self, peer: str, what: str, data: bytes) -> bytes | None:
+        """The answer over a direct line; None if there is none."""
+        if self._caller is None:
+            return None
+        address = self._site.outlook.addresses.get(peer, "")
+        if not address:
+            return None
+        return self._caller.carry(peer, address, what, data, self.call_seconds)
 
 
 def _study(text: str) -> str:

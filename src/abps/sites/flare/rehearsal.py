@@ -26,8 +26,9 @@ from abps.methods.settings import configure
 from abps.privacy.small_counts import FLOOR
 from abps.sites import sitefile
 from abps.sites.agreement import Agreement
+from abps.sites.direct import Direct
 from abps.sites.flare import kits
-from abps.sites.flare.on_one_machine import Processes, Say, free_port, own_home, running
+from abps.sites.flare.on_one_machine import Processes, Say, free_port, free_ports, own_home, running
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import Outcome, connected, submit
 from abps.sites.policy import Policy
@@ -51,7 +52,9 @@ Consent = Callable[[kits.Network, Agreement], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is rehearsed.  stays: rows per hospital.  seconds: the most that all of it may take."""
+    """What is rehearsed.  stays: rows per hospital.  seconds: the most that all of it may take.
+    direct: so many hospitals, the first, also talk to each other without the relay.
+    """
 
     sites: int = 4
     study: str = "rehearsal"
@@ -61,8 +64,11 @@ class Plan:
     seed: int = 11
     stays: int = 300
     seconds: float = 180.0
+    direct: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.direct <= self.sites:
+            raise RequestError(f"{self.direct} sites that talk directly: choose 0 to {self.sites}")
         if not 2 <= self.sites <= MOST_SITES:
             raise RequestError(f"{self.sites} sites: choose 2 to {MOST_SITES}")
         if self.rounds < 1:
@@ -190,6 +196,7 @@ def tables(out: Path, network: kits.Network, plan: Plan) -> Agreement:
         f"icu-synthetic:centers={plan.sites},stays={plan.stays * plan.sites},groups={min(plan.sites, 4)}"
     )
     centers = sorted(frame["center"].unique().to_list())
+    ports = free_ports(plan.direct)
     own: dict[str, SiteFile] = {}
     books: list[Codebook] = []
     for name, center in zip(plan.names, centers, strict=True):
@@ -197,9 +204,11 @@ def tables(out: Path, network: kits.Network, plan: Plan) -> Agreement:
         rows = frame.filter(pl.col("center") == center).drop("center", "careunit")
         files.write_with(path, rows.write_parquet)
         store = str((out / "stores" / name).absolute())
+        direct = Direct(f"127.0.0.1:{ports.pop()}") if ports else None
         own[name] = SiteFile(
-            name, str(path.absolute()), roles.label, store, roles.patient, roles.time, policy=AUTO
-        )
+            name, str(path.absolute()), roles.label, store, roles.patient, roles.time, policy=AUTO,
+            direct=direct,
+        )  # fmt: skip
         own[name].write(network.sites[name] / "local")
         book = codebook(own[name].read_table(), seed=0, floor=FLOOR)
         files.write_json(network.sites[name] / "local" / sitefile.CODEBOOK, book.to_json())
