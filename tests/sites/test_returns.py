@@ -285,3 +285,39 @@ def test_a_full_disk_costs_a_site_its_round_and_nothing_else(six, tmp_path):
     for store in stores.values():
         counted_once(store)
     close(network)
+
+
+@pytest.mark.parametrize(("answer", "begins"), [(("a", "b", "c"), True), (("a", "b"), False)])
+def test_a_job_begins_without_a_site_that_stands_still(monkeypatch, answer, begins):
+    """More than half have to be there; who is not is asked no more, and the engine does not end the job."""
+    controller = pytest.importorskip("nvflare.collab.runtime.controller")
+    from types import SimpleNamespace
+
+    from abps.sites.flare import returning
+
+    monkeypatch.setattr(  # given back after the test
+        controller.CollabController, "broadcast_and_wait", controller.CollabController.broadcast_and_wait
+    )
+    returning.begin_without()
+    made = object.__new__(controller.CollabController)
+    names = ("a", "b", "c", "still")
+    made.client_info, made.client_setup_status = dict.fromkeys(names), dict.fromkeys(names, False)
+    asked = []
+
+    def broadcast_and_wait(task, fl_ctx, targets, least, grace, signal):
+        asked.append((task.name, tuple(targets), least, grace))
+        for name in set(targets) & set(answer):
+            if task.name == "sync":
+                made.client_info[name] = f"what {name} publishes"
+            else:
+                made.client_setup_status[name] = True
+
+    made.communicator = SimpleNamespace(broadcast_and_wait=broadcast_and_wait)
+    made.broadcast_and_wait(SimpleNamespace(name="sync"), None, min_responses=4)
+    assert asked == [("sync", names, 3, returning.START_GRACE)]
+    if not begins:
+        assert made.client_info["c"] is None and made.client_info["still"] is None
+        return
+    assert made.client_info["still"] == "what a publishes"
+    made.broadcast_and_wait(SimpleNamespace(name="setup"), None, min_responses=4)
+    assert asked[1][1] == ("a", "b", "c") and all(made.client_setup_status.values())

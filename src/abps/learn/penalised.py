@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from abps.data.outcome import Outcome
 from abps.learn.outcomes import judged
@@ -22,6 +21,8 @@ def penalised_path(
     outcome: Outcome, mix: NDArray[np.float32], x: Floats, y: Floats, penalties: Floats
 ) -> Floats:
     """(penalties, size) the models that minimise Σ loss + penalty/2 · Σ coefficient²."""
+    from scipy.optimize import minimize  # loaded where it is used: a site's process is the smaller
+
     rows, columns = x.shape
     terms, outputs = mix.shape
     edge, whole = terms * columns, np.array([0, rows])

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -365,6 +364,8 @@ def _nearest(where: Whereabouts, most: int, even: bool = False) -> Ints:
 
     even: nobody may be near to too many, so among very many those are near that are known as well.
     """
+    from scipy.spatial import cKDTree  # loaded where kin are looked for: a site's process is the smaller
+
     n = len(where.mean)
     if n > MOST_SEARCHED:
         return _nearly_nearest(where, most, even)
@@ -384,6 +385,8 @@ def _nearly_nearest(where: Whereabouts, most: int, even: bool) -> Ints:
     Centers that stand together are asked together, in cells: who is near their middle or their two ends, in
     four times the number that is asked for, or in the cell itself, is put in order for each of them.
     """
+    from scipy.spatial import cKDTree
+
     points = np.column_stack([where.mean, np.sqrt(where.variance)])
     from_here = points if even else np.column_stack([where.mean, np.zeros(len(points))])
     tree, found = cKDTree(points), np.empty((len(points), most), dtype=np.int64)

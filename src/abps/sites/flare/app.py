@@ -124,6 +124,8 @@ class FlareSite:
     @collab.init
     def setup(self) -> None:
         """Remember the lines to the others; everything that can fail comes later."""
+        if hasattr(self, "_site"):  # it had set itself up, and was asked to after all
+            return
         self._name: str = collab.site_name
         self._local = Path(collab.workspace.get_site_config_dir())
         self._job = str(collab.fl_ctx.get_job_id())

@@ -57,9 +57,12 @@ def ask_seldom() -> None:
     def run(self: Any) -> None:
         returning.set_up_late(self)
         threading.Thread(target=self._send_job_heartbeat, daemon=True).start()
+        alone = time.monotonic() + returning.ALONE
         while not self.run_abort_signal.triggered:
             with self.engine.new_context() as fl_ctx:
                 interval, _ = self.fetch_and_run_one_task(fl_ctx)
+            if not called.is_set() and time.monotonic() > alone:
+                returning.set_up_late(self, told_nothing=True)
             until = time.monotonic() + (max(SELDOM, interval) if called.is_set() else interval)
             while time.monotonic() < until and not self.run_abort_signal.triggered:
                 time.sleep(min(0.1, interval))

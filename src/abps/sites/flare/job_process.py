@@ -44,8 +44,11 @@ def main() -> None:
         threading.Thread(target=importlib.import_module, args=(NEEDS[engine],), daemon=True).start()
     from abps.sites.flare.economy import economise
     from abps.sites.flare.intake import limit_frames
+    from abps.sites.flare.returning import begin_without
 
     economise()
+    if engine == RELAY:
+        begin_without()
     limit_frames()
     sys.argv[0] = engine
     runpy.run_module(engine, run_name="__main__", alter_sys=True)

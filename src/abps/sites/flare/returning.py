@@ -3,6 +3,10 @@
 At the relay: who registers again is given its part in the jobs that it was in. At the site: a job's process
 that begins so late has missed the engine's first two tasks, and does by itself what they ask for.
 
+The same for a site that stands still when a job begins: the engine would end the job. Here it begins without
+that site, once more than half are there and the others had some time; the site sets itself up when it is told
+nothing for long, and is let into a later round.
+
 Known of NVIDIA FLARE 2.9, to which the package is bound.
 """
 
@@ -14,10 +18,18 @@ import threading
 import time
 from typing import Any
 
+from abps.sites.steps import enough
+
 log = logging.getLogger("abps")
 
 #: The mark of a job that a site is given anew, in the engine's description of the job.
 RETURNS = "abps_returns"
+
+#: Seconds that the last sites get to begin a job, once more than half have.
+START_GRACE = 60
+
+#: Seconds after which a site that nobody has told anything sets itself up.
+ALONE = 90.0
 
 #: Seconds that a process which has just registered gets before it is asked to do something.
 MOMENT = 1.0
@@ -84,8 +96,46 @@ def _start(engine: Any, job: Any, name: str) -> None:
                 raise RuntimeError(said or "no answer")
 
 
-def set_up_late(runner: Any) -> None:
-    """Do what the engine's first tasks ask for, if this process was started when they were over."""
+def begin_without() -> None:
+    """Let a job begin without sites that stand still, as long as there are enough others."""
+    from nvflare.collab.runtime.controller import CollabController
+    from nvflare.collab.runtime.defs import SYNC_TASK_NAME
+
+    wait = CollabController.broadcast_and_wait
+
+    def broadcast_and_wait(
+        self: Any,
+        task: Any,
+        fl_ctx: Any,
+        targets: Any = None,
+        min_responses: int = 1,
+        wait_time_after_min_received: int = 0,
+        abort_signal: Any = None,
+    ) -> Any:
+        known, ready = self.client_info, self.client_setup_status
+        first = task.name == SYNC_TASK_NAME
+        asked = sorted(known) if first else [name for name in sorted(known) if name not in self.late]
+        done = wait(self, task, fl_ctx, asked, enough(len(known)), START_GRACE, abort_signal)
+        there = [name for name in asked if (known[name] is not None if first else ready[name])]
+        if len(there) < enough(len(known)):
+            return done  # the engine ends the job, and says why
+        missing = [name for name in known if name not in there]
+        if first:
+            self.late = frozenset(missing)
+            # All sites run the same class, so what one publishes all do.
+            known.update(dict.fromkeys(missing, known[there[0]]))
+        else:
+            ready.update(dict.fromkeys(missing, True))
+        for name in missing if first else [name for name in missing if name not in self.late]:
+            log.warning("the job begins without %s, which does not answer", name)
+        return done
+
+    CollabController.broadcast_and_wait = broadcast_and_wait
+
+
+def set_up_late(runner: Any, told_nothing: bool = False) -> None:
+    """Do what the engine's first tasks ask for, if this process was started when they were over, or if it was
+    told nothing for too long."""
     from nvflare.apis.fl_constant import FLContextKey, ReturnCode
     from nvflare.apis.shareable import Shareable
     from nvflare.collab.api.app import ServerApp
@@ -96,7 +146,7 @@ def set_up_late(runner: Any) -> None:
 
     with runner.engine.new_context() as fl_ctx:
         meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
-        if not meta.get(RETURNS):
+        if not (meta.get(RETURNS) or told_nothing):
             return
         executor = runner.task_router.route(SETUP_TASK_NAME)
         mine = executor.client_app.get_collab_interface()
