@@ -42,7 +42,8 @@ METHODS: dict[str, tuple[str, dict[str, str], bool]] = {
 }
 
 ATTACKS = (
-    "", "sign-flip:share=0.2", "random:share=0.2", "scale:share=0.2", "huge:share=0.02",
+    "", "sign-flip:share=0.2", "random:share=0.2", "scale:share=0.2", "scale:share=0.2,strength=0",
+    "huge:share=0.02",
     "label-flip:share=0.2", "nan:share=0.2", "free-rider:share=0.2", "copy:share=0.2", "liar:share=0.2",
     "clique:share=0.2", "poison:share=0.2",
 )  # fmt: skip
@@ -149,7 +150,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             values.append(line["honest"][attack] if attack else np.nanmean(_known(line["per_center"])))
         return f"{np.mean(values):.3f}".lstrip("0")
 
-    names = [a.partition(":")[0] or "clean" for a in attacks]
+    names = ["scale to 0" if "strength=0" in a else a.partition(":")[0] or "clean" for a in attacks]
     rows = [f"| | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for method in METHODS:
         rows.append(f"| `{method}` | {' | '.join(mean(method, a) for a in attacks)} |")
