@@ -166,7 +166,8 @@ def test_small_parts_are_hidden_and_cannot_be_subtracted():
     names = ["a"] * 300 + ["b"] * 200 + ["c"] * 94 + [None] * 6
     parts = {part.name: part for part in subgroups(p, y, names)}
     assert parts["unknown"].hidden and parts["unknown"].area is None
-    assert "unknown" in parts["c"].hidden and parts["c"].rows is None
+    assert "unknown" in parts["c"].hidden and parts["c"].rows is None and parts["c"].calibration is None
+    assert parts["c"].area.value == pytest.approx(roc_auc_score(y[500:594], p[500:594]))
     assert parts["a"].area.value == pytest.approx(roc_auc_score(y[:300], p[:300]))
     assert parts["a"].area.events == int(y[:300].sum()) and parts["b"].rows == 200
 

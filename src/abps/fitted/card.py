@@ -325,7 +325,7 @@ def _subgroups(fitted: Fitted) -> Section:
         rows += [(column, *part_words(part)) for part in parts]
     words = (
         "All centers, each row by its own center's model. A part with fewer than 10 rows or 5 events or "
-        "non-events is hidden; where one alone would be, so is the next smallest."
+        "non-events is hidden; where one alone would be, so are the counts of the next smallest."
     )
     if not rows:
         nothing = "The table has no column for sex or age, and no other was asked for (`--subgroups`)."
@@ -461,8 +461,10 @@ def share_words(share: Share) -> str:
 
 def part_words(part: Part) -> tuple[str, ...]:
     """The cells of one part of the cohort."""
-    if part.area is None or part.calibration is None or part.rows is None:
+    if part.area is None:
         return part.name, "hidden", "hidden", part.hidden or "", ""
+    if part.calibration is None or part.rows is None:
+        return part.name, "hidden", "hidden", area_words(part.area), ""
     ratio = decimal(part.calibration.ratio, 2)
     return part.name, number(part.rows), number(part.area.events), area_words(part.area), ratio
 

@@ -209,14 +209,17 @@ def _subgroups(shown: Sequence[Results]) -> Table | None:
         names = dict.fromkeys(s.name for run in lead.runs for s in run.clinical.subgroups.get(column, ()))
         for name in sorted(names):
             mine = _parts_named(lead, column, name)
-            if any(part.hidden for part in mine) or not mine:
+            if not all(part.auroc.known for part in mine):
                 rows.append((column, name, "hidden", "hidden", HIDDEN, *([""] if beside else []), ""))
                 continue
             size, events = (mean_of(getattr(part, what) for part in mine) for what in ("rows", "events"))
             alone = []
             if beside is not None:
-                theirs = [p for p in _parts_named(beside, column, name) if not p.hidden]
-                alone = [within(mean_interval(p.auroc for p in theirs), 3)]
+                alone = [within(mean_interval(p.auroc for p in _parts_named(beside, column, name)), 3)]
+            if any(part.hidden for part in mine):
+                area = within(mean_interval(part.auroc for part in mine), 3)
+                rows.append((column, name, "hidden", "hidden", area, *alone, ""))
+                continue
             rows.append(
                 (
                     column, name, f"{size:,.0f}", f"{events:,.0f}",
@@ -237,7 +240,7 @@ def _subgroups(shown: Sequence[Results]) -> Table | None:
             "Test rows of all hospitals, each by its own hospital's model after recalibration; means over "
             "seeds, 95 % intervals (DeLong) as wide as one split leaves them.",
             "A part that has fewer than 10 rows, 5 events or 5 others in any split is hidden; where it would "
-            "be the only one, so is the next smallest.",
+            "be the only one, so are the counts of the next smallest.",
         ),
     )
 

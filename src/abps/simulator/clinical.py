@@ -231,10 +231,13 @@ def _center(told: Told, i: int) -> AtCenter:
 def _subgroups(probability: Floats, y: Floats, names: Sequence[str | None]) -> tuple[Subgroup, ...]:
     found = []
     for part in subgroups(probability, y, names):
-        if part.area is None or part.calibration is None or part.rows is None:
+        a = part.area
+        if a is None:
             found.append(Subgroup(part.name, hidden=part.hidden or ""))
+        elif part.calibration is None or part.rows is None:  # three digits: counts do not follow from it
+            rounded = Interval(*(round(value, 3) for value in (a.value, a.low, a.high)))
+            found.append(Subgroup(part.name, auroc=rounded, hidden=part.hidden or ""))
         else:
-            a = part.area
             ratio = _short(part.calibration.ratio)
             found.append(Subgroup(part.name, part.rows, a.events, _interval(a.value, a.low, a.high), ratio))
     return tuple(found)

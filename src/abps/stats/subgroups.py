@@ -26,7 +26,10 @@ MOST_LEVELS = 8
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the cohort.  hidden: why its numbers are not shown; None if they are."""
+    """One part of the cohort.  hidden: why its numbers are not shown; None if they are.
+
+    Of a part that is not small itself the area may be told although its counts are hidden.
+    """
 
     name: str
     rows: int | None
@@ -38,8 +41,8 @@ class Part:
 def subgroups(probability: Floats, y: Floats, names: Sequence[str | None]) -> list[Part]:
     """The parts by name, in the order of their names; rows without a name are "unknown".
 
-    A small part is hidden. If it is the only one, the next smallest is hidden as well: otherwise its numbers
-    would follow from the total.
+    A small part is hidden. If it is the only one, the counts of the next smallest are hidden as well:
+    otherwise those of the small one would follow from the total.
     """
     p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
     told = np.array(["unknown" if name is None else name for name in names], dtype=object)
@@ -51,7 +54,7 @@ def subgroups(probability: Floats, y: Floats, names: Sequence[str | None]) -> li
         other = min((name for name in rows if name not in small), key=lambda name: (size[name], name))
         hidden[other] = f"not shown, so that {small[0]!r} does not follow from the total"
     return [
-        Part(name, None, None, None, hidden[name])
+        Part(name, None, None if name in small else area(p[mine], y[mine]), None, hidden[name])
         if name in hidden
         else Part(name, size[name], area(p[mine], y[mine]), calibration(p[mine], y[mine]))
         for name, mine in rows.items()
