@@ -14,6 +14,8 @@ from abps.sites.flare import submit as jobs
 class Relay:
     """Plays one session after the other: each is a list of statuses or exceptions."""
 
+    has_process = True
+
     def __init__(self, *sessions, started=()):
         self.sessions = [iter(s) for s in sessions]
         self.started = list(started) or [7.0] * len(sessions)
@@ -24,7 +26,8 @@ class Relay:
         return self
 
     def get_system_info(self):
-        return engine.SystemInfo(engine.ServerInfo("started", self.start), [], [])
+        jobs_here = [engine.JobInfo("job-1", "app")] if self.has_process else []
+        return engine.SystemInfo(engine.ServerInfo("started", self.start), [], jobs_here)
 
     def _next(self):
         told = next(self.now)
@@ -81,6 +84,20 @@ def test_a_job_that_went_with_its_relay(monkeypatch, six, kit):
         started=[7.0, 7.0, 8.0],
     )  # fmt: skip
     assert submitted(monkeypatch, six, kit, waited).status == "FINISHED:COMPLETED"
+
+
+def test_a_job_that_was_lost_before_anybody_saw_it_run(monkeypatch, six, kit):
+    """The relay was killed right after it began the job: the new one says RUNNING, and has no process."""
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: float(next(clock)))
+    relay = Relay(
+        ["job-1"], ["SUBMITTED", engine.NoConnection("gone")], ["RUNNING"] * 9, started=[7.0, 8.0, 8.0]
+    )
+    relay.has_process = False
+    with pytest.raises(RequestError, match="job-1 ran, and the job is lost"):
+        submitted(monkeypatch, six, kit, relay, wait=5000.0)
+    there = Relay(["job-1"], ["RUNNING"] * 9 + ["FINISHED:COMPLETED"])
+    assert submitted(monkeypatch, six, kit, there, wait=5000.0).status == "FINISHED:COMPLETED"
 
 
 @pytest.mark.parametrize(

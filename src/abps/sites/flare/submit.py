@@ -41,6 +41,10 @@ class Lost(RequestError):
 #: Seconds between two questions of a site for its next task, before a job and while it runs.
 TASK_SECONDS = 0.5
 
+#: Seconds after which a job that is said to run and has no process at the relay is lost. (A relay may have
+#: been killed before anybody saw the job run; a job that ends has no process for some seconds.)
+GONE_SECONDS = 60.0
+
 #: What the engine says when the line is broken, and when it does not want to do something.
 _BROKEN = (engine.NoConnection, engine.SessionClosed, engine.NoReply)
 _REFUSED = (engine.AuthorizationError, engine.InvalidJobDefinition, engine.JobNotFound, engine.InternalError)
@@ -142,6 +146,7 @@ def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Callable[[
         return Outcome(job, "SUBMITTED", None)
     until = time.monotonic() + wait
     ran_under: Any = None
+    seen: float | None = None  # when the job was last among those that have a process
     while time.monotonic() < until:
         try:
             with session(kit) as line:
@@ -152,8 +157,11 @@ def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Callable[[
                         return Outcome(job, status, _report(line, job))
                     if status.startswith("RUNNING"):
                         # A relay that was started anew goes on saying so of a job that it has lost.
-                        relay = line.get_system_info().server_info.start_time
-                        if ran_under not in (None, relay):
+                        told = line.get_system_info()
+                        relay, now = told.server_info.start_time, time.monotonic()
+                        runs = any(running.job_id == job for running in told.job_info)
+                        seen = now if runs or seen is None else seen
+                        if ran_under not in (None, relay) or now - seen > GONE_SECONDS:
                             raise RequestError(
                                 f"the relay was started anew while the job {job} ran, and the job is lost; "
                                 "what the sites had finished is not: submit it again"
