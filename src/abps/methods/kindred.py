@@ -65,6 +65,10 @@ from abps.wire.numerals import Numerals, Stretch
 Question = Literal["weights", "kin", "means", "choice", "slopes", "last"]
 
 
+#: With so many kin a center follows their slope half of the way.
+COARSE = 24
+
+
 @dataclass(frozen=True)
 class Roll:
     """When centers are asked, and what is made of it.
@@ -406,7 +410,8 @@ class Kindred(PeerMethod):
     def leaning(self, world: World, state: Standing, notice: Notice) -> Tensor:
         """(r, shared) what makes the own slopes those that the board told.
 
-        Whatever a board says: what is told is at most as long as a few times the own slope.
+        Whatever a board says: what is told is at most as long as a few times the own slope. Kin are believed
+        by how many they are: among few centers two kinds look like one.
         """
         own = own_slopes(world, state.models, self.wire.shared(world))
         tilt = np.zeros_like(own)
@@ -416,7 +421,9 @@ class Kindred(PeerMethod):
                 raise ValueError("no slopes")
             if len(told):
                 longest = rollcall.STEEPEST * float(np.linalg.norm(own[row]))
-                tilt[row] = rollcall.shortened(told, longest) - own[row]
+                kin = len(state.kin(row))
+                believed = 1.0 if state.everybody[row] else kin / (kin + COARSE)
+                tilt[row] = believed * (rollcall.shortened(told, longest) - own[row])
         return torch.from_numpy((self.roll.tilt * tilt).astype(np.float32))
 
     def tried(self, world: World, state: Standing) -> Iterator[Tensor]:
