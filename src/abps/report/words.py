@@ -276,9 +276,11 @@ def _rest(part: Part) -> str:
         "no candidate left by the filter": most.average(lambda run: run.rest.no_candidates),
         "every candidate already taken": most.average(lambda run: run.rest.all_full),
         "every candidate declined": most.average(lambda run: run.rest.declined),
+        "in rounds without any exchange": most.average(lambda run: run.rest.quiet),
     }
-    told = ", ".join(f"{percent(value, 1)} {cause}" for cause, value in causes.items())
-    return f"Rest was highest with {most.label}: {percent(most.rest, 1)} of center-rounds ({told})."
+    told = ", ".join(f"{percent(value, 1)} {cause}" for cause, value in causes.items() if value >= 0.005)
+    why = f" ({told})" if told else ""
+    return f"Rest was highest with {most.label}: {percent(most.rest, 1)} of center-rounds{why}."
 
 
 def _caution(part: Part) -> str:
