@@ -15,7 +15,7 @@ from abps.core.errors import RequestError
 from abps.data.subgroup_names import groups_of
 from abps.methods.settings import configure
 from abps.report.build import parts_of
-from abps.report.clinical import clinical_part
+from abps.report.clinical_part import clinical_part
 from abps.report.hospitals import hospitals_of
 from abps.report.statistics import UNSURE
 from abps.simulator.clinical import Clinical

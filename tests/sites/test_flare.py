@@ -366,14 +366,15 @@ def test_who_was_killed_or_paused_is_back_in_the_same_job(federation):
                 if reached >= 1:
                     break
             time.sleep(0.05)
+        # It takes its time to come back: meanwhile the other one holds rounds up.
+        federation.kill(killed)
+        federation.start(killed)
         family = federation.family(paused)
         for process in family:
             process.suspend()
         time.sleep(8.0)
         for process in family:
             process.resume()
-        federation.kill(killed)
-        federation.start(killed)
 
     harming = threading.Thread(target=harm)
     harming.start()

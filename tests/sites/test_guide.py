@@ -47,7 +47,12 @@ sys.meta_path.insert(0, Later())
 """
 
 #: Commands of the guide that other tests of real processes run.
-ELSEWHERE = {"rehearse": "test_rehearse.py"}
+ELSEWHERE = {
+    "rehearse": "test_rehearse.py",
+    "request": "test_members.py",
+    "certify": "test_members.py",
+    "install": "test_members.py",
+}
 
 
 class Network:

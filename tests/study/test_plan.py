@@ -45,7 +45,7 @@ def test_methods_with_equal_settings_are_not_the_same_run():
 
 def test_another_calculation_is_another_run(monkeypatch):
     before = key_of(identity("local", configure("local"), "f", 1))
-    monkeypatch.setattr(planning, "calculation", lambda config: {"code": "other"})
+    monkeypatch.setattr(planning, "calculation", lambda config, how=(): {"code": "other"})
     assert key_of(identity("local", configure("local"), "f", 1)) != before
 
 

@@ -26,11 +26,11 @@ from abps.data.prepare import Prepared, Rows, prepare, side_by_side
 from abps.data.scales import Scale, Statistics
 from abps.data.split import assign_splits
 from abps.data.subgroup_names import groups_of
+from abps.fitted.as_outsiders import Outsider, outsiders
 from abps.fitted.evaluation import Evaluation, evaluate, evaluate_other
 from abps.fitted.inputs import ranges_of
 from abps.fitted.layers import Network, network_of
 from abps.fitted.model import FittedModel
-from abps.fitted.outsiders import Outsider, outsiders
 from abps.learn.batched import StackedLearner
 from abps.learn.metrics import Segments, brier, labels_of
 from abps.learn.models import answering

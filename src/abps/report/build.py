@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from abps import files
 from abps.core.errors import RequestError
 from abps.report import tables
-from abps.report.clinical import ClinicalPart, clinical_part
+from abps.report.clinical_part import ClinicalPart, clinical_part
 from abps.report.figures import Drawing, draw_all
 from abps.report.hospitals import Hospitals, hospitals_of
 from abps.report.pages.study_page import page

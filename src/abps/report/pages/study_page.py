@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from abps.data.repairs import RULES
 from abps.report import story, tables
-from abps.report.clinical import within
+from abps.report.clinical_part import within
 from abps.report.drawing import Drawing
 from abps.report.figures import FAMILIES, family
 from abps.report.hospitals import Hospitals
