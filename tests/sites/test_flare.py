@@ -354,7 +354,8 @@ def test_who_was_killed_or_paused_is_back_in_the_same_job(federation):
     import threading
 
     killed, paused = federation.given.names[1:3]
-    agreement = Agreement("returns", "abps", federation.given.book(11), 11, 100, {"kappa": 2})
+    many = 180  # enough for a process to start again on a busy machine
+    agreement = Agreement("returns", "abps", federation.given.book(11), 11, many, {"kappa": 2})
 
     def harm() -> None:
         until = time.monotonic() + LONG
@@ -366,19 +367,18 @@ def test_who_was_killed_or_paused_is_back_in_the_same_job(federation):
                 if reached >= 1:
                     break
             time.sleep(0.05)
-        # It takes its time to come back: meanwhile the other one holds rounds up.
-        federation.kill(killed)
-        federation.start(killed)
         family = federation.family(paused)
         for process in family:
             process.suspend()
         time.sleep(8.0)
         for process in family:
             process.resume()
+        federation.kill(killed)
+        federation.start(killed)
 
     harming = threading.Thread(target=harm)
     harming.start()
-    outcome = federation.run(agreement, 100, Waits(call=3.0, sign=3.0, grace=5.0))
+    outcome = federation.run(agreement, many, Waits(call=3.0, sign=3.0, grace=5.0))
     harming.join()
     federation.wait_for(federation.given.names, LONG)
     assert outcome.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]

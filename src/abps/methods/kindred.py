@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -221,6 +221,8 @@ class Kindred(PeerMethod):
     last: tuple[float, ...] = (2.0, 0.7, 0.3, 0.1)
     last_rounds: int = 5
     policy: Literal["kin", "random"] = "kin"
+
+    believing: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         validate(self)

@@ -158,6 +158,9 @@ class PeerMethod(Method, ABC):
     #: Whether a number of its own travels with a center's weights.
     noted: ClassVar[bool] = False
 
+    #: Whether it says what mixes with peers take off a center's loss (``mixed``, ``peer_effects``).
+    believing: ClassVar[bool] = False
+
     @property
     def line(self) -> Wire:
         """The wire."""

@@ -137,8 +137,9 @@ def simulate(
     with BLAS.limit(limits=1):
         config, world, took = tried(config, world, siege)
         course = Course.start(config, world, siege)
-        truth, against = truth_rows(data)
-        if siege is None and isinstance(config, PeerMethod):
+        against = ""
+        if siege is None and isinstance(config, PeerMethod) and config.believing:
+            truth, against = truth_rows(data)
             course = replace(course, witness=truth)
         course = replace(course, ledger=replace(course.ledger, spent=course.ledger.spent + took))
         best = course.state
