@@ -417,7 +417,8 @@ class Kindred(PeerMethod):
         """
         own = own_slopes(world, state.models, self.wire.shared(world))
         tilt = np.zeros_like(own)
-        for row, place in enumerate(world.here):
+        # Slopes cannot be looked through as models can: where somebody was cast out, none is followed.
+        for row, place in enumerate(world.here) if not len(state.outcast) else ():
             told = notice.own.get(int(place), notice.common).values
             if len(told) not in (0, own.shape[1]):
                 raise ValueError("no slopes")
