@@ -415,10 +415,12 @@ class Kindred(PeerMethod):
         Whatever a board says: what is told is at most as long as a few times the own slope. Kin are believed
         by how many they are: among few centers two kinds look like one.
         """
+        if len(state.outcast):
+            # Slopes cannot be looked through as models can: where somebody was cast out, none is followed.
+            return torch.zeros_like(state.tilt)
         own = own_slopes(world, state.models, self.wire.shared(world))
         tilt = np.zeros_like(own)
-        # Slopes cannot be looked through as models can: where somebody was cast out, none is followed.
-        for row, place in enumerate(world.here) if not len(state.outcast) else ():
+        for row, place in enumerate(world.here):
             told = notice.own.get(int(place), notice.common).values
             if len(told) not in (0, own.shape[1]):
                 raise ValueError("no slopes")

@@ -63,7 +63,7 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, least: int, 
     common[:, : len(reference)] = reference
     offset = world.learner.logits(common, rows).values.astype(np.float64)
     told = np.zeros((world.r, 1 + k * (1 + count)))
-    positives = rows.positives()
+    positives, groups = rows.positives(), categories(world.data)[columns]
     for i in range(world.r):
         mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
         floor = int(world.data.least[i]) if world.data.floor else 0
@@ -75,7 +75,6 @@ def scores(world: World, models: Tensor, reference: Tensor, t: int, least: int, 
             continue
         x = rows.x[mine][:, columns].astype(np.float64)
         if floor:
-            groups = categories(world.data)[columns]
             x = without_small(x, outcome.events(rows.y[mine]).astype(np.float64), floor, groups)
         # Who knew the signs could solve for single rows: between sites nobody else knows the secret.
         stream = streams.generator(world.seed + world.secret, "null", t, int(world.ids[world.here[i]]))
@@ -135,10 +134,11 @@ def own_slopes(world: World, models: Tensor, shared: int) -> Floats:
     if not world.data.floor:
         return slopes
     few = np.minimum(rows.positives(), rows.sizes - rows.positives()) < world.data.least
+    groups = categories(world.data)
     for i in range(world.r):
         mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
         events = outcome.events(rows.y[mine]).astype(np.float64)
-        least, groups = int(world.data.least[i]), categories(world.data)
+        least = int(world.data.least[i])
         told = without_small(rows.x[mine].astype(np.float64), events, least, groups).any(axis=0)
         slopes[i] *= 0.0 if few[i] else np.resize(told, shared)  # several answers: a row of columns for each
     return slopes

@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special
+from scipy.special import expit
 
 from abps.core import streams
 from abps.core.errors import RequestError
+from abps.stats.spectrum import own_intercept
 
 Floats = NDArray[np.float64]
 
@@ -614,16 +615,11 @@ def chances(risk: Floats, died: NDArray[np.integer], stratum: NDArray[np.int64])
     found = np.zeros(len(risk))
     for s in np.unique(stratum).tolist():
         rows = np.flatnonzero(stratum == s)
-        deaths = float(died[rows].sum())
-        if not 0 < deaths < len(rows):
-            found[rows] = deaths / len(rows)
-            continue
-        cut = optimize.brentq(
-            lambda c, rows=rows, deaths=deaths: float(special.expit(risk[rows] - c).sum()) - deaths,
-            float(risk[rows].min()) - 50.0,
-            float(risk[rows].max()) + 50.0,
+        rate = float(died[rows].mean())
+        known = 0 < rate < 1
+        found[rows] = (
+            expit(risk[rows] + own_intercept(risk[rows], died[rows].astype(np.float64))) if known else rate
         )
-        found[rows] = special.expit(risk[rows] - cut)
     return found
 
 
