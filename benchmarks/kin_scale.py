@@ -105,6 +105,7 @@ def main() -> None:
             np.zeros((n, 2)),
             np.zeros(4),
             nothing,
+            method.pace.start(0, 0, 0),
         )
         for t in range(1, asked.rounds + 1):
             plan = timed(f"a round among {name}", partial(one_round, method, world, state, t))

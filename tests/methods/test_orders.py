@@ -16,6 +16,7 @@ from abps.core.matching import Plan
 from abps.core.usefulness import Experience
 from abps.methods.base import World
 from abps.methods.kindred import Kindred, Orders, Standing
+from abps.methods.pace import Pace
 from abps.methods.peers import agree
 
 
@@ -41,6 +42,7 @@ def made_up(seed: int, n: int, alone: float = 0.4) -> tuple[World, Standing]:
         np.zeros((n, 2)),
         np.zeros(4),
         nothing,
+        Pace().start(0, 0, 0),
     )
     return World(None, SimpleNamespace(size=n), streams.bits(seed, "generate", 0, np.arange(n)), 7, 50), state
 
@@ -89,7 +91,7 @@ def test_a_round_of_many_is_that_of_the_plain_loop():
     state = Standing(
         *(getattr(state, name) for name in ("models", "everybody", "start", "peer", "same")),
         Experience.none().observe(center, peer, 2, harm, np.full(400, 0.01)),
-        *(getattr(state, name) for name in ("reference", "kindred", "place", "test", "tilt")),
+        *(getattr(state, name) for name in ("reference", "kindred", "place", "test", "tilt", "stride")),
     )
     opinion = method.opine(world, state, lambda: None, t)
     plan = agree(method, world, opinion, t)

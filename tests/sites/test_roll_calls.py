@@ -48,6 +48,7 @@ def job(given, agreement, folder, rounds, network=None, names=()):
     [
         ("abps-plus", SOON),
         ("abps-plus", SOON | KIN | {"last": "0.3,0.1", "public": "no", "codec": "bf16"}),
+        ("abps-plus", SOON | {"dual": "0.3", "momentum": "0.3", "averaged": "0.5"}),
         ("abps-plus-random", {}),
         ("random-k1", {"model": "gam"}),
         ("fedavg", {"model": "linear"}),

@@ -53,6 +53,7 @@ from abps.learn.training import PLAIN, Objective, Training
 from abps.methods import rollcall
 from abps.methods.abps import trail_of
 from abps.methods.base import Decisions, Floats, Ints, Kind, Models, Wire, World
+from abps.methods.pace import Pace, Stride
 from abps.methods.pairing import flat
 from abps.methods.patient_sums import own_slopes, score_columns, scores
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply, Worth
@@ -156,7 +157,7 @@ class Standing(Models):
     share: of the kin's mean, against the mean of all, in what was gone on from last.
     stretches: (k, 3) the last round before every choice, and what all centers measured up to it since the one
     before (:mod:`abps.core.peer_effects`).
-    tilt: (r, shared) what is added to the slopes of the own losses.
+    tilt: (r, shared) what is added to the slopes of the own losses.  stride: what is kept to be faster.
     """
 
     everybody: NDArray[np.bool_]
@@ -169,6 +170,7 @@ class Standing(Models):
     place: Floats
     test: Floats
     tilt: Tensor
+    stride: Stride
     outcast: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     strength: float = 0.0
     share: float = 0.0
@@ -208,15 +210,17 @@ class Effects:
 
 @dataclass(frozen=True)
 class Kindred(PeerMethod):
-    """roll: the roll calls.  judging: own measurements.  fade: share of the rounds, at the end, in which
-    steps shorten to nothing.  last: strengths tried for the last steps.  last_rounds: how many rounds' worth
-    of training they are.  policy: kin, or random (the control: no roll call for kin).
+    """roll: the roll calls.  judging: own measurements.  pace: what makes rounds go farther.
+    fade: share of the rounds, at the end, in which steps shorten to nothing.  last: strengths tried for the
+    last steps.  last_rounds: how many rounds' worth of training they are.  policy: kin, or random (the
+    control: no roll call for kin).
     """
 
     training: Training = field(default_factory=lambda: Training.of("gam"))
     wire: Wire = field(default_factory=lambda: Wire("int8", private_layers=1, reference="start"))
     roll: Roll = field(default_factory=Roll)
     judging: Judging = field(default_factory=Judging)
+    pace: Pace = field(default_factory=Pace)
     fade: float = 0.3
     last: tuple[float, ...] = (2.0, 0.7, 0.3, 0.1)
     last_rounds: int = 5
@@ -239,18 +243,20 @@ class Kindred(PeerMethod):
     def init(self, world: World) -> Standing:
         """The common start; everybody is as good as any other."""
         none = np.zeros(0, dtype=np.int64)
+        start, shared = world.common_start(), self.wire.shared(world)
         return Standing(
-            world.common_start(),
+            start,
             np.ones(world.r, dtype=bool),
             np.zeros(world.r + 1, dtype=np.int64),
             none,
             np.zeros(0),
             Experience.none(),
-            world.learner.start[: self.wire.shared(world)].clone(),
-            world.common_start()[:, : self.wire.shared(world)],
+            world.learner.start[:shared].clone(),
+            start[:, :shared].clone(),
             np.zeros((world.r, 2)),
             np.full(rollcall.HEAD, np.nan),
-            torch.zeros(world.r, self.wire.shared(world)),
+            torch.zeros(world.r, shared),
+            self.pace.start(world.r, shared, start.shape[1]),
         )
 
     # Training ------------------------------------------------------------------------------------------
@@ -268,15 +274,18 @@ class Kindred(PeerMethod):
         step = self.step(t, world.horizon)
         if step < 1:
             trained = torch.lerp(state.models, trained, step)
-        return replace(state, models=trained)
+        stride = self.pace.learned(state.stride, state.models, trained)
+        return replace(state, models=trained, stride=stride)
 
     def tilted(self, world: World, state: Standing) -> Objective:
         """What is added to the own losses."""
-        if not state.tilt.any():
-            return PLAIN
-        shift = torch.zeros_like(state.models)
-        shift[:, : self.wire.shared(world)] = state.tilt
-        return Objective(shift=shift)
+        shift = None
+        if state.tilt.any():
+            shift = torch.zeros_like(state.models)
+            shift[:, : self.wire.shared(world)] = state.tilt
+        if not self.pace.dual:
+            return PLAIN if shift is None else Objective(shift=shift)
+        return Objective(strength=self.pace.dual, anchor=state.stride.pushed(state.models, -1.0), shift=shift)
 
     def exchanges(self, t: int) -> bool:
         """Not right after a roll call, but in the last round in any case."""
@@ -454,7 +463,13 @@ class Kindred(PeerMethod):
         stays = torch.from_numpy(np.flatnonzero(harmed))
         chosen[stays] = state.models[stays]
         share = 1.0 if choice == 0 else self.roll.mixtures[choice - 1]
-        state = replace(state, models=chosen, share=share, tilt=torch.zeros_like(state.tilt))
+        state = replace(
+            state,
+            models=chosen,
+            share=share,
+            tilt=torch.zeros_like(state.tilt),
+            stride=state.stride.restarted(),
+        )
         if share >= 0.5:
             return state
         none = np.zeros(world.r + 1, dtype=np.int64)
@@ -543,11 +558,15 @@ class Kindred(PeerMethod):
 
     # Learning ------------------------------------------------------------------------------------------
 
+    def sent(self, state: Standing, trained: Standing) -> Tensor:
+        """(r, P) the trained models, with the dual if there is one."""
+        return trained.stride.pushed(trained.models)
+
     def learn(self, world: World, state: Standing, trained: Standing, heard: Heard, t: int) -> Learned:
         """Mix, judge the mix on validation rows, adopt it unless it surely harms."""
-        models = trained.models
+        models, own = trained.models, self.sent(state, trained)
         settled = t > self.roll.first  # before that, honest models are still far from each other
-        heard, doubtful, strange = let_in(models, heard, world.learner.start, self.judging.along, settled)
+        heard, doubtful, strange = let_in(own, heard, world.learner.start, self.judging.along, settled)
         partners = heard.partners(world.r)
         peer, counts = flat(partners)
         sizes = world.sizes().numpy()
@@ -555,7 +574,7 @@ class Kindred(PeerMethod):
         parts = mixtures(np.arange(world.r), peer, counts, sizes, own_weights=rows)
         validation = world.data.validation
         before = world.learner.logits(models, validation)
-        mixed, after = world.learner.settle(models, heard.arrived, parts, validation)
+        mixed, after = world.learner.settle(own, heard.arrived, parts, validation)
         gain, se, harmed = self.measured(world, before, after)
         met = np.flatnonzero(counts > 0)
         surely = met[harmed[met]]
@@ -570,23 +589,25 @@ class Kindred(PeerMethod):
         if len(by):  # what was no model at all, whenever it came
             struck = np.ones(len(by))
             experience = experience.observe(to, by, t, STRIKE * struck, ERROR * struck)
+        stride, mixed = self.pace.went_on(trained.stride, state.models, mixed)
+        stride, mixed = self.pace.kept(stride, mixed, t, world.horizon)
         if t == world.horizon and state.strength:
             mixed = self.moved_on(world, mixed, state.strength)
         told = np.isfinite(gain[center]) & np.isfinite(se[center])
         value = np.clip(0.5 + gain[center], 0.0, 1.0)
         worth = Worth(center[told], who[told], value[told], se[center][told])
-        return Learned(replace(state, models=mixed, experience=experience), worth)
+        return Learned(replace(state, models=mixed, experience=experience, stride=stride), worth)
 
     def mixed(
         self, world: World, trained: Standing, heard: Heard, rows: Rows
     ) -> tuple[Ints, Ints, Segments, Segments]:
         """The mixes of a round, whether they are adopted or not."""
-        models = trained.models
-        heard, _, _ = let_in(models, heard, world.learner.start, self.judging.along)
+        models, own = trained.models, trained.stride.pushed(trained.models)
+        heard, _, _ = let_in(own, heard, world.learner.start, self.judging.along)
         peer, counts = flat(heard.partners(world.r))
         sizes = world.sizes().numpy()
         parts = mixtures(np.arange(world.r), peer, counts, sizes, own_weights=sizes[world.here])
-        _, after = world.learner.settle(models, heard.arrived, parts, rows)
+        _, after = world.learner.settle(own, heard.arrived, parts, rows)
         return np.repeat(np.arange(world.r), counts), peer, world.learner.logits(models, rows), after
 
     def peer_effects(self, world: World, state: Standing) -> PeerEffects:
