@@ -20,7 +20,8 @@ import numpy as np
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("studies", nargs="+", type=Path)
     for folder in parser.parse_args().studies:
         told = json.loads((folder / "study.json").read_text())
@@ -35,8 +36,8 @@ def table(folder: Path, names: list[str]) -> str:
     for file in sorted(folder.glob("runs/*/result.json")):
         run = json.loads(file.read_text())
         value = ", ".join(f"{name}={found(run['config'], name)}" for name in names)
-        validation = run["history"]["validation_auroc"][-1]
-        seen[value, run["data"]["name"]].append((validation, run["auroc"]["mean"], run["bytes"]["all_vs_fedavg"]))
+        validation, cost = run["history"]["validation_auroc"][-1], run["bytes"]["all_vs_fedavg"]
+        seen[value, run["data"]["name"]].append((validation, run["auroc"]["mean"], cost))
     values, worlds = (list(dict.fromkeys(key[k] for key in seen)) for k in (0, 1))
     lines = [f"| | {' | '.join(worlds)} | bytes |", "|---" * (len(worlds) + 2) + "|"]
     for value in values:

@@ -167,6 +167,17 @@ def test_a_few_rows_that_stand_there_twice_are_named_and_stay(tmp_path):
     assert any("3 of 603 rows repeat" in w and "stay" in w for w in federation.notes.warnings)
 
 
+def test_numbers_that_name_wards_stay_and_are_warned_of(tmp_path):
+    frame = clean().with_columns(
+        pl.Series("ward_nr", np.arange(600) % 23), pl.Series("units_given", np.arange(600) % 7)
+    )
+    found = read(frame, tmp_path)
+    told = [warning for warning in found.notes.warnings if "name places or people" in warning]
+    assert len(told) == 1 and told[0].startswith("'ward_nr'")
+    check = {column.name: column.used for column in found.notes.columns}
+    assert check["ward_nr"]
+
+
 def test_equal_rows_of_a_coarse_table_are_different_people(tmp_path):
     rng = np.random.default_rng(1)
     frame = pl.DataFrame(

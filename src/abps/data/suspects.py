@@ -35,6 +35,11 @@ _AFTER = re.compile(
 _TIME_WORD = re.compile(
     r"time|date|offset|minute|hour|day|year|(^|[\W_])(dod|at|on|ts|dt)([\W_]|$)", re.IGNORECASE
 )
+_PLACE = re.compile(
+    r"(^|[\W_])(hospital|hosp|site|center|centre|clinic|ward|unit|doctor|physician|provider|surgeon|zip|postcode)"
+    r"([\W_]?(id|nr|no|num|number|code))?$",
+    re.IGNORECASE,
+)
 _LENGTH = re.compile(r"(^|[\W_])los([\W_]|$)|length_?of_?stay|stay_?length|(days|hours)_in", re.IGNORECASE)
 
 
@@ -42,7 +47,7 @@ _LENGTH = re.compile(r"(^|[\W_])los([\W_]|$)|length_?of_?stay|stay_?length|(days
 class Suspicion:
     """One finding about one column.
 
-    kind: identifier, copy of the label, after the outcome, or strong alone.
+    kind: identifier, copy of the label, after the outcome, strong alone, or numbers that are names.
     aside: whether the column is set aside; otherwise it stays and people are warned.
     """
 
@@ -87,7 +92,23 @@ def _suspicion(column: pl.Series, label: NDArray[np.int8]) -> Suspicion | None:
         return Suspicion(
             name, "after the outcome", "by its name the length of the stay, known only at its end", False
         )
+    if _names_places(column):
+        return Suspicion(
+            name,
+            "numbers that are names",
+            "by its name its whole numbers name places or people, and are learned from as numbers; "
+            "leave it out if that is so",
+            False,
+        )
     return None
+
+
+def _names_places(column: pl.Series) -> bool:
+    """Whether whole numbers, more than two of them, stand in a column called like hospitals or doctors."""
+    if not column.dtype.is_numeric() or not _PLACE.search(column.name):
+        return False
+    numbers = column.drop_nulls().cast(pl.Float64)
+    return numbers.n_unique() > 2 and bool((numbers == numbers.round()).all())
 
 
 def is_identifier(column: pl.Series) -> bool:
