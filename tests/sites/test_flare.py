@@ -198,6 +198,22 @@ def test_masked_counts_masked_sums_and_accounts_between_processes(federation, fo
     assert all(np.array_equal(models[0], other) for other in models[1:])
 
 
+def test_the_pooled_regression_between_processes(federation, four):
+    """From masked sums alone: the simulation's coefficients and bytes."""
+    settings = {"secure": "yes", "standardise": "own"}
+    agreement = Agreement("pooled", "glm-exact", codebook(four.together, 11), 11, 3, settings)
+    outcome = federation.run(agreement, 3)
+    assert outcome.status == "FINISHED:COMPLETED" and "error" not in outcome.report, outcome.report
+    run = simulate(four.together, "glm-exact", 11, 3, settings)
+    told = outcome.report["bytes"]
+    assert told == {"edge": run.bytes.edge, "directed": run.bytes.directed, "control": run.bytes.control}
+    for name, model in zip(four.names, run.models.numpy()):
+        store = federation.store(name, "pooled")
+        np.testing.assert_allclose(store.model(), model, atol=1e-5)
+        assert {e.kind for e in store.traffic() if e.sent} <= {"told", "mask", "weights"}
+        store.close()
+
+
 def test_what_is_too_long_is_refused_before_it_is_received(federation, monkeypatch):
     """One site sends a hundred megabytes to those that it talks to: they drop it piece by piece."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "foreign")

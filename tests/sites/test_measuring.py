@@ -74,7 +74,11 @@ def uncounted(given, method, rounds=2, **settings):
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("abps-pq-k1", {"standardise": "common", "model": "linear"}), ("fedavg", {"model": "gam"})],
+    [
+        ("abps-pq-k1", {"standardise": "common", "model": "linear"}),
+        ("fedavg", {"model": "gam"}),
+        ("glm-exact", {"model": "gam"}),
+    ],
 )
 def test_sites_do_what_the_simulation_does(four, tmp_path, method, settings):
     """Peers too: their scales are counted under masks, and the codebook tells nothing but names."""

@@ -21,8 +21,9 @@ from abps.data.scales import Summary, sketched
 from abps.data.split import assign_splits
 from abps.learn.batched import StackedLearner
 from abps.methods.accounting import to_count
-from abps.methods.base import Method, World
+from abps.methods.base import Method, World, grounded
 from abps.methods.peers import PeerMethod
+from abps.methods.references import GlmExact
 from abps.privacy.small_counts import least_rows
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
@@ -32,7 +33,7 @@ from abps.wire.frames import frame_size
 class Value:
     """One value that would leave.
 
-    what: codebook, statistics, counts, metadata, weights or scores.  name: of which column or entry.
+    what: codebook, statistics, counts, metadata, weights, sums or scores.  name: of which column or entry.
     value: itself; of weights and scores, how many there are.  when: once, every round, or in which round.
     """
 
@@ -70,7 +71,9 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
     published = method.publish(world)
     if len(published.vectors):
         found += [Value("metadata", name, float(v)) for name, v in zip(published.names, published.vectors[0])]
-    if method.kind != "alone":
+    if isinstance(method, GlmExact):
+        found += _sums(method, grounded(method, world))
+    elif method.kind != "alone":
         shared = method.line.shared(world)
         size = frame_size(codec(method.line.codec), shared)
         found.append(Value("weights", f"{size} bytes as {method.line.codec}", float(shared), "every round"))
@@ -114,6 +117,20 @@ def _statistics(summary: Summary) -> list[Value]:
         numbers |= {f"mean of group {g + 1} of {used}": float(summary.groups[k, g]) for g in range(used)}
         found += [Value("statistics", f"{name}: {what}", value) for what, value in numbers.items()]
     return found
+
+
+def _sums(method: GlmExact, world: World) -> list[Value]:
+    """The sums of a regression at coefficients of zero, which all begin with; later ones follow from all
+    centers' totals."""
+    state = method.init(world)
+    sums = method.upload(world, state, state, 1)[0][0].tolist()
+    names = ("the intercept", *world.data.columns)
+    half = zip(*np.triu_indices(len(names)))
+    told = [f"curvature of {names[i]} and {names[j]}" for i, j in half]
+    told += [f"slope of {name}" for name in names]
+    told += ["training loss", "training rows", "validation loss", "validation rows"]
+    found = [Value("sums", name, value, "round 1") for name, value in zip(told, sums, strict=True)]
+    return [*found, Value("sums", "the same at other coefficients", float(len(sums)), "later rounds")]
 
 
 def _answers(method: PeerMethod, world: World) -> list[Value]:

@@ -18,14 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from abps.data.prepare import Rows
-from abps.learn.glm import message, newton_step, width_of, with_intercept
+from abps.core.errors import RequestError
+from abps.data.prepare import Prepared, Rows
+from abps.learn.glm import message, message_size, newton_step, width_of, with_intercept
 from abps.learn.metrics import Segments, labels_of, log_loss
+from abps.learn.models import Layout
 from abps.learn.tabular import Choice, Predictor, choose, fit
 from abps.learn.training import Training
 from abps.methods.base import Method, Models, Stopping, World
 from abps.methods.centralized import Centralized
+from abps.methods.patient_sums import categories
 from abps.methods.star import Adding, Server, StarMethod
+from abps.privacy.small_counts import without_small
 
 Floats = NDArray[np.float64]
 
@@ -134,7 +138,7 @@ class Regression:
 
     w: (1 + columns,) coefficients that centers are asked about.  step: which penalty is being solved.
     before: the penalised training loss one round ago.  best, judged: the coefficients with the smallest
-    validation loss so far, and that loss.  done: all penalties are solved.
+    validation loss so far, and that loss.  done: all penalties are solved.  asked: the round of its answer.
     """
 
     w: Floats
@@ -143,13 +147,21 @@ class Regression:
     before: float = math.inf
     judged: float = math.inf
     done: bool = False
+    asked: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Asked(Models):
-    """models: (r, 1 + columns) the coefficients that the server asks about.  done: they are final."""
+    """models: (r, columns + 1) the coefficients that the server asks about, the intercept last, as linear
+    models have it.  done: they are final.  heard: the round in which they came."""
 
     done: bool = False
+    heard: int = 0
+
+    @property
+    def w(self) -> Floats:
+        """(1 + columns,) the coefficients, the intercept first."""
+        return np.roll(self.models[0].double().numpy(), 1)
 
 
 @dataclass(frozen=True)
@@ -158,14 +170,18 @@ class GlmExact(StarMethod):
 
     The penalty is the one with the smallest mean loss over all validation rows, whose sums travel along.
     penalties: tried from the strongest down, each from the solution before.
+
+    With a floor a center leaves out yes/no columns that have a small cell with the outcome, and everything if
+    it has fewer rows of an outcome: its sums are those of its rows with zeros there.
     """
 
     only_binary: ClassVar[str] = "its sums are those of a logistic regression; leave it out"
 
     #: Sums over rows, which grow with a center.
     sends_models: ClassVar[bool] = False
+    asks: ClassVar[bool] = True
 
-    training: Training = field(default_factory=lambda: Training(standardise="common"))
+    training: Training = field(default_factory=lambda: Training(standardise="common", model="linear"))
     penalties: tuple[float, ...] = (1000.0, 100.0, 10.0, 1.0)
 
     #: Its model is a regression of its own, whatever the others train.
@@ -178,9 +194,44 @@ class GlmExact(StarMethod):
 
     keeps = Regression
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        model = "gam" if self.training.splines else "linear"
+        if self.training.model != model:
+            object.__setattr__(self, "training", replace(self.training, model=model))
+        if self.training.clip is not None:
+            raise RequestError(
+                "clip: this regression takes no steps on single rows, so nothing of it is private; leave "
+                "clip and dp_epsilon out, or choose fedavg"
+            )
+
     def between_sites(self) -> str:
-        """Why it does not run between sites."""
-        return "it is a reference for simulations: sums of few rows would leave a site unprotected"
+        """Why it does not run between sites: sums of one site's rows are nobody's business."""
+        return "" if self.privacy.secure else "its server would see the sums of each site; set secure=yes"
+
+    def uploads(self, layout: Layout) -> tuple[int, ...]:
+        """One message of sums."""
+        return (message_size(layout.size),)
+
+    def answers(self, layout: Layout) -> tuple[int, ...]:
+        """The round, and the coefficients."""
+        return (1 + layout.size,)
+
+    def taken_in(self, state: Asked) -> int:
+        """The round of the coefficients that a center is asked about."""
+        return state.heard
+
+    def answered(self, memory: Regression | None) -> int:
+        """The round in which coefficients were sent last."""
+        return 0 if memory is None else memory.asked
+
+    def over(self, memory: Regression | None) -> bool:
+        """Whether the coefficients are final."""
+        return memory is not None and memory.done
+
+    def ground(self, world: World) -> tuple[Rows, Rows, NDArray[np.bool_]]:
+        """The rows as sums may tell of them."""
+        return told_rows(world.data)
 
     def init(self, world: World) -> Asked:
         """All zero."""
@@ -199,13 +250,15 @@ class GlmExact(StarMethod):
         """The sums at the coefficients that were asked about; nothing once they are final."""
         if state.done:
             return ()
-        w = state.models[0].double().numpy()
-        return (torch.from_numpy(message(world.data.train, world.data.validation, w)),)
+        train, validation, few = world.ground
+        sums = message(train, validation, state.w)
+        sums[few] = 0.0
+        return (torch.from_numpy(sums),)
 
     def serve(
         self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
     ) -> tuple[tuple[Tensor, ...], Any]:
-        """The next coefficients to ask about, after whether they are final."""
+        """The round, less than zero if the coefficients are final, and the next ones to ask about."""
         if not sent:
             return (), server.memory
         total = sent[0].double().numpy().sum(axis=0)
@@ -213,8 +266,8 @@ class GlmExact(StarMethod):
         if memory is None:
             zero = np.zeros(width_of(len(total)))
             memory = Regression(zero, zero)
-        memory = self.step(memory, total)
-        reply = np.concatenate([[float(memory.done)], memory.best if memory.done else memory.w])
+        memory = replace(self.step(memory, total), asked=t)
+        reply = np.concatenate([[-t if memory.done else t], memory.best if memory.done else memory.w])
         return (torch.from_numpy(reply).float(),), memory
 
     def step(self, state: Regression, total: Floats) -> Regression:
@@ -237,11 +290,33 @@ class GlmExact(StarMethod):
         """The coefficients to go on with."""
         if not down:
             return state
-        return Asked(down[0][1:].expand(world.r, -1).clone(), bool(down[0][0] > 0.5))
+        w = down[0][1:].roll(-1)  # the intercept is the last
+        asked = int(down[0][0])
+        return Asked(w.expand(world.r, -1).clone(), asked < 0, abs(asked))
 
     def logits(self, world: World, state: Asked, rows: Rows) -> Segments:
         """The one regression on all rows."""
-        return Segments(with_intercept(rows.x) @ state.models[0].double().numpy(), rows.start)
+        return Segments(with_intercept(rows.x) @ state.w, rows.start)
+
+
+def told_rows(data: Prepared) -> tuple[Rows, Rows, NDArray[np.bool_]]:
+    """Training and validation rows as sums may tell of them, and (centers,) which tell nothing.
+
+    With a floor, columns with a small cell at a center are zero there.
+    """
+    train, validation = data.train, data.validation
+    if not data.floor:
+        return train, validation, np.zeros(data.size, dtype=bool)
+    positives, groups = train.positives(), categories(data)
+    few = np.minimum(positives, train.sizes - positives) < data.least
+    x, held = train.x.copy(), validation.x.copy()
+    for i in range(data.size):
+        mine = slice(int(train.start[i]), int(train.start[i + 1]))
+        y = train.y[mine].astype(np.float64)
+        told = without_small(x[mine].astype(np.float64), y, int(data.least[i]), groups).any(axis=0)
+        x[mine, ~told] = 0.0
+        held[int(validation.start[i]) : int(validation.start[i + 1]), ~told] = 0.0
+    return replace(train, x=x), replace(validation, x=held), np.asarray(few)
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,6 +54,10 @@ class StarMethod(Method, ABC):
     #: Whether the first message is a model, whose distance from the common start can be judged.
     sends_models: ClassVar[bool] = True
 
+    #: Whether centers send sums over their rows at what the server sent last. Who has not got that cannot
+    #: answer; and sums of two lists of centers would show the few by which these differ.
+    asks: ClassVar[bool] = False
+
     #: What the server's memory is, for methods that have one.
     keeps: ClassVar[type | None] = None
 
@@ -71,6 +75,10 @@ class StarMethod(Method, ABC):
     def adds(self) -> Adding | None:
         """How the server adds up what was sent, if it needs nothing but the sum; none: it needs more."""
         return None
+
+    def uploads(self, layout: Layout) -> tuple[int, ...]:
+        """How long each message is that goes up: shared weights."""
+        return (layout.shared(self.line.private_layers),) * self.messages
 
     def answers(self, layout: Layout) -> tuple[int, ...]:
         """How long each message is that comes down: as many messages as went up, of shared weights."""
@@ -98,6 +106,18 @@ class StarMethod(Method, ABC):
     @abstractmethod
     def receive(self, world: World, state: Any, trained: Any, down: tuple[Tensor, ...], t: int) -> Any:
         """The state after what came down: per message (columns,), or (r, columns) where each got its own."""
+
+    def taken_in(self, state: Any) -> int:
+        """The round of the server's last answer that a center has, of a method that ``asks``; 0: of none."""
+        return 0
+
+    def answered(self, memory: Any) -> int:
+        """The round in which the server answered last, of a method that ``asks``; 0: it has not."""
+        return 0
+
+    def over(self, memory: Any) -> bool:
+        """Whether the server has nothing more to ask."""
+        return False
 
     def number(self, k: int, t: int, layout: Layout) -> int:
         """The number of the k-th message of round t: no two messages share random bits."""

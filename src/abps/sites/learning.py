@@ -102,10 +102,10 @@ class Learning:
         if method.kind == "star":
             star = cast(StarMethod, method)
             messages = self._server.messages(before, trained, round)
-            if star.privacy.secure and star.adds is not None:
+            if star.privacy.secure and star.adds is not None and messages:
                 rows = outlook.data.train.sizes.astype(np.float64)
                 self._sums.summand = summands(messages, rows, star.adds)[0]
-            else:
+            elif not star.privacy.secure:
                 frames = self._server.frames(messages, trained, round)
         elif outlook.by_peers and not alone and outlook.peer_method.exchanges(round):
             frames = [outlook.pack(outlook.peer_method.sent(before, trained), round)]

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,9 +48,9 @@ from abps.sites.signing import Signer
 from abps.sites.spent import pay
 from abps.sites.steps import Line, Seconds, decided
 from abps.sites.store import Entry, Store
+from abps.sites.sum_steps import SumSteps
 
 Floats = NDArray[np.float64]
-T = TypeVar("T")
 
 #: What a site is to open: its part in these counts.
 MEASURE = "scales"
@@ -190,7 +190,8 @@ class Measuring:
         self._tally = _Tally(agreement)
         self._counting = counting_of(agreement.config(), agreement.seed + secret)
         authority = None if consent is None else consent.authority
-        self._masking = Masking(name, context(agreement, job), signer, authority)
+        masks = Masking(name, context(agreement, job), signer, authority)
+        self._steps = SumSteps(masks, self._log, "count")
         self._told: Floats | None = None  # this site's counts of the sum under way
         self._listed: tuple[str, ...] = ()
 
@@ -200,7 +201,6 @@ class Measuring:
             "agreement": self.agreement.digest(), "rows": len(self._owner), "scales": kept_in(self.store)
         }  # fmt: skip
         self._log("told", len(canonical(told)), "the study, our training rows, scales if we know them")
-        self.store.sync()
         return told
 
     def receive(self, peer: str, what: str, data: bytes) -> bytes:
@@ -212,12 +212,11 @@ class Measuring:
 
     def sum_introduce(self) -> list[bytes]:
         """This site's key for these sums, and why it is to be believed."""
-        told = self._masking.introduction()
-        return self._leaves(told, sum(map(len, told)), "our key for masked sums, for all members", "told")
+        return self._steps.introduce()
 
     def sum_meet(self, introductions: Mapping[str, Sequence[bytes]]) -> None:
         """Everybody's keys; whose is not its own takes part in no sum."""
-        for name in self._masking.meet(introductions):
+        for name in self._steps.meet(introductions):
             self._log("told", 0, f"the key for masked sums that was told as {name}'s is not its own")
 
     def sum_keys(self, number: int, names: Sequence[str]) -> list[bytes]:
@@ -228,15 +227,11 @@ class Measuring:
             self.consent.members(names)
             self.consent.round(sum(e.bytes for e in self.store.traffic() if e.sent))
         self._told = self._counts()
-        told = self._masking.keys(number, names)
-        return self._leaves(told, sum(map(len, told)), f"keys of the masks of count {number}")
+        return self._steps.keys(number, names)
 
     def sum_shares(self, number: int, keys: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
         """Step 2: shares of this site's secrets, each readable by one other site."""
-        told = self._masking.shares(number, keys)
-        return self._leaves(
-            told, sum(map(len, told.values())), f"shares of our masks of count {number}, sealed"
-        )
+        return self._steps.shares(number, keys)
 
     def sum_masked(self, number: int, sealed: Mapping[str, bytes]) -> bytes:
         """Step 3: this site's counts, under its masks; they are paid for where there is a budget."""
@@ -245,10 +240,8 @@ class Measuring:
         method = self.agreement.config()
         if method.privacy.budget is not None:
             pay(self.store, method, Release(0, "statistics", method.training.noise_multiplier))
-        told = self._masking.masked(number, sealed, self._told.ravel())
-        return self._leaves(
-            told, len(told), f"count {number} of our numeric columns, under masks", "statistics"
-        )
+        what = f"count {number} of our numeric columns"
+        return self._steps.masked(number, sealed, self._told.ravel(), "statistics", what)
 
     def sum_present(self, number: int, names: Sequence[str]) -> bytes:
         """Step 4: sign whose counts have come; those of an earlier attempt, if there was one."""
@@ -258,17 +251,15 @@ class Measuring:
             raise RequestError(
                 f"count {number} was opened with other members before; the difference would show a site"
             )
-        told = self._masking.present(number, names)
         self._listed = listed
-        return self._leaves(told, len(told), f"our signature under the list of who is in count {number}")
+        return self._steps.present(number, names)
 
     def sum_open(self, number: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
         """Step 5: the shares that take the masks off the total; whose it is stands on the disk before."""
-        told = self._masking.opened(number, names, signatures)
+        told = self._steps.opened(number, names, signatures)
         opened = json.loads(self.store.facts().get(_OPENED, "{}"))
         self.store.keep(**{_OPENED: json.dumps({**opened, str(number): sorted(names)})})
-        size = sum(len(share) for part in told for share in part.values())
-        return self._leaves(told, size, f"shares that take the masks off the total of count {number}")
+        return told
 
     def sum_total(self, number: int, data: bytes) -> bool:
         """The total of a count, as the conductor says; whether it was the last."""
@@ -295,13 +286,8 @@ class Measuring:
             return counts
         return self._counting.noisy(counts, center_ids((self.name,)), self._tally.found.taken)
 
-    def _leaves(self, told: T, size: int, why: str, kind: str = "mask") -> T:
-        """Write down what leaves, before it does."""
-        self._log(kind, size, why)
-        self.store.sync()
-        return told
-
-    def _log(self, kind: str, size: int, why: str, sent: bool = True) -> None:
+    def _log(self, kind: str, size: int, why: str, number: int = 0, sent: bool = True) -> None:
+        # All of it is before the first round, whichever count it belongs to.
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         self.store.log(Entry(at, 0, _CONDUCTOR, sent, kind, size, why))
 

@@ -54,7 +54,7 @@ def preview(own: SiteFile, proposal: Proposal) -> list[Leaving]:
     found = []
     for value in leaving(method, table, agreement.book, agreement.seed):
         to, clear = ("the server of the study", True) if star and value.what != "counts" else _TO[value.what]
-        if star and value.what == "weights" and method.privacy.secure:
+        if star and value.what in ("weights", "sums") and method.privacy.secure:
             to, clear = "nobody: the server sees the sum of all sites'", False
         found.append(Leaving(value.what, value.name, value.value, value.when, to, clear))
     rows = int((assign_splits(table, agreement.seed, agreement.book.shared_patients) == 0).sum())

@@ -397,6 +397,10 @@ class Site:
         """What the server sends back."""
         self.server.download(round, frames)
 
+    def taken_in(self, round: int) -> int:
+        """The round of the server's last answer that this site has, where it has to be asked in step."""
+        return self.server.taken_in(round)
+
     def sum_introduce(self) -> list[bytes]:
         """This site's key for masked sums."""
         return self.sums.introduce()

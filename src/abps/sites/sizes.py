@@ -39,7 +39,7 @@ class Sizes:
         if self._method.kind != "star":
             return (members - 1) * self.payload
         star = cast(StarMethod, self._method)
-        up, down = [self.shared] * star.messages, star.answers(self.layout)
+        up, down = star.uploads(self.layout), star.answers(self.layout)
         if star.privacy.secure:
             return 2 * masked_cost(star.line, 1, up, down).edge
         return 2 * star_cost(star.line, 1, up, down, star.noted).edge

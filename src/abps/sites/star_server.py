@@ -34,6 +34,7 @@ from abps.methods.star import (
     to_everyone,
     with_notes,
 )
+from abps.privacy.told_apart import may_be_opened
 from abps.sites import answers
 from abps.sites.agreement import Agreement
 from abps.sites.masked_sums import masking_context
@@ -47,10 +48,11 @@ from abps.wire.frames import pack, unpack
 
 @dataclass(frozen=True, eq=False)
 class _Last:
-    """What a star's server sent in a round, as it arrived."""
+    """What a star's server sent in a round, as it arrived, and whose sums it has seen."""
 
     round: int
     sent: tuple[torch.Tensor, ...]
+    lists: tuple[tuple[str, ...], ...] = ()
 
 
 class StarServer:
@@ -72,6 +74,7 @@ class StarServer:
         self.memory, self.job, self.sender_id = memory, job, sender_id
         self.method = cast(StarMethod, agreement.config())
         self.sizes = Sizes(agreement, self.method)
+        self._lists: tuple[tuple[str, ...], ...] = ()  # whose sums were opened, of sums over rows
         self.server = self._remembered(first)
         self._summing: frozenset[str] = frozenset()  # who takes part in masked sums
         self._introductions: dict[str, list[bytes]] = {}
@@ -89,8 +92,11 @@ class StarServer:
 
         sizes: rows that count.  told: rows as sites said.  missing: who falls away is added to it.
         """
-        up = [self.sizes.shared] * self.method.messages
-        down = self.method.answers(self.sizes.layout)
+        if self.method.over(self.server.memory):
+            self._bring_up(t, self._behind(t, present, missing), missing)
+            self._remember(t)
+            return Rest.NOT, ledger
+        up, down = self.method.uploads(self.sizes.layout), self.method.answers(self.sizes.layout)
         if self.method.privacy.secure:
             planned = masked_cost(self.method.line, len(present), up, down)
         else:
@@ -107,7 +113,7 @@ class StarServer:
         self, t: int, present: list[str], sizes: Mapping[str, int], missing: dict[str, str]
     ) -> Rest:
         method = self.method
-        start = initial_weights(method.training.factory, self.agreement.width, self.agreement.seed)
+        start = self._start()
         base = method.line.base(start, self.sizes.shared)
         said, failed = self.line.ask(present, "upload", t, seconds=self.seconds.talk)
         said = {name: frames for name, frames in said.items() if frames != []}  # the others rest
@@ -192,7 +198,7 @@ class StarServer:
         from abps.sites import masking
 
         method, adding = self.method, self.method.adds
-        lengths = [self.sizes.shared] * method.messages
+        lengths = method.uploads(self.sizes.layout)
         assert adding is not None  # the agreement was checked
 
         def ask(sites: Sequence[str], what: str, *arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
@@ -204,6 +210,11 @@ class StarServer:
             if new:  # who joined later
                 self.introduce(new, [name for name in present if name not in new])
             members = [name for name in present if name in self._summing]
+            if method.asks:
+                members = self._askable(t, present, members, missing)
+                if not members:
+                    self._remember(t)
+                    return Rest.NOT
             found, names, failed = masking.total(ask, context, t, members, sum(lengths) + 1)
             say = sum(told[name] for name in names) if adding == "size" else len(names)
             if abs(found[-1] - say) > 0.5:  # a share that was none, or a site that added more than it told
@@ -214,9 +225,46 @@ class StarServer:
             return Rest.UNREACHABLE
         missing |= failed
         sent, sizes = from_sum(found, lengths, adding)
-        start = initial_weights(method.training.factory, self.agreement.width, self.agreement.seed)
+        start = self._start()
+        if method.asks:  # who was not in the sum can be in the next one if it hears what is asked
+            self._lists = tuple(dict.fromkeys((*self._lists, names)))
+            names = tuple(name for name in present if name not in missing)
         self._serve(t, list(names), np.arange(len(names)), start, sent, sizes, missing)
         return Rest.NOT
+
+    def _askable(
+        self, t: int, present: Sequence[str], members: Sequence[str], missing: dict[str, str]
+    ) -> list[str]:
+        """The members of a sum over rows: who stands at what was asked, on a list that sites will open; nobody
+        if there is none yet. Who does not stand there is told what was asked.
+        """
+        behind = self._behind(t, present, missing)
+        self._bring_up(t, behind, missing)
+        ready = [name for name in members if name not in {*behind, *missing}]
+        if may_be_opened(self._lists, ready):
+            return ready
+        for listed in self._lists[::-1]:
+            if set(listed) <= set(ready):
+                return list(listed)
+        away = sorted(set(self._lists[-1]) - set(ready)) if self._lists else []
+        why = f"it waits for {', '.join(away) or 'more sites'}: without them it would show what few have"
+        self.tell(f"round {t}: no sum ({why})")
+        return []
+
+    def _behind(self, t: int, present: Sequence[str], missing: dict[str, str]) -> list[str]:
+        """Who has not got what the server answered last."""
+        said, failed = self.line.ask(present, "taken_in", t, seconds=self.seconds.talk)
+        told, lies = answers.sorted_out(said, lambda v: answers.whole(v, 0, self.agreement.rounds))
+        missing |= failed | lies
+        return sorted(n for n, at in told.items() if at != self.method.answered(self.server.memory))
+
+    def _bring_up(self, t: int, names: list[str], missing: dict[str, str]) -> None:
+        """Tell sites once more what was answered last."""
+        if names and self.server.last:
+            self._answer(t, names, np.arange(len(names)), self.server.last, self._start(), missing)
+
+    def _start(self) -> torch.Tensor:
+        return initial_weights(self.method.training.factory, self.agreement.width, self.agreement.seed)
 
     # Answers
 
@@ -286,7 +334,7 @@ class StarServer:
         if self.memory is None or not self.method.remembers:
             return
         files.folder(self.memory)
-        head = freeze(_Last(t, self.server.last))
+        head = freeze(_Last(t, self.server.last, self._lists))
         content = b"" if self.server.memory is None else freeze(self.server.memory)
         with files.replacing(self._file(self.memory, t)) as part:
             part.write_bytes(len(head).to_bytes(8, "little") + head + content)
@@ -304,6 +352,7 @@ class StarServer:
             keeps, rest = self.method.keeps, data[8 + length :]
             if last.round == first - 1:
                 known = thaw(keeps, rest) if keeps is not None and rest else None
+                self._lists = last.lists
                 return replace(new, last=last.sent, memory=known)
         raise RequestError(
             f"the study {self.agreement.study!r} goes on with round {first}, and what its server remembered "

@@ -34,12 +34,15 @@ class WithServer:
         return cast(StarMethod, self.outlook.method)
 
     def messages(self, before: Any, trained: Any, round: int) -> tuple[Tensor, ...]:
-        """(1, shared) each: what this site has to say to the server after its training."""
+        """(1, numbers) each: what this site has to say to the server after its training; nothing, if all is
+        said."""
         messages = tuple(self.method.upload(self.outlook.world, before, trained, round))
-        if {message.shape[1] for message in messages} != {self.outlook.shared}:
+        sent = tuple(message.shape[1] for message in messages)
+        agreed = self.method.uploads(self.outlook.world.learner.layout)
+        if messages and sent != agreed:
             raise RequestError(
-                f"{self.outlook.agreement.method!r} sends {[message.shape[1] for message in messages]} "
-                f"numbers; between sites a message has the {self.outlook.shared} shared weights"
+                f"{self.outlook.agreement.method!r} sends {list(sent)} numbers; between sites a message has "
+                f"the {self.outlook.shared} shared weights, or what the method's uploads() says"
             )
         return messages
 
@@ -71,6 +74,14 @@ class WithServer:
             what = "weights" if k < self.method.messages else "note"
             self.post.log(CONDUCTOR, what, len(frame), f"for the server of the study, in round {round}")
         return frames
+
+    def taken_in(self, round: int) -> int:
+        """The round of the server's last answer that this site has, of a method that asks."""
+        outlook = self.outlook
+        if outlook.method.kind != "star" or not self.method.asks:
+            raise RequestError(f"{outlook.agreement.method!r} asks sites for no sums at what it sent")
+        told = self.method.taken_in(outlook.need(round, outlook.round.trained, "begun"))
+        return self.post.tell(told, "which answer of the server we have", round)
 
     def download(self, round: int, frames: list[bytes]) -> None:
         """What the server sends back."""

@@ -60,6 +60,7 @@ ASKED = _SUMS | {
     "keep_best",
     "upload",
     "download",
+    "taken_in",
     "report",
 }
 _TALKS = frozenset({"catch_up", "introduce", "announce", "turn", "settle", "swap"})
