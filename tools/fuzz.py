@@ -19,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,14 @@ from abps.core.streams import center_id
 from abps.data.codebook import Codebook, Column
 from abps.data.scales import Summary, summarise
 from abps.data.table import read_table
+from abps.methods.memory import StateError, freeze, thaw
+from abps.methods.references import Regression
 from abps.privacy.spending import Account, PrivacyLedger, Release, recomputed
 from abps.simulator.output import load_run
-from abps.sites import answers
+from abps.sites import answers, masking, sitefile
 from abps.sites.agreement import Agreement
+from abps.sites.measuring import with_scales
+from abps.sites.proposal import Proposal, Signed
 from abps.study.records import StudyFolder
 from abps.wire import admission, messages
 from abps.wire.codecs import CODECS, codec
@@ -159,6 +163,7 @@ def _answered(value: Any) -> object:
             answers.loss,
             lambda v: answers.concluded(v, 5, 10**6),
             lambda v: answers.exchanged(v, 5, 10**6, 4),
+            masking.introduced,
         )
     ]
 
@@ -179,6 +184,12 @@ class Files:
         folder = StudyFolder(self.place)
         folder.path.write_bytes(data)
         return folder.read()
+
+    def site(self, data: bytes) -> object:
+        """A site's own file."""
+        path = self.place / sitefile.FILE
+        path.write_bytes(data)
+        return sitefile.read(path)
 
     def table(self, data: bytes) -> object:
         """A table of one's own."""
@@ -242,7 +253,16 @@ def targets(place: Path) -> list[Target]:
     book = Codebook(
         (Column("age", "number"), Column("ward", "level", "A"), Column("dm", "flag")), ("dm",), True
     )
-    agreed = Agreement("s", "fedavg", book, 3, 5, {}).to_json()
+    agreement = Agreement("s", "fedavg", book, 3, 5, {})
+    agreed, signed = agreement.to_json(), Signed(Proposal("s", agreement, ("a", "b"))).to_json()
+    lacking = replace(agreement, settings={"secure": "yes", "model": "linear"})
+    scales = {
+        "statistics": {"age": {"center": 60.0, "spread": 10.0, "fill": 61.0}},
+        "outcome": None,
+        "summarised": {"seed": 3, "bytes": {"a": 20, "b": 20}},
+    }
+    own = {"schema": "abps.site/1", **asdict(sitefile.SiteFile("a", "t.csv", "died", "studies"))}
+    remembered = freeze(Regression(rng.normal(size=6), rng.normal(size=6), 2, 3.5, 0.4))
     account = Account(3.0, 1e-5, (Release(1, "training", 1.0, 0.5, 3),))
     ledger = PrivacyLedger({"x": account}, ("nothing",)).to_json()
     hello = {"round": 1, "agreement": "a", "rows": 5, "edges": 0, "validation": {"1": 0.5}}
@@ -255,6 +275,12 @@ def targets(place: Path) -> list[Target]:
         Target("summaries", (summary,), lambda d: Summary.from_bytes(d, names), (RequestError,), 3),
         Target("codebooks", (_bytes(book.to_json()),), _json(Codebook.from_json), (RequestError,), 2, True),
         Target("agreements", (_bytes(agreed),), _json(Agreement.from_json), (RequestError,), 2, True),
+        Target("proposals", (_bytes(signed),), _json(Signed.from_json), (RequestError,), 1, True),
+        Target(
+            "scales", (_bytes(scales),), _json(lambda v: with_scales(lacking, v)), (RequestError,), 1, True
+        ),
+        Target("sitefiles", (_bytes(own),), files.site, (RequestError,), 1, True),
+        Target("states", (remembered,), lambda d: thaw(Regression, d), (StateError,), 2),
         Target("ledgers", (_bytes(ledger),), _json(recomputed), (RequestError,), 1, True),
         Target("answers", (_bytes(hello), _bytes(sums)), _json(_answered), (), 3, True),
         Target("results", (_bytes(_result()),), files.result, (RequestError,), 0.6, True),

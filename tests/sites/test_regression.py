@@ -79,7 +79,7 @@ def test_nobody_sees_a_site_s_sums(four, tmp_path):
 
 
 def test_a_site_that_falls_away_is_waited_for(four, tmp_path):
-    """A sum without it would show, beside the one with it, what it added; it is back, and all is as it was."""
+    """A sum without it would show, beside the one with it, what it added; later all is as it was."""
     agreement = four.agreement("glm-exact", rounds=30, **OWN)
     gone, times = four.names[1], iter([0, 1, 0] + [0] * 60)
 

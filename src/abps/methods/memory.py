@@ -54,7 +54,27 @@ def freeze(state: Any, without: tuple[str, ...] = ()) -> bytes:
 
 
 def thaw(kind: type, data: bytes, **given: Any) -> Any:
-    """A state of the dataclass ``kind`` from bytes; given: the fields that were written elsewhere."""
+    """A state of the dataclass ``kind`` from bytes; given: the fields that were written elsewhere.
+
+    ``StateError`` if the bytes are none.
+    """
+    try:
+        return _thawed(kind, data, given)
+    except StateError:
+        raise
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+        struct.error,
+    ) as error:
+        raise StateError(f"no {kind.__name__} can be read ({error!r})") from error
+
+
+def _thawed(kind: type, data: bytes, given: dict[str, Any]) -> Any:
     (length,) = _LENGTH.unpack_from(data)
     at = _LENGTH.size + length
 

@@ -78,7 +78,7 @@ def with_scales(agreement: Agreement, told: Mapping[str, Any]) -> Agreement:
         found = Statistics.from_json(told["statistics"])
         outcome = Outcome.from_json(told["outcome"]) if told["outcome"] is not None else None
         summarised = Summarised.from_json(told["summarised"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RequestError(f"the common scales that were told are none ({error!r})") from error
     book, lacking = agreement.book, set(agreement.uncounted)
     about = set(told_columns(book.outcome))

@@ -24,7 +24,7 @@ from abps.core.streams import center_id, center_ids
 from abps.data.prepare import Prepared
 from abps.learn.batched import StackedLearner
 from abps.methods.base import ROWS, Ints, World, grounded
-from abps.methods.memory import thaw
+from abps.methods.memory import StateError, thaw
 from abps.methods.peers import Opinion, PeerMethod
 from abps.sites.agreement import Agreement
 from abps.sites.spent import Purse
@@ -258,7 +258,12 @@ class Outlook:
             )
         members, content = kept
         kind = type(self.method.init(self.world_of(members)))
-        return members, thaw(kind, content, models=torch.from_numpy(model)[None])
+        try:
+            return members, thaw(kind, content, models=torch.from_numpy(model)[None])
+        except StateError as error:
+            raise RequestError(
+                f"{self.store.path}: what the method remembered cannot be read ({error}); restore a backup"
+            ) from error
 
 
 def counts(round: Any) -> bool:

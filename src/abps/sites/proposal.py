@@ -68,7 +68,7 @@ class Proposal:
             found = Proposal(str(data["study"]), agreement, members, (int(major), int(minor)))
         except RequestError:
             raise
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise RequestError(f"this is not a proposal ({error!r}); submit it with abps") from error
         if agreement is not None and agreement.study != found.study:
             raise RequestError(f"the proposal is of {found.study!r} and its agreement of {agreement.study!r}")

@@ -7,6 +7,7 @@ finished.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from abps.core.plausibility import distances, plausible
 from abps.core.streams import center_ids
 from abps.learn.models import initial_weights
 from abps.methods.base import server_keys
-from abps.methods.memory import freeze, thaw
+from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.star import (
     Server,
     StarMethod,
@@ -235,8 +236,8 @@ class StarServer:
     def _askable(
         self, t: int, present: Sequence[str], members: Sequence[str], missing: dict[str, str]
     ) -> list[str]:
-        """The members of a sum over rows: who stands at what was asked, on a list that sites will open; nobody
-        if there is none yet. Who does not stand there is told what was asked.
+        """The members of a sum over rows: who stands at what was asked, on a list that sites will open;
+        nobody, if there is none yet. Who does not stand there is told what was asked.
         """
         behind = self._behind(t, present, missing)
         self._bring_up(t, behind, missing)
@@ -348,12 +349,13 @@ class StarServer:
         if path is not None and path.is_file():
             data = path.read_bytes()
             length = int.from_bytes(data[:8], "little")
-            last: _Last = thaw(_Last, data[8 : 8 + length])
             keeps, rest = self.method.keeps, data[8 + length :]
-            if last.round == first - 1:
+            with contextlib.suppress(StateError):  # a damaged file is as good as none
+                last: _Last = thaw(_Last, data[8 : 8 + length])
                 known = thaw(keeps, rest) if keeps is not None and rest else None
-                self._lists = last.lists
-                return replace(new, last=last.sent, memory=known)
+                if last.round == first - 1:
+                    self._lists = last.lists
+                    return replace(new, last=last.sent, memory=known)
         raise RequestError(
             f"the study {self.agreement.study!r} goes on with round {first}, and what its server remembered "
             "of the round before is not here; run it where it began, or begin a new study"
