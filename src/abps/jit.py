@@ -1,5 +1,9 @@
 """Functions in machine code: compiled when first called, without the interpreter's lock, kept on disk.
 
+The compiler is loaded with the first call, too: it takes more memory than a site's whole job without it.
+Where a process is to be small (:func:`stay_small`), a function that has the same in NumPy beside it is not
+compiled.
+
 What is kept lies in a folder named by a digest of all compiled sources of this package: numba itself notices
 only that a function's own file has changed, not that a function it calls has.
 """
@@ -10,28 +14,85 @@ import functools
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numba
-
-#: numba's settings, made when it is imported.
-_SETTINGS: Any = numba.config
-
 _PACKAGE = Path(__file__).parent
 
+#: Whether functions that have the same in NumPy beside them are compiled all the same.
+_small = False
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+_making = threading.RLock()
+
+
+def stay_small() -> None:
+    """From now on compile only what has no other way: for a process that has few rows and little memory."""
+    global _small
+    _small = True
+
+
+class Compiled:
+    """A function that is compiled when it is first called; compiled functions may call it."""
+
+    def __init__(self, function: Callable[..., Any], otherwise: Callable[..., Any] | None) -> None:
+        functools.update_wrapper(self, function)
+        self.py_func, self.otherwise = function, otherwise
+        self._made: Any = None
+
+    def __call__(self, *given: Any) -> Any:
+        """Its value, by machine code."""
+        if self._made is not None:
+            return self._made(*given)
+        if _small and self.otherwise is not None:
+            return self.otherwise(*given)
+        return self.made()(*given)
+
+    def made(self) -> Any:
+        """The compiler's own function."""
+        with _making:
+            if self._made is None:
+                self._made = _compiler()(self.py_func)
+            return self._made
+
+
+def compiled(function: Callable[..., Any]) -> Compiled:
     """The same function, compiled. It takes numbers, arrays and plain tuples of them."""
-    kept = _kept(_SETTINGS.CACHE_DIR)
-    if kept is None:
-        return numba.njit(nogil=True, error_model="numpy")(function)
-    before, _SETTINGS.CACHE_DIR = _SETTINGS.CACHE_DIR, kept  # numba asks for it while it decorates
-    try:
-        return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    finally:
-        _SETTINGS.CACHE_DIR = before
+    return Compiled(function, None)
+
+
+def compiled_or(otherwise: Callable[..., Any] | None = None) -> Callable[[Callable[..., Any]], Compiled]:
+    """The same, of a function that ``otherwise`` tells in NumPy: that is taken where a process is small.
+
+    otherwise: none where the function itself is quick enough without a compiler.
+    """
+    return lambda function: Compiled(function, otherwise or function)
+
+
+@functools.cache
+def _compiler() -> Callable[[Callable[..., Any]], Any]:
+    """Load the compiler, and teach it what our functions are."""
+    import numba  # here: see above
+    from numba.extending import typeof_impl
+
+    @typeof_impl.register(Compiled)
+    def _(function: Compiled, context: Any) -> Any:
+        return typeof_impl(function.made(), context)
+
+    settings: Any = numba.config
+
+    def compile(function: Callable[..., Any]) -> Any:
+        kept = _kept(settings.CACHE_DIR)
+        if kept is None:
+            return numba.njit(nogil=True, error_model="numpy")(function)
+        before, settings.CACHE_DIR = settings.CACHE_DIR, kept  # numba asks for it while it decorates
+        try:
+            return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+        finally:
+            settings.CACHE_DIR = before
+
+    return compile
 
 
 @functools.cache

@@ -16,8 +16,9 @@ from abps.data.federation import Federation
 from abps.data.prepare import Rows, prepare
 from abps.data.scales import Scale, agree, summarise
 from abps.data.splines import bends, design_of, terms_of
-from abps.learn.additive import Linear, largest_curvature
+from abps.learn.additive import Linear
 from abps.learn.batched import StackedLearner
+from abps.learn.curvature import largest_curvature
 from abps.learn.joint import without_network
 from abps.learn.loop import LoopLearner
 from abps.learn.metrics import labels_of, log_loss

@@ -32,8 +32,8 @@ from abps.fitted.inputs import ranges_of
 from abps.fitted.layers import Network, network_of
 from abps.fitted.model import FittedModel
 from abps.learn.batched import StackedLearner
+from abps.learn.layout import answering
 from abps.learn.metrics import Segments, brier, labels_of
-from abps.learn.models import answering
 from abps.learn.outcome_scores import main_score
 from abps.methods.base import Method
 from abps.methods.settings import configure, describe

@@ -24,6 +24,7 @@ from torch import Tensor
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
 from abps.learn import batches
+from abps.learn.common import Common
 from abps.learn.devices import CPU
 from abps.learn.dropout import random_units
 from abps.learn.gaussian import noise
@@ -35,7 +36,7 @@ from abps.learn.native.bridge import FusedLinear, FusedNetwork, FusedPrivate, he
 from abps.learn.optimizers import SGD, Adam, Descent, Optimizer
 from abps.learn.private import possible
 from abps.learn.threads import Crew
-from abps.learn.training import PLAIN, Common, Objective
+from abps.learn.training import PLAIN, Objective
 from abps.learn.workspace import Workspace
 
 Ints = NDArray[np.int64]

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from abps.tensors import Tensor, torch
 
-from abps.learn.kernels import Pull
+if TYPE_CHECKING:
+    from abps.learn.kernels import Pull
 
 
 @dataclass(frozen=True, eq=False)

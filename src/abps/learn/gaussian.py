@@ -13,12 +13,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
 from abps.core import streams
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +30,7 @@ class Gaussian:
     def drawn(self, both: Tensor, noise: Tensor) -> Tensor:
         """(m, P) weights, from means and raw spreads (m, 2P) and standard normal numbers (m, P)."""
         mean, raw = both.chunk(2, dim=1)
-        return mean + F.softplus(raw) * noise
+        return mean + torch.nn.functional.softplus(raw) * noise
 
     def back(self, both: Tensor, noise: Tensor, gradient: Tensor, members: Tensor) -> Tensor:
         """(m, 2P) the whole loss's gradient for the centers ``members`` (m,), from that of the batch at the
@@ -40,7 +38,7 @@ class Gaussian:
         mean, raw = both.chunk(2, dim=1)
         there = both.device
         center, width = ((v if v.dim() == 1 else v[members]).to(there) for v in (self.center, self.spread))
-        say, spread = self.say[members, None].to(there), F.softplus(raw)
+        say, spread = self.say[members, None].to(there), torch.nn.functional.softplus(raw)
         d_mean = gradient + say * (mean - center) / width**2
         d_spread = gradient * noise + say * (spread / width**2 - 1.0 / spread)
         return torch.cat([d_mean, d_spread * torch.sigmoid(raw)], dim=1)

@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 
 from abps.data.prepare import Rows
 from abps.learn.ridge import losses
@@ -72,4 +71,6 @@ def newton_step(total: Floats, w: Floats, penalty: float) -> Floats:
     weight[0] = 1e-6 * max(total[-3], 1.0)
     gradient = total[len(half[0]) : len(half[0]) + width] + weight * w
     curvature[np.diag_indices(width)] += weight
+    from scipy.linalg import cho_factor, cho_solve  # loaded where it is used: a site's process is the smaller
+
     return np.asarray(w - cho_solve(cho_factor(curvature), gradient))

@@ -16,9 +16,10 @@ from torch import Tensor
 from abps.core.errors import RequestError
 from abps.data.outcome import BINARY
 from abps.learn.additive import Linear
+from abps.learn.common import Common
 from abps.learn.joint_model import Residual
-from abps.learn.models import Layout
-from abps.learn.training import Common, Objective, Training
+from abps.learn.layout import Layout
+from abps.learn.training import Objective, Training
 
 #: The network's weight decay: it shall not learn what few rows say by chance.
 NETWORK_DECAY = 1e-2

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from abps.data.outcome import BINARY, Outcome
 from abps.learn.additive import Linear
-from abps.learn.models import MLP, ModelFactory
+from abps.learn.layout import ModelFactory
+from abps.learn.models import MLP
 
 
 class Joint(nn.Module):

@@ -28,7 +28,8 @@ from abps.learn import outcomes
 from abps.learn.additive import Linear
 from abps.learn.dropout import DropSite
 from abps.learn.joint_model import Joint
-from abps.learn.models import MLP, Layout, layout_of
+from abps.learn.layout import Layout
+from abps.learn.models import MLP, layout_of
 from abps.learn.workspace import Workspace
 
 #: From the representation (m, b, units) to the gradient of each row's extra loss with respect to it; the

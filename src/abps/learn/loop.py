@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from abps.data.prepare import Rows
 from abps.learn import batches, outcomes, private
+from abps.learn.common import Common
 from abps.learn.devices import CPU
 from abps.learn.dropout import kept_units
 from abps.learn.gaussian import noise
@@ -22,7 +23,7 @@ from abps.learn.joint import train_parts
 from abps.learn.kernels import JointKernel, with_given_dropout
 from abps.learn.metrics import Segments
 from abps.learn.mixtures import Mixtures, mixed
-from abps.learn.training import PLAIN, Common, Objective
+from abps.learn.training import PLAIN, Objective
 
 
 class LoopLearner(Common):

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.learn.native import network as compiled
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

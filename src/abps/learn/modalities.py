@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from abps.core.errors import RequestError
 from abps.data.outcome import BINARY, Outcome
-from abps.learn.models import ModelFactory
+from abps.learn.layout import ModelFactory
 
 _PLACE = re.compile(r"^(?P<name>[^@]+)@(?P<first>\d+)(?:@(?P<second>\d+))?$")
 

@@ -1,16 +1,8 @@
-"""Models, and their parameters as one flat row per center.
-
-All centers' models together are a matrix (centers, parameters). Mixing is then row arithmetic, what
-stays private is a range of columns, and the optimiser is one pass over memory.
-"""
+"""The paper's network, and the parameters of any model as one flat row (:mod:`abps.learn.layout`)."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +10,7 @@ from torch import Tensor, nn
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.outcome import BINARY, Outcome
+from abps.learn.layout import Block, Layout, ModelFactory
 
 
 class MLP(nn.Module):
@@ -55,71 +48,6 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(rows,) logits, or (rows, outputs) of several."""
         return self.head(self.drops[-1](self.representation(x))).squeeze(-1)
-
-
-#: Builds a model for a number of features, and for an ``outcome``, or a number of ``outputs``, where it is
-#: not binary. A user's own ``nn.Module`` plugs in here.
-ModelFactory = Callable[..., nn.Module]
-
-
-def answering(factory: ModelFactory, outcome: Outcome, columns: tuple[str, ...] = ()) -> ModelFactory:
-    """The factory of models that answer for an outcome; one that asks for the names of columns gets them."""
-    known = inspect.signature(factory).parameters
-    if "columns" in known:
-        factory = functools.partial(factory, columns=columns)
-    if outcome.binary:
-        return factory
-    if "outcome" in known:
-        return functools.partial(factory, outcome=outcome)
-    if "outputs" in known:
-        return functools.partial(factory, outputs=outcome.outputs)
-    if outcome.outputs == 1:
-        return factory
-    raise RequestError(
-        f"this outcome asks for {outcome.outputs} answers per row; build the model by a function of the "
-        "number of inputs and of outputs"
-    )
-
-
-@dataclass(frozen=True)
-class Block:
-    """One parameter tensor's place in the flat row."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where every parameter sits in a flat row, and where each layer ends.
-
-    A layer is a module that owns parameters (weight and bias together), in the model's own order.
-    """
-
-    blocks: tuple[Block, ...]
-    layer_names: tuple[str, ...]
-    layer_starts: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """|W|: the number of parameters."""
-        return self.blocks[-1].stop
-
-    def shared(self, private_layers: int) -> int:
-        """How many leading columns are shared when the last ``private_layers`` layers stay private."""
-        if not 0 <= private_layers < len(self.layer_starts):
-            raise RequestError(
-                f"private_layers={private_layers}: the model has {len(self.layer_starts)} layers "
-                f"({', '.join(self.layer_names)}) and at least one must be shared; "
-                f"choose 0 to {len(self.layer_starts) - 1}"
-            )
-        return self.size if private_layers == 0 else self.layer_starts[-private_layers]
-
-    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a (..., parameters) tensor, by parameter name."""
-        return {b.name: flat[..., b.start : b.stop].unflatten(-1, b.shape) for b in self.blocks}
 
 
 def layout_of(model: nn.Module) -> Layout:

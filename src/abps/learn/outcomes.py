@@ -10,14 +10,12 @@ import itertools
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
 from abps.data.outcome import Outcome
 from abps.learn.native import row_losses as native
 from abps.learn.native.network import areas
+from abps.tensors import Tensor, torch
 
 Floats = NDArray[np.float64]
 
@@ -64,7 +62,7 @@ def loss(outcome: Outcome, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         lived = (grid < time) | (~event & (grid <= time))
         begins = torch.cat([torch.full_like(grid[:1], -torch.inf), grid[:-1]])
         failed = event & (begins < time) & (time <= grid)
-        rows = (F.softplus(z) * (lived | failed) - z * failed).sum(dim=1)
+        rows = (torch.nn.functional.softplus(z) * (lived | failed) - z * failed).sum(dim=1)
     elif outcome.way == "softmax":
         mine = (y[:, None] == torch.arange(z.shape[1], device=y.device)).to(z.dtype)
         rows = torch.logsumexp(z, dim=1) - (z * mine).sum(dim=1)
@@ -74,7 +72,7 @@ def loss(outcome: Outcome, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         gap = z[:, 0] - y
         rows = torch.maximum((1.0 - outcome.quantile) * gap, -outcome.quantile * gap)
     else:
-        rows = F.binary_cross_entropy_with_logits(z[:, 0], y, reduction="none")
+        rows = torch.nn.functional.binary_cross_entropy_with_logits(z[:, 0], y, reduction="none")
     return (rows * weight).sum()
 
 

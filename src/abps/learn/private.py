@@ -23,8 +23,9 @@ from torch.nn import functional as F
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
+from abps.learn.common import Common
 from abps.learn.gaussian import normals
-from abps.learn.training import Common, Objective
+from abps.learn.training import Objective
 
 
 def possible(objective: Objective) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve, qr
 
 Floats = NDArray[np.float64]
 
@@ -28,6 +27,8 @@ def ridge_path(x: Floats, y: Floats, penalties: NDArray[np.float64], start: Floa
     """
     rows, p = x.shape
     if p > rows:
+        from scipy.linalg import qr  # loaded where it is used: a site's process is the smaller
+
         basis, lower = qr(x.T, mode="economic")  # x = lower' · basis'
         path = ridge_path(lower.T, y, penalties)
         return np.concatenate([path[:, :1], path[:, 1:] @ basis.T], axis=1)
@@ -44,6 +45,8 @@ def ridge_path(x: Floats, y: Floats, penalties: NDArray[np.float64], start: Floa
 
 def newton(design: Floats, y: Floats, penalty: float, w: Floats) -> Floats:
     """(p + 1,) the solution for one penalty, from a start; the first column is not penalised."""
+    from scipy.linalg import cho_factor, cho_solve  # loaded where it is used: a site's process is the smaller
+
     weight = np.full(len(w), penalty)
     weight[0] = 1e-8 * len(y)  # outcomes all alike: the intercept must stay finite
 

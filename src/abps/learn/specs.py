@@ -4,22 +4,21 @@
 smooth terms of them: an additive model. ``gam+mlp`` adds a small network to it. Anything else is a place in a
 module, ``package.module:FACTORY``, or in Python the factory itself: a function from the number of inputs to a
 ``torch.nn.Module``.
+
+The modules that build networks bring PyTorch along. They are imported when a model is built: a process that
+only wants to know what a model looks at does without.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torch import nn
-
 from abps.core.errors import RequestError
 from abps.data.outcome import BINARY
-from abps.learn.additive import Linear
-from abps.learn.joint_model import joint
-from abps.learn.modalities import encoders
-from abps.learn.models import MLP, ModelFactory
+from abps.learn.layout import ModelFactory
 from abps.registry import Registry
 
 
@@ -40,11 +39,27 @@ class ModelSpec:
 
 
 def _mlp(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
+    from abps.learn.models import MLP
+
     return lambda width, outcome=BINARY: MLP(width, hidden, dropout, outcome)
 
 
 def _linear(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
+    from abps.learn.additive import Linear
+
     return Linear
+
+
+def _joint(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
+    from abps.learn.joint_model import joint
+
+    return joint(hidden, dropout)
+
+
+def _encoders(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
+    from abps.learn.modalities import encoders
+
+    return encoders(hidden, dropout)
 
 
 #: Few steps down the whole gradient, each as long as the center's own curvature allows.
@@ -64,14 +79,14 @@ MODELS: Final[dict[str, ModelSpec]] = {
         _linear, "additive model of smooth terms, penalised", splines=True, layers=2, training=_CONVEX
     ),
     "gam+mlp": ModelSpec(
-        joint,
+        _joint,
         "gam with a small network on top, where validation rows want it",
         splines=True,
         layers=4,
         training=_CONVEX | {"hidden": (16,)},
     ),
     "encoders": ModelSpec(
-        encoders,
+        _encoders,
         "an encoder per modality (table, sequences, images) and a shared trunk",
         training={"hidden": (32,), "standardise": "common"},
     ),
@@ -82,7 +97,8 @@ def _accepted(found: Any) -> ModelSpec | None:
     """A specification as it is, or any function or class that builds a module."""
     if isinstance(found, ModelSpec):
         return found
-    if callable(found) and not isinstance(found, nn.Module):
+    torch = sys.modules.get("torch")  # where it is not loaded, nobody can have made a module
+    if callable(found) and not (torch is not None and isinstance(found, torch.nn.Module)):
         return ModelSpec(lambda hidden, dropout: found, "of one's own")
     return None
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 
 from abps.cores import available_cores
-from abps.learn.native.network import BLAS
+from abps.learn.native.blas import BLAS
 
 
 class Crew:

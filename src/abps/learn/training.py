@@ -1,35 +1,28 @@
 """Local training: its settings, what methods may add to the loss, and what they may ask of a learner.
 
-``stacked.StackedLearner`` is the fast one; ``loop.LoopLearner`` is the same learning told plainly.
+``batched.StackedLearner`` is the fast one; ``loop.LoopLearner`` is the same learning told plainly;
+``small_linear.SmallLinear`` is a linear model's, at a site.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from abps.core import streams
 from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
-from abps.learn.additive import largest_curvature
 from abps.learn.contrast import Contrast
 from abps.learn.gaussian import Gaussian
-from abps.learn.kernels import JointKernel, Kernel, LinearKernel, kernel_for
+from abps.learn.layout import Layout, ModelFactory
 from abps.learn.metrics import Segments
-from abps.learn.mixtures import Mixtures, mixed
-from abps.learn.models import Layout, ModelFactory, answering, initial_weights
+from abps.learn.mixtures import Mixtures
 from abps.learn.specs import find_model
-
-#: The longest step down a gradient, as a share of what keeps the loss from ever rising (2 / curvature).
-LONGEST = 0.95
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -240,105 +233,3 @@ class Learner(Protocol):
 
     def on(self, data: Prepared) -> Learner:
         """The same way of learning on other data."""
-
-
-@dataclass
-class Common:
-    """What both learners hold: data, the model's layout, the common start.
-
-    secret: added to the seed of what hides rows in private training; 0 in a simulation, which repeats.
-    noisy_steps: how many private steps were taken in which round.  looked: whether anything was asked about
-    training rows beside training.
-    """
-
-    data: Prepared
-    training: Training
-    factory: ModelFactory
-    seed: int
-    secret: int = field(default=0, kw_only=True)
-    noisy_steps: dict[int, int] = field(init=False, default_factory=dict)
-    looked: bool = field(init=False, default=False)
-    kernel: Kernel = field(init=False)
-    start: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.factory = answering(self.factory, self.data.outcome, self.data.columns)
-        self.kernel = kernel_for(self.factory(self.data.width), self.data.width, self.data.outcome)
-        self.start = initial_weights(self.factory, self.data.width, self.seed)
-        self.ids = streams.center_ids(self.data.centers)
-        if self.training.clip is not None and not self.data.outcome.binary:
-            raise RequestError(
-                f"clip: private training is for binary outcomes, not {self.data.outcome.kind}; leave it out"
-            )
-        if self.training.optimizer == "descent" and not isinstance(self.kernel, LinearKernel | JointKernel):
-            raise RequestError(
-                "optimizer=descent: its steps follow the curvature of a linear model's loss; "
-                "choose model=gam or model=linear, or another optimizer"
-            )
-
-    def take_noisy_steps(self, round: int, epochs: int) -> None:
-        """Note the private steps of a round. Its noise is drawn once: twice the same noise hides nothing."""
-        if round in self.noisy_steps:
-            raise RequestError(
-                "clip: this method trains more than once in a round, with one and the same noise; "
-                "choose one that trains once (for abps-plus: without last steps)"
-            )
-        self.noisy_steps[round] = self.training.private_steps(epochs)
-
-    def look(self, rows: Rows) -> None:
-        """Note that something was asked about rows; training rows are in ``train`` and in ``own``."""
-        self.looked |= any(np.may_share_memory(rows.y, mine.y) for mine in self._mine())
-
-    def _mine(self) -> tuple[Rows, ...]:
-        made = self.data.__dict__.get("own")  # computed when somebody asks for it
-        return (self.data.train,) if made is None else (self.data.train, made)
-
-    @property
-    def batch(self) -> int:
-        """The most rows of a step."""
-        if self.training.optimizer != "descent":
-            return self.training.batch
-        return max(1, int(self.data.train.sizes.max()))
-
-    @cached_property
-    def curvature(self) -> NDArray[np.float64]:
-        """(n,) the largest curvature of each center's mean loss, for linear models."""
-        return self.data.outcome.curvature * largest_curvature(self.data.train.x, self.data.train.start)
-
-    def steps(self, objective: Objective, round: int) -> NDArray[np.float32]:
-        """(n,) how far each center goes along its gradient: no farther than where its loss could rise."""
-        strength = objective.strength if objective.anchor is not None else 0.0
-        extra = strength.numpy() if isinstance(strength, Tensor) else strength
-        most = 2.0 * LONGEST / (self.curvature + self.training.weight_decay + extra + 1e-12)
-        return (self.shorter(round) * np.minimum(self.training.lr, most)).astype(np.float32)
-
-    def shorter(self, round: int) -> float:
-        """By how much the steps of a descent are shorter than in the first round."""
-        cooling = self.training.cooling
-        return 1.0 if cooling == 0 else 1.0 / (1.0 + (round - 1) / cooling)
-
-    def decay(self, count: int) -> Tensor:
-        """(count,) the penalty of every parameter: none on the intercept, where one is told apart."""
-        decay = torch.full((self.layout.size,), self.training.weight_decay)
-        for block in self.layout.blocks:
-            if block.name.startswith("intercept."):
-                decay[block.start : block.stop] = 0.0
-        return decay.repeat(count // self.layout.size)
-
-    @property
-    def layout(self) -> Layout:
-        """Where every parameter sits."""
-        return self.kernel.layout
-
-    def begin(self, w: Tensor, round: int) -> Callable[[], Tensor]:
-        """Training that starts when its models are asked for."""
-        return lambda: self.train(w, round)  # type: ignore[attr-defined]
-
-    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
-        """(k, P) every mixture itself, then its logits on the rows of its owner."""
-        models = mixed(own, others, parts, self.each)  # type: ignore[attr-defined]
-        return models, self.logits(models, rows, parts.owner)  # type: ignore[attr-defined]
-
-    def on(self, data: Prepared) -> Learner:
-        """The same way of learning on other data."""
-        return replace(self, data=data)  # type: ignore[return-value]

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import credit, goals, selection
 from abps.core.beliefs import Beliefs
@@ -35,6 +33,7 @@ from abps.methods.base import Alarm, Decisions, Kind, Models, Published, Weighti
 from abps.methods.forgetting import Memory, Observed, Watch, keys_of
 from abps.methods.pairing import Floats, Ints, Meeting, Score, judged, meet
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod, Worth
+from abps.tensors import Tensor, torch
 
 #: Centers up to which every proposal is listed in the audit trail; above, those in vain are counted.
 LISTED_UP_TO = 512
@@ -182,6 +181,8 @@ class ABPS(PeerMethod):
     memory: what else is forgotten: after alarms of drift, or beyond a window of rounds.
     adopt: always, or if_helpful: keep the mix only where it does not lower the own validation utility.
     """
+
+    arithmetic: ClassVar[bool] = True
 
     selection: Selection = field(default_factory=Selection)
     filter: Filter = field(default_factory=Filter)

@@ -22,16 +22,16 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.choices import validate
 from abps.core.errors import RequestError
+from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared, Rows
 from abps.learn.metrics import Segments
 from abps.learn.training import Learner, Training
+from abps.tensors import Tensor, torch
 from abps.wire.codecs import NOTHING, codec
 from abps.wire.frames import frame_size
 
@@ -348,6 +348,10 @@ class Method:
     choosing: what is chosen on validation rows.
     """
 
+    #: Whether all that it does with tensors of linear models is among :mod:`abps.numpy_tensors`: a site's
+    #: process then does without PyTorch.
+    arithmetic: ClassVar[bool] = False
+
     #: Why it learns binary outcomes alone, in half a sentence; nothing if it learns any.
     only_binary: ClassVar[str] = ""
 
@@ -385,6 +389,12 @@ class Method:
         """Settings that a comparison may tune, each with the values to try: at most six combinations."""
         epochs = self.training.epochs
         return tried(self, epochs=tuple(dict.fromkeys((max(1, epochs // 2), epochs))))
+
+    def by_arithmetic(self, outcome: Outcome) -> bool:
+        """Whether a site that predicts this outcome by it needs neither PyTorch nor compiled code."""
+        ours = self.arithmetic and type(self).__module__.startswith("abps.")  # others' code may do anything
+        linear = self.training.model in ("linear", "gam") and self.training.optimizer == "descent"
+        return ours and linear and self.training.clip is None and outcome.binary
 
     def between_sites(self) -> str:
         """Why it cannot run between sites, in half a sentence; nothing if it can."""

@@ -19,9 +19,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -31,6 +28,7 @@ from abps.learn.metrics import Segments
 from abps.learn.training import Objective, Training
 from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
 from abps.methods.star import Server, StarMethod
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +109,8 @@ class BNN(StarMethod):
         self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
     ) -> tuple[tuple[Tensor, ...], None]:
         """The average of the Gaussians."""
-        center, spread = pooled(sent[0], F.softplus(sent[1]), shares(sizes, self.weighting), self.average)
+        spreads = torch.nn.functional.softplus(sent[1])
+        center, spread = pooled(sent[0], spreads, shares(sizes, self.weighting), self.average)
         return (center, raw_of(spread)), None
 
     def receive(self, world: World, state: State, trained: State, down: tuple[Tensor, ...], t: int) -> State:
@@ -127,7 +126,7 @@ class BNN(StarMethod):
         own = world.sizes()[torch.from_numpy(world.here)]
         if self.prior == "global":
             center = state.models[state.held].expand(world.r, -1)
-            spread = F.softplus(state.raw[state.held]).expand(world.r, -1)
+            spread = torch.nn.functional.softplus(state.raw[state.held]).expand(world.r, -1)
         return Objective(gaussian=Gaussian(center, spread, self.kl / own.clamp_min(1.0)))
 
     def logits(self, world: World, state: State, rows: Rows) -> Segments:
@@ -135,7 +134,7 @@ class BNN(StarMethod):
         if self.evaluate == "means":
             return world.learner.logits(state.models, rows)
         rng = streams.generator(world.seed, "sample-weights")
-        mean, spread = state.models[state.held], F.softplus(state.raw[state.held])
+        mean, spread = state.models[state.held], torch.nn.functional.softplus(state.raw[state.held])
         total = torch.zeros(len(rows.y), dtype=torch.float64)
         for _ in range(self.samples):
             noise = torch.from_numpy(rng.standard_normal(spread.shape[1], dtype=np.float32))

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.matching import Plan
@@ -16,6 +15,7 @@ from abps.learn.metrics import labels_of, log_loss
 from abps.learn.mixtures import Mixtures
 from abps.methods.abps import trail_of
 from abps.methods.base import Decisions, Floats, Ints, World
+from abps.tensors import Tensor
 
 #: The rows of its own on which a center looks at other models.
 Judge = Literal["train", "validation", "all"]

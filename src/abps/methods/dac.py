@@ -18,9 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
@@ -28,6 +26,7 @@ from abps.methods import graphs
 from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge, Links, drawn, in_place, losses, own_losses, trail_with
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.tensors import Tensor, torch
 
 #: A loss of zero has no inverse.
 LEAST = 1e-6

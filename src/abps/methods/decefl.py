@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.methods import graphs
 from abps.methods.base import Kind, Models, World
 from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.tensors import Tensor
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -32,6 +30,7 @@ from abps.methods import graphs
 from abps.methods.base import Floats, Ints, Kind, Models, Weighting, World, shares
 from abps.methods.choosing import drawn
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

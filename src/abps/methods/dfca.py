@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -22,6 +20,7 @@ from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge
 from abps.methods.peers import Heard, Learned, PeerMethod
 from abps.methods.several_models import choose, positive, spread_out, under_head
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

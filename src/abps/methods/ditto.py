@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor
-
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
 from abps.learn.metrics import Segments
 from abps.learn.training import Objective
 from abps.methods.base import Models, World, tried
 from abps.methods.fedavg import FedAvg, under
+from abps.tensors import Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -29,6 +27,7 @@ from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge, drawn, in_place, trail_with
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
 from abps.methods.several_models import losses_of
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -26,6 +24,7 @@ from abps.methods import graphs
 from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import drawn, trail_with
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply
+from abps.tensors import Tensor, torch
 from abps.wire.numerals import Numerals, Stretch
 
 

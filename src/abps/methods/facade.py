@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.methods import graphs
@@ -26,6 +24,7 @@ from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge
 from abps.methods.peers import Heard, Learned, PeerMethod
 from abps.methods.several_models import choose, head_start, positive, spread_out
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

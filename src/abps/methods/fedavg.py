@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from abps.core.errors import RequestError
 from abps.learn.training import PLAIN, Objective
 from abps.methods.base import Weighting, Wire, World, shares
 from abps.methods.robust import AGGREGATES, Aggregate, trusted
 from abps.methods.star import Adding, Server, StarMethod
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from abps.core.errors import RequestError
 from abps.methods.base import Models, Weighting, Wire, World, shares, tried, weighted_mean
 from abps.methods.fedavg import under
 from abps.methods.star import Adding, Server, StarMethod
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

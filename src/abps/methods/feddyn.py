@@ -19,13 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from abps.core.errors import RequestError
 from abps.learn.training import PLAIN, Objective
 from abps.methods.base import Models, Weighting, Wire, World, shares, tried
 from abps.methods.star import Adding, Server, StarMethod
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -29,6 +28,7 @@ from abps.methods import graphs
 from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.choosing import Judge, in_place, losses, own_losses, trail_with
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.tensors import torch
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.beliefs import Beliefs
@@ -24,6 +23,7 @@ from abps.methods.base import Alarm, World
 from abps.stats import change as drift
 from abps.stats import detectors
 from abps.stats.change import two_sided_p
+from abps.tensors import Tensor
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

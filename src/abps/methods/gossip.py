@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from abps.core import streams
 from abps.methods.base import Floats, Ints, Kind, Models, World
 from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.methods.base import World
+from abps.tensors import Tensor, torch
 
 Ints = NDArray[np.int64]
 

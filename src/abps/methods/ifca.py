@@ -16,15 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from abps.core.errors import RequestError
-from abps.learn.models import Layout
+from abps.learn.layout import Layout
 from abps.methods.base import Floats, Ints, Models, Wire, World, tried, weighted_mean
 from abps.methods.choosing import Judge
 from abps.methods.several_models import choose, head_start, positive, spread_out, under_head
 from abps.methods.star import Server, StarMethod
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

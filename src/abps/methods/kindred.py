@@ -35,10 +35,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from scipy.special import ndtr
-from torch import Tensor
 
 from abps.core import permutation, streams
 from abps.core.choices import validate
@@ -59,6 +56,7 @@ from abps.methods.patient_sums import own_slopes, score_columns, scores
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply, Worth
 from abps.methods.suspicion import ERROR, STRIKE, let_in
 from abps.stats import spectrum
+from abps.tensors import Tensor, torch
 from abps.wire.numerals import Numerals, Stretch
 
 #: What a board asks: the models; models and scores; models, when kin are known; the loss of mixtures on
@@ -205,6 +203,8 @@ class Effects:
 
     def helps(self) -> Floats:
         """(k,) the probability that a mix lowers the loss."""
+        from scipy.special import ndtr  # loaded where it is used: a site's process is the smaller
+
         return np.asarray(ndtr(self.mean / self.sd))
 
 
@@ -215,6 +215,8 @@ class Kindred(PeerMethod):
     last steps.  last_rounds: how many rounds' worth of training they are.  policy: kin, or random (the
     control: no roll call for kin).
     """
+
+    arithmetic: ClassVar[bool] = True
 
     training: Training = field(default_factory=lambda: Training.of("gam"))
     wire: Wire = field(default_factory=lambda: Wire("int8", private_layers=1, reference="start"))
@@ -539,6 +541,8 @@ class Kindred(PeerMethod):
         """(k,) who surely takes more than ``harm`` from a center's loss in the wrong direction."""
         if not self.judging.harm:
             return np.zeros(len(known.mean), dtype=bool)
+        from scipy.special import ndtr  # loaded where it is used: a site's process is the smaller
+
         return np.asarray(ndtr((-self.judging.harm - known.mean) / known.sd) > self.judging.sure)
 
     def explained(self, plan: Plan, state: Standing, known: Effects) -> Decisions:

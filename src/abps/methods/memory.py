@@ -16,8 +16,9 @@ import typing
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+from abps.tensors import Tensor, is_tensor, torch
 
 _LENGTH = struct.Struct("<I")
 
@@ -33,7 +34,7 @@ def freeze(state: Any, without: tuple[str, ...] = ()) -> bytes:
     def plain(value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             value = value.contiguous().numpy()
         if isinstance(value, np.ndarray):
             if value.dtype.hasobject:
@@ -93,7 +94,7 @@ def _thawed(kind: type, data: bytes, given: dict[str, Any]) -> Any:
         if origin in (types.UnionType, typing.Union):
             (some,) = (each for each in inner if each is not type(None))
             return None if told is None else read(told, some)
-        if hint is torch.Tensor:
+        if is_tensor(hint):
             return torch.from_numpy(array(told))
         if origin is np.ndarray:
             return array(told)

@@ -15,13 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from abps.core.errors import RequestError
 from abps.learn.contrast import Contrast
 from abps.learn.training import PLAIN, Objective
 from abps.methods.base import Models, World, tried
 from abps.methods.fedavg import FedAvg
+from abps.tensors import Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import credit, streams
 from abps.learn.metrics import Segments, labels_of
 from abps.learn.mixtures import mixtures
 from abps.methods.base import World
+from abps.tensors import Tensor
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

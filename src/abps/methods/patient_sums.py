@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -21,6 +19,7 @@ from abps.methods.base import Floats, Ints, World
 from abps.privacy.noise import clip_rows
 from abps.privacy.small_counts import without_small
 from abps.stats import spectrum
+from abps.tensors import Tensor
 from abps.wire.numerals import Form, Stretch
 
 
@@ -116,6 +115,8 @@ def noisy_scores(
     if not outcome.binary:
         raise RequestError("dp_epsilon: scores of roll calls are private for binary outcomes only")
     x, y = rows.x[:, columns].astype(np.float64), rows.y.astype(np.float64)
+    from scipy.special import expit  # loaded where it is used: a site's process is the smaller
+
     residual = y - expit(offset)
     parts = clip_rows(x * residual[:, None], 1.0)
     stream = streams.generator(world.seed + world.secret, "null", t, center)

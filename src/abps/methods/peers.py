@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import ledger as bytes_of
 from abps.core import selection as turns_of
@@ -31,6 +30,7 @@ from abps.core.selection import Selection
 from abps.data.prepare import Rows
 from abps.learn.metrics import Segments
 from abps.methods.base import Alarm, Decisions, Floats, Ints, Method, Wire, World
+from abps.tensors import Tensor
 from abps.wire.numerals import Form, Numerals
 
 

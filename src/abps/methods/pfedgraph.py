@@ -22,18 +22,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from abps.core import simplex, streams
 from abps.core.errors import RequestError
-from abps.learn.models import Layout
+from abps.learn.layout import Layout
 from abps.learn.training import PLAIN, Objective
 from abps.methods import graphs
 from abps.methods.base import Floats, Kind, Models, Wire, World, tried
 from abps.methods.choosing import Links, trail_with
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
 from abps.methods.star import Server, StarMethod
+from abps.tensors import Tensor, torch
 
 #: Models that point this much the same way count as pointing exactly the same way.
 SAME = 0.9

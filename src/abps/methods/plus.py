@@ -27,7 +27,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import credit, streams
 from abps.core.choices import validate
@@ -53,6 +52,7 @@ from abps.methods.base import Decisions, Kind, Models, Published, Wire, World
 from abps.methods.pairing import coalition, flat, judged, meet
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod, Worth
 from abps.privacy.small_counts import rounded, rounded_differences
+from abps.tensors import Tensor
 from abps.wire.admission import ASSOCIATION
 
 Floats = NDArray[np.float64]
@@ -160,6 +160,8 @@ class ABPSPlus(PeerMethod):
     its Shapley share of what they are worth together), or the paper's: auroc or log_loss, the mixed model's
     gain on validation rows.  gate: adopt a peer's weights only as far as it probably helps.
     """
+
+    arithmetic: ClassVar[bool] = True
 
     only_binary: ClassVar[str] = "its likenesses are differences between two outcomes; choose abps-plus"
 

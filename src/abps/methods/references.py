@@ -14,15 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.learn.glm import message, message_size, newton_step, width_of, with_intercept
+from abps.learn.layout import Layout
 from abps.learn.metrics import Segments, labels_of, log_loss
-from abps.learn.models import Layout
 from abps.learn.tabular import Choice, Predictor, choose, fit
 from abps.learn.training import Training
 from abps.methods.base import Method, Models, Stopping, World
@@ -30,6 +28,7 @@ from abps.methods.centralized import Centralized
 from abps.methods.patient_sums import categories
 from abps.methods.star import Adding, Server, StarMethod
 from abps.privacy.small_counts import without_small
+from abps.tensors import Tensor, torch
 
 Floats = NDArray[np.float64]
 

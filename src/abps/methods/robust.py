@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from abps.methods.base import weighted_mean
+from abps.tensors import Tensor, torch
 
 #: How a server makes one model of many.
 Aggregate = Literal["mean", "median", "trimmed", "krum", "trusted"]

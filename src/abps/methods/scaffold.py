@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from abps.core.errors import RequestError
 from abps.learn.training import PLAIN, Objective
 from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
 from abps.methods.star import Adding, Server, StarMethod
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)

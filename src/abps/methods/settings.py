@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from abps.core.errors import RequestError, nearest
-from abps.learn.models import ModelFactory
+from abps.learn.layout import ModelFactory
 from abps.learn.specs import find_model
 from abps.methods.base import Method, Wire
 from abps.methods.catalog import find

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.learn.models import Layout
+from abps.learn.layout import Layout
 from abps.methods.base import Floats, Ints, World
 from abps.methods.choosing import Judge, losses
+from abps.tensors import Tensor, torch
 
 
 def head_start(layout: Layout, head_layers: int) -> int:

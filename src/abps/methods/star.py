@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
-from abps.learn.models import Layout
+from abps.learn.layout import Layout
 from abps.methods.base import Floats, Kind, Method, Wire, World
 from abps.privacy import fixed_point
 from abps.privacy.sum_bytes import NUMBER, protocol_bytes
+from abps.tensors import Tensor, torch
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.methods.base import Ints
 from abps.methods.peers import Heard
+from abps.tensors import Tensor, torch
 
 Floats = NDArray[np.float64]
 

@@ -24,9 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -37,6 +35,7 @@ from abps.learn.training import PLAIN, Learner, Lesson, Objective
 from abps.methods import graphs
 from abps.methods.base import Floats, Ints, Kind, Models, World, tried
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.tensors import Tensor, torch
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 

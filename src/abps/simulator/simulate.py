@@ -27,10 +27,10 @@ from abps.data.timeline import timeline
 from abps.learn.batched import StackedLearner
 from abps.learn.devices import device_name, find_device
 from abps.learn.joint import without_network
+from abps.learn.layout import ModelFactory
 from abps.learn.loop import LoopLearner
 from abps.learn.metrics import labels_of, log_loss, mean_over_centers
-from abps.learn.models import ModelFactory
-from abps.learn.native.network import BLAS
+from abps.learn.native.blas import BLAS
 from abps.learn.outcome_scores import main_score, survived
 from abps.learn.training import Learner, Training
 from abps.methods.accounting import counting_of, with_noise

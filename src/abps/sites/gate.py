@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core.plausibility import distances, plausible
 from abps.sites.outlook import Outlook
+from abps.tensors import Tensor
 from abps.wire import admission
 from abps.wire.admission import Meter, Reason, Refused
 

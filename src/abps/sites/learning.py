@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from abps.core import protocol
 from abps.core.errors import RequestError
@@ -30,6 +29,7 @@ from abps.sites.masked_sums import MaskedSums
 from abps.sites.outlook import Outlook
 from abps.sites.store_rows import AlarmRow, Evidence, Finished
 from abps.sites.with_server import WithServer
+from abps.tensors import torch
 
 
 @dataclass

@@ -13,16 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import protocol, streams
 from abps.core.errors import RequestError
 from abps.core.protocol import Negotiation
 from abps.core.streams import center_id, center_ids
 from abps.data.prepare import Prepared
-from abps.learn.batched import StackedLearner
+from abps.learn.training import Learner, Training
 from abps.methods.base import ROWS, Ints, World, grounded
 from abps.methods.memory import StateError, thaw
 from abps.methods.peers import Opinion, PeerMethod
@@ -30,6 +28,7 @@ from abps.sites.agreement import Agreement
 from abps.sites.spent import Purse
 from abps.sites.store import Store
 from abps.sites.store_rows import AlarmRow
+from abps.tensors import Tensor, numpy_alone, torch
 from abps.wire import versions
 from abps.wire.admission import Limits, Origin
 from abps.wire.codecs import codec
@@ -94,7 +93,7 @@ class Outlook:
         store.keep_table(_fingerprint(data), another_table)
         training = self.method.training
         self._secret = secret
-        self.learner = StackedLearner(data, training, training.factory, agreement.seed, secret=secret)
+        self.learner = _learner(data, training, agreement.seed, secret)
         self.codec = codec(self.method.line.codec)
         self.shared = self.learner.layout.shared(self.method.line.private_layers)
         self.base = self.method.line.base(self.learner.start, self.shared)
@@ -269,6 +268,17 @@ class Outlook:
 def counts(round: Any) -> bool:
     """Whether something can be the number of a round; the conductor may say anything."""
     return isinstance(round, int) and not isinstance(round, bool) and round >= 1
+
+
+def _learner(data: Prepared, training: Training, seed: int, secret: int) -> Learner:
+    """What trains here. Either is imported where it is wanted: the one for any model brings PyTorch along."""
+    if numpy_alone():
+        from abps.learn.small_linear import SmallLinear
+
+        return SmallLinear(data, training, seed, secret=secret)
+    from abps.learn.batched import StackedLearner
+
+    return StackedLearner(data, training, training.factory, seed, secret=secret)
 
 
 def _fingerprint(data: Prepared) -> str:

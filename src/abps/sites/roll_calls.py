@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
@@ -18,6 +17,7 @@ from abps.methods.peers import Notice, boards
 from abps.sites.gate import Gate
 from abps.sites.outlook import Outlook
 from abps.sites.post import Post, Unreachable
+from abps.tensors import torch
 from abps.wire import admission
 from abps.wire.admission import Reason, Refused
 from abps.wire.messages import pack_answer, pack_notice

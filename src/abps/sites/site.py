@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from abps.core.errors import RequestError
 from abps.core.protocol import Negotiation
 from abps.data.prepare import Prepared
@@ -39,6 +37,7 @@ from abps.sites.swapping import Swapping
 from abps.sites.telling import Telling
 from abps.sites.with_server import WithServer
 from abps.sites.witnessing import Witnessing
+from abps.tensors import Tensor
 from abps.wire import versions
 from abps.wire.admission import Limits, Reason, Refused
 from abps.wire.frames import frame_size

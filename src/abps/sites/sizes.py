@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from abps.learn.kernels import kernel_for
-from abps.learn.models import Layout
+from abps.data.outcome import BINARY
+from abps.learn.layout import Layout, linear_layout
 from abps.methods.base import Method
 from abps.methods.star import StarMethod, masked_cost, star_cost
 from abps.sites.agreement import Agreement
@@ -22,6 +22,10 @@ class Sizes:
     @property
     def layout(self) -> Layout:
         """Where every parameter sits."""
+        if self._method.training.model in ("linear", "gam"):
+            return linear_layout(self._width, BINARY)
+        from abps.learn.kernels import kernel_for  # brings PyTorch along, which other studies do without
+
         return kernel_for(self._method.training.factory(self._width), self._width).layout
 
     @property

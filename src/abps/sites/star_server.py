@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from abps import files
@@ -23,7 +22,6 @@ from abps.core.ledger import Ledger
 from abps.core.matching import Rest
 from abps.core.plausibility import distances, plausible
 from abps.core.streams import center_ids
-from abps.learn.models import initial_weights
 from abps.methods.base import server_keys
 from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.star import (
@@ -42,6 +40,7 @@ from abps.sites.masked_sums import masking_context
 from abps.sites.post import CONDUCTOR
 from abps.sites.sizes import Sizes
 from abps.sites.steps import Line, Seconds
+from abps.tensors import Tensor, torch
 from abps.wire.admission import Origin, Refused, SenderId, admit_note, admit_weights
 from abps.wire.codecs import codec
 from abps.wire.frames import pack, unpack
@@ -52,7 +51,7 @@ class _Last:
     """What a star's server sent in a round, as it arrived, and whose sums it has seen."""
 
     round: int
-    sent: tuple[torch.Tensor, ...]
+    sent: tuple[Tensor, ...]
     lists: tuple[tuple[str, ...], ...] = ()
 
 
@@ -107,6 +106,12 @@ class StarServer:
         if self.method.privacy.secure:
             return self._masked_round(t, present, told, missing), ledger
         return self._open_round(t, present, sizes, missing), ledger
+
+    def _start(self) -> Tensor:
+        """(parameters,) the common start of all sites."""
+        from abps.learn.models import initial_weights  # brings PyTorch along, for studies with a server alone
+
+        return initial_weights(self.method.training.factory, self.agreement.width, self.agreement.seed)
 
     # Uploads that the server sees
 
@@ -264,7 +269,7 @@ class StarServer:
         if names and self.server.last:
             self._answer(t, names, np.arange(len(names)), self.server.last, self._start(), missing)
 
-    def _start(self) -> torch.Tensor:
+    def _start(self) -> Tensor:
         return initial_weights(self.method.training.factory, self.agreement.width, self.agreement.seed)
 
     # Answers
@@ -274,9 +279,9 @@ class StarServer:
         t: int,
         names: list[str],
         trusted: NDArray[np.int64],
-        start: torch.Tensor,
-        sent: tuple[torch.Tensor, ...],
-        rows: torch.Tensor,
+        start: Tensor,
+        sent: tuple[Tensor, ...],
+        rows: Tensor,
         missing: dict[str, str],
     ) -> None:
         """Do the server's part, send what it has to say, and remember what the next round needs."""
@@ -291,10 +296,10 @@ class StarServer:
         t: int,
         names: list[str],
         trusted: NDArray[np.int64],
-        replies: tuple[torch.Tensor, ...],
-        start: torch.Tensor,
+        replies: tuple[Tensor, ...],
+        start: Tensor,
         missing: dict[str, str],
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         """Send what the server has to say, to all the same or to each its own; returns what is the same.
 
         trusted: the places, among the names, of those whose weights were let in.

@@ -7,7 +7,6 @@ head of the sender's log, signed.
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from abps.core.ledger import CONTROL_MESSAGE
@@ -19,6 +18,7 @@ from abps.sites.outlook import Outlook
 from abps.sites.post import Part, Post, Unreachable
 from abps.sites.signing import Signer
 from abps.sites.store_rows import Head
+from abps.tensors import torch
 from abps.wire import admission, versions
 from abps.wire.admission import Reason, Refused
 from abps.wire.frames import frame_size, unpack

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
-from torch import Tensor
-
 from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
 from abps.sites.gate import Gate
 from abps.sites.outlook import Outlook
 from abps.sites.post import CONDUCTOR, Post
+from abps.tensors import Tensor, torch
 from abps.wire import admission
 from abps.wire.admission import Refused
 from abps.wire.messages import pack_note

@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtr
 
 from abps.core.errors import RequestError
 
@@ -90,6 +89,8 @@ def welch(a: Summary, b: Summary) -> tuple[Floats, Floats]:
 
 def two_sided_p(statistic: ArrayLike, freedom: ArrayLike) -> Floats:
     """P(|T| >= |statistic|) for Student's T with ``freedom`` degrees of freedom; the arrays broadcast."""
+    from scipy.special import stdtr  # loaded where it is used: a site's process is the smaller
+
     return np.asarray(2.0 * stdtr(np.asarray(freedom, np.float64), -np.abs(statistic)))
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.jit import compiled
+from abps.jit import compiled, compiled_or
+from abps.wire import rounding_numpy
 
 Singles = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -29,7 +30,7 @@ def _upper_half(bits: np.uint32) -> np.uint32:
     return np.uint32(nearest & upper)
 
 
-@compiled
+@compiled_or(rounding_numpy.through_upper_halves)
 def through_upper_halves(flat: Singles, stride: int, base: Singles, out: Singles) -> None:
     """Weights that travel as the upper halves of float32 (bfloat16)."""
     count = out.shape[1]
@@ -89,7 +90,7 @@ def _code(piece: Singles, chance: NDArray[np.uint16], top: int, code: Singles) -
     return step
 
 
-@compiled
+@compiled_or(rounding_numpy.to_codes)
 def to_codes(
     weights: Singles, key: np.uint64, places: Words, block: int, top: int, code: Singles, scale: Singles
 ) -> None:
@@ -104,7 +105,7 @@ def to_codes(
         scale[b] = _code(weights[some], words.view(np.uint16), top, code[some])
 
 
-@compiled
+@compiled_or(rounding_numpy.through_codes)
 def through_codes(
     flat: Singles,
     stride: int,

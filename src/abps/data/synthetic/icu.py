@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -612,6 +611,8 @@ def chances(risk: Floats, died: NDArray[np.integer], stratum: NDArray[np.int64])
     What nothing explains is logistic, and in every stratum the most severe die: so the chance is logistic in
     the risk, with the constant at which as many are expected to die as did.
     """
+    from scipy.special import expit  # loaded where it is used: a site's process is the smaller
+
     found = np.zeros(len(risk))
     for s in np.unique(stratum).tolist():
         rows = np.flatnonzero(stratum == s)

@@ -16,13 +16,14 @@ from torch import Tensor
 from abps.core import streams
 from abps.data.prepare import Prepared, Rows
 from abps.learn import batches, private
+from abps.learn.common import Common
 from abps.learn.gaussian import noise_keys
 from abps.learn.kernels import MLPKernel
 from abps.learn.mixtures import Mixtures
 from abps.learn.native import clipped, linear
 from abps.learn.native import network as compiled
 from abps.learn.outcomes import rule, shaped
-from abps.learn.training import Common, Objective, Training
+from abps.learn.training import Objective, Training
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -18,19 +18,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg  # noqa: F401  (its BLAS must be loaded before it can be told to use one thread)
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
-from abps.jit import compiled
+from abps.jit import compiled, compiled_or
+from abps.learn.native import in_numpy
 from abps.learn.native.elementary import normals, softplus
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint32]
-
-#: The BLAS behind the compiled products; threads that run side by side give it one thread each.
-BLAS = ThreadpoolController().select(user_api="blas")
 
 #: Rows that a model answers at a time, so that its hidden layers stay in the cache.
 ANSWERED_AT_ONCE = 128
@@ -686,7 +682,7 @@ def _mix(own, others, keep, other, share, first, out):
         rest[p] = kept[p]
 
 
-@compiled
+@compiled_or(in_numpy.mixed_models)
 def mixed_models(own, others, parts, which, out):
     """The models ``which`` themselves, to rows of ``out`` (k, P): see ``mixtures.Mixtures`` for the parts."""
     owner, keep, other, share, part = parts
@@ -785,7 +781,7 @@ def mixed_answers(own, others, parts, which, where, widths, memory, out):
         at = end
 
 
-@compiled
+@compiled_or(in_numpy.areas)
 def areas(score, label, start):
     """Of every pair of a positive and a negative row of a group: the share in which the positive one stands
     higher, ties as half."""

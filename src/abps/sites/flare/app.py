@@ -371,8 +371,7 @@ class FlareSite:
 
     def _opened(self, own: SiteFile, journal: Journal) -> Any:
         """The site's part in the study, or in counting what it lacks."""
-        import torch
-
+        from abps import tensors
         from abps.sites import measuring, signing, trials
         from abps.sites.consent import Consent
         from abps.sites.post import Patience
@@ -381,7 +380,6 @@ class FlareSite:
         from abps.sites.spent import inherit
         from abps.sites.store import Store
 
-        torch.set_num_threads(own.threads)
         self._stage = Excuse.AGREEMENT
         signed = Signed.from_json(json.loads(self.proposal))
         agreement = signed.proposal.agreement
@@ -395,6 +393,8 @@ class FlareSite:
             agreement = measuring.resolved(agreement, self._scales, _kept_scales(own, agreement))
             agreement = trials.resolved(agreement, self._which)
         method = agreement.config()
+        if not (method.by_arithmetic(agreement.book.outcome) and tensors.use_numpy()):
+            tensors.torch.set_num_threads(own.threads)
         consent = Consent(Path(own.store), journal, own.policy, signed, signing.root(self._local.parent))
         approval = consent.given()
         self._stage = Excuse.TABLE
