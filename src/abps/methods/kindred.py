@@ -30,8 +30,10 @@ guesses from metadata:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -541,9 +543,9 @@ class Kindred(PeerMethod):
         """(k,) who surely takes more than ``harm`` from a center's loss in the wrong direction."""
         if not self.judging.harm:
             return np.zeros(len(known.mean), dtype=bool)
-        from scipy.special import ndtr  # loaded where it is used: a site's process is the smaller
-
-        return np.asarray(ndtr((-self.judging.harm - known.mean) / known.sd) > self.judging.sure)
+        sure = self.judging.sure
+        far = NormalDist().inv_cdf(sure) if 0 < sure < 1 else math.copysign(math.inf, sure - 0.5)
+        return np.asarray((-self.judging.harm - known.mean) / known.sd > far)
 
     def explained(self, plan: Plan, state: Standing, known: Effects) -> Decisions:
         """The audit trail, each decision with the kinship and the effect that it was made on."""

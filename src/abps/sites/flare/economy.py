@@ -1,4 +1,5 @@
-"""What the engine does in a job's process and need not do: rest at the end, send what nobody waits for.
+"""What the engine does in a job's process and need not do: rest at the end, send what nobody waits for, load
+PyTorch.
 
 Known of NVIDIA FLARE 2.9, to which the package is bound; each of these changes one function of it.
 """
@@ -70,8 +71,22 @@ def ask_seldom() -> None:
     ClientRunner._try_run = run
 
 
+def no_tensors() -> None:
+    """Do not load PyTorch to be ready for tensors in messages: there are none in ours, which are bytes."""
+    from nvflare.apis.impl.wf_comm_server import WFCommServer
+    from nvflare.collab.runtime import controller, executor
+
+    def none(module: str, name: str) -> tuple[None, bool]:
+        return None, False
+
+    controller.optional_import = executor.optional_import = none
+    # Nor to look, when a job is over, whether any are still on their way.
+    WFCommServer._cleanup_inflight_tensor_downloads = lambda self, fl_ctx: None
+
+
 def economise() -> None:
     """All of it, in this process."""
+    no_tensors()
     end_soon()
     no_idle_receipts()
     ask_seldom()
