@@ -17,10 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
 from abps.core.errors import RequestError
+from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True)

@@ -269,9 +269,6 @@ class StarServer:
         if names and self.server.last:
             self._answer(t, names, np.arange(len(names)), self.server.last, self._start(), missing)
 
-    def _start(self) -> Tensor:
-        return initial_weights(self.method.training.factory, self.agreement.width, self.agreement.seed)
-
     # Answers
 
     def _serve(
