@@ -71,7 +71,7 @@ class Processes:
         self.port = port
         self.environment = environment or {}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
-        self._starter = ThreadPoolExecutor(1)
+        self._starter = _one_thread()
 
     def kit(self, name: str) -> Path:
         """The kit of the relay or of a site."""
@@ -149,7 +149,7 @@ class Processes:
     def stop(self, grace: float = GRACE) -> None:
         """End everything that was started here: asked first, then at once."""
         self._starter.shutdown(cancel_futures=True)
-        self._starter = ThreadPoolExecutor(1)
+        self._starter = _one_thread()
         families = [process for name in self.running for process in self.family(name)]
         if grace:
             _signal(families, signal.SIGTERM)
@@ -182,6 +182,13 @@ class Processes:
         lines = [line for line in self.log(name).splitlines() if line.strip()]
         last = f"; its last words: {lines[-1].strip()[:200]}" if lines else ""
         return f"{last} (see {self.kit(name) / OUTPUT})"
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    """A thread that is there already: while one begins, nobody would wait for it after an interrupt."""
+    pool = ThreadPoolExecutor(1)
+    pool.submit(int).result()
+    return pool
 
 
 def _signal(processes: Sequence[psutil.Process], number: int) -> None:
