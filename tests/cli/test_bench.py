@@ -73,7 +73,6 @@ def test_linear_models_are_measured_as_they_train():
 def test_the_plain_loop_learns_what_the_engine_learns():
     import torch
 
-    torch.manual_seed(1)  # the plain loop draws as torch does
     data, training = bench.uniform(3, 200, 6), Training(hidden=(16, 8), lr=0.01)
     models = [training.factory(6) for _ in range(3)]
     for _ in range(15):
