@@ -35,14 +35,14 @@ from abps.sites.flare.submit import submit
 COUNTER = """
 import os
 if os.environ.get("FRAME_COUNTS"):
-    from nvflare.fuel.f3.sfm.conn_manager import ConnManager
+    from nvflare.fuel.f3.sfm.conn_manager import SfmFrameReceiver
     _log = open(os.environ["FRAME_COUNTS"] + "." + str(os.getpid()), "a", buffering=1)
-    _process = ConnManager.process_frame
-    def _count(self, connection, frame):
-        endpoint = getattr(connection.sfm_endpoint, "endpoint", None)
+    _process = SfmFrameReceiver.process_frame
+    def _count(self, frame):
+        endpoint = getattr(self.conn.sfm_endpoint, "endpoint", None)
         _log.write(f"{getattr(endpoint, 'name', '?')} {len(frame)}\\n")
-        return _process(self, connection, frame)
-    ConnManager.process_frame = _count
+        return _process(self, frame)
+    SfmFrameReceiver.process_frame = _count
 """
 
 LONG = 1800.0

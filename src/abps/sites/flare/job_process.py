@@ -42,6 +42,7 @@ def main() -> None:
         if engine not in NEEDS:
             sys.exit(f"{engine} runs no job")
         threading.Thread(target=importlib.import_module, args=(NEEDS[engine],), daemon=True).start()
+    from abps.sites.flare import short_headers
     from abps.sites.flare.economy import economise
     from abps.sites.flare.intake import limit_frames
     from abps.sites.flare.returning import begin_without
@@ -50,6 +51,7 @@ def main() -> None:
     if engine == RELAY:
         begin_without()
     limit_frames()
+    short_headers.install()
     sys.argv[0] = engine
     runpy.run_module(engine, run_name="__main__", alter_sys=True)
 
