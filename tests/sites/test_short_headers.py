@@ -1,4 +1,4 @@
-"""Headers of frames are said once in a line: what arrives is what was sent, also where an end does not know."""
+"""Headers of frames are said once in a line: what arrives is what was sent, also to who does not know it."""
 
 import os
 import zlib
