@@ -104,7 +104,7 @@ class Saboteur(threading.Thread):
             family = self.processes.family(name)
             try:
                 _signal(family, "suspend")
-                self.done.wait(self.rng.uniform(0.2, 1.0) * self.harm.pause)
+                time.sleep(self.rng.uniform(0.2, 1.0) * self.harm.pause)  # whether the job is over or not
             finally:
                 _signal(family, "resume")
         elif kind == "full disk":
