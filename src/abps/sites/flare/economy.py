@@ -1,13 +1,17 @@
 """What the engine does in a job's process and need not do: rest at the end, send what nobody waits for, load
-PyTorch.
+PyTorch, keep a thread for every message of the last minute.
 
 Known of NVIDIA FLARE 2.9, to which the package is bound; each of these changes one function of it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from abps.sites.flare import returning
@@ -84,9 +88,72 @@ def no_tensors() -> None:
     WFCommServer._cleanup_inflight_tensor_downloads = lambda self, fl_ctx: None
 
 
+class Later:
+    """Things to do after some time, all by one thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Planned]] = []
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    def after(self, seconds: float, work: Callable[[], Any]) -> Planned:
+        """Do something so many seconds from now, unless it is cancelled."""
+        planned = Planned(work)
+        with self._changed:
+            heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), planned))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="abps-later", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return planned
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due or self._due[0][0] > time.monotonic():
+                    self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
+                _, _, planned = heapq.heappop(self._due)
+            with contextlib.suppress(Exception):  # one that fails must not keep the others from being done
+                planned.do()
+
+
+class Planned:
+    """One of them."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work: Callable[[], Any] | None = work
+
+    def cancel(self) -> None:
+        """Do not do it."""
+        self._work = None
+
+    def do(self) -> None:
+        """Do it."""
+        work = self._work
+        if work is not None:
+            work()
+
+
+def one_clock() -> None:
+    """Forget received messages by one thread; the engine has one for each, which waits for a minute."""
+    from nvflare.fuel.f3.streaming.byte_receiver import RxTask
+
+    later = Later()
+
+    def schedule(self: Any, ttl: float | None = None) -> None:
+        with self.stop_lock:
+            if not self.cleanup_timer:
+                seconds = self.completed_task_ttl if ttl is None else ttl
+                self.cleanup_timer = later.after(seconds, self._remove_task)
+
+    RxTask._schedule_remove_task = schedule
+
+
 def economise() -> None:
     """All of it, in this process."""
     no_tensors()
     end_soon()
     no_idle_receipts()
     ask_seldom()
+    one_clock()

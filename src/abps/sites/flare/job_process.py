@@ -7,6 +7,7 @@ be told its job (:mod:`abps.sites.flare.launchers`); it ends with the process th
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -63,6 +64,8 @@ def _told(engine: str) -> str:
     for module in (engine, NEEDS[engine], "abps.sites.flare.app", "abps.data.table"):
         importlib.import_module(module)
     del sys.modules[engine]  # it runs as the main module soon
+    gc.collect()
+    gc.freeze()  # what is loaded stays, and need not be looked through again
     line = sys.stdin.readline()
     if not line:
         sys.exit(0)

@@ -52,7 +52,13 @@ _EMAIL = re.compile(r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}$")
 _RESERVED = {"server", "relay", "admin", "all", "authority", "rotated", "root_cert", "root_pri_key"}
 
 #: Small models gain nothing from more threads, and every thread has memory of its own.
-_LEAN = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_LEAN = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_TRIM_THRESHOLD_": "131072",  # what is free goes back at once, also after something large was
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 #: What anybody with an operator's certificate may do at a site: run and stop jobs that carry no code.
 _RIGHTS = {
