@@ -30,6 +30,7 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.release import VERSION
 from abps.sites import sitefile
+from abps.sites.direct import host_and_port
 from abps.sites.membership import Known
 from abps.sites.now import read_clock
 from abps.sites.store import Store
@@ -166,6 +167,7 @@ def checks(
     yield disk(kit)
     yield memory()
     if kit.role == "site":
+        yield from _direct(kit)
         yield from _table(kit, book)
         yield from _stores(kit, now())
 
@@ -331,6 +333,37 @@ def _room(what: str, free: int, levels: tuple[int, int], words: str) -> Check:
     if free < levels[1]:
         return Check(what, State.WARN, f"only {said}")
     return Check(what, State.OK, said)
+
+
+def _direct(kit: Kit) -> Iterator[Check]:
+    """Where the site wants to listen for others: free, and reached by the address that they are told.
+
+    What is amiss here is a warning: the relay is used instead.
+    """
+    try:
+        wish = sitefile.read(kit.local / sitefile.FILE).direct
+    except RequestError:
+        return  # the table's check says it
+    if wish is None or wish.listen is None:
+        return
+    told = wish.address or wish.listen
+    try:
+        listening = socket.create_server(host_and_port(wish.listen))
+    except OSError as error:
+        why = error.strerror or str(error)
+        said = f"{wish.listen} cannot be listened at ({why}): a job that runs has it, or another program"
+        yield Check("direct line", State.WARN, f"{said}; meanwhile the relay is used")
+        return
+    with listening:
+        try:
+            socket.create_connection(host_and_port(told), timeout=PATIENCE).close()
+        except OSError as error:
+            why = error.strerror or str(error)
+            said = f"{wish.listen} is free, but {told} does not lead to it from here ({why})"
+            ask = "let a partner try, or correct the address"
+            yield Check("direct line", State.WARN, f"{said}; {ask}; else the relay is used")
+            return
+    yield Check("direct line", State.OK, f"{wish.listen} is free for a job, and reached as {told}")
 
 
 def _table(kit: Kit, book: Codebook | None) -> Iterator[Check]:

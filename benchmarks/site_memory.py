@@ -1,0 +1,81 @@
+"""What the memory of a site's job process consists of: resident and own MB after each step of a job.
+
+One process with the engine's modules and ours that opens one hospital's table and trains alone, without lines
+to anybody. Own: what no other process shares; the rest of what is resident are pages of libraries' files.
+
+    python benchmarks/site_memory.py --model gam
+    python benchmarks/site_memory.py --model mlp
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+
+
+def steps(folder: Path, name: str) -> None:
+    """Print MB after each step."""
+
+    def show(step: str) -> None:
+        told = psutil.Process().memory_full_info()
+        print(f"| {step} | {told.rss / 1e6:.0f} | {told.uss / 1e6:.0f} |", flush=True)
+
+    print("| | resident MB | own MB |\n|---|---|---|")
+    show("Python")
+    importlib.import_module("nvflare.private.fed.app.client.worker_process")
+    show("+ the engine")
+    for module in ("abps.sites.site", "abps.sites.flare.app", "abps.data.table"):
+        importlib.import_module(module)
+
+    show("+ our side of it: the process waits for a job")
+    from abps import tensors
+    from abps.learn.metrics import auroc, labels_of
+    from abps.sites import sitefile
+    from abps.sites.agreement import Agreement
+
+    agreement = Agreement.from_json(json.loads((folder / "agreement.json").read_text()))
+    method = agreement.config()
+    if not (method.by_arithmetic(agreement.book.outcome) and tensors.use_numpy()):
+        tensors.torch.set_num_threads(1)
+    own = sitefile.find(name, folder / "kits" / name / "local")
+    data = agreement.prepare(own.read_table(agreement.book))
+    show("+ the table, read and prepared")
+    from abps.sites.outlook import _learner
+
+    learner = _learner(data, method.training, agreement.seed, 0)
+    models = learner.start.expand(1, -1).clone()
+    for t in range(1, 6):
+        models = learner.train(models, t)
+        auroc(learner.logits(models, data.validation), labels_of(data.validation))
+    show("+ five rounds of training and judging")
+
+
+def main() -> None:
+    """Make a table and an agreement, then measure in a process of its own."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--model", default="gam")
+    arguments.add_argument("--stays", type=int, default=300)
+    arguments.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    if given.inside:
+        steps(given.inside, "north")
+        return
+    from abps.sites.flare.kits import _LEAN
+    from abps.sites.flare.rehearsal import Plan, prepare
+
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(Path(folder), Plan(2, settings={"model": given.model}, stays=given.stays), "localhost", 8002)
+        command = [sys.executable, __file__, "--inside", folder]
+        subprocess.run(command, check=True, env={**os.environ, **_LEAN})
+
+
+if __name__ == "__main__":
+    main()
