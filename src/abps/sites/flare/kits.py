@@ -58,7 +58,7 @@ _LEAN = {
     "MALLOC_MMAP_THRESHOLD_": "131072",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
-    "NVFLARE_STREAMING_CHUNK_SIZE": "65536",  # room that the engine takes for every message, else a megabyte
+    "NVFLARE_STREAMING_CHUNK_SIZE": "131072",  # room that the engine takes for a message, else a megabyte
 }
 
 #: What anybody with an operator's certificate may do at a site: run and stop jobs that carry no code.
