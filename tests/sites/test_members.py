@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -15,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from abps.core.errors import RequestError
 from abps.sites import excuses, membership, own_key
 from abps.sites.conductor import Conductor
-from abps.sites.flare import app, kits
+from abps.sites.flare import app, authority, kits
 from abps.sites.flare.authority import Authority
 from abps.sites.flare.on_one_machine import own_home
 from abps.sites.flare.submit import connected
@@ -337,8 +339,9 @@ def until(condition, seconds=LONG):
 
 
 @pytest.mark.slow
-def test_real_processes_keep_to_the_list(four, tmp_path):
-    """One is expelled while it is connected, one makes a new key; a job runs with those that are members."""
+def test_real_processes_keep_to_the_list(four, tmp_path, monkeypatch):
+    """One is expelled while it is connected, one makes a new key; a job runs with those that are members; one
+    whose certificate has ended is told so."""
     with own_home(tmp_path / "home"):
         federation = Processes(tmp_path, four)
         first, second, third, fourth = four.names
@@ -376,6 +379,15 @@ def test_real_processes_keep_to_the_list(four, tmp_path):
             federation.start(second, stolen)  # whoever has the old key of a member
             until(lambda: f"{second} may not register" in federation.log("relay"))
             until(lambda: "registration rejected" in (stolen / "out.log").read_text(errors="replace"))
+
+            federation.kill(fourth)
+            monkeypatch.setattr(authority, "DAYS", 1e-6)
+            Authority(out).rotate(fourth)  # its certificate has ended when it starts
+            begun = subprocess.run(
+                [sys.executable, "-m", "abps", "site", "start", str(out / fourth)],
+                capture_output=True, text=True, timeout=LONG, check=False,
+            )  # fmt: skip
+            assert begun.returncode == 2 and f"the certificate of {fourth} ended on" in begun.stderr
         finally:
             federation.stop()
 
