@@ -10,6 +10,7 @@ written to ``tests/fuzz_cases`` under the target's name, where a test tries them
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import random
 import struct
@@ -46,7 +47,8 @@ from abps.wire.frames import FrameError, pack, unpack
 from abps.wire.messages import MessageError
 from abps.wire.numerals import NumeralError, Numerals, Stretch
 
-CASES = Path(__file__).resolve().parents[1] / "tests" / "fuzz_cases"
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+CASES = TESTS / "fuzz_cases"
 
 #: Numbers that break things.
 EDGES = (0, 1, 2, 127, 128, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
@@ -197,6 +199,24 @@ class Files:
         path.write_bytes(data)
         return read_table(path, label="died", center="hospital", min_stays=1)
 
+    def cohort(self, build: Callable[[Path], object]) -> Callable[[bytes], object]:
+        """A reader of a folder of tables, which lie one after the other in the bytes."""
+
+        def read(data: bytes) -> object:
+            with tempfile.TemporaryDirectory(dir=self.place) as root:
+                for part in data.split(_TABLE)[1:]:
+                    # The names of files are those of the first line, as far as they are names.
+                    line, _, content = part.partition(b"\n")
+                    words = [w for w in line.decode("ascii", "ignore").split("/") if w.isprintable()]
+                    path = Path(root, *(w for w in words if w.strip(".")))
+                    if path == Path(root) or path.is_dir() or any(p.is_file() for p in path.parents):
+                        continue
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+                return build(Path(root))
+
+        return read
+
     def records(self, data: bytes) -> object:
         """Records of PhysioNet 2012: one patient, and the outcomes."""
         from abps.cohorts import physionet2012
@@ -209,9 +229,34 @@ class Files:
         return physionet2012.build(root)
 
 
+#: What stands before each table of a folder.
+_TABLE = b"\n=== "
+
+
+def _tables(write: Callable[[Path], Path]) -> bytes:
+    """A folder of tables as bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = write(Path(folder))
+        paths = sorted(path for path in root.rglob("*") if path.is_file())
+        return b"".join(
+            _TABLE + path.relative_to(root).as_posix().encode() + b"\n" + path.read_bytes() for path in paths
+        )
+
+
+def _made() -> Any:
+    """The makers of small cohorts that the tests use."""
+    spec = importlib.util.spec_from_file_location("made_cohorts", TESTS / "cohorts" / "made.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def targets(place: Path) -> list[Target]:
     """All targets; files go to ``place``."""
-    files = Files(place)
+    from abps.cohorts import eicu, mimiciv
+
+    files, made = Files(place), _made()
     who = center_id("bea")
     rng = np.random.default_rng(0)
     weights = rng.normal(size=40).astype(np.float32)
@@ -292,8 +337,10 @@ def targets(place: Path) -> list[Target]:
             0.4,
             True,
         ),
-        Target("tables", (_table(),), files.table, (RequestError,), 0.06),
-        Target("records", (_record(),), files.records, (RequestError,), 0.02),
+        Target("tables", (_table(),), files.table, (RequestError,), 0.6),
+        Target("records", (_record(),), files.records, (RequestError,), 0.4),
+        Target("eicu", (_tables(made.eicu),), files.cohort(eicu.build), (RequestError,), 0.03),
+        Target("mimic", (_tables(made.mimic),), files.cohort(mimiciv.build), (RequestError,), 0.03),
     ]
 
 

@@ -140,6 +140,11 @@ def open_optional(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable |
         return None
     header = read_header(path)
     known = [column.strip().lower() for column in header]
+    if "" in known or len(set(known)) < len(known):
+        what = "without a name" if "" in known else "with the name of another one"
+        raise RequestError(
+            f"{path} has a column {what} (was it saved by another program?); use the file as distributed"
+        )
     for column in columns:
         if column not in known:
             raise RequestError(

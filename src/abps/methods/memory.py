@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import struct
 import types
 import typing
@@ -21,6 +22,9 @@ from numpy.typing import NDArray
 from abps.tensors import Tensor, is_tensor, torch
 
 _LENGTH = struct.Struct("<I")
+
+#: What arrays are made of: numbers, words, dates.
+_KIND = re.compile(r"[<>|][biufcUSmM]\d+(\[\w+\])?")
 
 
 class StateError(ValueError):
@@ -37,7 +41,7 @@ def freeze(state: Any, without: tuple[str, ...] = ()) -> bytes:
         if isinstance(value, Tensor):
             value = value.contiguous().numpy()
         if isinstance(value, np.ndarray):
-            if value.dtype.hasobject:
+            if not _KIND.fullmatch(value.dtype.str):
                 raise TypeError(f"an array of {value.dtype} cannot be written down")
             arrays.append(np.ascontiguousarray(value))
             return [value.dtype.str, list(value.shape)]
@@ -81,9 +85,11 @@ def _thawed(kind: type, data: bytes, given: dict[str, Any]) -> Any:
 
     def array(told: Any) -> NDArray[Any]:
         nonlocal at
+        if not _KIND.fullmatch(told[0]):  # NumPy would read more than names in such words
+            raise StateError(f"an array of {told[0]!r}")
         dtype, shape = np.dtype(told[0]), tuple(told[1])
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        if dtype.hasobject or at + size > len(data):
+        if at + size > len(data):
             raise StateError("an array is cut off")
         found = np.frombuffer(data[at : at + size], dtype=dtype).reshape(shape).copy()
         at += size
