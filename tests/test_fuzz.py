@@ -15,7 +15,17 @@ sys.modules["fuzz"] = fuzz  # its dataclasses look for the module that they are 
 _spec.loader.exec_module(fuzz)
 
 #: Cases of the short campaign by how dear they are; the long one is run by hand.
-QUICK = {"ledgers": 20, "scales": 40, "sitefiles": 40, "results": 5, "studies": 5, "tables": 2, "records": 1, "eicu": 1, "mimic": 1}
+QUICK = {
+    "ledgers": 20,
+    "scales": 40,
+    "sitefiles": 40,
+    "results": 5,
+    "studies": 5,
+    "tables": 2,
+    "records": 1,
+    "eicu": 1,
+    "mimic": 1,
+}
 
 KEPT = sorted(path for path in (ROOT / "tests" / "fuzz_cases").rglob("*") if path.is_file())
 

@@ -110,6 +110,7 @@ def test_a_level_needs_patients_and_not_rows(ward, own):
         ("x", ["1950-01-02", "13.4.1961"] * 30, "dates"),
         ("x", ["Meier, Anna", "Smith, J."] * 30, "people"),
         ("x", ["Mr Smith", "Frau Meier"] * 30, "people"),
+        ("contact", ["Carla Koch", "Huber Emil", "Anna B. Meier"] * 20, "people"),
         ("x", ["anna@web.de", "+49 170 1234567"] * 30, "addresses"),
         ("x", ["the patient came in with a cough and a fever of 39"] * 60, "free text"),
         ("x", [f"v{i}" for i in range(60)], "few patients"),
@@ -127,6 +128,7 @@ def test_who_a_column_names(name, values, why):
         ("birth_weight", [3000.0, 3100.5] * 30),
         ("diagnosis", ["I50.9"] * 20 + ["J18"] * 20 + [f"rare {i}" for i in range(20)]),
         ("admission", ["emergency", "elective"] * 30),
+        ("ward", ["Medical Ward", "Surgical Ward East", "anna", "Peter"] * 15),
     ],
 )
 def test_what_names_nobody_stays(name, values):

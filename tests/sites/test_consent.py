@@ -125,6 +125,10 @@ def test_preview_shows_every_value_before_it_leaves(four, network, home, capsys,
     assert weights["value"] == site.outlook.shared and weights["to"] == "partners of the round"
     site.store.close()
     assert (tmp_path / "l.csv").read_text().count("\n") == len(values) + 1
+    _, shown, _ = command(capsys, "site", "preview", home, "test")
+    assert "…" not in shown and shown.count("codebook") == len([v for v in values if v["what"] == "codebook"])
+    _, summed, _ = command(capsys, "site", "preview", home, "test", "--out", tmp_path / "l.csv")
+    assert summed.count("\n") < 20 and f"wrote {len(values)} values" in summed + _
     code, out, _ = command(capsys, "site", "preview", home, "--json")
     book = json.loads(out)
     assert code == 0 and {v["what"] for v in book} == {"codebook"} and all(v["clear"] for v in book)

@@ -28,7 +28,7 @@ from abps.cli import (
 from abps.cli.site_options import Kit, Study, need_engine, own_file, read_codebook, say, study_store
 from abps.core.errors import RequestError
 from abps.data.codebook import merged
-from abps.data.prepare import codebook, with_statistics
+from abps.data.prepare import codebook, not_told, with_statistics
 from abps.privacy.small_counts import FLOOR
 from abps.sites import sitefile
 from abps.sites import status as account
@@ -154,11 +154,14 @@ def init(
             "site": site,
             "rows": rows.rows,
             "columns": len(book.columns),
+            "not_told": not_told(rows, book),
             "files": [str(p) for p in written],
         }
         typer.echo(json.dumps(summary))
         return
     say(f"{site}: {rows.rows} rows, {rows.described}, {len(book.columns)} encoded columns")
+    for name, why in not_told(rows, book).items():
+        say(f"the column {name!r} is not in the codebook: {why}")
     for path in written:
         say(f"wrote {path}")
 

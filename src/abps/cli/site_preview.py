@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from abps import files
 from abps.cli import options
 from abps.cli.site_options import Kit, own_file, say
 from abps.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from abps.sites.preview import Leaving
 
 
 def register(site: typer.Typer) -> None:
@@ -56,13 +61,29 @@ def preview(
     if as_json:
         typer.echo(json.dumps([asdict(value) for value in found]))
         return
-    table = Table("what", "name", "value", "when", "to", "relay reads it")
+    options.terminal().print(_table(found) if out is None else _summary(found))
+    if out is not None:
+        say(f"wrote {len(found)} values to {out}")
+
+
+def _table(found: Sequence[Leaving]) -> Table:
+    """Every value; long names go on in the next line."""
+    table = Table(
+        *(Column(name, overflow="fold") for name in ("what", "name", "value", "when", "to", "relay reads it"))
+    )
     for v in found:
         shown = f"{v.value:.6g}" if isinstance(v.value, float) else v.value
         table.add_row(v.what, v.name, shown, v.when, v.to, "yes" if v.clear else "no")
-    options.terminal().print(table)
-    if out is not None:
-        say(f"wrote {out}")
+    return table
+
+
+def _summary(found: Sequence[Leaving]) -> Table:
+    """How many values of each kind leave, to whom."""
+    table = Table("what", "values", "to", "relay reads it")
+    kinds = Counter((v.what, v.to, "yes" if v.clear else "no") for v in found)
+    for (what, to, clear), count in kinds.items():
+        table.add_row(what, f"{count}", to, clear)
+    return table
 
 
 def _plain(row: dict[str, object]) -> dict[str, object]:

@@ -6,6 +6,7 @@ Such columns never enter a codebook that leaves a site: no name, date of birth, 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import polars as pl
@@ -32,6 +33,40 @@ _PERSON = re.compile(
     re.IGNORECASE,
 )
 
+#: Given names that are common somewhere and mean little else: "Anna Huber" is somebody, "Medical Ward" not.
+_NAMES = """
+aaron abdul adam agnes ahmed aisha albert alejandro alessandro alexander alexandra ali alice amelia ana
+andrea andreas andrew angela anja ann anna anne anthony antonio arthur astrid barbara ben benjamin bernd bob
+boris brian bruno carl carla carlos carmen carol caroline catherine charles charlotte chen chiara chloe
+christian christina christopher claire clara claudia daniel david deborah dennis diana dieter dirk dmitri
+dominik donald dorothy edward elena elisabeth elizabeth ella emil emily emma eric erik erika ernst eva
+fatima felix ferdinand florian francesca francesco frank franz frida friedrich fritz gabriel gabriele georg
+george gerhard giovanni giulia giuseppe greta guido gunther hanna hannah hans harald hassan heidi heinrich
+heinz helen helena helga henry herbert hiroshi holger hugo ibrahim igor ines ingrid irina isabel isabella
+ivan jack jacob jakob james jan jane jean jennifer jens jessica joan joao johann johannes john jonas jose
+josef joseph juan julia julian jurgen jürgen karen karin karl katarina katharina kathrin kevin klaus kumar
+lars laura lea lena leon leonie linda lisa lorenzo louis louise luca lucas lucia luis lukas magdalena
+manfred manuel marco margaret maria marie marina mario markus marta martha martin martina mary mateo matteo
+matthew matthias max maximilian mehmet mei melanie michael michelle miguel mohamed mohammed monika moritz
+muhammad mustafa nadia nancy natalia nathalie nicholas nico nicolas nina noah nora oksana olaf olga oliver
+olivia omar oscar oskar otto pablo paolo patricia patrick paul paula paulo pavel pedro peter petra philip
+philipp pierre priya rachel rainer ralf raphael rebecca regina renate richard robert roberto roland rosa
+rudolf ruth sabine samuel sandra sara sarah sebastian sergei silvia simon simone sofia sonja sophia sophie
+stefan stefanie stephan stephen steven susan susanne svetlana tanja tatiana teresa theo theresa thomas
+thorsten tim timo tobias tom torsten ulrich ursula ute valentina vera victoria viktor vincent vladimir
+walter werner wilhelm william wolfgang xavier yasmin yuki yusuf zeynep
+"""
+_GIVEN = frozenset(_NAMES.split())
+
+
+def _person(value: str) -> bool:
+    """Whether a text is somebody's name: one with a title, "last, first", or two or three words of which the
+    first or the last is a given name."""
+    if _PERSON.search(value):
+        return True
+    words = value.split()
+    return 2 <= len(words) <= 3 and bool({words[0].lower(), words[-1].lower()} & _GIVEN)
+
 
 def identifies(column: pl.Series, patient: NDArray[np.int64] | None, floor: int) -> str:
     """Why a column names people, in half a sentence; nothing if it does not.
@@ -50,8 +85,13 @@ def identifies(column: pl.Series, patient: NDArray[np.int64] | None, floor: int)
     values = text.drop_nulls()
     if not len(values):
         return ""
-    for pattern, why in ((_DATE, "dates"), (_REACHED, "addresses or numbers"), (_PERSON, "names of people")):
-        if np.mean([bool(pattern.search(value)) for value in values.to_list()]) >= MOSTLY:
+    looks: tuple[tuple[Callable[[str], object], str], ...] = (
+        (_DATE.search, "dates"),
+        (_REACHED.search, "addresses or numbers"),
+        (_person, "names of people"),
+    )
+    for seen, why in looks:
+        if np.mean([bool(seen(value)) for value in values.to_list()]) >= MOSTLY:
             return f"its values look like {why}"
     long = (values.str.len_chars() > LONG) | (values.str.count_matches(r"\S+") > WORDS)
     if np.mean(long.to_numpy()) >= MOSTLY:

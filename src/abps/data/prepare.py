@@ -21,6 +21,7 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, Sharing, candidates, encode_column, sums
 from abps.data.counted import Counting, counted
 from abps.data.federation import About, Federation
+from abps.data.identifying import identifies
 from abps.data.outcome import BINARY, Outcome
 from abps.data.outcome_told import settled_by_counts, settled_size, told_columns, told_values
 from abps.data.scales import HEADER_SIZE, Statistics, Summary, agree, oddities, scales_size, summaries
@@ -321,6 +322,13 @@ def codebook(
     # A center by itself cannot know who else has seen its patients.
     shared = federation.size == 1 or patients_cross(federation)
     return replace(book, shared_patients=shared, outcome=_told_outcome(federation, floor))
+
+
+def not_told(table: Federation, book: Codebook) -> dict[str, str]:
+    """The columns of a table that its codebook has not, and why, in half a sentence."""
+    names = [name for name in table.features.columns if name not in book.sources]
+    few = f"no two of its values are of {max(book.floor, 1)} patients or more each"
+    return {name: identifies(table.features[name], table.patient, book.floor) or few for name in names}
 
 
 def _told_outcome(federation: Federation, floor: int) -> Outcome:

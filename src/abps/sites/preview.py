@@ -35,7 +35,7 @@ class Leaving:
 #: Who receives what, and whether the relay can read it.
 _TO = {
     "codebook": ("the operator and every member", True),
-    "statistics": ("the operator", True),
+    "statistics": ("the operator, in a sealed letter", False),
     "counts": ("nobody: the conductor sees the total of all sites", False),
     "metadata": ("every member", False),
     "weights": ("partners of the round", False),
@@ -53,9 +53,12 @@ def preview(own: SiteFile, proposal: Proposal) -> list[Leaving]:
     star = method.kind == "star"
     found = []
     for value in leaving(method, table, agreement.book, agreement.seed):
-        to, clear = ("the server of the study", True) if star and value.what != "counts" else _TO[value.what]
-        if star and value.what in ("weights", "sums") and method.privacy.secure:
-            to, clear = "nobody: the server sees the sum of all sites'", False
+        if star and value.what in ("weights", "sums"):
+            secure = method.privacy.secure
+            to = "nobody: the server sees the sum of all sites'" if secure else "the server of the study"
+            clear = not secure
+        else:
+            to, clear = _TO[value.what]
         found.append(Leaving(value.what, value.name, value.value, value.when, to, clear))
     rows = int((assign_splits(table, agreement.seed, agreement.book.shared_patients) == 0).sum())
     return [*found, *_conductor(rows, star, agreement)]
