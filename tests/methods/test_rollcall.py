@@ -118,3 +118,32 @@ def test_a_board_that_casts_out_most_is_not_heard() -> None:
         np.ones(9, dtype=bool), rng.normal(size=(9, 4)), np.arange(9) < 4, np.ones(9), 0, 0, np.zeros((9, 0))
     )
     assert rollcall.outcasts(far).size == 0
+
+
+@pytest.mark.parametrize("hiding", [0.0, 0.5])
+def test_slopes_that_go_one_way_together_do_not_move_the_mean(hiding) -> None:
+    """A fifth behaves in its models and tells slopes that are made up; half of them may be noise."""
+    rng = np.random.default_rng(5)
+    honest = rng.normal(0, 1, (48, 160)) * rng.uniform(0.5, 1.5, (48, 1))
+    way = rng.normal(0, 1, 160)
+    bad = 2 * (1 - hiding) * way + 2 * hiding * rng.normal(0, 1, (12, 160))
+    both = np.concatenate([honest, bad])
+    there = np.ones(60, dtype=bool)
+    assert rollcall.together(both, there).tolist() == [True] * 48 + [False] * 12
+    beside = np.zeros((60, 1))
+    notice = rollcall.slopes_of_kin(told(both, beside=beside, form=(Stretch("share", 1),)), 1.0)
+    clean = rollcall.slopes_of_kin(told(honest, beside=beside[:48], form=(Stretch("share", 1),)), 1.0)
+    moved = np.linalg.norm(notice.common.values - clean.common.values)
+    assert moved < 0.05 * np.median(np.linalg.norm(honest, axis=1))
+
+
+def test_honest_slopes_are_all_believed() -> None:
+    rng = np.random.default_rng(6)
+    for n in (5, 12, 60, 230):
+        there = np.ones(n, dtype=bool)
+        there[0] = n < 12
+        plain = rng.normal(0, 1, (n, 90)) * rng.uniform(0.3, 2.0, (n, 1)) + 0.3 * rng.normal(0, 1, 90)
+        assert np.array_equal(rollcall.together(np.where(there[:, None], plain, 0.0), there), there)
+    # Some that want something else, one in six, are no liars.
+    kinds = rng.normal(0, 1, (60, 90)) + np.repeat([[3.0 / np.sqrt(90)], [0.0]], [10, 50], axis=0)
+    assert rollcall.together(kinds, np.ones(60, dtype=bool)).all()

@@ -7,6 +7,7 @@ import torch
 import abps
 from abps.core.errors import RequestError
 from abps.core.streams import center_ids
+from abps.methods import rollcall
 from abps.simulator.attacks import NAMES, Attack, parse
 
 SMALL = {"hidden": (8, 4)}
@@ -181,3 +182,20 @@ def test_an_attack_from_the_command_line_is_in_the_result_and_in_a_study(tmp_pat
     assert done.exit_code == 0, done.output
     ((_, run),) = abps.load_study(tmp_path / "study").runs
     assert run.auroc.honest_mean == found.auroc.honest_mean
+
+
+def test_who_copies_models_does_not_lead_by_made_up_slopes(monkeypatch):
+    """Where slopes are asked for, copiers tell a model: they all go one way, and are seen by that."""
+    icu = abps.load("icu-synthetic:centers=60")
+    who = parse("copy:share=0.2").attackers(11, center_ids(icu.centers))
+    seen = []
+
+    def looking(slopes, there):
+        found = rollcall_together(slopes, there)
+        seen.append(np.flatnonzero(there & ~found).tolist())
+        return found
+
+    rollcall_together = rollcall.together
+    monkeypatch.setattr(rollcall, "together", looking)
+    abps.simulate(icu, "abps-plus", seed=11, rounds=10, attack="copy:share=0.2")
+    assert seen and all(found == np.flatnonzero(who).tolist() for found in seen)

@@ -41,6 +41,13 @@ ALONG = 0.2
 #: How many times as much as the mean a center's rows may count.
 LARGEST = 10.0
 
+#: How many times farther than usual along the direction in which slopes differ most one may lie that counts.
+#: Among honest centers the farthest was at 1.8 to 2.3 times, slopes that a fifth made up at 4.9 to 9.4 times.
+APART = 4.0
+
+#: How often such directions are looked at.
+LOOKS = 10
+
 #: How many times as long as is usual a slope may be that counts in a mean, or that a center believes.
 STEEPEST = 2.0
 
@@ -213,18 +220,42 @@ def slopes_of_kin(told: Answers, parameters: float) -> Notice:
     norms = np.linalg.norm(told.weights, axis=1)
     steepest = STEEPEST * float(np.median(norms[there])) if there.any() else 0.0
     known = np.stack([shortened(row, steepest) for row in told.weights])
-    size = np.where(there, told.sizes, 0.0)
+    trusted = together(known, there)
+    size = np.where(trusted, told.sizes, 0.0)
     mean = size @ known / max(size.sum(), 1e-12)
     share, place = float(np.median(told.beside[there, 0])) if there.any() else 0.0, told.beside[:, 1:]
     form = weights_form(len(mean))
     if not share or place.shape[1] <= 2:
         return Notice(Numerals.of(mean, form))
-    peer, counts = _counted(told, place, parameters, there)
+    peer, counts = _counted(told, place, parameters, trusted)
     own = {
         i: Numerals.of((1.0 - share) * mean + share * (counts[i] @ known[peer[i]]), form)
         for i in np.flatnonzero(there).tolist()
     }
     return Notice(Numerals.of(np.zeros(0), ()), own)
+
+
+def together(slopes: Floats, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(n,) whose slope (n, W) points not far out along the direction in which slopes differ most.
+
+    Slopes of honest centers differ in all directions, by their patients. Who wants to move the mean has to go
+    one way together with others, and is seen along it; those are left out, and the rest is looked at again.
+    """
+    good = there.copy()
+    slopes = slopes / np.maximum(np.linalg.norm(slopes, axis=1, keepdims=True), 1e-12)
+    for _ in range(LOOKS):
+        if good.sum() < 8:
+            break
+        middle = np.median(slopes[good], axis=0)
+        way = np.linalg.svd(slopes[good] - middle, full_matrices=False)[2][0]
+        along = (slopes - middle) @ way
+        usual = float(np.median(along[good]))
+        spread = 1.4826 * float(np.median(np.abs(along[good] - usual)))
+        near = good & (np.abs(along - usual) <= APART * spread + 1e-12)
+        if 2 * near.sum() <= there.sum() or (near == good).all():
+            break
+        good = near
+    return good
 
 
 def shortened(slope: Floats, most: float) -> Floats:
