@@ -129,9 +129,9 @@ def test_slopes_that_go_one_way_together_do_not_move_the_mean(hiding) -> None:
     bad = 2 * (1 - hiding) * way + 2 * hiding * rng.normal(0, 1, (12, 160))
     both = np.concatenate([honest, bad])
     there = np.ones(60, dtype=bool)
-    assert rollcall.together(both, there).tolist() == [True] * 48 + [False] * 12
+    assert rollcall.together(both, there, 4.0).tolist() == [True] * 48 + [False] * 12
     beside = np.zeros((60, 1))
-    notice = rollcall.slopes_of_kin(told(both, beside=beside, form=(Stretch("share", 1),)), 1.0)
+    notice = rollcall.slopes_of_kin(told(both, beside=beside, form=(Stretch("share", 1),)), 1.0, 4.0)
     clean = rollcall.slopes_of_kin(told(honest, beside=beside[:48], form=(Stretch("share", 1),)), 1.0)
     moved = np.linalg.norm(notice.common.values - clean.common.values)
     assert moved < 0.05 * np.median(np.linalg.norm(honest, axis=1))
@@ -143,7 +143,7 @@ def test_honest_slopes_are_all_believed() -> None:
         there = np.ones(n, dtype=bool)
         there[0] = n < 12
         plain = rng.normal(0, 1, (n, 90)) * rng.uniform(0.3, 2.0, (n, 1)) + 0.3 * rng.normal(0, 1, 90)
-        assert np.array_equal(rollcall.together(np.where(there[:, None], plain, 0.0), there), there)
+        assert np.array_equal(rollcall.together(np.where(there[:, None], plain, 0.0), there, 4.0), there)
     # Some that want something else, one in six, are no liars.
     kinds = rng.normal(0, 1, (60, 90)) + np.repeat([[3.0 / np.sqrt(90)], [0.0]], [10, 50], axis=0)
-    assert rollcall.together(kinds, np.ones(60, dtype=bool)).all()
+    assert rollcall.together(kinds, np.ones(60, dtype=bool), 4.0).all()

@@ -190,12 +190,13 @@ def test_who_copies_models_does_not_lead_by_made_up_slopes(monkeypatch):
     who = parse("copy:share=0.2").attackers(11, center_ids(icu.centers))
     seen = []
 
-    def looking(slopes, there):
-        found = rollcall_together(slopes, there)
+    def looking(slopes, there, apart):
+        found = rollcall_together(slopes, there, apart)
         seen.append(np.flatnonzero(there & ~found).tolist())
         return found
 
     rollcall_together = rollcall.together
     monkeypatch.setattr(rollcall, "together", looking)
-    abps.simulate(icu, "abps-plus", seed=11, rounds=10, attack="copy:share=0.2")
+    attack, settings = "copy:share=0.2", {"apart": "4"}
+    abps.simulate(icu, "abps-plus", seed=11, rounds=10, settings=settings, attack=attack)
     assert seen and all(found == np.flatnonzero(who).tolist() for found in seen)

@@ -84,6 +84,9 @@ class Roll:
     quiet: rounds after a roll call in which nobody calls anybody: all were just told what all have learned.
     tilt: how far a center's slope at the model that it goes on from is made that of its kin together; 0: not
     at all. It is for models whose steps go down all rows' gradient (``optimizer=descent``).
+    apart: how many times farther than usual along the direction in which slopes differ most one may point
+    that counts; 0: every slope counts. Members that make slopes up go one way together, and are seen by that;
+    so are honest kinds that differ much.
     """
 
     first: int = 3
@@ -96,8 +99,11 @@ class Roll:
     public: bool = True
     quiet: int = 2
     tilt: float = 1.0
+    apart: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.apart < 0:
+            raise RequestError(f"apart={self.apart}: choose 0 (all slopes count), or about 4")
         if self.quiet < 0:
             raise RequestError(f"quiet={self.quiet}: rounds without pairs after a roll call, choose from 0")
         if not 0 <= self.tilt <= 1:
@@ -376,7 +382,7 @@ class Kindred(PeerMethod):
             # After few rounds honest models are still far from each other.
             return rollcall.common_model(told, t - 1 > self.roll.first)
         if what == "slopes":
-            return rollcall.slopes_of_kin(told, self.roll.parameters)
+            return rollcall.slopes_of_kin(told, self.roll.parameters, self.roll.apart)
         if what == "means":
             return rollcall.means_of_kin(told, self.roll.parameters)
         return rollcall.kin_of(told, self.roll.level, self.roll.parameters, self.roll.public)

@@ -41,11 +41,7 @@ ALONG = 0.2
 #: How many times as much as the mean a center's rows may count.
 LARGEST = 10.0
 
-#: How many times farther than usual along the direction in which slopes differ most one may lie that counts.
-#: Among honest centers the farthest was at 1.8 to 2.3 times, slopes that a fifth made up at 4.9 to 9.4 times.
-APART = 4.0
-
-#: How often such directions are looked at.
+#: How often a direction is looked at in which slopes differ.
 LOOKS = 10
 
 #: How many times as long as is usual a slope may be that counts in a mean, or that a center believes.
@@ -213,14 +209,14 @@ def means_of_kin(told: Answers, parameters: float) -> Notice:
     return _told(told, told.beside, parameters)
 
 
-def slopes_of_kin(told: Answers, parameters: float) -> Notice:
+def slopes_of_kin(told: Answers, parameters: float, apart: float = 0.0) -> Notice:
     """The slope of the loss of all together, to all; or to each center that of the mixture of all and its kin
-    that it goes on from."""
+    that it goes on from. apart: whose slope counts (:func:`together`); 0: everybody's."""
     there = told.there
     norms = np.linalg.norm(told.weights, axis=1)
     steepest = STEEPEST * float(np.median(norms[there])) if there.any() else 0.0
     known = np.stack([shortened(row, steepest) for row in told.weights])
-    trusted = together(known, there)
+    trusted = together(known, there, apart) if apart else there
     size = np.where(trusted, told.sizes, 0.0)
     mean = size @ known / max(size.sum(), 1e-12)
     share, place = float(np.median(told.beside[there, 0])) if there.any() else 0.0, told.beside[:, 1:]
@@ -235,8 +231,9 @@ def slopes_of_kin(told: Answers, parameters: float) -> Notice:
     return Notice(Numerals.of(np.zeros(0), ()), own)
 
 
-def together(slopes: Floats, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(n,) whose slope (n, W) points not far out along the direction in which slopes differ most.
+def together(slopes: Floats, there: NDArray[np.bool_], apart: float) -> NDArray[np.bool_]:
+    """(n,) whose slope (n, W) points no more than ``apart`` times farther than usual along the direction in
+    which slopes differ most.
 
     Slopes of honest centers differ in all directions, by their patients. Who wants to move the mean has to go
     one way together with others, and is seen along it; those are left out, and the rest is looked at again.
@@ -251,7 +248,7 @@ def together(slopes: Floats, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
         along = (slopes - middle) @ way
         usual = float(np.median(along[good]))
         spread = 1.4826 * float(np.median(np.abs(along[good] - usual)))
-        near = good & (np.abs(along - usual) <= APART * spread + 1e-12)
+        near = good & (np.abs(along - usual) <= apart * spread + 1e-12)
         if 2 * near.sum() <= there.sum() or (near == good).all():
             break
         good = near
