@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("studies", nargs="+", type=Path)
     for folder in parser.parse_args().studies:
         told = json.loads((folder / "study.json").read_text())
-        names = list(told["request"]["vary"])
+        names = list(told["request"]["vary"]) or ["model"]
         print(f"\n{folder.name}\n")
         print(table(folder, names))
 
