@@ -64,6 +64,19 @@ def submitted(monkeypatch, six, kit, relay, wait=60.0):
     return jobs.submit(kit, six.agreement("abps"), 1, wait=wait)
 
 
+def test_a_relay_that_is_killed_while_it_sends_the_report_is_asked_again(monkeypatch, six, kit):
+    class Killed(Relay):
+        def download_job_result(self, job, folder):
+            if self.sessions:  # the first time
+                raise RuntimeError("runtime error encountered: error receiving file")
+            return super().download_job_result(job, folder)
+
+    relay = Killed(["job-1"], ["FINISHED:COMPLETED"], ["FINISHED:COMPLETED"])
+    outcome = submitted(monkeypatch, six, kit, relay)
+    assert outcome.status == "FINISHED:COMPLETED" and outcome.report is not None
+    assert not relay.sessions
+
+
 def test_a_line_that_breaks_is_made_anew(monkeypatch, six, kit):
     relay = Relay(
         ["job-1"], ["RUNNING", engine.NoConnection("gone")], [engine.SessionClosed("old")],

@@ -184,7 +184,11 @@ def _ask_often(job: Path) -> None:
 
 def _report(line: Session, job: str) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory() as folder:
-        result = line.download_job_result(job, folder)
+        try:
+            result = line.download_job_result(job, folder)
+        except RuntimeError as error:  # what the engine says when the relay goes away meanwhile
+            said = f"the relay stopped answering while it sent the report ({error}); ask later"
+            raise Lost(said) from error
         for found in Path(result or folder).rglob(RESULT):
             report: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
             return report
