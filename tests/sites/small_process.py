@@ -30,6 +30,7 @@ RUNS = {
     "alarms": ("abps-x", {"model": "linear", "forget": "alarm", "watch": "utility", "private_layers": "1"}),
     "plus-v1": ("abps-plus-v1", {"model": "gam"}),
     "plus": ("abps-plus", {"first": "1", "again": "2", "private_layers": "1", "last": "1.0"}),
+    "pace": ("abps-plus", {"first": "1", "dual": "0.1", "momentum": "0.3", "averaged": "0.5"}),
     "local": ("local", {"model": "gam"}),
 }
 HEAVY = ("torch", "numba", "llvmlite", "sklearn", "pandas", "pyarrow", "matplotlib")
