@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.ticker import NullFormatter
 from scipy.stats import t
 
 #: The method that others are compared with.
@@ -101,6 +102,7 @@ def draw(worlds: dict[str, list[Row]], out: Path) -> None:
     for panel, (world, rows) in zip(panels.flat, worlds.items()):
         panel.set_xscale("log")
         panel.set_title(world, fontsize=10)
+        panel.xaxis.set_minor_formatter(NullFormatter())
         for row in (row for row in rows if row.cost > 0):
             ours, oracle = row.method == OURS, row.method == ORACLE
             colour = "#c2410c" if ours else "#1d4ed8" if oracle else "#6b7280"
