@@ -22,7 +22,9 @@ guesses from metadata:
 * *slopes*: once it is settled where all go on from, every center tells the slope of its own loss there, and
   is told that of its kin together (of all, where all go on from the mean of all). From then on it trains on a
   loss that is tilted by the difference: what its few patients want by chance does not lead it away from the
-  others, and where all agree is where the loss of all together is least;
+  others, and where all agree is where the loss of all together is least. A slope cannot be looked through as
+  a model can. So each center tries a round with it and one without, and tells what that does to its
+  validation loss; slopes are followed only if that surely helps all together;
 * *last steps*: training steps shorten towards the end, so that partners agree; after the last round every
   center may move on by itself, held near what its kin agreed on, as far as that lowers the mean validation
   loss of the whole federation (one number a center).
@@ -62,8 +64,9 @@ from abps.tensors import Tensor, torch
 from abps.wire.numerals import Numerals, Stretch
 
 #: What a board asks: the models; models and scores; models, when kin are known; the loss of mixtures on
-#: validation rows; the slopes of the losses at what is gone on from; what last steps take off the loss.
-Question = Literal["weights", "kin", "means", "choice", "slopes", "last"]
+#: validation rows; the slopes of the losses at what is gone on from; what following the told ones takes off
+#: the loss; what last steps take off it.
+Question = Literal["weights", "kin", "means", "choice", "slopes", "heed", "last"]
 
 
 #: With so many kin a center follows their slope half of the way.
@@ -125,7 +128,7 @@ class Roll:
         if t - 1 == self.first:
             return ("weights",)
         if t - 1 in self.again:
-            return ("kin", "choice", "slopes") if self.tilt else ("kin", "choice")
+            return ("kin", "choice", "slopes", "heed") if self.tilt else ("kin", "choice")
         return ("means", "choice") if t - 1 in self.means or t == horizon else ()
 
 
@@ -332,7 +335,7 @@ class Kindred(PeerMethod):
         if self.policy == "random":
             found = tuple("weights" if each in ("kin", "means") else each for each in found)
         if self.private or self.training.optimizer != "descent":
-            found = tuple(each for each in found if each != "slopes")
+            found = tuple(each for each in found if each not in ("slopes", "heed"))
         return (*found, "last") if t == horizon and self.last and not self.private else found
 
     def questions(self, t: int, horizon: int) -> int:
@@ -358,6 +361,8 @@ class Kindred(PeerMethod):
         if what == "slopes":
             own = own_slopes(world, state.models, self.wire.shared(world))
             return rollcall.slopes(own, state.share, state.place)
+        if what == "heed":
+            return Reply.of(self.heeded(world, state, t)[:, None], (Stretch("single", 1),))
         shared = state.models[:, : self.wire.shared(world)].numpy().astype(np.float64)
         if what == "weights":
             return rollcall.answer(shared)
@@ -373,6 +378,9 @@ class Kindred(PeerMethod):
         if what == "last":
             which = (0.0, *self.last).index(self.strongest(answers))
             return Notice(Numerals.of(np.array([float(which)]), (Stretch("single", 1),)))
+        if what == "heed":
+            helps = float(rollcall.helps(answers[:, 0], sizes))
+            return Notice(Numerals.of(np.array([helps]), (Stretch("single", 1),)))
         if what == "choice":
             best = float(rollcall.best(answers[:, :-2], sizes))
             found = np.array([best, *pooled(answers[:, -2:])])
@@ -403,6 +411,10 @@ class Kindred(PeerMethod):
             return self.gone_on(world, state, int(common[0]))
         if what == "slopes":
             return replace(state, tilt=self.leaning(world, state, notice))
+        if what == "heed":
+            if len(common) != 1 or common[0] not in (0.0, 1.0):
+                raise ValueError("neither yes nor no")
+            return state if common[0] else replace(state, tilt=torch.zeros_like(state.tilt))
         shared, columns = self.wire.shared(world), len(score_columns(world.data.columns))
         columns *= len(world.data.outcome.mix)
         common, outcast = rollcall.cast_out(notice.common, world.n)
@@ -449,6 +461,15 @@ class Kindred(PeerMethod):
                 believed = 1.0 if state.everybody[row] else kin / (kin + COARSE)
                 tilt[row] = believed * (rollcall.shortened(told, longest) - own[row])
         return torch.from_numpy((self.roll.tilt * tilt).astype(np.float32))
+
+    def heeded(self, world: World, state: Standing, t: int) -> Floats:
+        """(r,) what a round's training on the tilted loss takes off each center's mean loss on validation
+        rows, against one on its own loss; NaN where it has none."""
+        if not state.tilt.any():
+            return np.zeros(world.r)
+        alone = replace(state, tilt=torch.zeros_like(state.tilt))
+        plain, tilted = (self.train(world, each, t, False).models for each in (alone, state))
+        return mean_losses(world, plain) - mean_losses(world, tilted)
 
     def tried(self, world: World, state: Standing) -> Iterator[Tensor]:
         """(r, P) models that may be gone on from: the own ones, then mixtures of the two means.

@@ -38,7 +38,7 @@ FARTHEST = 4.0
 #: The least cosine between a model that counts in a mean and the median model.
 ALONG = 0.2
 
-#: How many times as much as the mean a center's rows may count.
+#: How many times as much as the median a center's rows may count: one that claims many moves a mean.
 LARGEST = 10.0
 
 #: How often a direction is looked at in which slopes differ.
@@ -123,7 +123,7 @@ def read(answers: Floats, sizes: Floats) -> Answers:
     count, columns, draws = front.tolist()
     weights, beside = known[:, FRONT : FRONT + count], known[:, FRONT + count :]
     trusted = there & ordinary(weights, there)
-    capped = np.minimum(sizes, LARGEST * sizes[there].mean()) if there.any() else sizes
+    capped = np.minimum(sizes, LARGEST * np.median(sizes[there])) if there.any() else sizes
     return Answers(there, weights, trusted, capped, columns, draws, beside, broken)
 
 
@@ -348,6 +348,27 @@ def heard(told: Numerals | None, mean: Floats, kin: bool) -> Hearing:
     return Hearing(everybody, mean + values if len(values) else mean, place, peer, same)
 
 
+def helps(gains: Floats, sizes: Floats) -> bool:
+    """Whether something surely takes off the mean loss of all: by two standard errors.
+
+    gains: (n,) what it takes off every member's loss, NaN where a member cannot tell.  sizes: (n,) rows, by
+    which members count. What one says is held to a few times what is usual.
+    """
+    there = np.isfinite(gains)
+    if there.sum() < 3:
+        return False
+    usual = 5.0 * np.median(np.abs(gains[there])) + 1e-9
+    gain, weight = np.clip(gains[there], -usual, usual), _weights(sizes[there])
+    mean = float(weight @ gain)
+    return mean > 2.0 * float(np.sqrt(weight**2 @ (gain - mean) ** 2))
+
+
+def _weights(sizes: Floats) -> Floats:
+    """(n,) how members count, by their rows, none of them for too much."""
+    weight = np.minimum(sizes, LARGEST * np.median(sizes))
+    return np.asarray(weight / weight.sum())
+
+
 def best(losses: Floats, sizes: Floats) -> int:
     """Which of the models that were tried to go on from, by their losses on validation rows.
 
@@ -363,8 +384,7 @@ def best(losses: Floats, sizes: Floats) -> int:
     less = losses[there] - losses[there, -1:]
     usual = 5.0 * np.median(np.abs(less), axis=0) + 1e-9
     less = np.clip(less, -usual, usual)
-    weight = np.minimum(sizes[there], LARGEST * sizes[there].mean())
-    weight = weight / weight.sum()
+    weight = _weights(sizes[there])
 
     def behind(others: Floats, one: Floats) -> tuple[Floats, Floats]:
         """By how much some are worse than one in the mean, and its standard error."""
