@@ -39,6 +39,7 @@ METHODS: dict[str, tuple[str, dict[str, str], bool]] = {
     "random-k1": ("random-k1", {"model": "gam"}, True),
     "abps-plus, undefended": ("abps-plus", {"along": "-1"}, False),
     "abps-plus": ("abps-plus", {}, True),
+    "abps-plus, heed=2": ("abps-plus", {"heed": "2"}, True),
 }
 
 ATTACKS = (

@@ -153,13 +153,13 @@ def test_what_helps_must_surely_help_all_together():
     rng = np.random.default_rng(3)
     sizes = rng.integers(20, 200, 60).astype(float)
     noise = 0.02 * rng.standard_normal(60)
-    assert not rollcall.helps(noise - noise.mean(), sizes)
-    assert rollcall.helps(noise + 0.02, sizes) and not rollcall.helps(noise - 0.02, sizes)
+    assert not rollcall.helps(noise - noise.mean(), sizes, 2.0)
+    assert rollcall.helps(noise + 0.02, sizes, 2.0) and not rollcall.helps(noise - 0.02, sizes, 2.0)
     away = np.where(np.arange(60) % 7 == 0, np.nan, noise + 0.02)  # who cannot tell is not asked
-    assert rollcall.helps(away, sizes)
+    assert rollcall.helps(away, sizes, 2.0)
     loud = np.append(noise[1:] - 0.02, 1e6)  # one alone cannot shout all others down
-    assert not rollcall.helps(loud, np.append(sizes[1:], 1e9))
-    assert not rollcall.helps(np.array([1.0, 1.0, np.nan]), np.ones(3)), "two are too few to be sure"
+    assert not rollcall.helps(loud, np.append(sizes[1:], 1e9), 2.0)
+    assert not rollcall.helps(np.array([1.0, 1.0, np.nan]), np.ones(3), 2.0), "two are too few to be sure"
     # The rule in plain words: weighted mean above twice its standard error.
     weight = np.minimum(sizes, 10 * np.median(sizes))
     weight /= weight.sum()
@@ -167,4 +167,4 @@ def test_what_helps_must_surely_help_all_together():
         gain = np.clip(noise + shift, *(np.array([-5, 5]) * np.median(np.abs(noise + shift))))
         mean = weight @ gain
         expected = mean > 2 * np.sqrt((weight**2 * (gain - mean) ** 2).sum())
-        assert rollcall.helps(noise + shift, sizes) == expected
+        assert rollcall.helps(noise + shift, sizes, 2.0) == expected

@@ -23,8 +23,8 @@ guesses from metadata:
   is told that of its kin together (of all, where all go on from the mean of all). From then on it trains on a
   loss that is tilted by the difference: what its few patients want by chance does not lead it away from the
   others, and where all agree is where the loss of all together is least. A slope cannot be looked through as
-  a model can. So each center tries a round with it and one without, and tells what that does to its
-  validation loss; slopes are followed only if that surely helps all together;
+  a model can: where members may lie (``heed``), each center tries a round with it and one without, and tells
+  what that does to its validation loss; slopes are followed only if that surely helps all together;
 * *last steps*: training steps shorten towards the end, so that partners agree; after the last round every
   center may move on by itself, held near what its kin agreed on, as far as that lowers the mean validation
   loss of the whole federation (one number a center).
@@ -90,6 +90,8 @@ class Roll:
     apart: how many times farther than usual along the direction in which slopes differ most one may point
     that counts; 0: every slope counts. Members that make slopes up go one way together, and are seen by that;
     so are honest kinds that differ much.
+    heed: standard errors by which following slopes must lower the mean validation loss of all, in a trial of
+    one round, to be followed; 0: no trial.
     """
 
     first: int = 3
@@ -103,8 +105,13 @@ class Roll:
     quiet: int = 2
     tilt: float = 1.0
     apart: float = 0.0
+    heed: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.heed < 0:
+            raise RequestError(
+                f"heed={self.heed}: choose 0 (slopes are followed as they are told), or about 2"
+            )
         if self.apart < 0:
             raise RequestError(f"apart={self.apart}: choose 0 (all slopes count), or about 4")
         if self.quiet < 0:
@@ -128,7 +135,8 @@ class Roll:
         if t - 1 == self.first:
             return ("weights",)
         if t - 1 in self.again:
-            return ("kin", "choice", "slopes", "heed") if self.tilt else ("kin", "choice")
+            asked: tuple[Question, ...] = ("kin", "choice", "slopes") if self.tilt else ("kin", "choice")
+            return (*asked, "heed") if self.tilt and self.heed else asked
         return ("means", "choice") if t - 1 in self.means or t == horizon else ()
 
 
@@ -379,7 +387,7 @@ class Kindred(PeerMethod):
             which = (0.0, *self.last).index(self.strongest(answers))
             return Notice(Numerals.of(np.array([float(which)]), (Stretch("single", 1),)))
         if what == "heed":
-            helps = float(rollcall.helps(answers[:, 0], sizes))
+            helps = float(rollcall.helps(answers[:, 0], sizes, self.roll.heed))
             return Notice(Numerals.of(np.array([helps]), (Stretch("single", 1),)))
         if what == "choice":
             best = float(rollcall.best(answers[:, :-2], sizes))

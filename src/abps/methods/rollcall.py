@@ -348,8 +348,8 @@ def heard(told: Numerals | None, mean: Floats, kin: bool) -> Hearing:
     return Hearing(everybody, mean + values if len(values) else mean, place, peer, same)
 
 
-def helps(gains: Floats, sizes: Floats) -> bool:
-    """Whether something surely takes off the mean loss of all: by two standard errors.
+def helps(gains: Floats, sizes: Floats, errors: float) -> bool:
+    """Whether something surely takes off the mean loss of all: by so many standard errors.
 
     gains: (n,) what it takes off every member's loss, NaN where a member cannot tell.  sizes: (n,) rows, by
     which members count. What one says is held to a few times what is usual.
@@ -360,7 +360,7 @@ def helps(gains: Floats, sizes: Floats) -> bool:
     usual = 5.0 * np.median(np.abs(gains[there])) + 1e-9
     gain, weight = np.clip(gains[there], -usual, usual), _weights(sizes[there])
     mean = float(weight @ gain)
-    return mean > 2.0 * float(np.sqrt(weight**2 @ (gain - mean) ** 2))
+    return mean > errors * float(np.sqrt(weight**2 @ (gain - mean) ** 2))
 
 
 def _weights(sizes: Floats) -> Floats:
