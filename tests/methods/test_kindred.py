@@ -289,3 +289,12 @@ def test_who_was_cast_out_stays_out(alike, attack) -> None:
     assert late and all(a == b for a, b in late)
     early = [(a in attackers, b in attackers) for t, a, b in pairs(run) if t <= 3]
     assert any(a != b for a, b in early)
+
+
+def test_made_up_slopes_that_do_not_help_are_not_followed() -> None:
+    """Each center tries a round with what it was told and one without: a fifth that lies is not believed."""
+    icu, attack = load("icu-synthetic:centers=30"), "copy:share=0.2"
+    believed = simulate(icu, "abps-plus", seed=11, attack=attack)
+    tried = simulate(icu, "abps-plus", seed=11, attack=attack, settings={"heed": "2"})
+    assert tried.auroc.honest_mean > believed.auroc.honest_mean + 0.05
+    assert tried.bytes.edge == believed.bytes.edge and tried.bytes.control > believed.bytes.control

@@ -200,12 +200,3 @@ def test_who_copies_models_does_not_lead_by_made_up_slopes(monkeypatch):
     attack, settings = "copy:share=0.2", {"apart": "4"}
     abps.simulate(icu, "abps-plus", seed=11, rounds=10, settings=settings, attack=attack)
     assert seen and all(found == np.flatnonzero(who).tolist() for found in seen)
-
-
-def test_made_up_slopes_that_do_not_help_are_not_followed():
-    """Each center tries a round with what it was told and one without: a fifth that lies is not believed."""
-    icu, attack = abps.load("icu-synthetic:centers=30"), "copy:share=0.2"
-    believed = abps.simulate(icu, "abps-plus", seed=11, attack=attack)
-    tried = abps.simulate(icu, "abps-plus", seed=11, attack=attack, settings={"heed": "2"})
-    assert tried.auroc.honest_mean > believed.auroc.honest_mean + 0.05
-    assert tried.bytes.edge == believed.bytes.edge and tried.bytes.control > believed.bytes.control
