@@ -27,7 +27,7 @@ import numpy as np
 from abps.learn.native.network import _draw_weights
 noise, spread, slope, w = (np.zeros(1, np.float32) for _ in range(4))
 _draw_weights(np.zeros(2, np.float32), np.uint64(1), np.zeros(1, np.uint32), noise, spread, slope, w)
-kept = sum(_draw_weights.stats.cache_hits.values())
+kept = sum(_draw_weights.made().stats.cache_hits.values())
 print(json.dumps({"spread": float(spread[0]), "from the disk": kept}))
 """
 
