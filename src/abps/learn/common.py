@@ -9,12 +9,9 @@ from torch import Tensor
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.data.prepare import Rows
 from abps.learn.foundation import Foundation
 from abps.learn.kernels import JointKernel, Kernel, LinearKernel, kernel_for
 from abps.learn.layout import Layout, ModelFactory, answering
-from abps.learn.metrics import Segments
-from abps.learn.mixtures import Mixtures, mixed
 from abps.learn.models import initial_weights
 
 
@@ -69,8 +66,3 @@ class Common(Foundation):
     def layout(self) -> Layout:
         """Where every parameter sits."""
         return self.kernel.layout
-
-    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
-        """(k, P) every mixture itself, then its logits on the rows of its owner."""
-        models = mixed(own, others, parts, self.each)  # type: ignore[attr-defined]
-        return models, self.logits(models, rows, parts.owner)  # type: ignore[attr-defined]

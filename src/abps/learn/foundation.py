@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from abps.data.prepare import Prepared, Rows
 from abps.learn.curvature import largest_curvature
+from abps.learn.metrics import Segments
+from abps.learn.mixtures import Mixtures, mixed
 from abps.learn.training import Learner, Objective, Training
 from abps.tensors import Tensor
 
@@ -58,6 +60,16 @@ class Foundation:
         """By how much the steps of a descent are shorter than in the first round."""
         cooling = self.training.cooling
         return 1.0 if cooling == 0 else 1.0 / (1.0 + (round - 1) / cooling)
+
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1."""
+        for k in range(count):
+            work(k)
+
+    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
+        """(k, P) every mixture itself, then its logits on the rows of its owner."""
+        models = mixed(own, others, parts, self.each)
+        return models, self.logits(models, rows, parts.owner)  # type: ignore[attr-defined]
 
     def begin(self, w: Tensor, round: int) -> Callable[[], Tensor]:
         """Training that starts when its models are asked for."""

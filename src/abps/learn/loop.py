@@ -5,8 +5,6 @@ The ``debug`` engine, and the oracle of the stacked one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -28,11 +26,6 @@ from abps.learn.training import PLAIN, Objective
 
 class LoopLearner(Common):
     """One center at a time, with a plain module, autograd and a plain optimiser."""
-
-    def each(self, work: Callable[[int], None], count: int) -> None:
-        """Run ``work`` for 0..count-1."""
-        for k in range(count):
-            work(k)
 
     def train(
         self,

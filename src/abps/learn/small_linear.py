@@ -6,7 +6,6 @@ centers that have their rows here; a product with all rows takes nearly all of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from abps.data.prepare import Rows
 from abps.learn.foundation import Foundation
 from abps.learn.layout import Layout, linear_layout
 from abps.learn.metrics import Segments
-from abps.learn.mixtures import Mixtures, mixed
+from abps.learn.mixtures import Mixtures
 from abps.learn.training import PLAIN, Objective
 from abps.tensors import Tensor, torch
 
@@ -43,11 +42,6 @@ class SmallLinear(Foundation):
     def layout(self) -> Layout:
         """Where every parameter sits."""
         return linear_layout(self.data.width, self.data.outcome)
-
-    def each(self, work: Callable[[int], None], count: int) -> None:
-        """Run ``work`` for 0..count-1."""
-        for k in range(count):
-            work(k)
 
     def train(
         self,
@@ -100,11 +94,6 @@ class SmallLinear(Foundation):
     def mixture_logits(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> Segments:
         """Logits of every mixture on the rows of its owner."""
         return self.settle(own, others, parts, rows)[1]
-
-    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
-        """(k, P) every mixture itself, and its logits on the rows of its owner."""
-        models = mixed(own, others, parts, self.each)
-        return models, self.logits(models, rows, parts.owner)
 
     def gradient(self, w: Tensor, rows: Rows, owner: Ints | None = None) -> Tensor:
         """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``."""

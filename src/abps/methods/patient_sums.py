@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.errors import RequestError
@@ -128,18 +129,27 @@ def noisy_scores(
     return told
 
 
+def told_columns(data: Prepared) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(centers,) which have too few events, or rows without one, to tell sums of them under the floor, and
+    (centers, columns) of which columns others may tell: those without a small cell."""
+    rows, groups = data.train, categories(data)
+    few = np.minimum(rows.positives(), rows.sizes - rows.positives()) < data.least
+    told = np.zeros((data.size, rows.x.shape[1]), dtype=bool)
+    for i in range(data.size):
+        mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
+        events = data.outcome.events(rows.y[mine]).astype(np.float64)
+        told[i] = without_small(rows.x[mine].astype(np.float64), events, int(data.least[i]), groups).any(
+            axis=0
+        )
+    return np.asarray(few), told
+
+
 def own_slopes(world: World, models: Tensor, shared: int) -> Floats:
     """(r, shared) the slopes of the centers' mean training losses; nothing of what is of too few patients."""
-    rows, outcome = world.data.train, world.data.outcome
-    slopes = world.learner.gradient(models, rows)[:, :shared].numpy().astype(np.float64)
+    slopes = world.learner.gradient(models, world.data.train)[:, :shared].numpy().astype(np.float64)
     if not world.data.floor:
         return slopes
-    few = np.minimum(rows.positives(), rows.sizes - rows.positives()) < world.data.least
-    groups = categories(world.data)
+    few, told = told_columns(world.data)
     for i in range(world.r):
-        mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
-        events = outcome.events(rows.y[mine]).astype(np.float64)
-        least = int(world.data.least[i])
-        told = without_small(rows.x[mine].astype(np.float64), events, least, groups).any(axis=0)
-        slopes[i] *= 0.0 if few[i] else np.resize(told, shared)  # several answers: a row of columns for each
+        slopes[i] *= 0.0 if few[i] else np.resize(told[i], shared)  # several answers: columns for each
     return slopes

@@ -25,9 +25,8 @@ from abps.learn.tabular import Choice, Predictor, choose, fit
 from abps.learn.training import Training
 from abps.methods.base import Method, Models, Stopping, World
 from abps.methods.centralized import Centralized
-from abps.methods.patient_sums import categories
+from abps.methods.patient_sums import told_columns
 from abps.methods.star import Adding, Server, StarMethod
-from abps.privacy.small_counts import without_small
 from abps.tensors import Tensor, torch
 
 Floats = NDArray[np.float64]
@@ -306,16 +305,11 @@ def told_rows(data: Prepared) -> tuple[Rows, Rows, NDArray[np.bool_]]:
     train, validation = data.train, data.validation
     if not data.floor:
         return train, validation, np.zeros(data.size, dtype=bool)
-    positives, groups = train.positives(), categories(data)
-    few = np.minimum(positives, train.sizes - positives) < data.least
-    x, held = train.x.copy(), validation.x.copy()
-    for i in range(data.size):
-        mine = slice(int(train.start[i]), int(train.start[i + 1]))
-        y = train.y[mine].astype(np.float64)
-        told = without_small(x[mine].astype(np.float64), y, int(data.least[i]), groups).any(axis=0)
-        x[mine, ~told] = 0.0
-        held[int(validation.start[i]) : int(validation.start[i + 1]), ~told] = 0.0
-    return replace(train, x=x), replace(validation, x=held), np.asarray(few)
+    few, told = told_columns(data)
+    x, held = (
+        np.where(np.repeat(told, rows.sizes, axis=0), rows.x, np.float32(0.0)) for rows in (train, validation)
+    )
+    return replace(train, x=x), replace(validation, x=held), few
 
 
 @dataclass(frozen=True, eq=False)
