@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,17 @@ if TYPE_CHECKING:
     from abps.data.federation import Federation
     from abps.methods.base import Method
     from abps.simulator.inference import Protection
+    from abps.simulator.inferred import Inferred
+    from abps.study.plan import PlannedRun
+    from abps.study.records import StudyRecord
+
+#: Training rows of the centers that are attacked, unless told.
+SIZES = (13, 40, 200)
+
+#: The settings of private training that hide a row, taken back.
+WITHOUT_NOISE = {"dp_epsilon": None, "sampling": 1.0, "noise_multiplier": 0.0, "clip": None}
+
+AS_IT_RAN = "as it ran"
 
 
 def register(app: typer.Typer) -> None:
@@ -27,10 +39,23 @@ def audit_privacy(
         Path, typer.Argument(help="The folder of a study (`abps compare`) or of a run (`abps run`).")
     ],
     method: Annotated[
-        str | None, typer.Option(help="A method of the study; default: the first that sends something.")
+        str | None,
+        typer.Option(
+            help="Methods of the study, with commas; default: abps-plus, or the first that sends something."
+        ),
     ] = None,
-    sizes: Annotated[str, typer.Option(help="Training rows of a center, with commas.")] = "13,40,200",
-    rounds: Annotated[str, typer.Option(help="In which rounds to attack, with commas.")] = "1,10",
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Training rows of a center, with commas; default: of 13, 40 and 200 what there is."
+        ),
+    ] = None,
+    rounds: Annotated[
+        str | None,
+        typer.Option(
+            help="In which rounds to attack, with commas; default: the first, and the 10th or last."
+        ),
+    ] = None,
     epsilon: Annotated[
         str, typer.Option(help="Budgets of private training to compare with, with commas; empty: none.")
     ] = "8,2",
@@ -46,13 +71,12 @@ def audit_privacy(
 ) -> None:
     """Attack a study's exchanges: who was learned from, and what they have; with and without protection.
 
-    Computes ε again from every ledger in the folder (privacy.json). Writes audit-privacy.md and .csv. Of a
-    folder with exports of sites alone, it computes ε again and attacks nothing.
+    Computes ε again from every ledger in the folder (privacy.json). Writes audit-privacy.md and .csv, and the
+    report of a study anew, of which it becomes a part. Of a folder with exports of sites alone, it computes ε
+    again and attacks nothing.
     Example: abps audit-privacy my-study --sizes 40 --epsilon 4
     """
-    from abps.data.prepare import prepare
     from abps.report.privacy import conclusions, write
-    from abps.simulator.inference import audit
     from abps.simulator.output import PRIVACY
 
     if not study.is_dir():
@@ -60,35 +84,85 @@ def audit_privacy(
     if not _ran_here(study) and any(study.rglob(PRIVACY)):
         _only_ledgers(study, as_json)
         return
-    source = (data, label, center, patient, time)
-    name, config, federation, seed = _what_ran(study, method, source)
-    training = config.training
-    prepared = prepare(
-        federation,
-        seed,
-        standardise=training.standardise,
-        splines=training.splines,
-        floor=config.privacy.floor,
+    asked = Asked(
+        None if sizes is None else _numbers(sizes, "--sizes", int),
+        None if rounds is None else _numbers(rounds, "--rounds", int),
+        _numbers(epsilon, "--epsilon", float),
     )
-    protections = _protections(config, _numbers(epsilon, "--epsilon", float))
-    found = audit(
-        config,
-        prepared,
-        seed,
-        _numbers(sizes, "--sizes", int),
-        _numbers(rounds, "--rounds", int),
-        protections,
-    )
+    found = [
+        _attacked(each, asked) for each in _what_ran(study, method, (data, label, center, patient, time))
+    ]
     spent, differ = _ledgers(study)
-    written = write(out or study, name, found, spent)
+    written = write(out or study, found, spent)
+    page = _report_again(study) if out is None else None
     if as_json:
-        print(json.dumps({"method": name, "findings": [vars(f) for f in found], "ledgers": spent}))
+        findings = [{"method": each.method} | vars(f) for each in found for f in each.findings]
+        told = {"methods": [each.method for each in found], "findings": findings, "ledgers": spent}
+        print(json.dumps(told | {"report": None if page is None else str(page)}))
     else:
         for line in (*conclusions(found), *spent):
             options.terminal().print(line, soft_wrap=True)
-        options.terminal().print(f"written to {written[1]} and {written[0].name}", soft_wrap=True)
+        options.terminal().print(f"written to {written[0]} and {written[1].name}", soft_wrap=True)
+        if page is not None:
+            options.terminal().print(f"report: {page}", soft_wrap=True)
     if differ:
         raise RequestError(f"{differ[0]}: the ε that is written does not follow from its releases")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How to attack; None: as the study allows."""
+
+    sizes: list[int] | None
+    rounds: list[int] | None
+    budgets: list[float]
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """What is attacked.  key: of a study's run."""
+
+    label: str
+    config: Method
+    federation: Federation
+    seed: int
+    key: str = ""
+
+
+def _attacked(ran: Ran, asked: Asked) -> Inferred:
+    from abps.data.prepare import prepare
+    from abps.methods.accounting import counting_of, with_noise
+    from abps.simulator.inference import audit, fitting
+    from abps.simulator.inferred import Inferred
+
+    config = with_noise(ran.config)
+    last = config.stop.rounds
+    rounds = sorted({1, min(10, last)}) if asked.rounds is None else asked.rounds
+    if max(rounds) > last:
+        raise RequestError(f"--rounds {max(rounds)}: {ran.label} ran for {last} rounds; choose up to {last}")
+    prepared = prepare(
+        ran.federation,
+        ran.seed,
+        standardise=config.training.standardise,
+        splines=config.training.splines,
+        floor=config.privacy.floor,
+        counting=counting_of(config, ran.seed),
+    )
+    sizes = fitting(prepared, SIZES) if asked.sizes is None else asked.sizes
+    protections = _protections(config, asked.budgets)
+    return Inferred(
+        ran.label, ran.seed, ran.key, tuple(audit(config, prepared, ran.seed, sizes, rounds, protections))
+    )
+
+
+def _report_again(folder: Path) -> Path | None:
+    """The page of a study that has one, with what was found."""
+    from abps.report.comparison import load_study
+    from abps.study.records import StudyFolder
+
+    if not StudyFolder(folder).path.exists() or not (folder / "report.html").exists():
+        return None
+    return load_study(folder).report().page
 
 
 def _ran_here(folder: Path) -> bool:
@@ -121,34 +195,55 @@ def _numbers(text: str, flag: str, kind: type) -> list[Any]:
     return values
 
 
-def _what_ran(
-    folder: Path, method: str | None, source: tuple[str | None, ...]
-) -> tuple[str, Method, Federation, int]:
-    """The method, its configuration, the federation and the seed to audit."""
+def _what_ran(folder: Path, method: str | None, source: tuple[str | None, ...]) -> list[Ran]:
+    """What of a folder is to be attacked: methods of a study, with their first seeds, or a run."""
     from abps.simulator.output import RESULT
     from abps.study.records import StudyFolder
 
     there = StudyFolder(folder)
     if there.path.exists():
         record = there.read()
-        for run in record.runs:
-            config = run.config()
-            if (run.label == method) if method else config.kind != "alone":
-                for each in record.request.sources:
-                    federation = each.load()
-                    if federation.fingerprint() == run.data:
-                        return run.label, config, federation, run.seed
+        found = _chosen(folder, record, method)
+        federations = [each.load() for each in record.request.sources]
+        known = {each.fingerprint(): each for each in federations}
+        for run in found:
+            if run.data not in known:
                 raise RequestError(
                     f"{folder}: the data of {run.label!r} are not what they were; run it again"
                 )
-        raise RequestError(f"{folder}: no method {method or 'that sends something'!r} in this study")
+        return [Ran(run.label, run.config(), known[run.data], run.seed, run.key) for run in found]
     if not (folder / RESULT).exists():
         raise RequestError(f"{folder} holds neither a study nor a run; give the --out of `abps compare`")
-    return _one_run(folder, source)
+    return [_one_run(folder, source)]
 
 
-def _one_run(folder: Path, source: tuple[str | None, ...]) -> tuple[str, Method, Federation, int]:
+def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[PlannedRun]:
+    """The first run of every method that was asked for."""
+    from abps.simulator.inference import sends_updates
+
+    first: dict[str, PlannedRun] = {}
+    for run in record.runs:
+        if not run.leave_out and sends_updates(run.config()):
+            first.setdefault(run.label, run)
+    if not first:
+        raise RequestError(f"{folder}: no method of this study sends what follows from steps on rows")
+    if method is None:
+        return [
+            next((run for run in first.values() if run.method == "abps-plus"), next(iter(first.values())))
+        ]
+    wanted = options.split(method)
+    for name in wanted:
+        if name not in first:
+            raise RequestError(
+                f"--method {name}: no such method here sends what follows from steps on rows; "
+                f"choose from {', '.join(first)}"
+            )
+    return [first[name] for name in dict.fromkeys(wanted)]
+
+
+def _one_run(folder: Path, source: tuple[str | None, ...]) -> Ran:
     from abps.methods.settings import configure, undescribed
+    from abps.simulator.inference import sends_updates
     from abps.simulator.output import load_run
 
     run = load_run(folder)
@@ -160,39 +255,44 @@ def _one_run(folder: Path, source: tuple[str | None, ...]) -> tuple[str, Method,
             "name the same table and columns with --data, --label and --center"
         )
     config = undescribed(configure(run.method), run.config)
-    if config.kind == "alone":
-        raise RequestError(f"{folder}: {run.method!r} sends nothing, so nothing can be inferred from it")
-    return run.method, config, federation, run.seed
+    if not sends_updates(config):
+        raise RequestError(
+            f"{folder}: {run.method!r} sends nothing that follows from steps on rows: nothing to attack"
+        )
+    return Ran(run.method, config, federation, run.seed)
 
 
 def _protections(config: Method, budgets: list[float]) -> list[Protection]:
-    """What is compared: as it ran, without rounding on the wire, and with private training."""
+    """What is compared: as it ran, without rounding on the wire, and with what hides rows, or without it."""
     from abps.methods.settings import names
+    from abps.methods.star import StarMethod
     from abps.simulator.inference import Protection
 
-    found = [Protection("as it ran", {})]
+    found = [Protection(AS_IT_RAN, {})]
     if "codec" in names(config) and config.line.codec != "fp32":
         found.append(Protection("all digits", {"codec": "fp32"}))
-    if config.privacy.budget is None and config.training.model in ("mlp", "linear", "gam"):
+    if isinstance(config, StarMethod) and config.adds is not None and not config.noted:
+        secure = config.privacy.secure
+        found.append(Protection("without masks" if secure else "masked sums", {"secure": not secure}))
+    if config.privacy.budget is not None:
+        found.append(Protection("no noise", WITHOUT_NOISE))
+    elif config.training.model in ("mlp", "linear", "gam"):
         found += [Protection(f"ε = {b:g}", {"clip": 1.0, "dp_epsilon": b}) for b in budgets]
     return found
 
 
 def _ledgers(folder: Path) -> tuple[list[str], list[str]]:
     """A sentence for every ledger in the folder, and the files whose ε does not follow."""
-    from abps.privacy.spending import recomputed
+    from abps.privacy.spending import recount
     from abps.simulator.output import PRIVACY
 
     said, differ = [], []
     for path in sorted(folder.rglob(PRIVACY)):
         try:
-            both = recomputed(json.loads(path.read_text(encoding="utf-8")))
+            found = recount(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, RequestError) as error:
             raise RequestError(f"{path}: {error}") from error
-        wrong = [name for name, (written, again) in both.items() if abs(written - again) > 1e-6 * (1 + again)]
-        most = max((again for _, again in both.values()), default=0.0)
-        verdict = f"differs from what is written at {', '.join(wrong[:3])}" if wrong else "as it is written"
-        said.append(f"{path.parent.name}: ε computed again is {most:.3f} at most, {verdict}.")
-        if wrong:
+        said.append(f"{path.parent.name}: ε computed again is {found.most:.3f} at most, {found.words}.")
+        if found.wrong:
             differ.append(str(path))
     return said, differ

@@ -138,6 +138,36 @@ def recomputed(data: Any) -> dict[str, tuple[float, float]]:
     return {name: (written[name], account.spent()) for name, account in ledger.accounts.items()}
 
 
+@dataclass(frozen=True)
+class Recount:
+    """A ledger computed again.  most: the largest ε of a center.  wrong: the centers whose written ε does not
+    follow from their releases."""
+
+    most: float
+    wrong: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """The verdict."""
+        return (
+            f"differs from what is written at {', '.join(self.wrong[:3])}"
+            if self.wrong
+            else "as it is written"
+        )
+
+
+def recount(data: Any) -> Recount:
+    """A ledger's file held against its own releases."""
+    both = recomputed(data)
+    # What is no number follows from nothing, so it is asked whether the two agree, not whether they differ.
+    wrong = [
+        name
+        for name, (written, again) in both.items()
+        if not math.isclose(written, again, rel_tol=1e-6, abs_tol=1e-6)
+    ]
+    return Recount(max((again for _, again in both.values()), default=0.0), tuple(wrong))
+
+
 def epsilon_of(releases: Iterable[Release], delta: float) -> float:
     """ε of releases one after the other, at δ."""
     counted: dict[tuple[float, float], int] = {}
@@ -155,9 +185,14 @@ def _epsilon(counted: tuple[tuple[tuple[float, float], int], ...], delta: float)
     if any(noise == 0 for (noise, _), _ in counted):
         return math.inf
     # Takes seconds to import, and only an account with entries needs it.
-    import dp_accounting
-    from absl import logging as library_log
-    from dp_accounting import rdp
+    try:
+        import dp_accounting
+        from absl import logging as library_log
+        from dp_accounting import rdp
+    except ImportError as error:
+        raise RequestError(
+            "an account of privacy needs dp-accounting, which is not installed; pip install 'abps[privacy]'"
+        ) from error
 
     # The library's log handler keeps what is standard error now, and closes it when anybody configures
     # logging anew. It never closes the process's own.

@@ -14,7 +14,9 @@ from abps.report.clinical_part import ClinicalPart, clinical_part
 from abps.report.figures import Drawing, draw_all
 from abps.report.hospitals import Hospitals, hospitals_of
 from abps.report.pages.study_page import page
+from abps.report.privacy import PrivacyPart, privacy_part
 from abps.report.statistics import MARGIN, Answer, Part, analyse, answers, gather
+from abps.report.tables import Table
 from abps.report.words import summary
 from abps.simulator.result import Run
 from abps.study.plan import AWAY, PlannedRun, slug
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """One federation's part of the report."""
+    """One federation's part of the report.  privacy: not told while a study runs."""
 
     part: Part
     sentences: list[str]
@@ -35,6 +37,12 @@ class Section:
     drawings: list[Drawing]
     hospitals: Hospitals | None
     clinical: ClinicalPart
+    privacy: PrivacyPart | None = None
+
+    @property
+    def sheets(self) -> list[Table]:
+        """The tables that are written beside the page."""
+        return [*self.tables, *self.clinical.tables, *(self.privacy.tables if self.privacy else [])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +96,7 @@ def centers_of(runs: Sequence[tuple[PlannedRun, Run]]) -> list[str]:
     return sorted({center for _, run in runs for center in run.main.per_center})
 
 
-def section_of(part: Part, targets: Sequence[float] | None) -> Section:
+def section_of(part: Part, targets: Sequence[float] | None, privacy: PrivacyPart | None = None) -> Section:
     """Words, tables and figures of one federation."""
     shown = [
         tables.headline(part),
@@ -98,7 +106,7 @@ def section_of(part: Part, targets: Sequence[float] | None) -> Section:
     ]
     found = hospitals_of(part)
     return Section(
-        part, summary(part), answers(part), shown, draw_all(part), found, clinical_part(part, found)
+        part, summary(part), answers(part), shown, draw_all(part), found, clinical_part(part, found), privacy
     )
 
 
@@ -108,7 +116,7 @@ def build(study: Study, out: Path, targets: Sequence[float] | None = None, margi
     targets: AUROCs for the table of bytes needed; unless told, on the way from training alone to the best.
     margin: methods that differ by less are equal.
     """
-    sections = [section_of(part, targets) for part in parts_of(study, margin)]
+    sections = [section_of(part, targets, privacy_part(study, part)) for part in parts_of(study, margin)]
     for number, section in enumerate(sections, 1):
         inside = "" if len(study.record.data) == 1 else f"{number}-{slug(section.part.data.name)}"
         _write_tables(out / "tables" / inside, section)
@@ -121,7 +129,7 @@ def build(study: Study, out: Path, targets: Sequence[float] | None = None, margi
 
 
 def _write_tables(folder: Path, section: Section) -> None:
-    for table in (*section.tables, *section.clinical.tables):
+    for table in section.sheets:
         files.write_text(folder / f"{table.name}.md", tables.as_markdown(table))
         files.write_text(folder / f"{table.name}.tex", tables.as_latex(table))
         plain = tables.numbers(section.part) if table.name == "headline" else table

@@ -431,6 +431,7 @@ _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
     "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "±": r"$\pm$", "×": r"$\times$", "−": r"$-$", "–": "--", "κ": r"$\kappa$", "+": "+",
+    "ε": r"$\varepsilon$", "δ": r"$\delta$",
 }  # fmt: skip
 
 

@@ -34,12 +34,17 @@ from abps.learn.batched import StackedLearner
 from abps.methods.accounting import with_noise
 from abps.methods.base import Method, World
 from abps.methods.settings import with_settings
+from abps.methods.star import StarMethod
+from abps.simulator.inferred import Finding
 from abps.simulator.rounds import Course
 
 Floats = NDArray[np.float64]
 
 #: Yes/no columns whose entries are guessed, and the fewest and most rows that may have a one.
 ATTRIBUTES, RARE, FREQUENT = 8, 0.1, 0.9
+
+#: Centers without which shadow models have nothing to learn from.
+FEWEST = 4
 
 
 @dataclass(frozen=True)
@@ -50,32 +55,23 @@ class Protection:
     settings: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the table: attacks on centers of one size, in one round, under one protection.
+def sends_updates(method: Method) -> bool:
+    """Whether centers send what follows from steps on their rows: that is what the attacks read."""
+    return method.kind != "alone" and not (isinstance(method, StarMethod) and method.asks)
 
-    centers: how many were attacked.  alignment, shadow: area under the curve, 0.5 is guessing, and its
-    standard error over centers.  attribute: the area for members less that for others, 0 is nothing.
-    """
 
-    protection: str
-    rows: int
-    round: int
-    centers: int
-    alignment: float
-    alignment_se: float
-    shadow: float
-    shadow_se: float
-    attribute: float
+def fitting(data: Prepared, sizes: Sequence[int]) -> list[int]:
+    """The sizes that enough centers have; the smallest, where none is."""
+    return [size for size in sizes if (data.train.sizes >= size).sum() >= FEWEST] or [min(sizes)]
 
 
 def cut(data: Prepared, rows: int, seed: int) -> tuple[Prepared, Rows]:
     """Centers with at least ``rows`` training rows and that many of them, drawn at random; and, of the same
     centers, people who were not learned from: test rows and the ones left over."""
     keep = np.flatnonzero(data.train.sizes >= rows)
-    if len(keep) < 4:
+    if len(keep) < FEWEST:
         raise RequestError(
-            f"rows={rows}: {len(keep)} center(s) have so many training rows, and the attacks need 4; "
+            f"rows={rows}: {len(keep)} center(s) have so many training rows, and the attacks need {FEWEST}; "
             "choose a smaller size"
         )
     inside, outside = [], []
@@ -122,7 +118,8 @@ class Exposed:
 
 
 def exposed(method: Method, data: Prepared, seed: int, rounds: Sequence[int]) -> list[Exposed]:
-    """Every center's update in some rounds of a method, as the wire carries it.
+    """Every center's update in some rounds of a method, as the wire carries it; where a server sees sums
+    alone, the mean of all updates in place of each.
 
     The attacker is given the model that a center began the round with: more than a partner knows later on.
     """
@@ -142,7 +139,10 @@ def exposed(method: Method, data: Prepared, seed: int, rounds: Sequence[int]) ->
             after = beside.train(models, t)
             shared = method.line.shared(world)
             sent = method.line.deliver(world, after[:, :shared].contiguous(), t)
-            found.append(Exposed(t, models[:, :shared].clone(), sent, models.clone()))
+            before = models[:, :shared].clone()
+            if method.kind == "star" and method.privacy.secure:
+                sent = before + (sent - before).mean(dim=0)
+            found.append(Exposed(t, before, sent, models.clone()))
         course, _ = course.round(t)
     return found
 

@@ -1,8 +1,9 @@
 """Runs on disk: each in a folder of its own, whole or not there.
 
-A run's folder holds ``result.json``, ``decisions.parquet`` and, written last, the receipt ``run.json``
-with the run's identity and the digests of the other two. Only a folder whose receipt names the wanted
-run and whose files match their digests counts as done; anything else is named and computed again.
+A run's folder holds ``result.json``, ``decisions.parquet``, the ledger of a private run and, written last,
+the receipt ``run.json`` with the run's identity and the digests of the others. Only a folder whose receipt
+names the wanted run and whose files match their digests counts as done; anything else is named and computed
+again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.federation import About
-from abps.simulator.output import DECISIONS, RESULT, load_run, save
+from abps.simulator.output import DECISIONS, PRIVACY, RESULT, load_run, save
 from abps.simulator.result import Run
 from abps.study.plan import Choice, Plan, PlannedRun, Request, key_of
 
@@ -54,11 +55,12 @@ def write_run(folder: Path, run: Run, content: Mapping[str, Any]) -> None:
     files.folder(folder)
     (folder / RECEIPT).unlink(missing_ok=True)
     save(run, folder)
+    written = (RESULT, DECISIONS) if run.privacy is None else (RESULT, DECISIONS, PRIVACY)
     receipt = {
         "schema": RECEIPT_SCHEMA,
         "key": key_of(content),
         "identity": dict(content),
-        "files": {name: digest(folder / name) for name in (RESULT, DECISIONS)},
+        "files": {name: digest(folder / name) for name in written},
     }
     files.write_json(folder / RECEIPT, receipt)
     (folder / FAILED).unlink(missing_ok=True)
@@ -103,7 +105,7 @@ def read_receipt(folder: Path) -> dict[str, Any]:
         whole = (
             receipt["schema"] == RECEIPT_SCHEMA
             and receipt["key"] == key_of(receipt["identity"])
-            and set(receipt["files"]) == {RESULT, DECISIONS}
+            and set(receipt["files"]) - {PRIVACY} == {RESULT, DECISIONS}
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path} cannot be read as a receipt") from error

@@ -94,6 +94,7 @@ def _story(section: Section, number: int) -> Story:
             drawn_map = script_json({"centers": found.map.centers, "rounds": found.map.rounds})
     sheets = [tables.hospitals(part, found)] if found is not None else []
     sheets += [tables.numbers(part), tables.centers(part), *section.clinical.tables]
+    sheets += section.privacy.tables if section.privacy is not None else []
     return Story(
         story.answer(part, found),
         story.beside(part, found),
