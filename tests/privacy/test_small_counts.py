@@ -14,7 +14,7 @@ from abps.data.codebook import Codebook, merged
 from abps.data.counted import Counting, counted
 from abps.data.identifying import identifies
 from abps.data.prepare import codebook, numbers_of, prepare, told_of
-from abps.data.scales import Summary
+from abps.data.scales import Summary, summaries
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate, own_table
@@ -114,6 +114,11 @@ def test_a_level_needs_patients_and_not_rows(ward, own):
         ("x", ["anna@web.de", "+49 170 1234567"] * 30, "addresses"),
         ("x", ["the patient came in with a cough and a fever of 39"] * 60, "free text"),
         ("x", [f"v{i}" for i in range(60)], "few patients"),
+        ("homePhone", ["a", "b"] * 30, "name"),
+        ("emailAddress", ["a", "b"] * 30, "name"),
+        ("PatientenNr", [1.0, 2.0] * 30, "name"),
+        ("seen_by_Anna_Huber", [0.0, 1.0] * 30, "after somebody"),
+        ("callbackEmilKoch", [0.0, 1.0] * 30, "after somebody"),
     ],
 )
 def test_who_a_column_names(name, values, why):
@@ -129,10 +134,51 @@ def test_who_a_column_names(name, values, why):
         ("diagnosis", ["I50.9"] * 20 + ["J18"] * 20 + [f"rare {i}" for i in range(20)]),
         ("admission", ["emergency", "elective"] * 30),
         ("ward", ["Medical Ward", "Surgical Ward East", "anna", "Peter"] * 15),
+        ("Max_Temp", [37.0, 38.5] * 30),
+        ("ANA_Titre", [0.0, 1.0] * 30),
+        ("heartRateMean", [70.0, 71.0] * 30),
     ],
 )
 def test_what_names_nobody_stays(name, values):
     assert identifies(pl.Series(name, values), None, FLOOR) == ""
+
+
+def test_a_name_among_harmless_levels_is_no_level(ward, own):
+    """The referring doctor stands in the column of the way in: too few rows to condemn the column."""
+    way = ["emergency"] * 100 + ["Dr. Huber"] * 11 + ["Anna Huber"] * 12 + ["elective", "transfer"] * 30
+    table = pl.DataFrame(
+        {"hospital": ["x"] * 183, "died": np.arange(183) % 3 == 0, "way": way, "age": np.arange(183.0)}
+    )
+    book = codebook(own(table, patient=None), seed=0, floor=5)
+    assert "Huber" not in json.dumps(book.to_json())
+    assert {c.level for c in book.columns if c.kind == "level"} == {"emergency", "elective", "transfer"}
+
+
+def counts_from(summary, values):
+    """The solver: how many rows have each of these values, from their number, mean and variance alone."""
+    n, mean, variance = (float(getattr(summary, f)[0]) for f in ("count", "mean", "variance"))
+    powers = np.array([[v**k for v in values] for k in range(3)])
+    return np.linalg.lstsq(powers, n * np.array([1.0, mean, variance + mean**2]), rcond=None)[0]
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0, 2.0), (1.0, 2.0)])
+def test_how_many_have_a_value_of_a_column_does_not_follow_from_its_statistics(own, values):
+    rng = np.random.default_rng(4)
+    rare = 5
+    column = np.concatenate([rng.choice(values[:-1], 300), np.full(rare, values[-1])])
+    table = pl.DataFrame({"hospital": ["x"] * 305, "died": rng.random(305) < 0.3, "transplants": column})
+    fed = own(table, patient=None)
+    split = assign_splits(fed, 11)
+    train = np.sort(fed.features["transplants"].to_numpy()[split == 0])
+    truth = [int((train == v).sum()) for v in values]
+    assert 1 <= truth[-1] < FLOOR
+    told = {floor: told_of(fed, split, ("transplants",), floor)["x"] for floor in (0, FLOOR)}
+    np.testing.assert_allclose(counts_from(told[0], values), truth, atol=0.05)  # what was possible
+    found = counts_from(told[FLOOR], values)
+    np.testing.assert_allclose(found, np.rint(found / FLOOR) * FLOOR, atol=0.05)  # rounded counts, no more
+    made = np.repeat(values, np.rint(found).astype(int))
+    again = summaries(("transplants",), made[None], np.array([0, len(made)]), np.array([FLOOR]))[0]
+    assert again.to_bytes() == told[FLOOR].to_bytes()  # and all of it follows from these
 
 
 def test_rows_that_are_surely_of_so_many_patients():

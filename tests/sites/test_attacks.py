@@ -98,6 +98,53 @@ def test_a_relay_cannot_begin_a_round_twice(four, tmp_path):
     close(network)
 
 
+class Listening(Memory):
+    """A relay that keeps the validation scores that sites tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: dict[str, list[float]] = {}
+
+    def ask(self, sites, what, *arguments, seconds):
+        said, failed = super().ask(sites, what, *arguments, seconds=seconds)
+        for name, answer in said.items():
+            if what != "hello" and isinstance(answer, list | tuple) and answer[:1] == ["done"]:
+                told = answer[1] if isinstance(answer[1], list) else []
+                self.heard.setdefault(name, []).extend(v for v in told if isinstance(v, float))
+        return said, failed
+
+
+def events_from(scores, rows):
+    """The solver: how many of so many rows may have the event; an AUROC is a fraction of pairs of the two."""
+    halves = [2 * np.array(scores) * k * (rows - k) for k in range(1, rows // 2 + 1)]
+    return [k for k, found in enumerate(halves, 1) if np.abs(found - np.rint(found)).max() < 1e-6]
+
+
+@pytest.mark.parametrize("floor", [0, 10])
+def test_how_many_have_the_event_does_not_follow_from_what_a_site_tells_of_its_model(four, tmp_path, floor):
+    agreement = four.agreement("abps-pq-k1", rounds=6)
+    agreement = replace(agreement, book=replace(agreement.book, floor=floor))
+    network = opened(four, agreement, tmp_path, Listening())
+    Conductor(network, agreement, 6, QUICK).run(four.names)
+    few, exact = 0, 0
+    for name, site in network.sites.items():
+        rows = site.outlook.data.validation
+        events, told = int(rows.y.sum()), network.heard[name]
+        assert len(told) == 6 and site.store.rounds()[-1].validation is not None  # at home it is known
+        if not 0 < events < 10:
+            assert np.isfinite(told).all()
+            continue
+        few += 1
+        if floor:
+            assert np.isnan(told).all()
+        else:
+            found = events_from(told, len(rows.y))
+            assert events in found and len(found) <= 2
+            exact += found == [events]
+    assert few >= 2 and bool(exact) == (floor == 0)  # what was possible
+    close(network)
+
+
 # Peers that send weights which are none, or claim rows that they have not
 
 

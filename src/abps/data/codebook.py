@@ -18,7 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
-from abps.data.identifying import identifies
+from abps.data.identifying import identifies, names_somebody
 from abps.data.outcome import BINARY, Outcome
 from abps.data.outcome_label import class_order
 from abps.data.outcome_told import settled_by, settled_size, told_columns
@@ -324,6 +324,7 @@ def candidates(column: pl.Series, train: NDArray[np.bool_], sharing: Sharing | N
         frequent = seen.filter(seen["count"] >= rare)
         levels = frequent[name].to_list()
         if sharing is not None:
+            levels = [v for v in levels if not names_somebody(v)]
             levels = [v for v in levels if sharing.enough((text == v).fill_null(False).to_numpy() & train)]
         levels = sorted(levels[:MOST_LEVELS])
         if len(levels) == 2 and text.null_count() == 0:

@@ -5,6 +5,7 @@ Such columns never enter a codebook that leaves a site: no name, date of birth, 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 
@@ -23,9 +24,14 @@ _CALLED = re.compile(
     r"|vorname|nachname|dob|birth[\W_]?(date|day)|date[\W_]?of[\W_]?birth|born([\W_]?on)?|geburtsdatum"
     r"|ssn|social[\W_]?security|mrn|passport|insurance[\W_]?(no|nr|number)|address|street|strasse|post[\W_]?code"
     r"|zip([\W_]?code)?|phone|telephone|mobile|fax|e?[\W_]?mail|iban|ip[\W_]?address|comments?|notes?|free[\W_]?text"
-    r"|remarks?)([\W_]|$)",
+    r"|remarks?|nhs[\W_]?(no|nr|number)|medicare[\W_]?(no|nr|number|id)|svnr|ahv[\W_]?(no|nr)?"
+    r"|(sozial)?versicherungs[\W_]?(nr|nummer)|versichertennummer|fallnummer|patienten[\W_]?(nr|nummer|name)"
+    r"|geburtstag|geb[\W_]?(dat|datum)|adresse|plz|postleitzahl|telefon|handy|bemerkung(en)?|kommentar"
+    r"|apellidos?|nombres?|cognome|geboortedatum|achternaam|voornaam|date[\W_]?de[\W_]?naissance)([\W_]|$)",
     re.IGNORECASE,
 )
+#: Where one word of a name such as "homePhone" ends and the next begins.
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _DATE = re.compile(r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))(\D|$)")
 _REACHED = re.compile(r"@\w+\.\w+|^\+?[\d ()/-]{9,}$|https?://")
 _PERSON = re.compile(
@@ -58,6 +64,9 @@ walter werner wilhelm william wolfgang xavier yasmin yuki yusuf zeynep
 """
 _GIVEN = frozenset(_NAMES.split())
 
+#: Given names that a column may be called for another reason: max_temp, ana_titre, jan_admissions.
+_AMBIGUOUS = frozenset(("ali", "ana", "ben", "carol", "chen", "frank", "jan", "max", "mei", "rosa", "tim"))
+
 
 def _person(value: str) -> bool:
     """Whether a text is somebody's name: one with a title, "last, first", or two or three words of which the
@@ -68,14 +77,41 @@ def _person(value: str) -> bool:
     return 2 <= len(words) <= 3 and bool({words[0].lower(), words[-1].lower()} & _GIVEN)
 
 
+def _called_after(name: str) -> bool:
+    """Whether a column is called after somebody: a given name and a word beside it, both capitalised."""
+    words = re.split(r"[\W_]+", _HUMP.sub(" ", name))
+    return any(
+        first[:1].isupper()
+        and last[:1].isupper()
+        and bool({first.lower(), last.lower()} & (_GIVEN - _AMBIGUOUS))
+        for first, last in itertools.pairwise(words)
+    )
+
+
+#: How a single value may tell who somebody is.
+_LOOKS: tuple[tuple[Callable[[str], object], str], ...] = (
+    (_DATE.search, "dates"),
+    (_REACHED.search, "addresses or numbers"),
+    (_person, "names of people"),
+)
+
+
+def names_somebody(level: str) -> bool:
+    """Whether a value looks like somebody, a date or an address, or is a sentence: it is no level then, even
+    if many share it and the other values of its column are harmless."""
+    return any(bool(seen(level)) for seen, _ in _LOOKS) or len(level) > LONG or len(level.split()) > WORDS
+
+
 def identifies(column: pl.Series, patient: NDArray[np.int64] | None, floor: int) -> str:
     """Why a column names people, in half a sentence; nothing if it does not.
 
     patient: (rows,) whose a row is; none: every row is another's.  floor: how many patients must share a
     value of a text for it not to name them.
     """
-    if _CALLED.search(column.name):
+    if _CALLED.search(_HUMP.sub("_", column.name)) or _CALLED.search(column.name):
         return "by its name it tells who somebody is"
+    if _called_after(column.name):
+        return "it is called after somebody"
     if column.dtype.is_temporal():
         return "it holds dates"
     if column.dtype not in (pl.String, pl.Categorical):
@@ -85,12 +121,7 @@ def identifies(column: pl.Series, patient: NDArray[np.int64] | None, floor: int)
     values = text.drop_nulls()
     if not len(values):
         return ""
-    looks: tuple[tuple[Callable[[str], object], str], ...] = (
-        (_DATE.search, "dates"),
-        (_REACHED.search, "addresses or numbers"),
-        (_person, "names of people"),
-    )
-    for seen, why in looks:
+    for seen, why in _LOOKS:
         if np.mean([bool(seen(value)) for value in values.to_list()]) >= MOSTLY:
             return f"its values look like {why}"
     long = (values.str.len_chars() > LONG) | (values.str.count_matches(r"\S+") > WORDS)

@@ -28,7 +28,7 @@ from abps.data.scales import HEADER_SIZE, Statistics, Summary, agree, oddities, 
 from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
 from abps.data.told import Told
-from abps.privacy.small_counts import least_rows, rounded
+from abps.privacy.small_counts import in_round_numbers, least_rows, rounded
 
 #: By whose numbers a column is standardised: each center's own, or those that the federation agreed on.
 STANDARDISE = ("own", "common")
@@ -278,7 +278,23 @@ def told_of(
     values, start, rows = numbers_of(federation, split, names)
     patient = None if federation.patient is None else federation.patient[rows]
     least = least_rows(federation.center[rows], patient, federation.size, floor)
+    if floor:
+        values, start = _in_round_numbers(values, start, least)
     return dict(zip(federation.centers, summaries(names, values, start, least)))
+
+
+def _in_round_numbers(
+    values: NDArray[np.float64], start: NDArray[np.int64], least: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Columns (k, rows) in which values that few rows have cannot be counted, and where centers begin."""
+    parts = []
+    for i, base in enumerate(least.tolist()):
+        mine = [in_round_numbers(column, base) for column in values[:, start[i] : start[i + 1]]]
+        wide = max((len(column) for column in mine), default=0)
+        padded = [np.pad(column, (0, wide - len(column)), constant_values=np.nan) for column in mine]
+        parts.append(np.stack(padded) if padded else np.empty((0, wide)))
+    ends = np.cumsum([0, *(part.shape[1] for part in parts)]).astype(np.int64)
+    return np.concatenate(parts, axis=1), ends
 
 
 def numbers_of(

@@ -16,6 +16,9 @@ Ints = NDArray[np.int64]
 #: Of how many patients something must be told that leaves a site, unless the site says otherwise.
 FLOOR = 10
 
+#: Up to so many different values a column of numbers is told as a category would be: by rounded counts.
+FEW_VALUES = 12
+
 
 def least_rows(owner: NDArray[np.integer], patient: Ints | None, n: int, floor: int) -> Ints:
     """(n,) how many rows of a center are surely of ``floor`` patients: one more than the fullest others have.
@@ -43,6 +46,36 @@ def most_patients(rows: NDArray[np.bool_], owner: NDArray[np.integer], patient: 
         return int(np.bincount(owner[mine], minlength=n).max())
     pairs = np.unique(np.stack([owner[mine].astype(np.int64), patient[mine]]), axis=1)
     return int(np.bincount(pairs[0], minlength=n).max())
+
+
+def both_enough(event: NDArray[np.bool_], patient: Ints | None, floor: int) -> bool:
+    """Whether rows with an event, and those without it, are each of at least ``floor`` patients.
+
+    A score of fewer tells how many they are: an AUROC is a fraction of pairs of the two.
+
+    >>> both_enough(np.array([True, True, False, False]), np.array([1, 1, 2, 3]), 2)
+    False
+    """
+    owner = np.zeros(len(event), dtype=np.int64)
+    return min(most_patients(part, owner, patient, 1) for part in (event, ~event)) >= floor
+
+
+def in_round_numbers(values: Floats, base: int) -> Floats:
+    """A column of a center as it may be summed up: where it has few different values, how many rows have each
+    is a multiple of ``base``, and otherwise as it is.
+
+    Mean and variance of 0, 1 and 2 are how many there are of each. Gaps are NaN, and what is left over is.
+
+    >>> in_round_numbers(np.array([0.0] * 12 + [2.0] * 3), 10)
+    array([ 0.,  0.,  0.,  0.,  0.,  0.,  0.,  0.,  0.,  0., nan, nan, nan,
+           nan, nan])
+    """
+    known = values[np.isfinite(values)]
+    levels, count = np.unique(known, return_counts=True)
+    if not 1 < len(levels) <= FEW_VALUES:
+        return values
+    told = np.repeat(levels, rounded(count.astype(np.float64), base).astype(np.int64))
+    return np.concatenate([told, np.full(max(len(values) - len(told), 0), np.nan)])
 
 
 def rounded(counts: Floats, base: Floats | float) -> Floats:

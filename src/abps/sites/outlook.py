@@ -19,11 +19,13 @@ from abps.core import protocol, streams
 from abps.core.errors import RequestError
 from abps.core.protocol import Negotiation
 from abps.core.streams import center_id, center_ids
+from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared
 from abps.learn.training import Learner, Training
 from abps.methods.base import ROWS, Ints, World, grounded
 from abps.methods.memory import StateError, thaw
 from abps.methods.peers import Opinion, PeerMethod
+from abps.privacy.small_counts import both_enough
 from abps.sites.agreement import Agreement
 from abps.sites.spent import Purse
 from abps.sites.store import Store
@@ -268,6 +270,14 @@ class Outlook:
 def counts(round: Any) -> bool:
     """Whether something can be the number of a round; the conductor may say anything."""
     return isinstance(round, int) and not isinstance(round, bool) and round >= 1
+
+
+def may_score(label: NDArray[Any], patient: NDArray[np.int64] | None, outcome: Outcome, floor: int) -> bool:
+    """Whether a score of rows with these labels may be told: of enough patients with the event, and without.
+
+    From fractions of pairs, told round after round, follows how many there are of each.
+    """
+    return not floor or both_enough(outcome.events(label), patient, floor)
 
 
 def _learner(data: Prepared, training: Training, seed: int, secret: int) -> Learner:

@@ -16,6 +16,7 @@ from abps.methods.leaving import leaving
 from abps.privacy.small_counts import FLOOR
 from abps.sites.agreement import Agreement
 from abps.sites.excuses import Excuse
+from abps.sites.outlook import may_score
 from abps.sites.proposal import Proposal
 from abps.sites.sitefile import SiteFile
 
@@ -60,17 +61,21 @@ def preview(own: SiteFile, proposal: Proposal) -> list[Leaving]:
         else:
             to, clear = _TO[value.what]
         found.append(Leaving(value.what, value.name, value.value, value.when, to, clear))
-    rows = int((assign_splits(table, agreement.seed, agreement.book.shared_patients) == 0).sum())
-    return [*found, *_conductor(rows, star, agreement)]
+    split = assign_splits(table, agreement.seed, agreement.book.shared_patients)
+    judged, book = split == 1, agreement.book
+    patient = None if table.patient is None else table.patient[judged]
+    scored = may_score(table.label[judged], patient, book.outcome, book.floor)
+    return [*found, *_conductor(int((split == 0).sum()), scored, agreement)]
 
 
-def _conductor(rows: int, star: bool, agreement: Agreement) -> list[Leaving]:
-    """What the conductor is told, which stands at the relay."""
+def _conductor(rows: int, scored: bool, agreement: Agreement) -> list[Leaving]:
+    """What the conductor is told, which stands at the relay.  scored: enough patients are in a score."""
     to, clear = "the conductor", True
+    score = "as it comes out" if scored else "nothing: too few validation patients with or without the event"
     named: Sequence[tuple[str, str | float, str]] = (
         ("training rows", float(rows), "once per job"),
         ("finished rounds, digest of the agreement, version", agreement.digest(), "once per job"),
-        (f"validation {agreement.book.outcome.measure} of the model", "as it comes out", "every round"),
+        (f"validation {agreement.book.outcome.measure} of the model", score, "every round"),
         ("bytes and number of partners", "as they come out", "every round"),
         ("why this site takes no part, if so", f"one of: {', '.join(Excuse)}", "when it happens"),
     )

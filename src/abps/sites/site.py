@@ -12,6 +12,8 @@ what :mod:`.outlook` knows, send through :mod:`.post`, and let in what passes :m
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +29,7 @@ from abps.sites.gate import Gate
 from abps.sites.learning import Learning, finite
 from abps.sites.masked_sums import MaskedSums
 from abps.sites.negotiating import Negotiating
-from abps.sites.outlook import Outlook, Round, counts
+from abps.sites.outlook import Outlook, Round, counts, may_score
 from abps.sites.post import CONDUCTOR, OPERATOR, Patience, Post, Send, utc
 from abps.sites.roll_calls import RollCalls
 from abps.sites.signing import Signer
@@ -155,7 +157,8 @@ class Site:
     def hello(self) -> dict[str, Any]:
         """First words to the conductor: how far this site is, and what it needs to keep the study's rules."""
         store = self.store
-        seen = {r.number: r.validation for r in store.rounds()} if self.outlook.method.stop.patience else {}
+        asked = self.outlook.method.stop.patience and self._scored
+        seen = {r.number: r.validation for r in store.rounds()} if asked else {}
         facts = {
             "round": store.round,
             "agreement": self.agreement.digest(),
@@ -325,8 +328,18 @@ class Site:
         rest: why nothing was exchanged (the budget), if so.
         """
         value = self.learning.finish(round, rest)
-        self.post.tell(finite(value), f"our validation {self.outlook.data.outcome.measure}", round)
+        measure = self.outlook.data.outcome.measure
+        if not self._scored:
+            self.post.tell(None, f"no validation {measure}, of which too few patients have a part", round)
+            return math.nan
+        self.post.tell(finite(value), f"our validation {measure}", round)
         return value
+
+    @functools.cached_property
+    def _scored(self) -> bool:
+        """Whether enough patients are in a score of the validation rows that it may be told."""
+        data = self.outlook.data
+        return may_score(data.validation.y, data.validation.patient, data.outcome, data.floor)
 
     def conclude(self, round: int, rest: str = "") -> list[Any]:
         """Finish the round, and tell the validation AUROC and the sums of the round."""
