@@ -76,23 +76,20 @@ class Story:
 class Saboteur(threading.Thread):
     """Harms the network at random until it is told to stop, one harm at a time, and mends each."""
 
-    def __init__(self, processes: Processes, harm: Harm, rng: random.Random, story: Story) -> None:
+    def __init__(
+        self, processes: Processes, harm: Harm, kinds: Iterator[str], rng: random.Random, story: Story
+    ) -> None:
         super().__init__(daemon=True)
-        self.processes, self.harm, self.rng, self.story = processes, harm, rng, story
+        self.processes, self.harm, self.kinds, self.rng, self.story = processes, harm, kinds, rng, story
         self.done = threading.Event()
-        self.quiet = threading.Lock()  # held while something is broken
 
     def run(self) -> None:
         """One harm after the other."""
-        kinds = list(self.harm.kinds)
-        self.rng.shuffle(kinds)
-        k = 0
-        while not self.done.wait(self.rng.uniform(0.3, 1.0) * self.harm.every):
-            with self.quiet:
-                kind, k = kinds[k % len(kinds)], k + 1
-                self._do(kind)
-                self.story.harms[kind] += 1
-                print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr, flush=True)
+        while not self.done.wait(self.rng.uniform(0.1, 1.0) * self.harm.every):
+            kind = next(self.kinds)
+            print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr, flush=True)
+            self._do(kind)
+            self.story.harms[kind] += 1
 
     def _do(self, kind: str) -> None:
         name = self.rng.choice(list(self.processes.network.sites))
@@ -104,7 +101,7 @@ class Saboteur(threading.Thread):
             family = self.processes.family(name)
             try:
                 _signal(family, "suspend")
-                time.sleep(self.rng.uniform(0.2, 1.0) * self.harm.pause)  # whether the job is over or not
+                time.sleep(self.harm.pause)  # whether the job is over or not
             finally:
                 _signal(family, "resume")
         elif kind == "full disk":
@@ -127,6 +124,13 @@ class Saboteur(threading.Thread):
         self.processes.start(name)
 
 
+def _turns(kinds: tuple[str, ...], rng: random.Random) -> Iterator[str]:
+    """The kinds without end, each once per turn, in an order drawn anew every turn. One sequence for the
+    whole soak: jobs are short, and none of the kinds may be left out because others came first."""
+    while True:
+        yield from rng.sample(kinds, len(kinds))
+
+
 def _signal(family: list[psutil.Process], what: str) -> None:
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -140,8 +144,9 @@ def soak(folder: Path, plan: Plan, job_rounds: int, harm: Harm, seed: int) -> St
     with own_home(folder / "home"), running(Processes(network, port)) as processes:
         processes.start_all(LONG)
         before: dict[str, dict] = {}
+        kinds = _turns(harm.kinds, rng)
         while story.rounds < plan.rounds:
-            saboteur = Saboteur(processes, harm, rng, story)
+            saboteur = Saboteur(processes, harm, kinds, rng, story)
             saboteur.start()
             try:
                 with _largest(processes) as largest:
@@ -277,7 +282,7 @@ def main() -> None:
     arguments.add_argument("--sites", type=int, default=4)
     arguments.add_argument("--seed", type=int, default=7)
     arguments.add_argument("--every", type=float, default=20.0, help="seconds between two harms, at most")
-    arguments.add_argument("--pause", type=float, default=120.0, help="seconds of a pause, at most")
+    arguments.add_argument("--pause", type=float, default=120.0, help="seconds of a pause")
     given = arguments.parse_args()
     settings = {"model": "gam"}
     plan = Plan(given.sites, "soak", "abps-pq-k1", settings, given.rounds, stays=200, seconds=1e6)
