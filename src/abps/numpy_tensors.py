@@ -47,6 +47,14 @@ class Tensor(np.ndarray):
         """The same in the shape of another."""
         return self.expand(*other.shape)
 
+    def float(self) -> Tensor:
+        """In single precision."""
+        return self.to(np.float32)
+
+    def double(self) -> Tensor:
+        """In double precision."""
+        return self.to(np.float64)
+
     def to(self, kind: Any) -> Tensor:
         """As numbers of another kind, or of the kind of another tensor."""
         return from_numpy(self.astype(kind.dtype if isinstance(kind, np.ndarray) else kind, copy=False))
@@ -101,6 +109,11 @@ def cat(parts: Sequence[Array], dim: int = 0) -> Tensor:
 def stack(parts: Sequence[Array]) -> Tensor:
     """One above the other."""
     return from_numpy(np.stack([np.asarray(part) for part in parts]))
+
+
+def atleast_2d(values: Array) -> Tensor:
+    """Rows, or one row."""
+    return from_numpy(np.atleast_2d(np.asarray(values)))
 
 
 def lerp(start: Array, end: Array, weight: float) -> Tensor:

@@ -31,6 +31,12 @@ RUNS = {
     "plus-v1": ("abps-plus-v1", {"model": "gam"}),
     "plus": ("abps-plus", {"first": "1", "again": "2", "private_layers": "1", "last": "1.0"}),
     "pace": ("abps-plus", {"first": "1", "dual": "0.1", "momentum": "0.3", "averaged": "0.5"}),
+    "star": ("fedavg", {"model": "gam", "secure": "no"}),
+    "masked": ("fedprox", {"model": "linear", "mu": "0.1", "private_layers": "1"}),
+    "smoothed": ("fedavg-x", {"model": "linear", "codec": "int8"}),
+    "momentum": ("fedavgm", {"model": "linear", "secure": "no"}),
+    "ditto": ("ditto", {"model": "linear"}),
+    "fedrep": ("fedrep", {"model": "linear"}),
     "local": ("local", {"model": "gam"}),
 }
 HEAVY = ("torch", "numba", "llvmlite", "sklearn", "pandas", "pyarrow", "matplotlib")

@@ -287,9 +287,10 @@ def test_a_full_disk_costs_a_site_its_round_and_nothing_else(six, tmp_path):
     close(network)
 
 
-@pytest.mark.parametrize(("answer", "begins"), [(("a", "b", "c"), True), (("a", "b"), False)])
-def test_a_job_begins_without_a_site_that_stands_still(monkeypatch, answer, begins):
-    """More than half have to be there; who is not is asked no more, and the engine does not end the job."""
+@pytest.mark.parametrize(("answer", "begins"), [(("a", "b", "c"), True), (("a",), True), ((), False)])
+def test_a_job_begins_without_sites_that_stand_still(monkeypatch, answer, begins):
+    """More than half are waited for; who is not there is asked no more, and the engine does not end the job:
+    those who were killed meanwhile set themselves up. The conductor says how many have to be there."""
     controller = pytest.importorskip("nvflare.collab.runtime.controller")
     from types import SimpleNamespace
 
@@ -320,4 +321,35 @@ def test_a_job_begins_without_a_site_that_stands_still(monkeypatch, answer, begi
         return
     assert made.client_info["still"] == "what a publishes"
     made.broadcast_and_wait(SimpleNamespace(name="setup"), None, min_responses=4)
-    assert asked[1][1] == ("a", "b", "c") and all(made.client_setup_status.values())
+    assert asked[1][1] == answer and all(made.client_setup_status.values())
+
+
+@pytest.mark.parametrize(
+    ("said", "given"),
+    [("Start the client app...", True), ("OK", True), ("NVFLARE_ERROR: no such app", False)],
+)
+def test_the_relay_knows_a_site_that_has_taken_its_job_again(caplog, said, given):
+    """The engine's word for "started" is not "OK"; a site that was given its job again stayed unknown."""
+    pytest.importorskip("nvflare")
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+
+    from nvflare.apis.fl_constant import RunProcessKey
+
+    from abps.sites.flare import returning
+
+    back = SimpleNamespace(name="b", token="new")
+    members = {"a's": SimpleNamespace(name="a"), "old": SimpleNamespace(name="b")}
+    engine = SimpleNamespace(
+        run_processes={"job": {RunProcessKey.PARTICIPANTS: members}},
+        job_runner=SimpleNamespace(running_jobs={"job": SimpleNamespace(meta={})}),
+        new_context=lambda: nullcontext(None),
+        check_client_resources=lambda job, needs, context: {"b": (True, "token")},
+        start_client_job=lambda job, sites, context: [
+            SimpleNamespace(reply=SimpleNamespace(body=said if job.meta[returning.RETURNS] else ""))
+        ],
+    )
+    server = SimpleNamespace(engine=engine, client_manager=SimpleNamespace(name_to_clients={"b": back}))
+    returning._give_back(server, "b")
+    assert (members.get("new") is back and "old" not in members) == given
+    assert ("could not be given" in caplog.text) == (not given)

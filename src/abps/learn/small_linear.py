@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
+from abps.data.outcome import Outcome
 from abps.data.prepare import Rows
 from abps.learn.foundation import Foundation
 from abps.learn.layout import Layout, linear_layout
@@ -34,9 +35,7 @@ class SmallLinear(Foundation):
         outcome, training = self.data.outcome, self.training
         if not outcome.binary or training.optimizer != "descent" or training.clip is not None:
             raise RequestError("linear models in NumPy alone: a binary outcome, optimizer=descent, no clip")
-        start = np.zeros(self.layout.size, dtype=np.float32)
-        start[self.data.width :] = outcome.start
-        self.start = torch.from_numpy(start)
+        self.start = linear_start(self.data.width, outcome)
 
     @property
     def layout(self) -> Layout:
@@ -107,6 +106,13 @@ class SmallLinear(Foundation):
     def representation(self, w: Tensor, x: Tensor) -> Tensor:
         """(m, b, d) what every input adds to the logit, of models (m, P) on rows (m, b, d)."""
         return torch.from_numpy(x.numpy() * w.numpy()[:, None, :-1])
+
+
+def linear_start(width: int, outcome: Outcome) -> Tensor:
+    """(P,) the common start of linear models of a binary outcome."""
+    start = np.zeros(width + 1, dtype=np.float32)
+    start[width:] = outcome.start
+    return torch.from_numpy(start)
 
 
 def _logits(w: Floats, x: Floats) -> Floats:

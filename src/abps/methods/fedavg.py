@@ -7,7 +7,7 @@ Every center trains the server's model and sends it back; the server averages. L
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from abps.core.errors import RequestError
 from abps.learn.training import PLAIN, Objective
@@ -29,6 +29,8 @@ class FedAvg(StarMethod):
     weighting: Weighting = "size"
     smoothing: float = 0.0
     aggregate: Aggregate = "mean"
+
+    arithmetic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from abps.core.errors import RequestError
 from abps.methods.base import Models, Weighting, Wire, World, shares, tried, weighted_mean
@@ -34,6 +34,8 @@ class FedAvgM(StarMethod):
     weighting: Weighting = "size"
     beta: float = 0.9
     server_lr: float = 1.0
+
+    arithmetic: ClassVar[bool] = True
 
     #: What the server keeps.
     keeps = Momentum

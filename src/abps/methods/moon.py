@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from abps.core.errors import RequestError
 from abps.learn.contrast import Contrast
@@ -36,6 +36,8 @@ class MOON(FedAvg):
 
     mu: float = 1.0
     temperature: float = 0.5
+
+    arithmetic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

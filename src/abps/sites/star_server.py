@@ -22,6 +22,7 @@ from abps.core.ledger import Ledger
 from abps.core.matching import Rest
 from abps.core.plausibility import distances, plausible
 from abps.core.streams import center_ids
+from abps.learn.small_linear import linear_start
 from abps.methods.base import server_keys
 from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.star import (
@@ -109,9 +110,12 @@ class StarServer:
 
     def _start(self) -> Tensor:
         """(parameters,) the common start of all sites."""
-        from abps.learn.models import initial_weights  # brings PyTorch along, for studies with a server alone
+        width, outcome = self.agreement.width, self.agreement.book.outcome
+        if self.method.by_arithmetic(outcome):
+            return linear_start(width, outcome)
+        from abps.learn.models import initial_weights  # brings PyTorch along, for networks
 
-        return initial_weights(self.method.training.factory, self.agreement.width, self.agreement.seed)
+        return initial_weights(self.method.training.factory, width, self.agreement.seed)
 
     # Uploads that the server sees
 

@@ -4,8 +4,8 @@ At the relay: who registers again is given its part in the jobs that it was in. 
 that begins so late has missed the engine's first two tasks, and does by itself what they ask for.
 
 The same for a site that stands still when a job begins: the engine would end the job. Here it begins without
-that site, once more than half are there and the others had some time; the site sets itself up when it is told
-nothing for long, and is let into a later round.
+that site, when the others had some time after more than half were there, or when nobody else has come for
+long; the site sets itself up when it is told nothing for long, and is let into a later round.
 
 Known of NVIDIA FLARE 2.9, to which the package is bound.
 """
@@ -80,6 +80,7 @@ def _give_back(server: Any, name: str) -> None:
 def _start(engine: Any, job: Any, name: str) -> None:
     """Let one site start a job that runs."""
     from nvflare.apis.job_scheduler_spec import DispatchInfo
+    from nvflare.private.defs import ERROR_MSG_PREFIX
 
     with engine.new_context() as fl_ctx:
         needs: dict[str, Any] = {}
@@ -92,12 +93,12 @@ def _start(engine: Any, job: Any, name: str) -> None:
         replies = engine.start_client_job(again, {name: DispatchInfo("app", needs, token)}, fl_ctx)
         for reply in replies:
             said = None if reply.reply is None else str(reply.reply.body)
-            if said != "OK":
+            if said is None or said.startswith(ERROR_MSG_PREFIX):
                 raise RuntimeError(said or "no answer")
 
 
 def begin_without() -> None:
-    """Let a job begin without sites that stand still, as long as there are enough others."""
+    """Let a job begin without sites that stand still."""
     from nvflare.collab.runtime.controller import CollabController
     from nvflare.collab.runtime.defs import SYNC_TASK_NAME
 
@@ -115,9 +116,11 @@ def begin_without() -> None:
         known, ready = self.client_info, self.client_setup_status
         first = task.name == SYNC_TASK_NAME
         asked = sorted(known) if first else [name for name in sorted(known) if name not in self.late]
-        done = wait(self, task, fl_ctx, asked, enough(len(known)), START_GRACE, abort_signal)
+        done = wait(self, task, fl_ctx, asked, enough(len(asked)), START_GRACE, abort_signal)
         there = [name for name in asked if (known[name] is not None if first else ready[name])]
-        if len(there) < enough(len(known)):
+        # Who was killed meanwhile is given the job again and sets itself up, without an answer to these tasks.
+        # Whether those who are there are enough for a round is the conductor's to say.
+        if not there:
             return done  # the engine ends the job, and says why
         missing = [name for name in known if name not in there]
         if first:
