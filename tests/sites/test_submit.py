@@ -133,3 +133,63 @@ def test_not_waiting(monkeypatch, six, kit):
 def test_a_job_that_does_not_end(monkeypatch, six, kit):
     with pytest.raises(RequestError, match="job-1 has not ended within 0 s"):
         submitted(monkeypatch, six, kit, Relay(["job-1"]), wait=0.0)
+
+
+def report(first, last, **more):
+    rounds = [{"round": t} for t in range(first, last + 1)]
+    return {"first": first, "rounds": rounds, "stopped_early": False, "bytes": {"edge": last}, **more}
+
+
+def played(*parts):
+    """Submits by a script: outcomes, reports of jobs that ran, and errors."""
+    left = iter(parts)
+
+    def once():
+        told = next(left)
+        if isinstance(told, Exception):
+            raise told
+        return jobs.Outcome("job", jobs.COMPLETED, told) if isinstance(told, dict) else told
+
+    return once
+
+
+@pytest.fixture
+def told(monkeypatch):
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
+    return []
+
+
+def test_jobs_follow_each_other_to_the_end_of_a_study(told):
+    """Also after some are lost with the relay; the report is that of all jobs."""
+    gone = jobs.JobLost("the job is lost")
+    once = played(report(1, 4), gone, jobs.Lost("away"), gone, report(7, 10), report(11, 12))
+    done = jobs.to_the_end(once, 12, told.append)
+    assert [r["round"] for r in done.report["rounds"]] == [1, 2, 3, 4, 7, 8, 9, 10, 11, 12]
+    assert done.report["first"] == 1 and done.report["bytes"] == {"edge": 4 + 10 + 12}
+    assert told == [
+        "job job: round 4 of 12", "the job is lost", "away", "the job is lost", "job job: round 10 of 12",
+        "job job: round 12 of 12",
+    ]  # fmt: skip
+
+
+def test_a_study_that_stops_early_is_over(told):
+    done = jobs.to_the_end(played(report(1, 4, stopped_early=True)), 12, told.append)
+    assert len(done.report["rounds"]) == 4
+
+
+def test_a_study_whose_last_job_was_lost_after_its_last_round(told):
+    over = {"error": "the study 'icu' has had its 4 rounds; nothing is left to do"}
+    done = jobs.to_the_end(played(report(1, 2), jobs.JobLost("gone"), over), 4, told.append)
+    assert done.status == jobs.COMPLETED and len(done.report["rounds"]) == 2
+    assert jobs.to_the_end(played(over), 4, told.append).report == over  # as without --to-the-end
+
+
+def test_what_does_not_run_is_not_submitted_forever(told):
+    with pytest.raises(jobs.Lost, match="away"):  # no relay at all
+        jobs.to_the_end(played(jobs.Lost("away")), 12, told.append)
+    refused = {"error": "1 of 4 sites can take part"}
+    assert jobs.to_the_end(played(report(1, 4), refused), 12, told.append).report == refused
+    ended = jobs.Outcome("job", "FINISHED:EXECUTION_EXCEPTION", None)
+    assert jobs.to_the_end(played(ended), 12, told.append) is ended
+    with pytest.raises(jobs.JobLost):
+        jobs.to_the_end(played(*[jobs.JobLost("gone")] * 9), 12, told.append)

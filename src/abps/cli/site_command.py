@@ -228,13 +228,19 @@ def submit(
         float, typer.Option(help="Seconds to wait for sites whose people have not decided yet.")
     ] = 0.0,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the end; 0: do not wait.")] = 3600.0,
+    to_the_end: Annotated[
+        bool,
+        typer.Option(
+            "--to-the-end", help="Job after job until all rounds are done, also after a relay was lost."
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the conductor's report here.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Send the sites a job: some rounds of a study, signed with the operator's key. The job carries no code.
 
     Sites that have not approved the study keep the proposal for their people to read, and take no part yet.
-    Submit again with the same options to go on where the sites are.
+    Submit again with the same options to go on where the sites are, or let --to-the-end do that.
 
     Example: abps site submit --kit kits/operator@federation.example --study icu --codebook codebook.json
     """
@@ -251,18 +257,24 @@ def submit(
         raise RequestError("--grace and --patience are seconds: choose 0 or more")
     if not 1 <= sign_of_life <= 600:
         raise RequestError("--sign-of-life is in seconds: choose 1 to 600")
+    if to_the_end and not wait:
+        raise RequestError("--to-the-end waits for every job: leave --wait 0 out")
     console = options.terminal(stderr=True)
     with console.status("submitting") if console.is_terminal else Console(quiet=True).status("") as state:
-        done = jobs.submit(
-            kit,
-            agreement,
-            job_rounds,
-            min_sites,
-            jobs.Waits(sign=sign_of_life, grace=grace, patience=patience),
-            wait=wait + patience if wait else None,
-            progress=lambda word: state.update(word),
-            members=options.split(members),
-        )
+
+        def once() -> jobs.Outcome:
+            return jobs.submit(
+                kit,
+                agreement,
+                job_rounds,
+                min_sites,
+                jobs.Waits(sign=sign_of_life, grace=grace, patience=patience),
+                wait=wait + patience if wait else None,
+                progress=lambda word: state.update(word),
+                members=options.split(members),
+            )
+
+        done = jobs.to_the_end(once, rounds, say) if to_the_end else once()
     if out is not None and done.report is not None:
         files.write_json(out, done.report)
     if as_json:
@@ -272,7 +284,7 @@ def submit(
         _show_report(console, done.report)
     if done.report is not None and "error" in done.report:
         raise RequestError(f"the job did not run: {done.report['error']}")
-    if done.status.startswith("FINISHED") and done.status != "FINISHED:COMPLETED":
+    if done.status.startswith("FINISHED") and done.status != jobs.COMPLETED:
         raise RequestError(f"the job ended as {done.status}; look into the relay's and the sites' logs")
 
 

@@ -33,7 +33,7 @@ from abps.methods.base import Stopping
 from abps.methods.peers import PeerMethod, boards
 from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
-from abps.sites.job_report import JobReport, RoundReport
+from abps.sites.job_report import NOTHING_LEFT, JobReport, RoundReport
 from abps.sites.roll_calls import BOARDS
 from abps.sites.sizes import Sizes
 from abps.sites.star_server import StarServer
@@ -125,7 +125,7 @@ class Conductor:
         if first > self.agreement.rounds:
             raise RequestError(
                 f"the study {self.agreement.study!r} has had its {self.agreement.rounds} rounds; "
-                "nothing is left to do"
+                f"{NOTHING_LEFT}"
             )
         sizes = {name: int(facts["rows"]) for name, facts in ready.items()}
         self._told = dict(sizes)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+#: How the sentence ends by which a job is refused whose study has had all its rounds.
+NOTHING_LEFT = "nothing is left to do"
+
 
 @dataclass(frozen=True)
 class RoundReport:

@@ -30,7 +30,7 @@ from abps.sites.direct import Direct
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import Processes, Say, free_port, free_ports, own_home, running
 from abps.sites.flare.recipe import Waits
-from abps.sites.flare.submit import Outcome, connected, submit
+from abps.sites.flare.submit import COMPLETED, Outcome, connected, submit
 from abps.sites.policy import Policy
 from abps.sites.sitefile import SiteFile
 
@@ -167,7 +167,7 @@ def _job(network: kits.Network, agreement: Agreement, plan: Plan, seconds: float
     waits = Waits(call=30.0, sign=30.0)
     least = len(network.sites)
     outcome = submit(network.operator, agreement, agreement.rounds, least, waits, seconds, changes(say))
-    if outcome.status != "FINISHED:COMPLETED" or outcome.report is None:
+    if outcome.status != COMPLETED or outcome.report is None:
         raise RequestError(f"the job ended as {outcome.status}; see the logs in {network.relay.parent}")
     if "error" in outcome.report:
         raise RequestError(f"the job did not run: {outcome.report['error']}")

@@ -118,7 +118,7 @@ def begin_without() -> None:
         asked = sorted(known) if first else [name for name in sorted(known) if name not in self.late]
         done = wait(self, task, fl_ctx, asked, enough(len(asked)), START_GRACE, abort_signal)
         there = [name for name in asked if (known[name] is not None if first else ready[name])]
-        # Who was killed meanwhile is given the job again and sets itself up, without an answer to these tasks.
+        # Who was killed meanwhile is given the job again and sets itself up, and does not answer these tasks.
         # Whether those who are there are enough for a round is the conductor's to say.
         if not there:
             return done  # the engine ends the job, and says why

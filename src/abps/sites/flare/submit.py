@@ -8,7 +8,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from abps.data.codebook import Codebook
 from abps.sites.agreement import Agreement
 from abps.sites.flare.app import RESULT
 from abps.sites.flare.recipe import ABPSRecipe, Waits
+from abps.sites.job_report import NOTHING_LEFT
 from abps.sites.proposal import Proposal, sign
 from abps.sites.sharing import open_letter
 from abps.sites.signing import root, signer
@@ -38,12 +39,23 @@ class Lost(RequestError):
     """The relay was there and does not answer any more."""
 
 
+class JobLost(RequestError):
+    """The relay was started anew, and the job that it ran is gone."""
+
+
+#: Jobs in a row that may be lost with the relay before it is given up, and seconds between two tries.
+MOST_LOST = 5
+AGAIN_SECONDS = 10.0
+
 #: Seconds between two questions of a site for its next task, before a job and while it runs.
 TASK_SECONDS = 0.5
 
 #: Seconds after which a job that is said to run and has no process at the relay is lost. (A relay may have
 #: been killed before anybody saw the job run; a job that ends has no process for some seconds.)
 GONE_SECONDS = 60.0
+
+#: The engine's word for a job that has run.
+COMPLETED = "FINISHED:COMPLETED"
 
 #: What the engine says when the line is broken, and when it does not want to do something.
 _BROKEN = (engine.NoConnection, engine.SessionClosed, engine.NoReply)
@@ -99,6 +111,47 @@ def submit(
     proposal = Proposal(agreement.study, agreement, tuple(members))
     recipe = ABPSRecipe(agreement, rounds, min_sites, waits, signed=sign(proposal, signer(kit)))
     return _run(kit, recipe, wait, progress)
+
+
+def to_the_end(once: Callable[[], Outcome], rounds: int, tell: Callable[[str], None]) -> Outcome:
+    """Jobs one after the other until the study has had its rounds, also where some are lost with the relay.
+
+    once: submits a job and waits for its end.  Returns the last job's outcome, with the rounds of all in its
+    report. A job that ends in another way than by having run is the last.
+    """
+    before: list[dict[str, Any]] = []
+    lost = 0
+    while True:
+        try:
+            done = once()
+        except (JobLost, Lost) as error:
+            lost += 1
+            # Who is not answered at all the first time has named a relay that is not there.
+            if lost > MOST_LOST or (isinstance(error, Lost) and not before and lost == 1):
+                raise
+            tell(str(error))
+            time.sleep(AGAIN_SECONDS)
+            continue
+        report = done.report
+        if report and (before or lost) and str(report.get("error", "")).endswith(NOTHING_LEFT):
+            # The last round was over when its job was lost.
+            return Outcome(done.job, COMPLETED, _joined(before) if before else None)
+        if not report or "error" in report or done.status != COMPLETED:
+            return done
+        lost = 0
+        before.append(report)
+        last = report["rounds"][-1]["round"] if report["rounds"] else rounds
+        tell(f"job {done.job}: round {last} of {rounds}")
+        if report["stopped_early"] or last >= rounds:
+            return replace(done, report=_joined(before))
+
+
+def _joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The report of several jobs as if they were one."""
+    last = reports[-1]
+    total = {name: sum(each["bytes"][name] for each in reports) for name in last["bytes"]}
+    all_rounds = [each for report in reports for each in report["rounds"]]
+    return {**last, "first": reports[0]["first"], "rounds": all_rounds, "bytes": total}
 
 
 @dataclass(frozen=True)
@@ -162,7 +215,7 @@ def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Callable[[
                         runs = any(running.job_id == job for running in told.job_info)
                         seen = now if runs or seen is None else seen
                         if ran_under not in (None, relay) or now - seen > GONE_SECONDS:
-                            raise RequestError(
+                            raise JobLost(
                                 f"the relay was started anew while the job {job} ran, and the job is lost; "
                                 "what the sites had finished is not: submit it again"
                             )
