@@ -35,8 +35,8 @@ from abps.sites.flare.submit import submit
 from abps.sites.signing import signer
 from abps.sites.store import Store
 
-#: The harms, and how often each is drawn.
-HARMS = ("kill site", "pause site", "full disk", "kill relay")
+#: The harms.
+HARMS = ("kill site", "pause site", "full disk", "kill relay", "kill one process")
 
 LONG = 900.0
 
@@ -97,6 +97,14 @@ class Saboteur(threading.Thread):
             self._restart(RELAY)
         elif kind == "kill site":
             self._restart(name)
+        elif kind == "kill one process":
+            # As a machine does that is short of memory: what it started is left without it, or it without that.
+            name = self.rng.choice([name, RELAY])
+            victim = self.rng.choice(self.processes.family(name))
+            _signal([victim], "kill")
+            self.done.wait(self.harm.away)
+            if self.processes.running[name].poll() is not None:
+                self.processes.start(name)
         elif kind == "pause site":
             family = self.processes.family(name)
             try:
@@ -282,12 +290,16 @@ def main() -> None:
     arguments.add_argument("--sites", type=int, default=4)
     arguments.add_argument("--seed", type=int, default=7)
     arguments.add_argument("--every", type=float, default=20.0, help="seconds between two harms, at most")
+    arguments.add_argument("--harms", default=",".join(HARMS), help="which harms, with commas between")
+    arguments.add_argument("--keep", type=Path, help="work in this folder, and leave it")
     arguments.add_argument("--pause", type=float, default=120.0, help="seconds of a pause")
     given = arguments.parse_args()
     settings = {"model": "gam"}
     plan = Plan(given.sites, "soak", "abps-pq-k1", settings, given.rounds, stays=200, seconds=1e6)
-    harm = Harm(every=given.every, pause=given.pause)
-    with tempfile.TemporaryDirectory() as folder:
+    harm = Harm(tuple(given.harms.split(",")), given.every, given.pause)
+    with (
+        tempfile.TemporaryDirectory() if given.keep is None else contextlib.nullcontext(given.keep) as folder
+    ):
         story = soak(Path(folder), plan, given.job_rounds, harm, given.seed)
     print(json.dumps(story.to_json()))
 

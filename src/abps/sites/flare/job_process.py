@@ -2,7 +2,10 @@
 
 While the engine connects and waits for its turn, what the job will need is loaded already. What the engine
 does without need is left out (:mod:`abps.sites.flare.economy`). A spare has loaded everything, and waits to
-be told its job (:mod:`abps.sites.flare.launchers`); it ends with the process that started it.
+be told its job (:mod:`abps.sites.flare.launchers`).
+
+It ends with the participant's process that started it: nobody would hear what it says, and the site's store
+is wanted by the next one. The engine asks for that, too, but has loops that never look.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import runpy
 import sys
 import threading
+import time
 
 SITE = "nvflare.private.fed.app.client.worker_process"
 RELAY = "nvflare.private.fed.app.server.runner_process"
@@ -24,6 +28,12 @@ NEEDS = {SITE: "abps.sites.site", RELAY: "abps.sites.conductor"}
 #: The word by which a process is a spare; and the mark of a job's process, for what it starts.
 SPARE = "spare"
 MARK = "ABPS_JOB_PROCESS"
+
+#: The variable by which a participant tells its number to what it starts.
+PARTICIPANT = "ABPS_PARTICIPANT"
+
+#: Seconds that an orphan gets to end in order.
+LAST_WORDS = 5.0
 
 
 def command(engine: str) -> str:
@@ -36,6 +46,8 @@ def command(engine: str) -> str:
 def main() -> None:
     """Load what the job needs, beside the engine's own start."""
     os.environ[MARK] = "1"
+    parent = int(os.environ.get(PARTICIPANT, os.getppid()))
+    threading.Thread(target=_end_with, args=(parent,), name="abps-parent", daemon=True).start()
     if sys.argv[1] == SPARE:
         engine = _told(sys.argv[2])
     else:
@@ -55,6 +67,14 @@ def main() -> None:
     short_headers.install()
     sys.argv[0] = engine
     runpy.run_module(engine, run_name="__main__", alter_sys=True)
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(LAST_WORDS)
+    os._exit(1)
 
 
 def _told(engine: str) -> str:

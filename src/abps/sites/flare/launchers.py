@@ -49,7 +49,8 @@ class Spare:
     def _load(self) -> None:
         command = [sys.executable, "-m", job_process.__name__, job_process.SPARE, self.module]
         with self._lock, contextlib.suppress(OSError):
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+            # The engine ends a job by ending the process group of its process: that must not be ours.
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def take(self, command: str, environment: dict[str, str]) -> ProcessHandle | None:
         """The process of a job, told to run this command; None if there is no spare."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -120,9 +121,10 @@ def tell_why() -> None:
 
 def main() -> None:
     """Run the engine from the kit that it is started with."""
-    from abps.sites.flare import short_headers
+    from abps.sites.flare import job_process, short_headers
     from abps.sites.flare.intake import limit_frames
 
+    os.environ[job_process.PARTICIPANT] = str(os.getpid())  # what is started here ends with this process
     limit_frames()
     short_headers.install()
     kit = Path(sys.argv[sys.argv.index("-m") + 1])
