@@ -98,7 +98,7 @@ class Saboteur(threading.Thread):
         elif kind == "kill site":
             self._restart(name)
         elif kind == "kill one process":
-            # As a machine does that is short of memory: what it started is left without it, or it without that.
+            # As a machine does that is short of memory: a process is left without those that it needs.
             name = self.rng.choice([name, RELAY])
             victim = self.rng.choice(self.processes.family(name))
             _signal([victim], "kill")
@@ -185,7 +185,7 @@ def _job(processes: Processes, agreement, rounds: int, story: Story) -> None:  #
         processes.wait_for([], LONG)
         return
     report = done.report or {}
-    if done.status != "FINISHED:COMPLETED" or "error" in report:
+    if not done.ran:
         story.lost += 1
         print(f"ended: {done.status} {report.get('error', '')}", file=sys.stderr, flush=True)
         return

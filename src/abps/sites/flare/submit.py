@@ -34,6 +34,11 @@ class Outcome:
     status: str
     report: dict[str, Any] | None
 
+    @property
+    def ran(self) -> bool:
+        """Whether its rounds are done. The engine calls a job abnormal if a site was gone when it ended."""
+        return self.report is not None and "error" not in self.report
+
 
 class Lost(RequestError):
     """The relay was there and does not answer any more."""
@@ -136,7 +141,7 @@ def to_the_end(once: Callable[[], Outcome], rounds: int, tell: Callable[[str], N
         if report and (before or lost) and str(report.get("error", "")).endswith(NOTHING_LEFT):
             # The last round was over when its job was lost.
             return Outcome(done.job, COMPLETED, _joined(before) if before else None)
-        if not report or "error" in report or done.status != COMPLETED:
+        if not report or not done.ran:
             return done
         lost = 0
         before.append(report)
