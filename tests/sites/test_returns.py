@@ -353,3 +353,41 @@ def test_the_relay_knows_a_site_that_has_taken_its_job_again(caplog, said, given
     returning._give_back(server, "b")
     assert (members.get("new") is back and "old" not in members) == given
     assert ("could not be given" in caplog.text) == (not given)
+
+
+@pytest.mark.parametrize(("code", "goes_on"), [(101, True), (104, True), (9, True), (102, True), (0, False)])
+def test_a_site_whose_process_fails_does_not_end_the_job_for_all(monkeypatch, caplog, code, goes_on):
+    """One site could end everybody's job by an error of its own. It is given its part again, some times."""
+    pytest.importorskip("nvflare")
+    from types import SimpleNamespace
+
+    from nvflare.private.defs import JobFailureMsgKey
+    from nvflare.private.fed.server.fed_server import FederatedServer
+
+    from abps.sites.flare import returning
+
+    judged, again = [], []
+    monkeypatch.setattr(
+        FederatedServer, "process_job_failure", lambda self, request: judged.append(request.payload)
+    )
+    monkeypatch.setattr(returning, "_once_more", lambda engine, job, name: again.append((job, name)))
+    monkeypatch.setattr(returning.threading, "Thread", _AtOnce)
+    returning.go_on()
+    server = SimpleNamespace(
+        engine=SimpleNamespace(run_processes={"job": {}}),
+        client_manager=SimpleNamespace(clients={"token": SimpleNamespace(name="b")}),
+    )
+    for _ in range(5):
+        told = {JobFailureMsgKey.JOB_ID: "job", JobFailureMsgKey.CODE: code}
+        request = SimpleNamespace(payload=told, get_header=lambda key: "token")
+        FederatedServer.process_job_failure(server, request)
+    assert {each[JobFailureMsgKey.CODE] for each in judged} == {0} and len(judged) == 5
+    assert again == [("job", "b")] * (returning.TRIES if goes_on else 0)
+    assert ("goes on without b" in caplog.text) == goes_on
+
+
+class _AtOnce:
+    """A thread that has run when it was started."""
+
+    def __init__(self, target, args, daemon):
+        self.start = lambda: target(*args)

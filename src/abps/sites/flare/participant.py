@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from abps.sites.flare.returning import give_back
+from abps.sites.flare.returning import give_back, go_on
 from abps.sites.membership import Known, Revoked
 
 log = logging.getLogger("abps")
@@ -132,6 +132,7 @@ def main() -> None:
     if engine == RELAY:
         guard(Known(kit))
         give_back()
+        go_on()
     else:
         tell_why()
     sys.argv[0] = engine

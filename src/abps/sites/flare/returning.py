@@ -3,6 +3,9 @@
 At the relay: who registers again is given its part in the jobs that it was in. At the site: a job's process
 that begins so late has missed the engine's first two tasks, and does by itself what they ask for.
 
+A site's process that fails ends the job for that site, and not for all as the engine would have it: the site
+is given its part again some times, and the others go on meanwhile.
+
 The same for a site that stands still when a job begins: the engine would end the job. Here it begins without
 that site, when the others had some time after more than half were there, or when nobody else has come for
 long; the site sets itself up when it is told nothing for long, and is let into a later round.
@@ -16,6 +19,7 @@ import copy
 import logging
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 from abps.sites.steps import enough
@@ -30,6 +34,10 @@ START_GRACE = 60
 
 #: Seconds after which a site that nobody has told anything sets itself up.
 ALONE = 90.0
+
+#: How often a site whose process has failed is given the same job again, and seconds before it is.
+TRIES = 3
+BREATH = 5.0
 
 #: Seconds that a process which has just registered gets before it is asked to do something.
 MOMENT = 1.0
@@ -75,6 +83,52 @@ def _give_back(server: Any, name: str) -> None:
             members.pop(token, None)
         members[client.token] = client
         log.info("%s is back and was given the job %s again", name, job_id)
+
+
+def go_on() -> None:
+    """Let a job go on without a site whose process has failed, and give that site its part again."""
+    from nvflare.apis.job_launcher_spec import JobReturnCode
+    from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
+    from nvflare.private.fed.server.fed_server import FederatedServer
+
+    judge = FederatedServer.process_job_failure
+    tries: Counter[tuple[str, str]] = Counter()
+
+    def process_job_failure(self: Any, request: Any) -> Any:
+        told = request.payload if isinstance(request.payload, dict) else {}
+        job_id, code = str(told.get(JobFailureMsgKey.JOB_ID)), told.get(JobFailureMsgKey.CODE)
+        if code == JobReturnCode.SUCCESS:
+            return judge(self, request)
+        token = request.get_header(CellMessageHeaderKeys.TOKEN)
+        client = self.client_manager.clients.get(token)
+        if told:
+            # The engine looks who says so, and notes that this site is done; it must not end the job for all.
+            request.payload = {**told, JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
+        reply = judge(self, request)
+        if client is not None and job_id in self.engine.run_processes:
+            log.warning(
+                "the job %s goes on without %s, whose process has failed (%s)", job_id, client.name, code
+            )
+            tries[job_id, client.name] += 1
+            if tries[job_id, client.name] <= TRIES:
+                arguments = (self.engine, job_id, client.name)
+                threading.Thread(target=_once_more, args=arguments, daemon=True).start()
+        return reply
+
+    FederatedServer.process_job_failure = process_job_failure
+
+
+def _once_more(engine: Any, job_id: str, name: str) -> None:
+    """Give a site its part in a job again, if that still runs."""
+    time.sleep(BREATH)
+    job = engine.job_runner.running_jobs.get(job_id)
+    if job is None or job_id not in engine.run_processes:
+        return
+    try:
+        _start(engine, job, name)
+        log.info("%s was given the job %s again", name, job_id)
+    except Exception as error:  # the site comes back with the next job, then
+        log.warning("%s could not be given the job %s again: %s", name, job_id, error)
 
 
 def _start(engine: Any, job: Any, name: str) -> None:
