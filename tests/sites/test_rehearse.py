@@ -213,6 +213,14 @@ def test_wrong_rehearsals(tmp_path, capsys):
         assert not (tmp_path / "new").exists()
 
 
+def test_containers_that_start_again_find_what_was_prepared(tmp_path, capsys):
+    arguments = ("site", "rehearse", "--out", tmp_path / "new", "--only", "prepare", "--sites", 2)
+    assert call(capsys, *arguments)[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "new").rglob("*")}
+    assert call(capsys, *arguments)[0] == 0
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "new").rglob("*")}
+
+
 def test_names_of_hospitals():
     assert Plan(sites=4).names == ("north", "south", "east", "west")
     assert Plan(sites=12).names[:2] == ("hospital-01", "hospital-02")

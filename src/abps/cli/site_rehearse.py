@@ -70,10 +70,12 @@ def rehearse(
         if not as_json:
             say(line)
 
-    if only != "job":
+    prepared = only == "prepare" and rehearsal.is_prepared(out)
+    if only != "job" and not prepared:
         check_new(out)
     if only == "prepare":
-        rehearsal.prepare(out, plan, host, port)
+        if not prepared:  # containers that are started again go on with what they have
+            rehearsal.prepare(out, plan, host, port)
         tell(f"kits and tables are in {out}")
         return
     done = (rehearsal.perform if only == "job" else rehearsal.rehearse)(out, plan, tell)

@@ -138,9 +138,14 @@ def prepare(out: Path, plan: Plan, host: str, port: int) -> tuple[kits.Network, 
     return network, agreement
 
 
+def is_prepared(out: Path) -> bool:
+    """Whether everything is there that hospitals need to start."""
+    return (out / AGREEMENT).is_file()  # it is written last
+
+
 def perform(out: Path, plan: Plan, say: Say = lambda line: None) -> Rehearsed:
     """The job alone, for hospitals that were prepared in ``out`` and are started by somebody else."""
-    if not (out / AGREEMENT).is_file():
+    if not is_prepared(out):
         raise RequestError(f"{out} was not prepared; do that first")
     began = time.monotonic()
     agreement = Agreement.from_json(json.loads((out / AGREEMENT).read_text(encoding="utf-8")))
