@@ -19,12 +19,14 @@ import tempfile
 import time
 import traceback
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from abps.core.errors import RequestError
 from abps.core.protocol import Message
@@ -74,19 +76,6 @@ ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 2**70, -(2**70), 1e308, float("nan"), float("inf"), "", "x", "\x00",
     [], {}, [[]], {"a": 1},
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is tried: valid beginnings, what takes the bytes, which errors say what is wrong, and how much of
-    the campaign's cases it gets."""
-
-    name: str
-    seeds: tuple[bytes, ...]
-    take: Callable[[bytes], object]
-    refusals: tuple[type[Exception], ...]
-    share: float = 1.0
-    text: bool = False
 
 
 def bent(data: bytes, chance: random.Random) -> bytes:
@@ -139,6 +128,110 @@ def _bent_value(value: Any, chance: random.Random) -> Any:
             return value[:at]
         return [*value[:at], _bent_value(value[at], chance), *value[at + 1 :]]
     return chance.choice(ODD)
+
+
+#: What a column of a table can hold, and what is put in its cells.
+KINDS: dict[str, Any] = {
+    "whole": pl.Int64,
+    "small": pl.UInt8,
+    "number": pl.Float64,
+    "text": pl.String,
+    "time": pl.Datetime("us"),
+    "fine time": pl.Datetime("ns"),
+    "zoned time": pl.Datetime("us", "Europe/Berlin"),
+    "day": pl.Date,
+    "truth": pl.Boolean,
+    "bytes": pl.Binary,
+    "list": pl.List(pl.Int64),
+    "nothing": pl.Null,
+    "decimal": pl.Decimal(18, 3),
+    "length": pl.Duration("us"),
+    "category": pl.Categorical(),
+}
+CELLS: tuple[Any, ...] = (
+    None, 0, -1, 1, 2**63 - 1, -(2**63), 2**31, 0.5, 1e308, -1e308, float("nan"), float("inf"), "", " ", "x",
+    "\x00", "=cmd()", "<b>", "é" * 300, "2150-02-30", "0001-01-01T00:00:00", "9999-12-31T23:59:59",
+    "1066-10-14T09:00:00", "2150-03-01T10:00:00+02:00", "ICU_ADMISSION//", "MEDS_BIRTH", "//",
+)  # fmt: skip
+
+
+def bent_tables(data: bytes, chance: random.Random) -> bytes:
+    """A folder of typed tables (JSON: file -> column -> kind, cells) with one to four accidents."""
+    made = json.loads(data)
+    for _ in range(chance.randint(1, 4)):
+        name = chance.choice(list(made))
+        table, kind = made[name], chance.randrange(12)
+        if kind == 0 or not isinstance(table, dict):
+            # a folder, a link to nowhere or to itself, an empty file, a damaged one; or none
+            made[name] = chance.choice((None, "nowhere", name, [0], [80, 65, 82, 49, 0]))
+            if chance.random() < 0.3 and len(made) > 1:
+                del made[name]
+            continue
+        if not table:
+            continue
+        column = chance.choice(list(table))
+        form, cells = table[column]
+        if kind == 1:
+            del table[column]
+        elif kind == 2:
+            table[chance.choice(("", "x y", column.upper(), '"', "a,b", "'"))] = table.pop(column)
+        elif kind in (3, 4):
+            table[column] = [chance.choice(list(KINDS)), cells]
+        elif kind == 5:  # no row, or every row twice
+            rows = chance.choice((0, 2))
+            made[name] = {c: [f, many * rows] for c, (f, many) in table.items()}
+        elif kind == 6:  # nothing but one value
+            table[column] = [form, [chance.choice(CELLS)] * len(cells)]
+        elif kind == 7 and cells:  # one row again
+            at = chance.randrange(len(cells))
+            made[name] = {c: [f, [*many, *many[at : at + 1]]] for c, (f, many) in table.items()}
+        elif cells:
+            at = chance.randrange(len(cells))
+            table[column] = [form, [*cells[:at], chance.choice(CELLS), *cells[at + 1 :]]]
+    return json.dumps(made).encode()
+
+
+def write_tables(data: bytes, root: Path) -> bool:
+    """What :func:`bent_tables` tells, as Parquet and CSV files. False where no program could have written
+    it."""
+    for name, table in json.loads(data).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if table is None:
+            path.mkdir(exist_ok=True)
+        elif isinstance(table, str):
+            path.symlink_to(table)
+        elif isinstance(table, list):
+            path.write_bytes(bytes(table))
+        else:
+            try:
+                frame = pl.DataFrame([_series(c, form, cells) for c, (form, cells) in table.items()])
+                frame.write_parquet(path) if path.suffix == ".parquet" else frame.write_csv(path)
+            except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError):
+                return False
+    return True
+
+
+def _series(name: str, form: str, cells: list[Any]) -> pl.Series:
+    """A column: cells that are not of its kind are missing."""
+    kind = KINDS[form]
+    if isinstance(kind, pl.Datetime | pl.Date):
+        text = pl.Series(name, [None if c is None else str(c) for c in cells], pl.String)
+        return text.str.to_datetime(strict=False, time_unit="us").cast(kind, strict=False)
+    return pl.Series(name, cells, kind, strict=False)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is tried: valid beginnings, what takes the bytes, which errors say what is wrong, how much of
+    the campaign's cases it gets, and how its bytes are bent."""
+
+    name: str
+    seeds: tuple[bytes, ...]
+    take: Callable[[bytes], object]
+    refusals: tuple[type[Exception], ...]
+    share: float = 1.0
+    bend: Callable[[bytes, random.Random], bytes] = bent
 
 
 def _json(take: Callable[[Any], object]) -> Callable[[bytes], object]:
@@ -214,6 +307,24 @@ class Files:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content)
                 return build(Path(root))
+
+        return read
+
+    def typed(self, build: Callable[[Path], Any]) -> Callable[[bytes], object]:
+        """A reader of a folder of typed tables; of some cohorts the files of the command are made too, and
+        of one that is refused nothing may be left."""
+        from abps.cli.cohort_command import write_cohort
+
+        def read(data: bytes) -> object:
+            with tempfile.TemporaryDirectory(dir=self.place) as folder:
+                source, out = Path(folder) / "source", Path(folder) / "out"
+                source.mkdir()
+                if not write_tables(data, source):
+                    return None
+                made = build(source)
+                if zlib.crc32(data) % 16 == 0:
+                    write_cohort(made, "a cohort", out / "cohort.parquet")
+                return made
 
         return read
 
@@ -318,30 +429,111 @@ def targets(place: Path) -> list[Target]:
         Target("messages", tuple(said), any_message, (), 6),
         Target("numerals", (numerals,), Numerals.read, (NumeralError,), 3),
         Target("summaries", (summary,), lambda d: Summary.from_bytes(d, names), (RequestError,), 3),
-        Target("codebooks", (_bytes(book.to_json()),), _json(Codebook.from_json), (RequestError,), 2, True),
-        Target("agreements", (_bytes(agreed),), _json(Agreement.from_json), (RequestError,), 2, True),
-        Target("proposals", (_bytes(signed),), _json(Signed.from_json), (RequestError,), 1, True),
         Target(
-            "scales", (_bytes(scales),), _json(lambda v: with_scales(lacking, v)), (RequestError,), 1, True
+            "codebooks", (_bytes(book.to_json()),), _json(Codebook.from_json), (RequestError,), 2, bent_json
         ),
-        Target("sitefiles", (_bytes(own),), files.site, (RequestError,), 1, True),
+        Target("agreements", (_bytes(agreed),), _json(Agreement.from_json), (RequestError,), 2, bent_json),
+        Target("proposals", (_bytes(signed),), _json(Signed.from_json), (RequestError,), 1, bent_json),
+        Target(
+            "scales",
+            (_bytes(scales),),
+            _json(lambda v: with_scales(lacking, v)),
+            (RequestError,),
+            1,
+            bent_json,
+        ),
+        Target("sitefiles", (_bytes(own),), files.site, (RequestError,), 1, bent_json),
         Target("states", (remembered,), lambda d: thaw(Regression, d), (StateError,), 2),
-        Target("ledgers", (_bytes(ledger),), _json(recomputed), (RequestError,), 1, True),
-        Target("answers", (_bytes(hello), _bytes(sums)), _json(_answered), (), 3, True),
-        Target("results", (_bytes(_result()),), files.result, (RequestError,), 0.6, True),
+        Target("ledgers", (_bytes(ledger),), _json(recomputed), (RequestError,), 1, bent_json),
+        Target("answers", (_bytes(hello), _bytes(sums)), _json(_answered), (), 3, bent_json),
+        Target("results", (_bytes(_result()),), files.result, (RequestError,), 0.6, bent_json),
         Target(
             "studies",
             (b'{"schema": "abps.study/1", "runs": [], "digest": "x"}',),
             files.study,
             (RequestError,),
             0.4,
-            True,
+            bent_json,
         ),
         Target("tables", (_table(),), files.table, (RequestError,), 0.6),
         Target("records", (_record(),), files.records, (RequestError,), 0.4),
         Target("eicu", (_tables(made.eicu),), files.cohort(eicu.build), (RequestError,), 0.03),
         Target("mimic", (_tables(made.mimic),), files.cohort(mimiciv.build), (RequestError,), 0.03),
+        *_exchange_formats(files, made),
     ]
+
+
+def _exchange_formats(files: Files, made: Any) -> list[Target]:
+    """The readers of OMOP, MEDS and Heart: their bytes bent, and their tables with other types and cells."""
+    from abps.cohorts import heart, meds, meds_rows, meds_tasks, omop
+
+    refused = (RequestError,)
+
+    def cdm(folder: Path) -> object:
+        return omop.build(folder, omop.OmopOptions(features=("labs", "gcs")))
+
+    def events(folder: Path) -> object:
+        return meds.build(folder, meds.MedsOptions(features=("labs", "gcs", "urine")))
+
+    def labelled(folder: Path) -> object:
+        labels = str(folder / "labels.parquet")
+        return meds_rows.build(folder, meds_rows.RowOptions(labels=labels, outside="keep"))
+
+    source = made.events_file(files.place / "meds")
+
+    def mapped(data: bytes) -> object:
+        path = files.place / "map.json"
+        path.write_bytes(data)
+        return meds.build(source, meds.MedsOptions(map_file=str(path), features=("labs", "gcs", "urine")))
+
+    def tasked(data: bytes) -> object:
+        path = files.place / "task.json"
+        path.write_bytes(data)
+        return meds_rows.build(source, meds_rows.RowOptions(task=str(path)))
+
+    tables = _typed(made.cdm())
+    parquet = _bytes({f"{name}.parquet": table for name, table in tables.items()})
+    text = _bytes({f"{name.upper()}.csv": table for name, table in tables.items()})
+    told = _typed({"data/0.parquet": made.events(), "labels.parquet": made.labels()})
+    only = {name: told[name] for name in ("data/0.parquet",)}
+    return [
+        Target("omop", (parquet, text), files.typed(cdm), refused, 0.03, bent_tables),
+        Target("omopbytes", (_tables(made.cdm_files),), files.cohort(cdm), refused, 0.03),
+        Target("meds", (_bytes(only),), files.typed(events), refused, 0.03, bent_tables),
+        Target("medsbytes", (_tables(made.events_file),), files.cohort(events), refused, 0.03),
+        Target("labels", (_bytes(told),), files.typed(labelled), refused, 0.03, bent_tables),
+        Target("maps", (_shipped("meds_mimiciv"),), mapped, refused, 0.03, bent_json),
+        Target(
+            "tasks",
+            tuple(_shipped(f"task_{n}") for n in meds_tasks.shipped()),
+            tasked,
+            refused,
+            0.03,
+            bent_json,
+        ),
+        Target("heart", (_tables(made.heart),), files.cohort(heart.build), refused, 0.1),
+    ]
+
+
+def _shipped(name: str) -> bytes:
+    from importlib import resources
+
+    return resources.files("abps.cohorts").joinpath("tables", f"{name}.json").read_bytes()
+
+
+def _typed(frames: dict[str, pl.DataFrame]) -> dict[str, Any]:
+    """Frames as :func:`bent_tables` takes them."""
+    kinds = {kind: name for name, kind in KINDS.items()}
+    return {
+        name: {
+            column.name: [
+                kinds[column.dtype],
+                [c.isoformat() if hasattr(c, "isoformat") else c for c in column.to_list()],
+            ]
+            for column in frame
+        }
+        for name, frame in frames.items()
+    }
 
 
 def _first_message() -> tuple[Any, ...]:
@@ -383,8 +575,8 @@ def tried(target: Target, data: bytes) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             target.take(data)
-    except target.refusals:
-        return ""
+    except target.refusals as refusal:
+        return f"  File: more than one line\n{refusal}" if "\n" in str(refusal) else ""
     except Exception:
         return traceback.format_exc()
     return ""
@@ -397,12 +589,12 @@ def campaign(target: Target, cases: int, seed: int) -> list[tuple[bytes, str]]:
     found: dict[str, tuple[bytes, str]] = {}
     for _ in range(cases):
         start = chance.choice(pool)
-        data = bent_json(start, chance) if target.text else bent(start, chance)
+        data = target.bend(start, chance)
         wrong = tried(target, data)
         if wrong:
             place = [line for line in wrong.splitlines() if line.startswith("  File")][-1]
             found.setdefault(place, (data, wrong))
-        elif not target.text and chance.random() < 0.001:
+        elif target.bend is bent and chance.random() < 0.001:
             pool = [*target.seeds, *pool[-20:], data]  # what got through is bent further
     return list(found.values())
 

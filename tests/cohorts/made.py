@@ -1,11 +1,13 @@
-"""Small made sources: a handful of invented patients in the layouts of MIMIC-IV, eICU and MEDS."""
+"""Small made sources: a handful of invented patients as MIMIC-IV, eICU, MEDS, OMOP and Heart."""
 
 from __future__ import annotations
 
 import csv
+import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -156,4 +158,125 @@ def meds(root: Path, events: Sequence[Event]) -> Path:
             "numeric_value": pl.Float64,
         },
     ).write_parquet(root / "events.parquet")
+    return root
+
+
+def small_cdm(**changes: Any) -> dict[str, pl.DataFrame]:
+    """A CDM of one person, one visit, one ICU stay; measurements as given."""
+    rows = changes.pop("measurements", [(3027018, 1.0, 80.0, 8541, None)])
+    start = datetime(2150, 3, 1, 10)
+    tables = {
+        "person": pl.DataFrame(
+            {"person_id": [1], "gender_concept_id": [8532], "year_of_birth": [2090], "month_of_birth": [6],
+             "day_of_birth": [1], "race_concept_id": [8516], "ethnicity_concept_id": [0]}
+        ),
+        "visit_occurrence": pl.DataFrame(
+            {"visit_occurrence_id": [10], "person_id": [1], "visit_start_datetime": [datetime(2150, 3, 1, 8)],
+             "visit_end_datetime": [datetime(2150, 3, 9)], "discharged_to_concept_id": [0]}
+        ),
+        "visit_detail": pl.DataFrame(
+            {"visit_detail_id": [100], "visit_occurrence_id": [10], "visit_detail_concept_id": [32037],
+             "visit_detail_start_datetime": [start], "visit_detail_end_datetime": [datetime(2150, 3, 5)],
+             "visit_detail_source_value": ["Medical (MICU)"]}
+        ),
+        "measurement": pl.DataFrame(
+            [(1, c, start.replace(hour=10 + int(h)), v, u, d) for c, h, v, u, d in rows],
+            schema={"person_id": pl.Int64, "measurement_concept_id": pl.Int64,
+                    "measurement_datetime": pl.Datetime("us"), "value_as_number": pl.Float64,
+                    "unit_concept_id": pl.Int64, "visit_detail_id": pl.Int64},
+            orient="row",
+        ),
+    }  # fmt: skip
+    return tables | changes
+
+
+def cdm() -> dict[str, pl.DataFrame]:
+    """The same with every other table that is read."""
+    moment = datetime(2150, 3, 1, 11)
+    return small_cdm(
+        measurements=[
+            (3027018, 1, 80.0, 8541, None),
+            (3016723, 2, 1.5, 8840, 100),
+            (3020891, 3, 98.6, 9289, 7),
+        ],
+        care_site=pl.DataFrame({"care_site_id": [1], "care_site_name": ["Mercy"]}),
+        concept=pl.DataFrame({"concept_id": [5], "vocabulary_id": ["ICD9CM"], "concept_code": ["428.0"]}),
+        condition_occurrence=pl.DataFrame(
+            {
+                "person_id": [1, 1],
+                "visit_occurrence_id": [10, 10],
+                "condition_source_value": ["428.0", "N18.6"],
+                "condition_source_concept_id": [5, 0],
+            }
+        ),
+        death=pl.DataFrame({"person_id": [1], "death_date": [moment.date()], "death_datetime": [moment]}),
+        payer_plan_period=pl.DataFrame(
+            {
+                "person_id": [1],
+                "payer_plan_period_start_date": [datetime(2150, 1, 1).date()],
+                "payer_plan_period_end_date": [datetime(2150, 12, 31).date()],
+                "payer_source_value": ["Medicare"],
+            }
+        ),
+    )
+
+
+def cdm_files(root: Path) -> Path:
+    """The same as a folder of CSV files."""
+    for name, frame in cdm().items():
+        frame.write_csv(root / f"{name}.csv", datetime_format="%Y-%m-%d %H:%M:%S")
+    return root
+
+
+#: Stays as MEDS events: a patient who died, and one who came again.
+STAYS: tuple[Event, ...] = (
+    (1, "2090-06-01", "MEDS_BIRTH"),
+    (1, None, "GENDER//F"),
+    (1, "2150-03-01 08:00", "RACE//WHITE"),
+    (1, "2150-03-01 08:00", "INSURANCE//Medicare"),
+    (1, "2150-03-01 08:00", "HOSPITAL_ADMISSION//URGENT//EMERGENCY ROOM"),
+    (1, "2150-03-01 10:00", "ICU_ADMISSION//Medical Intensive Care Unit (MICU)"),
+    (1, "2150-03-01 11:00", "LAB//220045//bpm", 80.0),
+    (1, "2150-03-01 12:00", "LAB//50912//mg/dL", 1.5),
+    (1, "2150-03-01 13:00", "LAB//223900//UNK", 4.0),
+    (1, "2150-03-01 14:00", "SUBJECT_FLUID_OUTPUT//226559//mL", 300.0),
+    (1, "2150-03-05 10:00", "ICU_DISCHARGE//UNK"),
+    (1, "2150-03-09 12:00", "HOSPITAL_DISCHARGE//DIED"),
+    (1, "2150-03-09 12:00", "DIAGNOSIS//ICD//9//4280"),
+    (2, "2100-06-01", "MEDS_BIRTH"),
+    (2, "2150-03-01 08:00", "HOSPITAL_ADMISSION//URGENT//EMERGENCY ROOM"),
+    (2, "2150-03-01 10:00", "ICU_ADMISSION//Medical Intensive Care Unit (MICU)"),
+    (2, "2150-03-01 12:00", "LAB//50912//mg/dL", 1.0),
+    (2, "2150-03-03 06:00", "LAB//50912//mg/dL", 2.0),
+    (2, "2150-03-05 10:00", "ICU_DISCHARGE//UNK"),
+    (2, "2150-03-09 12:00", "HOSPITAL_DISCHARGE//HOME"),
+    (2, "2150-03-12 08:00", "HOSPITAL_ADMISSION//URGENT//EMERGENCY ROOM"),
+)
+
+
+def events_file(root: Path) -> Path:
+    """Those stays as a MEDS folder."""
+    return meds(root, STAYS)
+
+
+def events() -> pl.DataFrame:
+    """Those stays as a table."""
+    with tempfile.TemporaryDirectory() as folder:
+        return pl.read_parquet(events_file(Path(folder)) / "events.parquet")
+
+
+def labels() -> pl.DataFrame:
+    """Labels of two predictions about the first patient."""
+    times = [datetime(2150, 3, 2, 10), datetime(2150, 3, 3, 10)]
+    return pl.DataFrame({"subject_id": [1, 1], "prediction_time": times, "boolean_value": [True, False]})
+
+
+def heart(root: Path) -> Path:
+    """Two patients in each of the four files of Heart Disease."""
+    for name in ("cleveland", "hungarian", "switzerland", "va"):
+        lines = [
+            "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0",
+            "67,1,4,0,?,0,2,108,1,-9,2,3,3,2",
+        ]
+        (root / f"processed.{name}.data").write_text("\n".join(lines) + "\n")
     return root

@@ -15,6 +15,7 @@ from abps.cohorts import meds, mimiciv, omop, physiology, vitals
 from abps.core.errors import RequestError
 
 from . import made_omop, oracles
+from .made import small_cdm as small
 from .made_omop import Tables
 
 Data = Callable[[str], Path]
@@ -124,35 +125,6 @@ def test_three_forms_of_the_same_patients(
 
 
 # --- made rows --------------------------------------------------------------------------------------
-
-
-def small(**changes: Any) -> Tables:
-    """One person, one visit, one ICU stay; measurements as given."""
-    rows = changes.pop("measurements", [(3027018, 1.0, 80.0, 8541, None)])
-    start = datetime(2150, 3, 1, 10)
-    tables: Tables = {
-        "person": pl.DataFrame(
-            {"person_id": [1], "gender_concept_id": [8532], "year_of_birth": [2090], "month_of_birth": [6],
-             "day_of_birth": [1], "race_concept_id": [8516], "ethnicity_concept_id": [0]}
-        ),
-        "visit_occurrence": pl.DataFrame(
-            {"visit_occurrence_id": [10], "person_id": [1], "visit_start_datetime": [datetime(2150, 3, 1, 8)],
-             "visit_end_datetime": [datetime(2150, 3, 9)], "discharged_to_concept_id": [0]}
-        ),
-        "visit_detail": pl.DataFrame(
-            {"visit_detail_id": [100], "visit_occurrence_id": [10], "visit_detail_concept_id": [32037],
-             "visit_detail_start_datetime": [start], "visit_detail_end_datetime": [datetime(2150, 3, 5)],
-             "visit_detail_source_value": ["Medical (MICU)"]}
-        ),
-        "measurement": pl.DataFrame(
-            [(1, c, start.replace(hour=10 + int(h)), v, u, d) for c, h, v, u, d in rows],
-            schema={"person_id": pl.Int64, "measurement_concept_id": pl.Int64,
-                    "measurement_datetime": pl.Datetime("us"), "value_as_number": pl.Float64,
-                    "unit_concept_id": pl.Int64, "visit_detail_id": pl.Int64},
-            orient="row",
-        ),
-    }  # fmt: skip
-    return tables | changes
 
 
 def one(tmp_path: Path, tables: Tables, **options: Any) -> tuple[dict[str, Any], tuple[str, ...]]:

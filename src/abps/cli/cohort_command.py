@@ -337,6 +337,20 @@ def telling(console: Console) -> Iterator[Tell]:
         yield tell
 
 
+def write_cohort(made: Cohort, title: str, out: Path) -> None:
+    """The table and everything beside it; nothing is written before all texts are made."""
+    beside = {
+        ".html": page.report(made, title),
+        ".flow.svg": page.flow_svg(made.steps, made.roles.label),
+        ".flow.md": provenance.flow_markdown(made.steps, made.roles.label),
+        ".dictionary.md": provenance.dictionary_markdown(made.dictionary, f"{title}: columns"),
+        ".dictionary.csv": provenance.dictionary_csv(made.dictionary),
+    }
+    for suffix, text in beside.items():
+        files.write_text(out.with_suffix(suffix), text)
+    provenance.write_table(made.table, provenance.of_cohort(made), out)
+
+
 def _make(build: Callable[[Tell], Cohort], title: str, out: Path, as_json: bool) -> None:
     """Build, then write everything; nothing is written before all of it is made."""
     provenance.check_out(out)
@@ -344,16 +358,7 @@ def _make(build: Callable[[Tell], Cohort], title: str, out: Path, as_json: bool)
     with telling(console) as tell:
         made = build(tell)
         tell("drawing the report", 0.0)
-        beside = {
-            ".html": page.report(made, title),
-            ".flow.svg": page.flow_svg(made.steps, made.roles.label),
-            ".flow.md": provenance.flow_markdown(made.steps, made.roles.label),
-            ".dictionary.md": provenance.dictionary_markdown(made.dictionary, f"{title}: columns"),
-            ".dictionary.csv": provenance.dictionary_csv(made.dictionary),
-        }
-    for suffix, text in beside.items():
-        files.write_text(out.with_suffix(suffix), text)
-    provenance.write_table(made.table, provenance.of_cohort(made), out)
+        write_cohort(made, title, out)
     for warning in made.warnings:
         console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
     word = provenance.positives_word(made.roles.label)

@@ -140,11 +140,6 @@ def open_optional(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable |
         return None
     header = read_header(path)
     known = [column.strip().lower() for column in header]
-    if "" in known or len(set(known)) < len(known):
-        what = "without a name" if "" in known else "with the name of another one"
-        raise RequestError(
-            f"{path} has a column {what} (was it saved by another program?); use the file as distributed"
-        )
     for column in columns:
         if column not in known:
             raise RequestError(
@@ -155,7 +150,7 @@ def open_optional(root: Path, name: str, columns: tuple[str, ...]) -> CsvTable |
 
 
 def read_header(path: Path) -> tuple[str, ...]:
-    """The column names in the first line of a CSV file, compressed or not."""
+    """The column names in the first line of a CSV file, compressed or not; each has its own."""
     try:
         with (
             gzip.open(path, "rt", encoding="utf-8-sig", newline="")
@@ -171,6 +166,12 @@ def read_header(path: Path) -> tuple[str, ...]:
         raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
     if not header:
         raise RequestError(f"{path} is empty; download it again")
+    known = [column.strip().lower() for column in header]
+    if "" in known or len(set(known)) < len(known):
+        what = "without a name" if "" in known else "with the name of another one"
+        raise RequestError(
+            f"{path} has a column {what} (was it saved by another program?); use the file as distributed"
+        )
     return tuple(header)
 
 
@@ -288,7 +289,8 @@ class Session:
         cut = next((f for f in files if isinstance(error, expected) and not _whole(f)), None)
         if cut:  # older releases of DuckDB see a short last line and no more
             return RequestError(_broken(cut))
-        if isinstance(error, expected):
+        # what DuckDB has no word of its own for: damage within a Parquet file
+        if isinstance(error, expected) or type(error) is self._duckdb.Error:
             return RequestError(
                 f"{names} cannot be read: {_what_is_wrong(text)}; use the file as distributed"
             )

@@ -7,13 +7,13 @@ discharge has none. Sex, race and insurance are what was on record in time.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import polars as pl
 
 from abps.cohorts import physiology, vitals
@@ -52,25 +52,21 @@ class CodeMap:
 def read_map(path: str | None) -> CodeMap:
     """A code map from a JSON file, or the one shipped for MIMIC-IV."""
     if path is None:
-        text = (
-            resources.files("abps.cohorts").joinpath("tables/meds_mimiciv.json").read_text(encoding="utf-8")
-        )
+        data = resources.files("abps.cohorts").joinpath("tables/meds_mimiciv.json").read_bytes()
     else:
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            data = Path(path).read_bytes()
         except OSError as error:
             raise RequestError(f"cannot read the code map {path}: {error.strerror}") from None
     try:
-        raw: dict[str, Any] = json.loads(text)
-        raw.pop("about", None)
-        raw["died"] = tuple(raw["died"])
-        for name in ("vitals", "labs", "gcs"):
-            raw[name] = {signal: tuple(codes) for signal, codes in raw.get(name, {}).items()}
-        for name in ("urine", "irrigant_in", "culture", "antibiotic"):
-            raw[name] = tuple(raw.get(name, ()))
-        raw["diagnosis"] = {int(version): code for version, code in raw.get("diagnosis", {}).items()}
-        made = CodeMap(**raw)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+        made = msgspec.json.decode(data, type=CodeMap)
+        entries = {f.name for f in fields(CodeMap)} | {"about"}
+        odd = next((name for name in msgspec.json.decode(data) if name not in entries), None)
+        if odd is not None:
+            raise ValueError(f"unknown entry {odd!r}{nearest(odd, entries)}")
+        for pattern in made.antibiotic:
+            re.compile(pattern)
+    except (ValueError, RecursionError, re.error) as error:
         raise RequestError(
             f"the code map {path} is not what it should be ({error}); "
             "start from the shipped meds_mimiciv.json"
@@ -109,7 +105,11 @@ def events_sql(paths: list[Path]) -> str:
     """SQL that reads event files: subject_id, time, code, value."""
     value = check_columns(paths)
     listed = "[" + ", ".join(quoted(str(p)) for p in paths) + "]"
-    return f"(SELECT subject_id, time, code, {value} AS value FROM read_parquet({listed}))"
+    # identifiers without a sign are joined with those that have one
+    return (
+        f"(SELECT CAST(subject_id AS BIGINT) AS subject_id, time, code, {value} AS value "
+        f"FROM read_parquet({listed}))"
+    )
 
 
 def check_columns(paths: list[Path]) -> str:
@@ -119,7 +119,8 @@ def check_columns(paths: list[Path]) -> str:
         try:
             columns = pl.read_parquet_schema(path)
         except (OSError, pl.exceptions.PolarsError) as error:
-            raise RequestError(f"{path} is not a readable Parquet file ({error}); copy it again") from None
+            why = str(error).partition("\n")[0]
+            raise RequestError(f"{path} is not a readable Parquet file ({why}); copy it again") from None
         for column in ("subject_id", "time", "code"):
             if column not in columns:
                 raise RequestError(
@@ -131,6 +132,15 @@ def check_columns(paths: list[Path]) -> str:
             raise RequestError(
                 f"{path} has no column 'numeric_value' (or 'value'); it has {', '.join(columns)}"
             )
+        forms = {
+            "subject_id": (columns["subject_id"].is_integer(), "whole numbers"),
+            "time": (columns["time"] in (pl.Date, pl.Datetime, pl.Null), "times"),
+            "code": (columns["code"] in (pl.String, pl.Categorical, pl.Enum), "text"),
+            value: (columns[value].is_numeric() or columns[value] == pl.Null, "numbers"),
+        }
+        for column, (fits, what) in forms.items():
+            if not fits:
+                raise RequestError(f"{path}: {column} holds {columns[column]}, not {what}; write it again")
     return value
 
 

@@ -90,17 +90,21 @@ def _checked(part: pl.DataFrame, path: Path) -> tuple[pl.DataFrame, str]:
     if not part["subject_id"].dtype.is_integer():
         raise RequestError(f"{path}: subject_id holds {part['subject_id'].dtype}, not whole numbers")
     value = part[filled[0]]
-    if filled[0] == "boolean_value":
-        value = value.cast(pl.Int8)
-    elif filled[0] == "categorical_value":
-        value = value.cast(pl.String)
-    else:
-        value = value.cast(pl.Float64)
-    frame = pl.DataFrame(
-        {
-            "patient": part["subject_id"].cast(pl.Int64),
-            "moment": moment.cast(pl.Datetime("us")),
-            "value": value,
-        }
-    )
+    kinds = {
+        "boolean_value": (value.dtype == pl.Boolean or set(value.drop_nulls()) <= {0, 1}, pl.Int8),
+        "categorical_value": (not value.dtype.is_nested(), pl.String),
+    }
+    fits, kind = kinds.get(filled[0], (value.dtype.is_numeric(), pl.Float64))
+    try:
+        if not fits:
+            raise pl.exceptions.InvalidOperationError
+        frame = pl.DataFrame(
+            {
+                "patient": part["subject_id"].cast(pl.Int64),
+                "moment": moment.cast(pl.Datetime("us")),
+                "value": value.cast(kind),
+            }
+        )
+    except pl.exceptions.PolarsError:
+        raise RequestError(f"{path}: {filled[0]} or subject_id holds what is no such value") from None
     return frame, filled[0]

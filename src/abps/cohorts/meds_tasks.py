@@ -6,13 +6,12 @@ label file: a subject, the moment of prediction, and what came.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import polars as pl
 
 from abps.cohorts import physiology
@@ -23,6 +22,9 @@ from abps.cohorts.meds_window import measure
 from abps.core.errors import RequestError, nearest
 
 _OUTCOME = {"boolean": "binary", "float": "continuous"}
+
+#: The largest number that a task may name: a century in hours, and room.
+MOST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -57,29 +59,46 @@ def read_task(name: str) -> Task:
     """A shipped task by its name, or a task file."""
     if name.endswith(".json"):
         try:
-            text = Path(name).read_text(encoding="utf-8")
+            data = Path(name).read_bytes()
         except OSError as error:
             raise RequestError(f"cannot read the task file {name}: {error.strerror}") from None
     elif name in shipped():
-        place = resources.files("abps.cohorts").joinpath(f"tables/task_{name}.json")
-        text = place.read_text(encoding="utf-8")
+        data = resources.files("abps.cohorts").joinpath(f"tables/task_{name}.json").read_bytes()
     else:
         raise RequestError(
             f"there is no task {name!r}{nearest(name, shipped())}; there are {', '.join(shipped())}, "
             "or give a JSON file"
         )
     try:
-        raw: dict[str, Any] = json.loads(text)
-        words = {key: raw.pop(key) for key in ("task", "kind", "value", "about")}
-        numbers = {key: float(value) for key, value in raw.items()}
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raw = msgspec.json.decode(data, type=dict[str, str | float])
+        words = {key: _word(raw, key) for key in ("task", "kind", "value", "about")}
+        numbers = {key: _number(raw, key) for key in raw if key not in words}
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the task file {name} is not what it should be ({error})") from None
     if words["kind"] not in KINDS:
         raise RequestError(
             f"the task file {name} has the kind {words['kind']!r}{nearest(words['kind'], KINDS)}; "
             f"there are {', '.join(KINDS)}"
         )
+    if words["value"] not in _OUTCOME:
+        raise RequestError(
+            f"the task file {name} has the value {words['value']!r}; it is {' or '.join(_OUTCOME)}"
+        )
     return Task(**words, numbers=numbers)
+
+
+def _word(raw: dict[str, str | float], key: str) -> str:
+    value = raw.get(key)
+    if not isinstance(value, str):
+        raise ValueError(f"{key!r} must be there, as text")
+    return value
+
+
+def _number(raw: dict[str, str | float], key: str) -> float:
+    value = raw[key]
+    if not isinstance(value, float) or not abs(value) <= MOST:
+        raise ValueError(f"{key!r} must be a number, at most {MOST:,}")
+    return value
 
 
 def make_labels(duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Path, ...]) -> Labels:

@@ -13,7 +13,10 @@ from abps.cohorts.duck import Session, quoted, read_header
 from abps.core.errors import RequestError, nearest
 
 #: How times and dates are written in CSV exports. None of them has an offset.
-FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+FORMATS = (
+    *("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S.%f"),
+    *("%Y-%m-%d %H:%M", "%Y-%m-%d"),
+)
 
 
 @dataclass(frozen=True)
