@@ -89,6 +89,16 @@ class CsvTable:
         )
 
 
+#: Stands before what :func:`or_refuse` has to say.
+UNFIT = "a value does not fit: "
+
+
+def or_refuse(value: str, tried: str, kind: str, where: str) -> str:
+    """SQL of ``tried``; where it is null although the value is not, the query ends with ``where``."""
+    refused = f"CAST(error({quoted(UNFIT + where)}) AS {kind})"
+    return f"coalesce({tried}, CASE WHEN {value} IS NOT NULL THEN {refused} END)"
+
+
 def quoted(text: str) -> str:
     """A string as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
@@ -272,7 +282,11 @@ class Session:
     def _sentence(self, error: BaseException, files: tuple[Path, ...]) -> BaseException:
         """The user's sentence for a DuckDB error about the data; other errors as they are."""
         text = " ".join(str(error).split())
-        names = " and ".join(str(f) for f in files) or "the source"
+        _, unfit, where = text.partition(UNFIT)
+        if unfit:
+            return RequestError(f"{where}; use the file as distributed")
+        some = f" and {len(files) - 3} more" if len(files) > 4 else ""
+        names = " and ".join(str(f) for f in (files[:3] if some else files)) + some or "the source"
         if "GZIP" in text.upper() or "gzip" in text:
             hit = next((f for f in files if str(f) in text), None)
             return RequestError(_broken(hit or names))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from abps.cohorts.duck import Session, quoted, read_header
+from abps.cohorts.duck import Session, or_refuse, quoted, read_header
 from abps.core.errors import RequestError, nearest
 
 #: How times and dates are written in CSV exports. None of them has an offset.
@@ -41,7 +41,13 @@ class CdmTable:
         if not self.text:
             return f"CAST({column} AS {kind})"
         plain = f"nullif(trim({column}), '')"
-        return f"CAST(CAST({plain} AS DOUBLE) AS {kind})" if kind == "BIGINT" else f"CAST({plain} AS {kind})"
+        tried = f"TRY_CAST({plain} AS DOUBLE)"
+        return or_refuse(
+            plain,
+            f"TRY_CAST({tried} AS BIGINT)" if kind == "BIGINT" else tried,
+            kind,
+            f"{self.path}, column {name!r}: a value is not a number",
+        )
 
     def word(self, *names: str) -> str:
         """The first of these columns that the table has, as text; null where it has none."""
@@ -60,7 +66,9 @@ class CdmTable:
         if not self.text:
             return f"CAST({column} AS TIMESTAMP)"
         formats = "[" + ", ".join(quoted(f) for f in FORMATS) + "]"
-        return f"strptime(nullif(trim({column}), ''), {formats})"
+        plain = f"nullif(trim({column}), '')"
+        where = f"{self.path}, column {name!r}: a value is not a time like 2150-01-31 10:00:00, without an offset"
+        return or_refuse(plain, f"try_strptime({plain}, {formats})", "TIMESTAMP", where)
 
 
 @dataclass(frozen=True)
