@@ -67,7 +67,7 @@ class CdmTable:
             return f"CAST({column} AS TIMESTAMP)"
         formats = "[" + ", ".join(quoted(f) for f in FORMATS) + "]"
         plain = f"nullif(trim({column}), '')"
-        where = f"{self.path}, column {name!r}: a value is not a time like 2150-01-31 10:00:00, without an offset"
+        where = f"{self.path}, column {name!r}: a value is not a time like 2150-01-31 10:00:00 (no offset)"
         return or_refuse(plain, f"try_strptime({plain}, {formats})", "TIMESTAMP", where)
 
 
