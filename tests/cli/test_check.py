@@ -101,3 +101,43 @@ def test_a_built_in_federation_can_be_checked(capsys):
 def test_wrong_requests(capsys, table, arguments, says):
     code, _, err = call(capsys, "check", table, *arguments)
     assert code == 2 and says in err and err.count("\n") == 1
+
+
+def hospital(path):
+    """A table as a hospital has it: with columns that name people in one way or another."""
+    rows = ["mrn,phone,full_name,history,dob,zip,age,sex,ward,referrer,died"]
+    who = ("Anna Huber", "Bob Smith", "Clara Maier", "Dr. Chen")
+    for i in range(120):
+        rows.append(
+            f"{70000 + 37 * i},+43 664 {100000 + 91 * i},{who[i % 4]},"
+            f"seen in the clinic for the {i}th time for fever and for pain,19{20 + i % 70}-03-1{i % 9},"
+            f"{1010 + i % 3},{40 + i % 50},{'FM'[i % 2]},{'ABC'[i % 3]},{who[i // 7 % 4]},{int(i % 5 == 0)}"
+        )
+    path.write_text("\n".join(rows))
+    return path
+
+
+def test_every_column_that_tells_who_somebody_is_is_named_with_its_reason(tmp_path, capsys):
+    table = hospital(tmp_path / "t.csv")
+    code, _, err = call(
+        capsys, "site", "init", "--site", "a", "--out", tmp_path, "--table", table, "--label", "died"
+    )
+    assert code == 0, err
+    out = {"mrn", "phone", "history", "full_name", "dob", "zip", "referrer"}
+    said = [line for line in err.splitlines() if "is not in the codebook: " in line]
+    assert {line.split("'")[1] for line in said} == out and len(said) == len(out)
+    assert "the column 'mrn' is not in the codebook: 120 different values in 120 rows: an identifier" in said
+    assert "the column 'referrer' is not in the codebook: its values look like names of people" in said
+    code, shown, err = call(capsys, "site", "preview", tmp_path)
+    assert code == 0 and [line for line in err.splitlines() if "is not in the codebook: " in line] == said
+    assert not any(f" {name}" in shown for name in out)
+    code, shown, err = call(capsys, "check", table, "--label", "died", "--center", "ward", "--min-stays", 10)
+    warned = {line.split("'")[1] for line in shown.splitlines() if "leave it out if that is so" in line}
+    assert code == 0 and warned == {"full_name", "dob", "zip", "referrer"}, err
+
+
+def test_names_of_columns_in_brackets_are_shown_as_they_are(tmp_path, capsys):
+    table = hospital(tmp_path / "t.csv")
+    table.write_text(table.read_text().replace("age", "age[/red]", 1))
+    code, shown, err = call(capsys, "check", table, "--label", "died", "--center", "ward", "--min-stays", 10)
+    assert code == 0 and "age[/red]" in shown, err

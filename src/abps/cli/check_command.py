@@ -119,9 +119,7 @@ def show(notes: TableCheck, console: Console, outcome: str = "binary") -> None:
     for c in notes.columns:
         used = "yes" if c.used else ("–" if c.role != "feature" else "no")
         cells = (c.name, c.type, c.role, used, f"{c.missing:.1%}" if c.missing else "", c.why)
-        columns.add_row(
-            *(plain(cell) for cell in cells), style="" if c.used or c.role != "feature" else "yellow"
-        )
+        columns.add_row(*cells, style="" if c.used or c.role != "feature" else "yellow")
     console.print(columns)
     if notes.repairs:
         say("mended", "bold")
@@ -139,8 +137,3 @@ def show(notes: TableCheck, console: Console, outcome: str = "binary") -> None:
             say(f"  {sentence}", "yellow")
     else:
         say("no warnings", "green")
-
-
-def plain(text: str) -> str:
-    """Text for a table's cell: names in square brackets are names, not styles."""
-    return text.replace("[", r"\[")

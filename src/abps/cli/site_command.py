@@ -25,7 +25,16 @@ from abps.cli import (
     site_report,
     site_start,
 )
-from abps.cli.site_options import Kit, Study, need_engine, own_file, read_codebook, say, study_store
+from abps.cli.site_options import (
+    Kit,
+    Study,
+    need_engine,
+    own_file,
+    read_codebook,
+    say,
+    say_not_told,
+    study_store,
+)
 from abps.core.errors import RequestError
 from abps.data.codebook import merged
 from abps.data.prepare import codebook, not_told, with_statistics
@@ -160,8 +169,7 @@ def init(
         typer.echo(json.dumps(summary))
         return
     say(f"{site}: {rows.rows} rows, {rows.described}, {len(book.columns)} encoded columns")
-    for name, why in not_told(rows, book).items():
-        say(f"the column {name!r} is not in the codebook: {why}")
+    say_not_told(not_told(rows, book))
     for path in written:
         say(f"wrote {path}")
 

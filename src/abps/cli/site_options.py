@@ -30,6 +30,12 @@ def say(text: str) -> None:
     options.terminal(stderr=True).print(text, soft_wrap=True)
 
 
+def say_not_told(columns: dict[str, str]) -> None:
+    """Every column of a site's table that nobody is told of, and why."""
+    for name, why in columns.items():
+        say(f"the column {name!r} is not in the codebook: {why}")
+
+
 def own_file(where: Path) -> sitefile.SiteFile:
     """The settings of the site whose kit or folder this is."""
     return sitefile.read((where / "local" if (where / "local").is_dir() else where) / sitefile.FILE)

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 
 from abps import files
 from abps.cli import options
-from abps.cli.site_options import Kit, own_file, say
+from abps.cli.site_options import Kit, own_file, say, say_not_told
 from abps.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -46,13 +46,15 @@ def preview(
     from abps.sites import preview as values
 
     own = own_file(kit)
+    proposal = None
     if study is None:
         found = values.codebook_values(values.codebook_of(own))
     else:
         known = consent.pending(Path(own.store), own.journal(kit), study)
         if not known:
             raise RequestError(f"no proposal of a study {study!r} has arrived at {own.site}")
-        found = values.preview(own, known[-1].proposal)
+        proposal = known[-1].proposal
+        found = values.preview(own, proposal)
     if out is not None:
         with files.replacing(out) as part, part.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.DictWriter(stream, list(asdict(found[0])))
@@ -62,6 +64,7 @@ def preview(
         typer.echo(json.dumps([asdict(value) for value in found]))
         return
     options.terminal().print(_table(found) if out is None else _summary(found))
+    say_not_told(values.kept_back(own, proposal))
     if out is not None:
         say(f"wrote {len(found)} values to {out}")
 

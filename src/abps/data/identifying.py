@@ -102,16 +102,35 @@ def names_somebody(level: str) -> bool:
     return any(bool(seen(level)) for seen, _ in _LOOKS) or len(level) > LONG or len(level.split()) > WORDS
 
 
+def tells_who(column: pl.Series) -> str:
+    """Why a column names people by what it is called or by what its values look like, in half a sentence;
+    nothing if it does not."""
+    if _CALLED.search(_HUMP.sub("_", column.name)) or _CALLED.search(column.name):
+        return "by its name it tells who somebody is"
+    if _called_after(column.name):
+        return "it is called after somebody"
+    if column.dtype not in (pl.String, pl.Categorical):
+        return ""
+    counted = column.cast(pl.String).drop_nulls().value_counts()
+    values, rows = counted[column.name], counted["count"].to_numpy()
+    if not len(values):
+        return ""
+    for seen, why in _LOOKS:
+        if np.average([bool(seen(value)) for value in values.to_list()], weights=rows) >= MOSTLY:
+            return f"its values look like {why}"
+    long = (values.str.len_chars() > LONG) | (values.str.count_matches(r"\S+") > WORDS)
+    return "its values are free text" if np.average(long.to_numpy(), weights=rows) >= MOSTLY else ""
+
+
 def identifies(column: pl.Series, patient: NDArray[np.int64] | None, floor: int) -> str:
     """Why a column names people, in half a sentence; nothing if it does not.
 
     patient: (rows,) whose a row is; none: every row is another's.  floor: how many patients must share a
     value of a text for it not to name them.
     """
-    if _CALLED.search(_HUMP.sub("_", column.name)) or _CALLED.search(column.name):
-        return "by its name it tells who somebody is"
-    if _called_after(column.name):
-        return "it is called after somebody"
+    told = tells_who(column)
+    if told:
+        return told
     if column.dtype.is_temporal():
         return "it holds dates"
     if column.dtype not in (pl.String, pl.Categorical):
@@ -119,14 +138,6 @@ def identifies(column: pl.Series, patient: NDArray[np.int64] | None, floor: int)
     text = column.cast(pl.String)
     known = text.is_not_null().to_numpy()
     values = text.drop_nulls()
-    if not len(values):
-        return ""
-    for seen, why in _LOOKS:
-        if np.mean([bool(seen(value)) for value in values.to_list()]) >= MOSTLY:
-            return f"its values look like {why}"
-    long = (values.str.len_chars() > LONG) | (values.str.count_matches(r"\S+") > WORDS)
-    if np.mean(long.to_numpy()) >= MOSTLY:
-        return "its values are free text"
     whose = np.flatnonzero(known) if patient is None else patient[known]
     people = pl.DataFrame({"value": values, "who": whose}).unique()
     shared = people.group_by("value").len()

@@ -341,10 +341,14 @@ def codebook(
 
 
 def not_told(table: Federation, book: Codebook) -> dict[str, str]:
-    """The columns of a table that its codebook has not, and why, in half a sentence."""
+    """The columns of a table that its codebook has not, and why, in half a sentence: those that were set
+    aside when it was read, and those that name people or have no value of enough patients."""
+    aside = {} if table.notes is None else {note.name: note.why for note in table.notes.unused}
     names = [name for name in table.features.columns if name not in book.sources]
     few = f"no two of its values are of {max(book.floor, 1)} patients or more each"
-    return {name: identifies(table.features[name], table.patient, book.floor) or few for name in names}
+    return aside | {
+        name: identifies(table.features[name], table.patient, book.floor) or few for name in names
+    }
 
 
 def _told_outcome(federation: Federation, floor: int) -> Outcome:

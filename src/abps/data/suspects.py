@@ -15,6 +15,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from abps.data.identifying import tells_who
+
 #: One column alone that ranks the label as well as this is suspected to know it.
 SUSPECT_AUROC = 0.95
 
@@ -47,7 +49,7 @@ _LENGTH = re.compile(r"(^|[\W_])los([\W_]|$)|length_?of_?stay|stay_?length|(days
 class Suspicion:
     """One finding about one column.
 
-    kind: identifier, copy of the label, after the outcome, strong alone, or numbers that are names.
+    kind: identifier, copy of the label, after the outcome, strong alone, numbers that are names, or somebody.
     aside: whether the column is set aside; otherwise it stays and people are warned.
     """
 
@@ -99,6 +101,11 @@ def _suspicion(column: pl.Series, label: NDArray[np.int8]) -> Suspicion | None:
             "by its name its whole numbers name places or people, and are learned from as numbers; "
             "leave it out if that is so",
             False,
+        )
+    who = tells_who(column)
+    if who:
+        return Suspicion(
+            name, "somebody", f"{who}, and it is learned from; leave it out if that is so", False
         )
     return None
 

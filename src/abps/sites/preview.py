@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from abps.data.codebook import Codebook
-from abps.data.prepare import codebook
+from abps.data.federation import Federation
+from abps.data.prepare import codebook, not_told
 from abps.data.split import assign_splits
 from abps.methods.leaving import leaving
 from abps.privacy.small_counts import FLOOR
@@ -85,8 +86,22 @@ def _conductor(rows: int, scored: bool, agreement: Agreement) -> list[Leaving]:
 def codebook_of(own: SiteFile) -> Codebook:
     """The codebook that this site would share: no level of fewer patients than its policy's floor."""
     label = own.labelled()
-    book = codebook(own.read_table(), seed=0, floor=max(FLOOR, own.policy.floor))
-    return replace(book, events=label.event_words, others=label.other_words)
+    return replace(_columns(own, own.read_table()), events=label.event_words, others=label.other_words)
+
+
+def _columns(own: SiteFile, table: Federation) -> Codebook:
+    return codebook(table, seed=0, floor=max(FLOOR, own.policy.floor))
+
+
+def kept_back(own: SiteFile, proposal: Proposal | None = None) -> dict[str, str]:
+    """Every column of the site's table of which nothing leaves, and why, in half a sentence."""
+    table = own.read_table()
+    book = _columns(own, table)
+    found = not_told(table, book)
+    if proposal is not None and proposal.agreement is not None:
+        asked = proposal.agreement.book.sources
+        found |= {name: "the study does not ask for it" for name in book.sources if name not in asked}
+    return found
 
 
 def codebook_values(book: Codebook) -> list[Leaving]:
