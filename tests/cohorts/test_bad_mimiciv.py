@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from abps.cohorts import mimiciv
+from abps.cohorts.duck import session
 from abps.core.errors import RequestError
 
 from . import oracles
@@ -227,3 +228,10 @@ def test_without_duckdb(mimic_copy: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(__import__("sys").modules, "duckdb", None)
     with pytest.raises(RequestError, match=r"pip install 'abps\[cohorts\]'"):
         mimiciv.build(mimic_copy)
+
+
+def test_a_full_folder_for_temporary_files_is_not_the_fault_of_the_source() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs a device that is full")
+    with session() as duck, pytest.raises(RequestError, match="is full or not writable; set TMPDIR"):
+        duck.execute("COPY (FROM range(100000)) TO '/dev/full' (FORMAT csv)", "x", (Path("patients.csv"),))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -405,3 +407,21 @@ def test_a_line_that_outlives_its_certificate_is_ended():
     assert refusal(clean, "north", 7, now + day, now) is None
     told = refusal(clean, "north", 7, now - day, now)
     assert told == "the certificate of north has ended on 2026-02-28; have it rotated"
+
+
+def test_kits_that_cannot_be_written_leave_nothing_behind(tmp_path, monkeypatch):
+    """A disk that is full when the second kit is copied: no half a kit, and the next call makes them."""
+    copy = shutil.copytree
+
+    def full(source, target, *rest, **more):
+        copy(source, target, *rest, **more)
+        if os.path.basename(target) == "south":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(kits.shutil, "copytree", full)
+    with pytest.raises(RequestError, match="could not be written; make room"):
+        kits.provision(tmp_path / "kits", ["north", "south"], "localhost", 18993)
+    assert [path.name for path in (tmp_path / "kits").iterdir()] == ["authority"]
+    assert not list((tmp_path / "kits").rglob("*.key"))
+    monkeypatch.undo()
+    assert kits.provision(tmp_path / "kits", ["north", "south"], "localhost", 18993).sites["south"].is_dir()

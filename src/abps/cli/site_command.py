@@ -156,8 +156,8 @@ def init(
     book = replace(codebook(rows, seed=0, floor=FLOOR), events=found.event_words, others=found.other_words)
     if statistics:
         book = with_statistics(book, rows, seed)
+    files.write_json(folder / sitefile.CODEBOOK, book.to_json())
     written = [own.write(folder), folder / sitefile.CODEBOOK]
-    files.write_json(written[1], book.to_json())
     if as_json:
         summary = {
             "site": site,

@@ -12,7 +12,9 @@ about what it means.
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
+import os
 import re
 import tempfile
 import threading
@@ -27,6 +29,7 @@ from typing import Any
 import polars as pl
 
 from abps.core.errors import RequestError, nearest
+from abps.files import write_with
 
 #: Called with what is being done and the share of it that is done (0 to 1).
 Progress = Callable[[str, float], None]
@@ -275,7 +278,7 @@ class Session:
     def table(self, name: str, frame: pl.DataFrame) -> None:
         """Make a frame a table of the connection."""
         path = self._folder / f"{name}.parquet"
-        frame.write_parquet(path)
+        write_with(path, frame.write_parquet)
         self._connection.execute(f"CREATE OR REPLACE TABLE {name} AS FROM read_parquet({quoted(str(path))})")
         path.unlink()
 
@@ -290,7 +293,8 @@ class Session:
         if "GZIP" in text.upper() or "gzip" in text:
             hit = next((f for f in files if str(f) in text), None)
             return RequestError(_broken(hit or names))
-        if isinstance(error, self._duckdb.OutOfMemoryException):
+        full = os.strerror(errno.ENOSPC) in text or os.strerror(errno.EFBIG) in text
+        if full or isinstance(error, self._duckdb.OutOfMemoryException):
             return RequestError(
                 f"the working set does not fit in {MEMORY_LIMIT} and {self._folder} is full or not writable; "
                 "set TMPDIR to a folder with more room"

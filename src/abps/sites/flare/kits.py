@@ -146,20 +146,30 @@ def provision(
     with contextlib.redirect_stdout(chatter), contextlib.redirect_stderr(chatter):
         builds = prepare_builders(project)
         made = Provisioner(str(authority), builds).provision(prepare_project(project))
-    if made.get("build_error"):
-        sys.stderr.write(chatter.getvalue())
-        raise RequestError(f"{out}: the kits could not be made; see the engine's messages above")
+    if made.get("build_error") or "current_prod_dir" not in made:
+        why = (chatter.getvalue().strip() or "no reason given").splitlines()[-1]
+        raise RequestError(f"{out}: the kits could not be made ({why}); mend that and try again")
     fresh = Path(made["current_prod_dir"])
-    for name, kit in fresh_kits.items():
-        shutil.copytree(fresh / name, kit)
-        _own_readme(kit, "operator" if name == operator else "relay" if name == host else "site")
-        if name != operator:
-            _own_rules(kit)
-    shutil.rmtree(fresh)
-    for builder in builds:
-        if isinstance(builder, MemberCertificates):
-            # Last: who is written down here has its kit, which is never made again.
-            files.write_secret(authority / STATE, files.as_json(builder.kept))
+    try:
+        for name, kit in fresh_kits.items():
+            shutil.copytree(fresh / name, kit)
+            _own_readme(kit, "operator" if name == operator else "relay" if name == host else "site")
+            if name != operator:
+                _own_rules(kit)
+        for builder in builds:
+            if isinstance(builder, MemberCertificates):
+                # Last: who is written down here has its kit, which is never made again.
+                files.write_secret(authority / STATE, files.as_json(builder.kept))
+    except (OSError, RequestError) as error:  # half a kit would only be in the way
+        for kit in fresh_kits.values():
+            shutil.rmtree(kit, ignore_errors=True)
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(
+            f"{out}: the kits could not be written; make room or choose another place"
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
     from abps.sites.flare.authority import Authority
 
     Authority(out).readmit(sites)
