@@ -1,5 +1,6 @@
 """Places that cannot be written to, and names that look like markup: one sentence, or plain text."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -69,3 +70,21 @@ def test_a_study_may_have_a_name_with_brackets(name, capsys, monkeypatch):
     assert code == 0, err
     assert f"in the study {name} (abps)" in out and f"refused from {name}: {name}" in out
     assert f"│ {name}" in out  # in the table too
+
+
+def test_a_study_that_may_not_be_read_is_not_called_damaged_and_stays(tmp_path, capsys, monkeypatch):
+    folder = StudyFolder(tmp_path / "s")
+    folder.root.mkdir()
+    folder.path.write_text("{}")
+    read = Path.read_text
+
+    def shut(path, *rest, **more):
+        if path == folder.path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path, *rest, **more)
+
+    monkeypatch.setattr(Path, "read_text", shut)
+    for command in (["report", folder.root], [*STUDY, "--out", folder.root]):
+        code, _, err = call(capsys, *command)
+        assert code == 2 and err.strip().endswith(f"abps: Permission denied: {folder.path}")
+    assert folder.path.read_bytes() == b"{}"

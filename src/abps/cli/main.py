@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
             raise
         print(f"abps: {error.strerror}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2)
     except Exception as error:
         # Usage errors come from the click that this typer carries (its own copy in newer versions).
         if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):

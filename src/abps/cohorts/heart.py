@@ -51,6 +51,8 @@ def build(root: Path, progress: Progress = silent) -> Cohort:
                 schema=dict.fromkeys((c.name for c in _COLUMNS), pl.String),
                 null_values=["?", "NaN", ""],
             ).with_columns(pl.all().str.strip_chars().cast(pl.Float64))
+        except OSError as error:
+            raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
         except pl.exceptions.PolarsError:
             raise RequestError(f"{path} is not a table of 14 numbers per line; download it again") from None
         parts.append(part.with_columns(hospital=pl.lit(name)))

@@ -104,5 +104,9 @@ def load_model(path: str | Path) -> FittedModel:
             baseline=tuple((float(t), float(h)) for t, h in content.get("baseline", ())),
             about={key: value for key, value in content.items() if key not in _OWN},
         )
-    except (OSError, ValueError, KeyError, TypeError, IndexError, SafetensorError) as error:
+    except RequestError:
+        raise
+    except OSError as error:
+        raise RequestError(f"{folder} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, IndexError, SafetensorError) as error:
         raise RequestError(f"{folder} is damaged ({error!r}); fit again") from error

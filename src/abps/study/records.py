@@ -224,6 +224,8 @@ class StudyFolder:
             noted = document.pop("digest")
             if document["schema"] == STUDY_SCHEMA and noted == key_of(document):
                 return msgspec.convert(document, StudyRecord)
+        except PermissionError:  # what may not be read is not damaged, and stays as it is
+            raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         raise RequestError(
