@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -415,7 +416,7 @@ def test_kits_that_cannot_be_written_leave_nothing_behind(tmp_path, monkeypatch)
 
     def full(source, target, *rest, **more):
         copy(source, target, *rest, **more)
-        if os.path.basename(target) == "south":
+        if Path(target).name == "south":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(kits.shutil, "copytree", full)

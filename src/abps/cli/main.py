@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 from pathlib import Path
 
@@ -48,18 +49,43 @@ def app() -> typer.Typer:
     return cli
 
 
+#: The exit code after Ctrl-C, and of the command line's library for it.
+STOPPED = 130
+
+
+def end_in_order() -> list[int]:
+    """Let a scheduler's or a terminal's wish to end be one to clear up, as after Ctrl-C: temporary files hold
+    patients' rows. Returns where the numbers of such signals appear.
+
+    What was told to be ignored (nohup) stays ignored.
+    """
+    came: list[int] = []
+
+    def end(number: int, _frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, end)
+    return came
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: exit 0 done, 2 the request was wrong, 1 a fault of ours."""
+    """Run the command line: exit 0 done, 2 the request was wrong, 1 a fault of ours, more after a signal."""
+    signals = end_in_order() if arguments is None else []
     sys.path.append(str(Path.cwd()))  # last: modules beside the user's data, but never instead of a library's
     try:
         code = app()(args=arguments, standalone_mode=False)
+        if code == STOPPED:
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except RequestError as error:
         print(f"abps: {as_flags(str(error))}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         print("abps: stopped", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(128 + signals[0] if signals else STOPPED)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except BrokenPipeError:  # whoever read our output has seen enough
