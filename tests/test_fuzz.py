@@ -25,6 +25,14 @@ QUICK = {
     "records": 1,
     "eicu": 1,
     "mimic": 1,
+    "omop": 2,
+    "omopbytes": 1,
+    "meds": 2,
+    "medsbytes": 4,
+    "labels": 2,
+    "maps": 4,
+    "tasks": 4,
+    "heart": 60,
 }
 
 KEPT = sorted(path for path in (ROOT / "tests" / "fuzz_cases").rglob("*") if path.is_file())

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,32 @@ def test_a_study_that_may_not_be_read_is_not_called_damaged_and_stays(tmp_path, 
         code, _, err = call(capsys, *command)
         assert code == 2 and err.strip().endswith(f"abps: Permission denied: {folder.path}")
     assert folder.path.read_bytes() == b"{}"
+
+
+STANDING = """
+import sys, tempfile, time
+from abps.cli import main
+
+def stand(*_):
+    with tempfile.TemporaryDirectory(dir=sys.argv.pop(), prefix="rows-"):
+        print("standing", flush=True)
+        time.sleep(60)
+
+main.app = lambda: (lambda args, standalone_mode: stand())
+main.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
+def test_a_command_that_is_asked_to_end_clears_up(tmp_path, number, code):
+    with subprocess.Popen(
+        [sys.executable, "-c", STANDING, str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as command:  # fmt: skip
+        assert command.stdout.readline() == "standing\n" and len(list(tmp_path.iterdir())) == 1
+        command.send_signal(number)
+        _, err = command.communicate(timeout=30)
+    assert (command.returncode, err) == (code, "abps: stopped\n")
+    assert not list(tmp_path.iterdir())
