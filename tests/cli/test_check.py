@@ -141,3 +141,16 @@ def test_names_of_columns_in_brackets_are_shown_as_they_are(tmp_path, capsys):
     table.write_text(table.read_text().replace("age", "age[/red]", 1))
     code, shown, err = call(capsys, "check", table, "--label", "died", "--center", "ward", "--min-stays", 10)
     assert code == 0 and "age[/red]" in shown, err
+
+
+def test_a_column_may_be_called_as_it_likes(tmp_path, capsys):
+    """Also like the columns of our own intermediate tables."""
+    table = hospital(tmp_path / "t.csv")
+    head, rest = table.read_text().split("\n", 1)
+    table.write_text(head.replace("sex", "count").replace("age", "rows") + "\n" + rest)
+    code, out, err = call(capsys, "check", table, "--label", "died", "--center", "ward", "--min-stays", 10)
+    assert code == 0 and "count " in out, err
+    code, _, err = call(
+        capsys, "site", "init", "--site", "a", "--out", tmp_path, "--table", table, "--label", "died"
+    )
+    assert code == 0 and '"count"' in (tmp_path / "codebook.json").read_text(), err

@@ -320,9 +320,9 @@ def candidates(column: pl.Series, train: NDArray[np.bool_], sharing: Sharing | N
     rare = min(RARE_LEVEL, max(1, int(train.sum()) // 100))
     if column.dtype == pl.String or column.dtype == pl.Categorical:
         text = column.cast(pl.String)
-        seen = text.filter(pl.Series(train)).drop_nulls().value_counts(sort=True)
+        seen = text.filter(pl.Series(train)).drop_nulls().alias("value").value_counts(sort=True)
         frequent = seen.filter(seen["count"] >= rare)
-        levels = frequent[name].to_list()
+        levels = frequent["value"].to_list()
         if sharing is not None:
             levels = [v for v in levels if not names_somebody(v)]
             levels = [v for v in levels if sharing.enough((text == v).fill_null(False).to_numpy() & train)]

@@ -79,7 +79,7 @@ def feature_lines(table: pl.DataFrame, features: list[str]) -> list[FeatureLine]
         if known.len() == 0:
             kind, summary = "empty", "no value"
         elif column.dtype == pl.String:
-            counts = known.value_counts(sort=True).sort(["count", name], descending=[True, False])
+            counts = known.alias("value").value_counts().sort(["count", "value"], descending=[True, False])
             top = [f"{level} {count / known.len():.0%}" for level, count in counts.head(4).iter_rows()]
             more = counts.height - len(top)
             kind, summary = "category", ", ".join(top) + (f", {more} more" if more > 0 else "")

@@ -111,8 +111,8 @@ def tells_who(column: pl.Series) -> str:
         return "it is called after somebody"
     if column.dtype not in (pl.String, pl.Categorical):
         return ""
-    counted = column.cast(pl.String).drop_nulls().value_counts()
-    values, rows = counted[column.name], counted["count"].to_numpy()
+    counted = column.cast(pl.String).drop_nulls().alias("value").value_counts(name="rows")
+    values, rows = counted["value"], counted["rows"].to_numpy()
     if not len(values):
         return ""
     for seen, why in _LOOKS:

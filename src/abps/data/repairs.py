@@ -168,8 +168,8 @@ def merged_names(column: pl.Series) -> Mended:
 
 def _counts(text: pl.Series) -> dict[str, int]:
     """Every known cell and how often it occurs, the most frequent first, ties by the alphabet."""
-    known = text.drop_nulls()
-    pairs = known.value_counts().sort(["count", known.name], descending=[True, False])
+    known = text.drop_nulls().alias("value")  # the column itself may be called count
+    pairs = known.value_counts().sort(["count", "value"], descending=[True, False])
     return {str(value): int(n) for value, n in pairs.iter_rows()}
 
 

@@ -194,7 +194,7 @@ def copies(frame: pl.DataFrame) -> NDArray[np.bool_]:
     pairs = float((size * (size - 1) / 2).sum())
     log_chance = 0.0
     for column in frame.get_columns():
-        share = column.value_counts()["count"].to_numpy() / frame.height
+        share = column.value_counts(name="rows of it")["rows of it"].to_numpy() / frame.height
         log_chance += math.log(float((share**2).sum()))
     expected = math.exp(min(log_chance, 0.0)) * frame.height * (frame.height - 1) / 2
     if pairs < 100 * expected:
