@@ -151,6 +151,31 @@ def test_processes_with_mutual_tls_do_what_the_simulation_does(federation):
         store.close()
 
 
+def test_a_relay_with_altered_code_obtains_nothing_and_changes_nothing(federation):
+    """In the middle of rounds it asks for weights, losses, stores and rounds that are none."""
+    sign, loot = (federation.spy.with_name(f"spy-{what}") for what in ("hostile", "loot"))
+    agreement = replace(federation.given.agreement("abps-pq-k1", rounds=2), study="hostile")
+    sign.touch()
+    try:
+        outcome = federation.run(agreement, 2)
+    finally:
+        sign.unlink()
+    assert outcome.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
+    asked = loot.read_text().splitlines()
+    assert len(asked) >= 2 * 18
+    for line in asked:
+        _, _, answers = line.partition(") {")
+        assert "b'" not in answers and "array" not in answers and "/" not in answers, line
+        assert answers.startswith("}") or "('start'" in line, line  # no answer, but how work stands
+    run = simulate(federation.given.together, "abps-pq-k1", seed=11, rounds=2)
+    stores = {name: federation.store(name, "hostile") for name in federation.given.names}
+    same_partners(stores, run)
+    for store, model in zip(stores.values(), run.models.numpy()):
+        assert store.round == 2
+        np.testing.assert_allclose(store.model(), model, atol=1e-5)
+        store.close()
+
+
 def test_a_method_of_ones_own_runs_between_real_sites(federation, monkeypatch):
     """Thirty lines outside the package: partners, bytes and models are the simulation's."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "foreign")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -130,3 +132,18 @@ def test_what_cannot_be_chosen(six):
     assert trials.resolved(agreement.settled(0), None).penalties() == ()
     with pytest.raises(RequestError, match="refit"):
         six.agreement("abps-pq-k1", refit="yes").config()
+
+
+def test_a_loss_is_told_once_and_in_a_trial_alone(four, tmp_path):
+    """A relay with altered code asks for it after every round, and of a study without trials."""
+    agreement = four.agreement("abps-pq-k1", rounds=2, **{**GRID, "trial_rounds": "1"})
+    for study, floor in ((agreement.settled(0), 0), (agreement.trial(0), 0), (agreement.trial(0), 10**6)):
+        network = Memory()
+        book = replace(study.book, floor=floor)
+        folder = tmp_path / f"{study.trying}-{floor}"
+        site = open_site(four, four.names[0], replace(study, book=book), folder, network)
+        if study.trying:
+            assert np.isfinite(site.loss()) == (floor == 0)  # of too few patients nothing is told
+        with pytest.raises(RequestError, match="told once"):
+            site.loss()
+        close(network)

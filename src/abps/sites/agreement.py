@@ -35,6 +35,7 @@ class Agreement:
 
     method, settings: as on the command line (``abps-pq-k1``, ``{"gamma": 0.5}``).
     rounds: the horizon of the study; one job may run fewer.
+    trying: it is a trial of a penalty, before the study.
     """
 
     study: str
@@ -43,6 +44,7 @@ class Agreement:
     seed: int = 11
     rounds: int = 50
     settings: Mapping[str, Any] = field(default_factory=dict)
+    trying: bool = False
 
     def admitted(self, allowed: Collection[str]) -> Agreement:
         """The agreement, if a site that allows these packages may import what it names; else a sentence."""
@@ -118,7 +120,7 @@ class Agreement:
 
     def trial(self, place: int) -> Agreement:
         """The short study in which the penalty at a place is tried."""
-        return replace(self.settled(place), study=f"{self.study} try {place + 1}")
+        return replace(self.settled(place), study=f"{self.study} try {place + 1}", trying=True)
 
     def settled(self, place: int) -> Agreement:
         """The study with the penalty at a place."""

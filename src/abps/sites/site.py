@@ -18,10 +18,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from abps.core.errors import RequestError
 from abps.core.protocol import Negotiation
 from abps.data.prepare import Prepared
 from abps.methods.base import World
+from abps.privacy.small_counts import most_patients
 from abps.sites.agreement import Agreement
 from abps.sites.consent import Consent
 from abps.sites.excuses import Declined, Excuse
@@ -80,6 +83,7 @@ class Site:
         address: where peers can reach this site directly, if they can.
         """
         self._ahead = ahead
+        self._lost = False  # whether the loss of a trial was told
         self.name, self.agreement, self.store, self.consent = name, agreement, store, consent
         outlook = Outlook(name, agreement, data, store, limits or Limits(), job, another_table, secret)
         post = Post(outlook, send, patience or Patience(), now, stamp)
@@ -234,8 +238,14 @@ class Site:
         return self.telling.announce(round, live)
 
     def loss(self) -> float:
-        """The mean loss on this site's validation rows, by which a penalty is chosen: four bytes."""
-        value = self.learning.loss()
+        """The mean loss on this site's validation rows, by which a penalty is chosen: four bytes, once in a
+        trial, and of enough patients."""
+        if not self.agreement.trying or self._lost:
+            raise RequestError("a loss is told once, in a trial of a penalty; this is none")
+        self._lost = True
+        rows = self.outlook.data.validation
+        judged = most_patients(np.ones(len(rows.y), bool), np.zeros(len(rows.y), int), rows.patient, 1)
+        value = self.learning.loss() if judged >= self.outlook.data.floor else math.nan
         why = "our mean validation loss, to choose a penalty"
         self.post.log(CONDUCTOR, "told", 4, why, round=self.store.round)
         self.store.sync()
