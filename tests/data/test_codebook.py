@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -152,6 +153,10 @@ def test_an_outcome_that_is_turned_round_is_not_federated(tmp_path):
     assert (agreed.events, agreed.others) == (("1",), ("0", "2"))
     with pytest.raises(RequestError, match="the other way round than the codebook"):
         own_table(two, "two", "outcome", book=agreed)
+    silent = replace(agreed, events=(), others=())  # a codebook that was written by hand
+    with pytest.raises(RequestError, match="does not say whether '1'"):
+        own_table(two, "two", "outcome", book=silent)
+    assert own_table(zero, "zero", "outcome", book=silent).rows == own_table(zero, "zero", "outcome").rows
     right = own_table(two, "two", "outcome", book=agreed, positive="1")
     assert right.label.tolist() == own_table(zero, "zero", "outcome", book=agreed).label.tolist()
     home = _labelled(tmp_path, "home", ("home", "expired"))

@@ -374,8 +374,6 @@ def _with_roles(frame: pl.DataFrame, roles: Roles) -> pl.DataFrame:
 
 def _same_event(outcome: Labelled, book: Codebook, site: str, label: str) -> None:
     """Refuse a table whose event is not the codebook's: the model would learn the contrary from it."""
-    if not book.events and not book.others:
-        return
     events, others = {*outcome.event_words}, {*outcome.other_words}
     turned = sorted(events & {*book.others} | others & {*book.events})
     if turned:
