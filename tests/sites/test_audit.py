@@ -122,6 +122,8 @@ def test_a_log_in_order_is_believed_by_itself_and_by_partners(four, keys, stores
          "UPDATE traffic SET number = 8 WHERE number = -7", "row 7 of the log was changed"),
         ("DELETE FROM traffic WHERE number > 7", "cut short"),
         ("DELETE FROM traffic", "cut short"),
+        # What was told after weights were swapped: no partner has a head of it, so the site signs its own.
+        ("DELETE FROM traffic WHERE number = (SELECT max(number) FROM traffic)", "cut short"),
     ],
 )  # fmt: skip
 def test_a_changed_log_is_found(four, keys, stores, change, words):

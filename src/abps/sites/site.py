@@ -355,6 +355,7 @@ class Site:
         """Finish the round, and tell the validation AUROC and the sums of the round."""
         with self.store.together():
             told = [self.finish(round, rest), self.report(round)]
+            self.telling.close_log(round)
         if self._ahead and not self.post.shut:
             self.learning.look_ahead(round + 1)
         return told

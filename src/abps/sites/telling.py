@@ -102,6 +102,11 @@ class Telling:
         """Write down what people of this site decided about the study, or must know of it."""
         self.post.log(self.outlook.name, "decision", 0, what, sent=False, round=round)
 
+    def close_log(self, round: int) -> None:
+        """Sign the log at the end of a round, so that its last rows cannot be cut off unnoticed either."""
+        if self._signer is not None:
+            audit.sign_head(self.outlook.store, round, self._signer)
+
     def check_log(self) -> None:
         """Take no part with a log that is not the one that partners know."""
         if self._contradicted:
