@@ -47,7 +47,7 @@ class Registry(Generic[T]):
         others = self.others()
         if name in others:
             return self._accepted(name, imported(others[name], self.kind))
-        hint = f" ({self.listing})" if self.listing else f" (there are {', '.join(self.names())})"
+        hint = f"; {self.listing}" if self.listing else f"; there are {', '.join(self.names())}"
         raise RequestError(f"there is no {self.kind} {name!r}{nearest(name, self.names())}{hint}")
 
     def others(self) -> dict[str, str]:

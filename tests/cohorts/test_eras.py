@@ -179,7 +179,7 @@ def test_a_hospital_more_in_one_era_is_no_drift() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"label": "dead"}, "no column 'dead'; did you mean 'died'"),
+        ({"label": "dead"}, "no column 'dead' .did you mean 'died'"),
         ({"label": "heart_rate_mean"}, "must be 0 or 1"),
         ({"between": ("2008 - 2010", "2021")}, "between='2021'"),
         ({"between": ("2008 - 2010", "2008 - 2010")}, "two different eras"),

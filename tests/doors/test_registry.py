@@ -48,12 +48,12 @@ def test_a_place_in_any_module(module):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("abps-plos", "there is no method 'abps-plos'; did you mean 'abps-plus'"),
+        ("abps-plos", "there is no method 'abps-plos' (did you mean 'abps-plus'"),
         ("no_such_module:X", "there is no module 'no_such_module'"),
         ("abps.nothing:X", "there is no module 'abps.nothing'"),
         ("needy:X", "importing needy failed: No module named 'no_such_library'"),
         ("broken:X", "importing broken failed with ZeroDivisionError: division by zero"),
-        ("somebodys:MIND", "somebodys has no MIND; did you mean 'MINE'"),
+        ("somebodys:MIND", "somebodys has no MIND (did you mean 'MINE'"),
         ("somebodys:three", "somebodys:three is not a method but of type int"),
         ("somebodys:Half", "Half is not a whole method"),
         ("somebodys:", "write package.module:NAME"),
@@ -76,7 +76,7 @@ def test_codecs_and_goals_of_the_wrong_kind(module):
     with pytest.raises(RequestError, match="is not a goal"):
         GOALS.find("somebodys:three")
     with pytest.raises(
-        RequestError, match=r"there is no codec 'fp31'; did you mean 'fp32'\? \(there are fp32"
+        RequestError, match=r"there is no codec 'fp31' .did you mean 'fp32'\?\); there are fp32"
     ):
         CODECS.find("fp31")
 

@@ -14,6 +14,6 @@ class RequestError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' if a known name is close to ``word``, else an empty string."""
+    """' (did you mean X?)' if a known name is close to ``word``, else an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""

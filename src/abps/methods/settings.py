@@ -66,8 +66,8 @@ def with_settings(config: Method, settings: Mapping[str, Any]) -> Method:
         if name not in known:
             short = sorted(key for key in known if "." not in key)
             raise RequestError(
-                f"{type(config).__name__} has no setting {name!r}{nearest(name, known)} "
-                f"(it has {', '.join(short)})"
+                f"{type(config).__name__} has no setting {name!r}{nearest(name, known)}; "
+                f"it has {', '.join(short)}"
             )
         config = _put(config, known[name], name, value)
     return config

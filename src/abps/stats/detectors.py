@@ -89,7 +89,7 @@ def detector(name: str, seed: int = 0) -> Detector:
     """A new detector by name; ``seed`` for those that draw (KSWIN)."""
     if name not in DETECTORS:
         raise RequestError(
-            f"there is no detector {name!r}{nearest(name, DETECTORS)} (known: {', '.join(DETECTORS)})"
+            f"there is no detector {name!r}{nearest(name, DETECTORS)}; known are {', '.join(DETECTORS)}"
         )
     return DETECTORS[name].make(seed)
 
