@@ -113,7 +113,7 @@ def test_unknown_vital_in_the_map(data: Data, tmp_path: Path) -> None:
     own = json.loads(shipped.read_text())
     own["vitals"]["hart_rate"] = ["X//"]
     (tmp_path / "map.json").write_text(json.dumps(own))
-    with pytest.raises(RequestError, match="unknown vital 'hart_rate' .did you mean 'heart_rate'"):
+    with pytest.raises(RequestError, match=r"unknown vital 'hart_rate' .did you mean 'heart_rate'"):
         meds.build(data("mimic-iv-demo-meds"), meds.MedsOptions(map_file=str(tmp_path / "map.json")))
 
 

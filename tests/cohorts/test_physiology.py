@@ -288,7 +288,7 @@ def test_absent_tables_are_named_and_have_no_columns(tmp_path: Path) -> None:
     assert "gcs_min" in columns and "ventilated" in columns  # chartevents has the words
     assert not columns & {"creatinine_max", "urine_total", "vasopressor"}
     assert found.table["sofa_renal"].null_count() == 1
-    with pytest.raises(RequestError, match="no features 'lab' .did you mean 'labs'"):
+    with pytest.raises(RequestError, match=r"no features 'lab' .did you mean 'labs'"):
         mimiciv.MimicOptions(features=("lab",))
 
 

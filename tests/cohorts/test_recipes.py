@@ -69,5 +69,5 @@ def test_ours_and_unknown_names() -> None:
     assert RECIPES.names()[:6] == ("mimiciv", "eicu", "physionet2012", "meds", "omop", "heart")
     for name in RECIPES.builtin:
         assert RECIPES.find(name).name == name
-    with pytest.raises(RequestError, match="no cohort 'eicuu' .did you mean 'eicu'"):
+    with pytest.raises(RequestError, match=r"no cohort 'eicuu' .did you mean 'eicu'"):
         RECIPES.find("eicuu")

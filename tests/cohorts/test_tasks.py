@@ -278,7 +278,7 @@ def test_wrong_requests(tmp_path: Path) -> None:
     ):
         with pytest.raises(RequestError, match=message):
             RowOptions(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="no task 'akii' .did you mean 'aki'"):
+    with pytest.raises(RequestError, match=r"no task 'akii' .did you mean 'aki'"):
         meds_tasks.read_task("akii")
     (tmp_path / "t.json").write_text('{"task": "x", "kind": "cure", "value": "boolean", "about": ""}')
     with pytest.raises(RequestError, match="has the kind 'cure'"):

@@ -216,7 +216,7 @@ def test_a_model_brings_its_training_and_settings_replace_it():
     assert (gam.optimizer, gam.weight_decay, gam.standardise) == ("descent", 0.1, "common")
     assert configure("dpsgd", {"model": "gam"}).training.epochs == 1
     assert configure("fedavg").training == Training() == configure("fedavg", {"model": "mlp"}).training
-    with pytest.raises(RequestError, match="no model 'gamm' .did you mean 'gam'"):
+    with pytest.raises(RequestError, match=r"no model 'gamm' .did you mean 'gam'"):
         configure("fedavg", {"model": "gamm"})
     with pytest.raises(RequestError, match="choose model=gam or model=linear"):
         abps.simulate(tiny(), "fedavg", rounds=1, settings={"optimizer": "descent"})
