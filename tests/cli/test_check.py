@@ -154,3 +154,14 @@ def test_a_column_may_be_called_as_it_likes(tmp_path, capsys):
         capsys, "site", "init", "--site", "a", "--out", tmp_path, "--table", table, "--label", "died"
     )
     assert code == 0 and '"count"' in (tmp_path / "codebook.json").read_text(), err
+
+
+@pytest.mark.parametrize(("yes", "no"), [("ja", "nein"), ("oui", "non"), ("Sim", "Não")])
+def test_yes_and_no_in_other_languages(tmp_path, capsys, yes, no):
+    table = hospital(tmp_path / "t.csv")
+    head, *rows = table.read_text().split("\n")
+    table.write_text("\n".join([head, *(f"{r[:-1]}{yes if r[-1] == '1' else no}" for r in rows)]))
+    code, out, err = call(capsys, "check", table, "--label", "died", "--center", "ward", "--min-stays", 10)
+    assert (
+        code == 0 and f"{yes.lower()!r} is the event (24 rows" in out and "is taken as the event" not in out
+    ), err

@@ -41,6 +41,12 @@ class Task:
         """One of its numbers as a duration in hours."""
         return pl.duration(seconds=round(3600 * self.number(name)))
 
+    def whole(self, name: str) -> int:
+        """One of its numbers that cannot be below nothing, rounded."""
+        if self.number(name) < 0:
+            raise RequestError(f"the task {self.task} has {name} below 0; give a number of 0 or more")
+        return round(self.number(name))
+
     def number(self, name: str) -> float:
         """One of its numbers."""
         if name not in self.numbers:
@@ -161,9 +167,9 @@ def _aki(duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Pa
         SELECT patient, time,
                level >= {round(1000 * task.number("rise"))} + min(level) OVER (
                    PARTITION BY patient ORDER BY time
-                   RANGE BETWEEN INTERVAL {round(task.number("rise_hours"))} HOURS PRECEDING AND CURRENT ROW)
+                   RANGE BETWEEN INTERVAL {task.whole("rise_hours")} HOURS PRECEDING AND CURRENT ROW)
                OR level >= {task.number("ratio")} * min(level) OVER (PARTITION BY patient ORDER BY time
-                   RANGE BETWEEN INTERVAL {round(task.number("ratio_days"))} DAYS PRECEDING AND CURRENT ROW)
+                   RANGE BETWEEN INTERVAL {task.whole("ratio_days")} DAYS PRECEDING AND CURRENT ROW)
                AS injured
         FROM told
         """,

@@ -15,13 +15,13 @@ from abps.core.errors import RequestError, nearest
 YES = frozenset(
     {
         "1", "1.0", "true", "t", "yes", "y", "positive", "pos", "+", "present", "event", "case", "dead",
-        "died", "death", "deceased", "expired",
+        "died", "death", "deceased", "expired", "ja", "oui", "si", "sí", "sì", "sim", "verstorben",
     }
 )  # fmt: skip
 NO = frozenset(
     {
         "0", "0.0", "false", "f", "no", "n", "negative", "neg", "-", "absent", "no event", "censored",
-        "control", "alive", "survived", "living",
+        "control", "alive", "survived", "living", "nein", "nee", "nej", "non", "não", "lebend",
     }
 )  # fmt: skip
 
