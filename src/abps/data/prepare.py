@@ -279,17 +279,26 @@ def told_of(
     patient = None if federation.patient is None else federation.patient[rows]
     least = least_rows(federation.center[rows], patient, federation.size, floor)
     if floor:
-        values, start = _in_round_numbers(values, start, least)
+        # Not times of an outcome: rounded, the few events of a small center would give a wrong course.
+        columns = np.array([name not in told_columns(federation.outcome) for name in names], dtype=bool)
+        values, start = _in_round_numbers(values, start, least, columns)
     return dict(zip(federation.centers, summaries(names, values, start, least)))
 
 
 def _in_round_numbers(
-    values: NDArray[np.float64], start: NDArray[np.int64], least: NDArray[np.int64]
+    values: NDArray[np.float64],
+    start: NDArray[np.int64],
+    least: NDArray[np.int64],
+    which: NDArray[np.bool_],
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Columns (k, rows) in which values that few rows have cannot be counted, and where centers begin."""
+    """Columns (k, rows) in which values that few rows have cannot be counted, and where centers begin.
+
+    which: (k,) the columns that this is done to.
+    """
     parts = []
     for i, base in enumerate(least.tolist()):
-        mine = [in_round_numbers(column, base) for column in values[:, start[i] : start[i + 1]]]
+        own = values[:, start[i] : start[i + 1]]
+        mine = [in_round_numbers(column, base) if told else column for column, told in zip(own, which)]
         wide = max((len(column) for column in mine), default=0)
         padded = [np.pad(column, (0, wide - len(column)), constant_values=np.nan) for column in mine]
         parts.append(np.stack(padded) if padded else np.empty((0, wide)))
