@@ -193,6 +193,8 @@ def test_what_does_not_run_is_not_submitted_forever(told):
     done = jobs.to_the_end(played(gone_at_the_end, report(5, 12)), 12, told.append)
     assert len(done.report["rounds"]) == 12
     ended = jobs.Outcome("job", "FINISHED:EXECUTION_EXCEPTION", None)
-    assert jobs.to_the_end(played(ended), 12, told.append) is ended
+    done = jobs.to_the_end(played(ended, report(1, 12)), 12, told.append)
+    assert len(done.report["rounds"]) == 12 and "without a report" in told[-2]
+    assert jobs.to_the_end(played(*[ended] * 9), 12, told.append) is ended
     with pytest.raises(jobs.JobLost):
         jobs.to_the_end(played(*[jobs.JobLost("gone")] * 9), 12, told.append)

@@ -141,7 +141,12 @@ def to_the_end(once: Callable[[], Outcome], rounds: int, tell: Callable[[str], N
         if report and (before or lost) and str(report.get("error", "")).endswith(NOTHING_LEFT):
             # The last round was over when its job was lost.
             return Outcome(done.job, COMPLETED, _joined(before) if before else None)
-        if not report or not done.ran:
+        if report is None and lost < MOST_LOST:  # its process at the relay has died
+            lost += 1
+            tell(f"job {done.job} ended as {done.status}, without a report; submitting again")
+            time.sleep(AGAIN_SECONDS)
+            continue
+        if report is None or not done.ran:
             return done
         lost = 0
         before.append(report)
