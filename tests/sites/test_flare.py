@@ -383,8 +383,9 @@ def test_killed_sites_come_back_with_everything_they_knew(federation):
         federation.wait_for(federation.given.names, LONG)
         again = federation.run(agreement, 2)
         assert again.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
+        away = [(r["round"], r["missing"]) for r in again.report["rounds"] if r["missing"]]
         assert all(set(r["present"]) == set(federation.given.names) for r in again.report["rounds"]), (
-            again.report
+            f"{away} {again.report['left_out']}"
         )
         first = again.report["rounds"][-1]["round"]
         check_stores(federation, before)

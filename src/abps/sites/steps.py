@@ -72,9 +72,11 @@ def decided(
     done: dict[str, Any] = {}
     failed: dict[str, str] = {}
     waiting = list(sites)
+    # A process that has just begun is slow to answer: its first sign of life may take as long as talk; but no
+    # longer than anybody is waited for.
+    sign = min(seconds.talk, max(seconds.sign, seconds.grace))
     while True:
-        # A process that has just begun is slow to answer: its first sign of life may take as long as talk.
-        more, why = started(line, waiting, limit, seconds, what, *arguments, sign=seconds.talk, notice=notice)
+        more, why = started(line, waiting, limit, seconds, what, *arguments, sign=sign, notice=notice)
         done |= more
         failed = {name: reason for name, reason in failed.items() if name not in waiting} | why
         waiting = [name for name, reason in why.items() if reason == undecided]
