@@ -385,7 +385,7 @@ def test_killed_sites_come_back_with_everything_they_knew(federation):
         assert again.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
         away = [(r["round"], r["missing"]) for r in again.report["rounds"] if r["missing"]]
         assert all(set(r["present"]) == set(federation.given.names) for r in again.report["rounds"]), (
-            f"{away} {again.report['left_out']}"
+            f"{victim} {away} {again.report['left_out']} {[r['present'] for r in again.report['rounds']]}"
         )
         first = again.report["rounds"][-1]["round"]
         check_stores(federation, before)
