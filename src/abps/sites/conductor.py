@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -169,7 +169,7 @@ class Conductor:
             first,
             roster,
             left_out,
-            tuple(course.reports),
+            tuple(_with_latecomers(report, took_part) for report in course.reports),
             course.best,
             stopped,
         )
@@ -546,6 +546,12 @@ def _far_ahead(rounds: Mapping[str, int], seen: int = 0) -> list[str]:
         return []
     *_, second, first = sorted(rounds, key=lambda name: rounds[name])
     return [first] if rounds[first] > max(rounds[second], seen) + 1 else []
+
+
+def _with_latecomers(report: RoundReport, took_part: Collection[str]) -> RoundReport:
+    """A round in which those are missing, too, that only came later."""
+    late = [name for name in sorted(took_part) if name not in {*report.present, *report.missing}]
+    return replace(report, missing={**report.missing, **dict.fromkeys(late, "it was not in the job yet")})
 
 
 def _without(sites: Sequence[str], missing: Mapping[str, str]) -> list[str]:
