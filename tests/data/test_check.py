@@ -178,6 +178,16 @@ def test_numbers_that_name_wards_stay_and_are_warned_of(tmp_path):
     assert check["ward_nr"]
 
 
+def test_dates_stay_and_are_warned_of(tmp_path):
+    import datetime
+
+    begin = datetime.date(2020, 1, 1)
+    days = [begin + datetime.timedelta(days=3 * k) for k in range(600)]
+    found = read(clean().with_columns(pl.Series("admit_date", days)), tmp_path)
+    told = [warning for warning in found.notes.warnings if "learned from as a number" in warning]
+    assert len(told) == 1 and told[0].startswith("'admit_date'")
+
+
 def test_equal_rows_of_a_coarse_table_are_different_people(tmp_path):
     rng = np.random.default_rng(1)
     frame = pl.DataFrame(
