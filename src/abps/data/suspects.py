@@ -102,6 +102,11 @@ def _suspicion(column: pl.Series, label: NDArray[np.int8]) -> Suspicion | None:
             "leave it out if that is so",
             False,
         )
+    who = tells_who(column)
+    if who:
+        return Suspicion(
+            name, "somebody", f"{who}, and it is learned from; leave it out if that is so", False
+        )
     if column.dtype.is_temporal():
         return Suspicion(
             name,
@@ -109,11 +114,6 @@ def _suspicion(column: pl.Series, label: NDArray[np.int8]) -> Suspicion | None:
             "a date that is learned from as a number, and patients to come are later than all of these; "
             "name it as the time of the stays, or leave it out",
             False,
-        )
-    who = tells_who(column)
-    if who:
-        return Suspicion(
-            name, "somebody", f"{who}, and it is learned from; leave it out if that is so", False
         )
     return None
 
