@@ -381,7 +381,8 @@ def test_killed_sites_come_back_with_everything_they_knew(federation):
         before = {name: remembered(federation, name) for name in federation.given.names}
         federation.start(victim)
         federation.wait_for(federation.given.names, LONG)
-        again = federation.run(agreement, 2)
+        # A process that was just started may be slow to answer, and would join a round later.
+        again = federation.run(agreement, 2, Waits(call=30.0, sign=30.0))
         assert again.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
         away = [(r["round"], r["missing"]) for r in again.report["rounds"] if r["missing"]]
         assert all(set(r["present"]) == set(federation.given.names) for r in again.report["rounds"]), (
