@@ -49,7 +49,8 @@ _LENGTH = re.compile(r"(^|[\W_])los([\W_]|$)|length_?of_?stay|stay_?length|(days
 class Suspicion:
     """One finding about one column.
 
-    kind: identifier, copy of the label, after the outcome, strong alone, numbers that are names, or somebody.
+    kind: identifier, copy of the label, after the outcome, strong alone, numbers that are names, somebody, or
+    a date.
     aside: whether the column is set aside; otherwise it stays and people are warned.
     """
 

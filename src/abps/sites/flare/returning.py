@@ -71,18 +71,10 @@ def _give_back(server: Any, name: str) -> None:
         before = [token for token, member in members.items() if member.name == name]
         if client is None or not before or client.token in members:
             continue
-        job = engine.job_runner.running_jobs.get(job_id)
-        if job is None:
-            continue
-        try:
-            _start(engine, job, name)
-        except Exception as error:  # the site comes back with the next job, then
-            log.warning("%s could not be given the job %s again: %s", name, job_id, error)
-            continue
-        for token in before:
-            members.pop(token, None)
-        members[client.token] = client
-        log.info("%s is back and was given the job %s again", name, job_id)
+        if _given_again(engine, job_id, name):
+            for token in before:
+                members.pop(token, None)
+            members[client.token] = client
 
 
 def go_on() -> None:
@@ -121,14 +113,22 @@ def go_on() -> None:
 def _once_more(engine: Any, job_id: str, name: str) -> None:
     """Give a site its part in a job again, if that still runs."""
     time.sleep(BREATH)
+    if job_id in engine.run_processes:
+        _given_again(engine, job_id, name)
+
+
+def _given_again(engine: Any, job_id: str, name: str) -> bool:
+    """Let a site start a job that runs once more. Whether it does: otherwise it is back with the next job."""
     job = engine.job_runner.running_jobs.get(job_id)
-    if job is None or job_id not in engine.run_processes:
-        return
+    if job is None:
+        return False
     try:
         _start(engine, job, name)
-        log.info("%s was given the job %s again", name, job_id)
-    except Exception as error:  # the site comes back with the next job, then
+    except Exception as error:
         log.warning("%s could not be given the job %s again: %s", name, job_id, error)
+        return False
+    log.info("%s was given the job %s again", name, job_id)
+    return True
 
 
 def _start(engine: Any, job: Any, name: str) -> None:
