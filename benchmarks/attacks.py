@@ -22,8 +22,8 @@ import numpy as np
 
 import abps
 from abps.core.streams import center_ids
+from abps.engine.attacks import parse
 from abps.methods.settings import configure
-from abps.simulator.attacks import parse
 
 #: Name in the table -> method, settings, and whether what arrives is looked at. All with the same model, so
 #: that only the rule differs.
@@ -59,7 +59,7 @@ def undefended() -> Iterator[None]:
         return np.isfinite(theirs)
 
     with (
-        mock.patch("abps.simulator.rounds.plausible", finite),
+        mock.patch("abps.engine.rounds.plausible", finite),
         mock.patch("abps.methods.rollcall.ordinary", lambda weights, there: there),
     ):
         yield

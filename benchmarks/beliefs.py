@@ -4,7 +4,7 @@
 
 prints what every run of ``abps-plus`` notes of itself: how often 95 % intervals of what a mix does to a
 center's own loss hold the truth, and how often mixes help that are believed to help with a probability of 0
-to 20 % and so on (:mod:`abps.simulator.belief_check`). The rest is about its first form, abps-plus-v1.
+to 20 % and so on (:mod:`abps.engine.belief_check`). The rest is about its first form, abps-plus-v1.
 
 On a synthetic federation the truth can be looked up. A peer's true utility to a center is the AUROC of the
 peer's model under the center's head, here on the test rows of all centers with the same risk function, many
@@ -29,9 +29,9 @@ from abps.core.usefulness import Usefulness, normal_cdf
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, Rows, prepare
 from abps.data.table import load
-from abps.learn.batched import StackedLearner
-from abps.learn.metrics import auroc, labels_of
-from abps.learn.training import Training
+from abps.models.batched import StackedLearner
+from abps.models.metrics import auroc, labels_of
+from abps.models.training import Training
 
 #: Normal quantiles of central intervals.
 INTERVALS = {0.5: 0.674, 0.8: 1.282, 0.95: 1.960}

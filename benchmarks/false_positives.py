@@ -15,8 +15,8 @@ import json
 import numpy as np
 
 from abps.core import streams
-from abps.stats.crossed import crossed
-from abps.stats.shrinkage import center_gains
+from abps.evaluate.crossed import crossed
+from abps.evaluate.shrinkage import center_gains
 
 #: Standard deviations of center effect, seed effect and rest, and the number of centers.
 SETTINGS = [

@@ -28,16 +28,16 @@ from torch.utils.data import DataLoader
 from abps import simulate
 from abps.core import streams
 from abps.data.prepare import Prepared, Rows
-from abps.learn import batches
-from abps.learn.batched import StackedLearner
-from abps.learn.metrics import Segments
-from abps.learn.tabular import choose, fit
-from abps.learn.training import Training
 from abps.methods.base import World
 from abps.methods.catalog import find
 from abps.methods.fedavg import FedAvg
 from abps.methods.local import Local
 from abps.methods.settings import with_settings
+from abps.models import batches
+from abps.models.batched import StackedLearner
+from abps.models.metrics import Segments
+from abps.models.tabular import choose, fit
+from abps.models.training import Training
 
 CENTERS = ("cleveland", "hungarian", "switzerland", "va")
 SEEDS = (42, 43, 44, 45, 46)

@@ -27,12 +27,12 @@ from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared, Rows, prepare
 from abps.data.roles import Roles
 from abps.data.table import federate
-from abps.learn.metrics import Segments
-from abps.learn.outcomes import concordance
-from abps.learn.training import Training
 from abps.methods.centralized import Centralized
 from abps.methods.local import Local
 from abps.methods.settings import configure
+from abps.models.metrics import Segments
+from abps.models.outcomes import concordance
+from abps.models.training import Training
 
 SEEDS = (42, 43, 44, 45, 46)
 ROUNDS, DRAWS = 5, 400

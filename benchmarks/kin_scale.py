@@ -23,11 +23,11 @@ import torch
 from abps.core import streams
 from abps.core.matching import Plan
 from abps.core.usefulness import Experience
+from abps.lab import kinship, spectrum
+from abps.lab.speed_scale import metadata, own_peak_mb
 from abps.methods.base import World
 from abps.methods.kindred import Kindred, Standing
 from abps.methods.peers import agree
-from abps.simulator.speed_scale import metadata, own_peak_mb
-from abps.stats import kinship, spectrum
 
 
 def made_up(n: int, columns: int = 69, kinds: int = 6) -> spectrum.Scores:

@@ -22,13 +22,13 @@ from abps.cli.options import complete
 from abps.data.federation import Federation
 from abps.data.roles import Roles
 from abps.data.table import load
+from abps.engine.simulate import simulate
+from abps.evaluate.shrinkage import center_gains
+from abps.lab import spectrum
 from abps.methods.base import World
 from abps.methods.kindred import Kindred, Standing
 from abps.methods.peers import Notice
 from abps.report.statistics import HARM
-from abps.simulator.simulate import simulate
-from abps.stats import spectrum
-from abps.stats.shrinkage import center_gains
 
 WORLDS = {
     "severe": "icu-synthetic:heterogeneity=4",

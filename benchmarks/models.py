@@ -23,7 +23,7 @@ from abps.cli import options
 from abps.data.federation import Federation
 from abps.data.prepare import Rows, prepare
 from abps.data.synthetic.builtin import is_builtin
-from abps.learn.metrics import Segments, auroc, labels_of, log_loss, mean_over_centers
+from abps.models.metrics import Segments, auroc, labels_of, log_loss, mean_over_centers
 
 #: What is compared: (what it is called, method, model, other settings).
 ROWS = (

@@ -18,8 +18,8 @@ import numpy as np
 
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate
-from abps.privacy.spending import recomputed
-from abps.simulator.simulate import simulate
+from abps.engine.simulate import simulate
+from abps.privacy.budget import recomputed
 
 CASES = (
     ("gam", "local"), ("gam", "random-k1"), ("gam", "fedavg"), ("gam", "abps-plus"),

@@ -23,13 +23,13 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from abps.core import streams
-from abps.learn.batched import StackedLearner
-from abps.learn.training import Training
+from abps.engine.rounds import Course
+from abps.lab import speed as bench
+from abps.lab import speed_scale as bench_scale
 from abps.methods.abps import ABPS, Selection
 from abps.methods.base import World
-from abps.simulator import speed as bench
-from abps.simulator import speed_scale as bench_scale
-from abps.simulator.rounds import Course
+from abps.models.batched import StackedLearner
+from abps.models.training import Training
 
 CENTERS = (8, 32, 128, 512, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 #: (goal, κ, name, largest size). A center that rests looks at every free one: diversity makes many rest.

@@ -37,7 +37,7 @@ def steps(folder: Path, name: str) -> None:
 
     show("+ our side of it: the process waits for a job")
     from abps import tensors
-    from abps.learn.metrics import auroc, labels_of
+    from abps.models.metrics import auroc, labels_of
     from abps.sites import sitefile
     from abps.sites.agreement import Agreement
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import polars as pl
 
-from abps.simulator.result import Run
+from abps.engine.result import Run
 from abps.study.plan import Request, Source, identity, key_of, make_plan
 from abps.study.records import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, StudyFolder, digest
 

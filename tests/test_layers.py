@@ -34,7 +34,7 @@ def broken(root: Path) -> str:
         ("sites/store.py", "from nvflare.apis import fl_context", "only sites.flare imports nvflare"),
         ("core/ledger.py", "import torch", "core is NumPy only"),
         ("methods/base.py", "from abps.study import plan", "layers: imports point down only"),
-        ("data/table.py", "def late():\n    import abps.learn.models", "layers: imports point down only"),
+        ("data/table.py", "def late():\n    import abps.models.models", "layers: imports point down only"),
     ],
 )
 def test_an_import_that_points_up_is_seen(tmp_path, module, line, contract):

@@ -14,11 +14,11 @@ from abps.data import scales
 from abps.data.prepare import prepare
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate
-from abps.learn.batched import StackedLearner
-from abps.learn.mixtures import mixtures
-from abps.learn.native import in_numpy, network
-from abps.learn.small_linear import SmallLinear
-from abps.learn.training import Objective, Training
+from abps.models.batched import StackedLearner
+from abps.models.mixtures import mixtures
+from abps.models.native import in_numpy, network
+from abps.models.small_linear import SmallLinear
+from abps.models.training import Objective, Training
 from abps.wire import rounding, rounding_numpy
 
 SINGLES = arrays(np.float32, (3, 4), elements=some.floats(-100, 100, width=32))

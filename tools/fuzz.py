@@ -34,10 +34,10 @@ from abps.core.streams import center_id
 from abps.data.codebook import Codebook, Column
 from abps.data.scales import Summary, summarise
 from abps.data.table import read_table
+from abps.engine.output import load_run
 from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.references import Regression
-from abps.privacy.spending import Account, PrivacyLedger, Release, recomputed
-from abps.simulator.output import load_run
+from abps.privacy.budget import Account, PrivacyLedger, Release, recomputed
 from abps.sites import answers, masking, sitefile
 from abps.sites.agreement import Agreement
 from abps.sites.measuring import with_scales
@@ -549,7 +549,7 @@ def _bytes(value: Any) -> bytes:
 def _result() -> dict[str, Any]:
     from abps.data.synthetic.builtin import builtin_table
     from abps.data.table import federate
-    from abps.simulator.simulate import simulate
+    from abps.engine.simulate import simulate
 
     frame, roles = builtin_table("icu-synthetic:centers=6,stays=400")
     settings = {"model": "linear", "standardise": "own", "epochs": 1}

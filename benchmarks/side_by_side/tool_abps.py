@@ -5,8 +5,8 @@ import torch
 from work import LEARNING_RATE, SIZES, both_orders, finish, task, timed
 
 from abps.data.prepare import Prepared, Rows
-from abps.learn.batched import StackedLearner
-from abps.learn.training import Training
+from abps.models.batched import StackedLearner
+from abps.models.training import Training
 
 job = task()
 torch.set_num_threads(job.threads)

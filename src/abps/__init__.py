@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from abps.data.federation import Federation as Federation
     from abps.data.table import load as load
     from abps.data.table import read_table as read_table
+    from abps.engine.output import load_run as load_run
+    from abps.engine.result import Run as Run
+    from abps.engine.simulate import simulate as simulate
     from abps.fitted.folder import load_model as load_model
     from abps.methods.base import Method as Method
     from abps.methods.catalog import CATALOG as CATALOG
@@ -29,9 +32,6 @@ if TYPE_CHECKING:
     from abps.report.comparison import Study as Study
     from abps.report.comparison import compare as compare
     from abps.report.comparison import load_study as load_study
-    from abps.simulator.output import load_run as load_run
-    from abps.simulator.result import Run as Run
-    from abps.simulator.simulate import simulate as simulate
 
 #: What the package offers, and where it lies.
 _OFFERED = {
@@ -39,16 +39,16 @@ _OFFERED = {
     "Federation": "abps.data.federation",
     "Method": "abps.methods.base",
     "RequestError": "abps.core.errors",
-    "Run": "abps.simulator.result",
+    "Run": "abps.engine.result",
     "Study": "abps.report.comparison",
     "compare": "abps.report.comparison",
     "find": "abps.methods.catalog",
     "load": "abps.data.table",
     "load_model": "abps.fitted.folder",
-    "load_run": "abps.simulator.output",
+    "load_run": "abps.engine.output",
     "load_study": "abps.report.comparison",
     "read_table": "abps.data.table",
-    "simulate": "abps.simulator.simulate",
+    "simulate": "abps.engine.simulate",
 }
 
 __all__ = list(_OFFERED)

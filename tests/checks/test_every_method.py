@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-import abps.simulator.simulate as engine
+import abps.engine.simulate as engine
 from abps import CATALOG, Run, find, simulate
 from abps.checks import check_method
 from abps.checks.method_checks import CHECKS
 from abps.data.federation import Federation
-from abps.learn import batches
-from abps.learn.batched import StackedLearner
-from abps.learn.models import initial_weights
-from abps.learn.training import Training
+from abps.engine.result import SCHEMA
+from abps.engine.rounds import Course
 from abps.methods.base import World
 from abps.methods.catalog import PRIVATE_FORMS
 from abps.methods.settings import names, with_settings
-from abps.simulator.result import SCHEMA
-from abps.simulator.rounds import Course
+from abps.models import batches
+from abps.models.batched import StackedLearner
+from abps.models.models import initial_weights
+from abps.models.training import Training
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 from pretend_device import THERE, PretendDevice

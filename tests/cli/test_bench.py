@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from abps.cli.main import main
-from abps.learn.training import Training
-from abps.simulator import speed as bench
-from abps.simulator import speed_scale as bench_scale
+from abps.lab import speed as bench
+from abps.lab import speed_scale as bench_scale
+from abps.models.training import Training
 
 
 def test_bench_prints_what_the_contract_names(capsys):
@@ -79,8 +79,8 @@ def test_the_plain_loop_learns_what_the_engine_learns():
         bench.plain_round(data, training, models)
     from torch.nn.utils import parameters_to_vector
 
-    from abps.learn.loop import LoopLearner
-    from abps.learn.metrics import auroc, labels_of
+    from abps.models.loop import LoopLearner
+    from abps.models.metrics import auroc, labels_of
 
     learner = LoopLearner(data, training, training.factory, 1)
     w = learner.start.expand(3, -1).clone()

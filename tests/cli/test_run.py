@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from abps.cli.main import main
-from abps.learn import devices
+from abps.models import devices
 
 SMALL = ["--data", "icu-synthetic:centers=12,stays=1500", "--rounds", "2"]
 

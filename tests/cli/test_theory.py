@@ -14,8 +14,8 @@ import pytest
 
 from abps.cli import theory_command as command
 from abps.cli.main import main
-from abps.papers import claims, detection
-from abps.papers import theorems as studies
+from abps.lab import claims, detection
+from abps.lab import theorems as studies
 
 
 @pytest.fixture(scope="module")

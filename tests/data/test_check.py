@@ -9,7 +9,7 @@ import pytest
 from abps.core.errors import RequestError
 from abps.data.check import TableCheck
 from abps.data.table import load, read_table
-from abps.simulator.simulate import simulate
+from abps.engine.simulate import simulate
 
 
 def clean(rows: int = 600) -> pl.DataFrame:

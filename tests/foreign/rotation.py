@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
+from abps.lab.rivals.graphs import combine
 from abps.methods.base import Models
-from abps.methods.graphs import combine
 from abps.methods.peers import Learned, Opinion, PeerMethod
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from abps.core import streams
 from abps.data.prepare import Prepared
-from abps.learn.batched import StackedLearner
-from abps.learn.loop import LoopLearner
-from abps.learn.training import Training
+from abps.engine.rounds import Course
 from abps.methods.base import Method, World
-from abps.simulator.rounds import Course
+from abps.models.batched import StackedLearner
+from abps.models.loop import LoopLearner
+from abps.models.training import Training
 
 #: One full-batch step without dropout: local training that can be worked out by hand.
 ONE_STEP = Training(epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)

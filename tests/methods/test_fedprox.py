@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from abps.learn.training import Training
 from abps.methods.fedavg import FedAvg
 from abps.methods.fedprox import FedProx
+from abps.models.training import Training
 
 
 def test_without_the_term_it_is_fedavg(world, play) -> None:

@@ -16,16 +16,16 @@ from abps.core.selection import Selection
 from abps.data.codebook import Codebook
 from abps.data.prepare import Prepared, Rows
 from abps.data.table import load
-from abps.learn.metrics import Segments
-from abps.learn.training import Training
+from abps.engine.simulate import simulate
+from abps.lab.drift import change as drift
+from abps.lab.drift.change import two_sided_p
 from abps.methods.abps import ABPS
 from abps.methods.base import Alarm, Stopping, World
 from abps.methods.forgetting import Memory, Observed, Watch, joined, p_values, relation_p, summary_of
 from abps.methods.settings import configure
-from abps.simulator.simulate import simulate
+from abps.models.metrics import Segments
+from abps.models.training import Training
 from abps.sites.agreement import Agreement
-from abps.stats import change as drift
-from abps.stats.change import two_sided_p
 
 ALARM = Memory(forget="alarm", kept=0.25)
 

@@ -13,13 +13,13 @@ from abps.core.errors import RequestError
 from abps.core.usefulness import Experience
 from abps.data.table import load
 from abps.data.timeline import timeline
-from abps.learn.batched import StackedLearner
+from abps.engine.simulate import simulate
 from abps.methods.base import World
 from abps.methods.kindred import Judging, Kindred, Roll
 from abps.methods.memory import freeze, thaw
 from abps.methods.patient_sums import own_slopes, score_columns, scores
 from abps.methods.peers import Notice
-from abps.simulator.simulate import simulate
+from abps.models.batched import StackedLearner
 from abps.wire.numerals import Numerals, Stretch
 
 ALIKE = "icu-synthetic:centers=16,heterogeneity=0,stays=4800"
@@ -221,9 +221,9 @@ def test_last_steps_help_where_every_center_is_its_own_kind() -> None:
 
 def test_the_state_can_be_written_down(kinds) -> None:
     from abps.data.timeline import timeline
-    from abps.learn.batched import StackedLearner
+    from abps.engine.rounds import Course
     from abps.methods.base import World
-    from abps.simulator.rounds import Course
+    from abps.models.batched import StackedLearner
 
     training = SHORT.training
     data = timeline(kinds, 11, 6, training.standardise, training.splines).at(1)
@@ -251,9 +251,9 @@ def test_bad_roll_calls_are_refused(bad) -> None:
 
 def test_who_is_surely_harmed_does_not_follow_the_board(kinds) -> None:
     from abps.data.timeline import timeline
-    from abps.learn.batched import StackedLearner
+    from abps.engine.rounds import Course
     from abps.methods.base import World
-    from abps.simulator.rounds import Course
+    from abps.models.batched import StackedLearner
 
     training = SHORT.training
     data = timeline(kinds, 11, 6, training.standardise, training.splines).at(1)
@@ -279,7 +279,7 @@ def test_who_is_surely_harmed_does_not_follow_the_board(kinds) -> None:
 def test_who_was_cast_out_stays_out(alike, attack) -> None:
     """Whatever choice follows: those whose models a board left out are met by nobody honest afterwards."""
     from abps.core.streams import center_ids
-    from abps.simulator.attacks import parse
+    from abps.engine.attacks import parse
 
     how = f"{attack}:share=0.2"
     bad = parse(how).attackers(22, center_ids(alike.centers))

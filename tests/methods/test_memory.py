@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from abps.core.choices import listed, validate
 from abps.core.errors import RequestError
-from abps.learn.batched import StackedLearner
+from abps.engine.rounds import Course
 from abps.methods.base import World
 from abps.methods.catalog import CATALOG
 from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.settings import with_settings
-from abps.simulator.rounds import Course
+from abps.models.batched import StackedLearner
 
 
 def same(a, b):

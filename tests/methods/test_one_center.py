@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from abps.lab.rivals.feddyn import FedDyn
 from abps.methods.catalog import CATALOG
 from abps.methods.fedavg import FedAvg
-from abps.methods.feddyn import FedDyn
 from abps.methods.fedprox import FedProx
 from abps.methods.local import Local
 from abps.methods.settings import with_settings

@@ -10,10 +10,10 @@ import torch
 
 from abps.core.errors import RequestError
 from abps.data.table import load
+from abps.engine.simulate import simulate
 from abps.methods.kindred import Kindred, Roll
 from abps.methods.memory import freeze, thaw
 from abps.methods.pace import Pace, Stride
-from abps.simulator.simulate import simulate
 
 SHORT = Kindred(roll=Roll(first=3, again=(6,)), last=())
 

@@ -15,13 +15,13 @@ from abps.core.errors import RequestError
 from abps.core.ledger import Traffic, directory
 from abps.core.matching import Rest
 from abps.core.usefulness import Experience, believe
-from abps.learn.metrics import gains
-from abps.learn.training import Training
+from abps.engine.rounds import Course
 from abps.methods.base import grounded
 from abps.methods.catalog import find
 from abps.methods.plus import ABPSPlus, Calling, Public, adopt, associations, judge
 from abps.methods.settings import with_settings
-from abps.simulator.rounds import Course
+from abps.models.metrics import gains
+from abps.models.training import Training
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from sklearn.preprocessing import StandardScaler
 import abps
 from abps.data.folds import folds_of
 from abps.data.prepare import prepare
-from abps.learn.batched import StackedLearner
-from abps.learn.glm import message_size
-from abps.learn.metrics import labels_of
-from abps.learn.metrics import log_loss as losses_of
 from abps.methods.catalog import CATALOG, REFERENCES
 from abps.methods.references import GlmExact
+from abps.models.batched import StackedLearner
+from abps.models.glm import message_size
+from abps.models.metrics import labels_of
+from abps.models.metrics import log_loss as losses_of
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 SEED = 11

@@ -11,19 +11,20 @@ import pytest
 
 from abps.core import streams
 from abps.data.codebook import Codebook, merged
-from abps.data.counted import Counting, counted
 from abps.data.identifying import identifies
+from abps.data.masked_scales import Counting, counted
 from abps.data.prepare import codebook, numbers_of, prepare, told_of
 from abps.data.scales import Summary, summaries
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate, own_table
-from abps.learn.batched import StackedLearner
+from abps.lab import spectrum
 from abps.methods.base import World
 from abps.methods.leaving import leaving
 from abps.methods.patient_sums import categories
 from abps.methods.plus import ABPSPlus
 from abps.methods.settings import configure
+from abps.models.batched import StackedLearner
 from abps.privacy.small_counts import (
     least_rows,
     most_patients,
@@ -32,7 +33,6 @@ from abps.privacy.small_counts import (
     told_difference,
     without_small,
 )
-from abps.stats import spectrum
 
 FLOOR = 10
 TOP = ("Anna", "Berta", "Carl", "Dora", "Emil", "Frieda", "Gustav", "Hanna", "Igor", "Jana")

@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from abps.cohorts.eras import Question, analyse
 from abps.cohorts.provenance import SourceFile
 from abps.cohorts.tidy import Cohort, Column, Flow
 from abps.data.roles import Roles
+from abps.lab.drift.eras import Question, analyse
 from abps.report.pages import cohort_page as cohort_page
 from abps.report.pages import document as page
 from abps.report.pages import drift_page as drift_page

@@ -13,16 +13,16 @@ from sklearn.metrics import roc_auc_score
 import abps
 from abps.core.errors import RequestError
 from abps.data.subgroup_names import groups_of
+from abps.engine.clinical import Clinical
+from abps.engine.crossvalidation import cross_validate
+from abps.engine.outsiders import absences
+from abps.engine.result import Run
+from abps.evaluate.calibration import expit
 from abps.methods.settings import configure
 from abps.report.build import parts_of
 from abps.report.clinical_part import clinical_part
 from abps.report.hospitals import hospitals_of
 from abps.report.statistics import UNSURE
-from abps.simulator.clinical import Clinical
-from abps.simulator.crossvalidation import cross_validate
-from abps.simulator.outsiders import absences
-from abps.simulator.result import Run
-from abps.stats.calibration import expit
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def test_tables_figures_and_report(study, tmp_path):
 def test_a_folder_keeps_runs_and_finished_ones_are_not_computed_again(federation, tmp_path, monkeypatch):
     methods = {"mine": Half(), "plain": "fedavg"}
     first = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s", references=False)
-    monkeypatch.setattr("abps.simulator.simulate.simulate", None)  # nothing is left to compute
+    monkeypatch.setattr("abps.engine.simulate.simulate", None)  # nothing is left to compute
     again = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s", references=False)
     assert first.frame().equals(again.frame()) and again.frame().equals(
         abps.load_study(tmp_path / "s").frame()
@@ -106,7 +106,7 @@ def test_two_methods_of_one_name_are_refused(federation):
 
 def test_a_run_comes_back_from_the_disk_as_it_was(federation, tmp_path):
     run = abps.simulate(federation, "abps-pq-k1", rounds=2)
-    from abps.simulator.output import save
+    from abps.engine.output import save
 
     save(run, tmp_path / "r")
     back = abps.load_run(tmp_path / "r")

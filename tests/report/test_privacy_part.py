@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from abps.privacy.spending import Account, PrivacyLedger, Release
+from abps.engine.output import PRIVACY
+from abps.lab.privacy_findings import INFERRED, Finding, Inferred, kept
+from abps.privacy.budget import Account, PrivacyLedger, Release
 from abps.report.build import parts_of
 from abps.report.comparison import load_study
 from abps.report.privacy import conclusions, inferred, privacy_part, write
-from abps.simulator.inferred import INFERRED, Finding, Inferred, kept
-from abps.simulator.output import PRIVACY
 from made_runs import METHODS, stored_study
 
 TWO = {name: METHODS[name] for name in ("local", "random-k1")}

@@ -12,12 +12,13 @@ from abps.core.beliefs import Beliefs
 from abps.core.protocol import Stage
 from abps.core.usefulness import Usefulness
 from abps.data.codebook import Codebook
+from abps.data.column_statistics import agreed
 from abps.data.federation import Federation
 from abps.data.prepare import codebook, with_statistics
 from abps.data.roles import Roles
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
-from abps.data.told import agreed
+from abps.lab.drift import change as drift
 from abps.methods.abps import State
 from abps.methods.memory import thaw
 from abps.methods.settings import configure
@@ -27,7 +28,6 @@ from abps.sites.policy import Policy
 from abps.sites.site import Site
 from abps.sites.store import Store
 from abps.sites.store_rows import Evidence
-from abps.stats import change as drift
 
 #: Sites that let every study in, for tests of something else.
 OPEN = Policy("auto", server=True, rows=1, events=1, floor=0)

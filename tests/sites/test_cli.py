@@ -11,13 +11,13 @@ import pytest
 
 from abps.cli.main import main
 from abps.data.codebook import Codebook
+from abps.evaluate.roc import area
 from abps.fitted.folder import load_model
 from abps.sites import sitefile
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
 from abps.sites.sitefile import SiteFile
 from abps.sites.steps import Seconds
-from abps.stats.roc import area
 
 from .network import close, open_site
 

@@ -21,8 +21,8 @@ from nvflare.recipe import ProdEnv
 
 from abps.core.errors import RequestError
 from abps.data.prepare import codebook, prepare
-from abps.learn.batched import StackedLearner
-from abps.simulator.simulate import simulate
+from abps.engine.simulate import simulate
+from abps.models.batched import StackedLearner
 from abps.sites import audit, measuring
 from abps.sites.agreement import Agreement
 from abps.sites.flare import kits

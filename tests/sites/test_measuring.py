@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.counted import COUNTS, FIRST, counts_of
+from abps.data.masked_scales import COUNTS, FIRST, counts_of
 from abps.data.prepare import codebook, numbers_of, prepare
 from abps.data.split import assign_splits
+from abps.engine.simulate import simulate
 from abps.methods.accounting import counting_of
 from abps.methods.settings import configure
-from abps.simulator.simulate import simulate
 from abps.sites import measuring
 from abps.sites.agreement import Agreement
 from abps.sites.conductor import Conductor

@@ -15,9 +15,9 @@ from abps.data.outcome import Outcome, grid_hazards, parse_outcome
 from abps.data.prepare import codebook, prepare, with_statistics
 from abps.data.roles import Roles
 from abps.data.table import federate
+from abps.engine.simulate import simulate
 from abps.methods.settings import configure
 from abps.privacy.small_counts import FLOOR
-from abps.simulator.simulate import simulate
 from abps.sites.agreement import Agreement
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory

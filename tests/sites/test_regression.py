@@ -10,12 +10,12 @@ import torch
 
 from abps.core.errors import RequestError
 from abps.data.prepare import prepare
-from abps.learn.glm import message
-from abps.learn.models import layout_of
+from abps.engine.simulate import simulate
 from abps.methods.leaving import leaving
 from abps.methods.references import GlmExact, told_rows
-from abps.privacy.told_apart import may_be_opened
-from abps.simulator.simulate import simulate
+from abps.models.glm import message
+from abps.models.models import layout_of
+from abps.privacy.differencing import may_be_opened
 from abps.sites.conductor import Conductor
 from abps.sites.policy import Policy
 from abps.sites.star_server import StarServer

@@ -16,8 +16,8 @@ import pytest
 from abps.core.errors import RequestError
 from abps.data.roles import Roles
 from abps.data.table import MIN_CLASS, federate
+from abps.engine.simulate import simulate
 from abps.fitted.folder import load_model
-from abps.simulator.simulate import simulate
 from abps.sites import sitefile
 from abps.sites.agreement import Agreement
 from abps.sites.flare import on_one_machine

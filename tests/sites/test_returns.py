@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from abps.simulator.simulate import simulate
+from abps.engine.simulate import simulate
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
 from abps.sites.post import Patience

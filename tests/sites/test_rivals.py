@@ -7,8 +7,8 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
+from abps.engine.simulate import simulate
 from abps.methods.catalog import CATALOG
-from abps.simulator.simulate import simulate
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
 from abps.sites.steps import Seconds

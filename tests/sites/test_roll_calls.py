@@ -12,10 +12,10 @@ from abps.core.errors import RequestError
 from abps.core.streams import center_ids
 from abps.data.codebook import Codebook, merged
 from abps.data.prepare import codebook, with_statistics
+from abps.engine.simulate import simulate
 from abps.methods.patient_sums import score_columns
 from abps.methods.peers import boards
 from abps.methods.rollcall import weights_form
-from abps.simulator.simulate import simulate
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
 from abps.sites.steps import Seconds

@@ -11,10 +11,10 @@ from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id
 from abps.core.usefulness import Usefulness
+from abps.engine.simulate import simulate
 from abps.methods.forgetting import Memory as Forgetting
 from abps.methods.forgetting import Observed, Watch
 from abps.methods.memory import freeze, thaw
-from abps.simulator.simulate import simulate
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
 from abps.sites.post import Patience, Unreachable

@@ -10,7 +10,7 @@ import pytest
 
 from abps.cli.main import main
 from abps.core.errors import RequestError
-from abps.simulator.simulate import simulate
+from abps.engine.simulate import simulate
 from abps.sites import status
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.simulator.simulate import simulate
+from abps.engine.simulate import simulate
 from abps.sites import trials
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory

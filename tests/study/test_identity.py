@@ -24,7 +24,7 @@ print(json.dumps({run.method: run.key for run in make_plan(request).runs}))
 COMPUTE = """
 import json
 import numpy as np
-from abps.learn.native.network import _draw_weights
+from abps.models.native.network import _draw_weights
 noise, spread, slope, w = (np.zeros(1, np.float32) for _ in range(4))
 _draw_weights(np.zeros(2, np.float32), np.uint64(1), np.zeros(1, np.uint32), noise, spread, slope, w)
 kept = sum(_draw_weights.made().stats.cache_hits.values())

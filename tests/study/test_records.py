@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from abps.core.errors import RequestError
-from abps.simulator.simulate import simulate
+from abps.engine.simulate import simulate
 from abps.study import cache as data_cache
 from abps.study.plan import Request, Source, identity, key_of, make_plan
 from abps.study.records import DECISIONS, RECEIPT, RESULT, StudyFolder, look, write_run

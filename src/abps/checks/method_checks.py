@@ -19,14 +19,14 @@ import torch
 from abps.checks.failure import CheckFailed
 from abps.core import streams
 from abps.data.federation import Federation
-from abps.learn.batched import StackedLearner
+from abps.engine.result import Run
+from abps.engine.rounds import Course
+from abps.engine.simulate import simulate
 from abps.methods.base import Method, World
 from abps.methods.memory import freeze, thaw
 from abps.methods.settings import names, with_settings
+from abps.models.batched import StackedLearner
 from abps.registry import first_line
-from abps.simulator.result import Run
-from abps.simulator.rounds import Course
-from abps.simulator.simulate import simulate
 
 ROUNDS: Final = 2
 SEED: Final = 11

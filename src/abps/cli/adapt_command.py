@@ -14,7 +14,7 @@ from abps.cli import options
 from abps.cli.compare_command import read_seeds
 from abps.cli.options import split
 from abps.core.errors import RequestError
-from abps.papers import adaptation as study
+from abps.lab import adaptation as study
 from abps.study.execute import conduct
 from abps.study.workers.processes import run_local
 

@@ -14,9 +14,9 @@ from abps.core.errors import RequestError
 
 if TYPE_CHECKING:
     from abps.data.federation import Federation
+    from abps.lab.privacy_attacks import Protection
+    from abps.lab.privacy_findings import Inferred
     from abps.methods.base import Method
-    from abps.simulator.inference import Protection
-    from abps.simulator.inferred import Inferred
     from abps.study.plan import PlannedRun
     from abps.study.records import StudyRecord
 
@@ -76,8 +76,8 @@ def audit_privacy(
     again and attacks nothing.
     Example: abps audit-privacy my-study --sizes 40 --epsilon 4
     """
+    from abps.engine.output import PRIVACY
     from abps.report.privacy import conclusions, write
-    from abps.simulator.output import PRIVACY
 
     if not study.is_dir():
         raise RequestError(f"{study}: no such folder; give the --out of `abps compare` or `abps run`")
@@ -131,9 +131,9 @@ class Ran:
 
 def _attacked(ran: Ran, asked: Asked) -> Inferred:
     from abps.data.prepare import prepare
+    from abps.lab.privacy_attacks import audit, fitting
+    from abps.lab.privacy_findings import Inferred
     from abps.methods.accounting import counting_of, with_noise
-    from abps.simulator.inference import audit, fitting
-    from abps.simulator.inferred import Inferred
 
     config = with_noise(ran.config)
     last = config.stop.rounds
@@ -167,7 +167,7 @@ def _report_again(folder: Path) -> Path | None:
 
 def _ran_here(folder: Path) -> bool:
     """Whether the folder holds a study or a run, and not only what sites exported of theirs."""
-    from abps.simulator.output import RESULT
+    from abps.engine.output import RESULT
     from abps.study.records import StudyFolder
 
     return StudyFolder(folder).path.exists() or (folder / RESULT).exists()
@@ -197,7 +197,7 @@ def _numbers(text: str, flag: str, kind: type) -> list[Any]:
 
 def _what_ran(folder: Path, method: str | None, source: tuple[str | None, ...]) -> list[Ran]:
     """What of a folder is to be attacked: methods of a study, with their first seeds, or a run."""
-    from abps.simulator.output import RESULT
+    from abps.engine.output import RESULT
     from abps.study.records import StudyFolder
 
     there = StudyFolder(folder)
@@ -219,7 +219,7 @@ def _what_ran(folder: Path, method: str | None, source: tuple[str | None, ...]) 
 
 def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[PlannedRun]:
     """The first run of every method that was asked for."""
-    from abps.simulator.inference import sends_updates
+    from abps.lab.privacy_attacks import sends_updates
 
     first: dict[str, PlannedRun] = {}
     for run in record.runs:
@@ -242,9 +242,9 @@ def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[Plann
 
 
 def _one_run(folder: Path, source: tuple[str | None, ...]) -> Ran:
+    from abps.engine.output import load_run
+    from abps.lab.privacy_attacks import sends_updates
     from abps.methods.settings import configure, undescribed
-    from abps.simulator.inference import sends_updates
-    from abps.simulator.output import load_run
 
     run = load_run(folder)
     data, label, center, patient, time = source
@@ -264,9 +264,9 @@ def _one_run(folder: Path, source: tuple[str | None, ...]) -> Ran:
 
 def _protections(config: Method, budgets: list[float]) -> list[Protection]:
     """What is compared: as it ran, without rounding on the wire, and with what hides rows, or without it."""
+    from abps.lab.privacy_attacks import Protection
     from abps.methods.settings import names
     from abps.methods.star import StarMethod
-    from abps.simulator.inference import Protection
 
     found = [Protection(AS_IT_RAN, {})]
     if "codec" in names(config) and config.line.codec != "fp32":
@@ -283,8 +283,8 @@ def _protections(config: Method, budgets: list[float]) -> list[Protection]:
 
 def _ledgers(folder: Path) -> tuple[list[str], list[str]]:
     """A sentence for every ledger in the folder, and the files whose ε does not follow."""
-    from abps.privacy.spending import recount
-    from abps.simulator.output import PRIVACY
+    from abps.engine.output import PRIVACY
+    from abps.privacy.budget import recount
 
     said, differ = [], []
     for path in sorted(folder.rglob(PRIVACY)):

@@ -13,9 +13,9 @@ from abps.cli import options
 from abps.core.errors import RequestError
 from abps.data.prepare import prepare
 from abps.data.table import load
-from abps.learn.training import Training
-from abps.simulator import speed as benchmark
-from abps.simulator import speed_scale as bench_scale
+from abps.lab import speed as benchmark
+from abps.lab import speed_scale as bench_scale
+from abps.models.training import Training
 
 
 def register(app: typer.Typer) -> None:

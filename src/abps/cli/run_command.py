@@ -61,13 +61,13 @@ def run(
     from abps.checks import glance
     from abps.cli.check_command import announce
     from abps.cli.run_summary import summary, summary_table
-    from abps.learn.devices import device_name, find_device
+    from abps.engine.attacks import parse
+    from abps.engine.output import check_free, save
+    from abps.engine.simulate import simulate
     from abps.methods.accounting import with_noise
     from abps.methods.catalog import CATALOG
     from abps.methods.settings import configure, describe
-    from abps.simulator.attacks import parse
-    from abps.simulator.output import check_free, save
-    from abps.simulator.simulate import simulate
+    from abps.models.devices import device_name, find_device
 
     if method not in CATALOG:
         glance(configure(method), method)

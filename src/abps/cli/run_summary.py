@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from abps.simulator.result import Run
+from abps.engine.result import Run
 
 
 def summary(result: Run) -> dict[str, object]:

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from abps.cli import options
 from abps.core.errors import RequestError
-from abps.papers.claims import Checked, check
-from abps.papers.detection import Detection, detection
-from abps.stats.detectors import DETECTORS, available, detector
+from abps.lab.claims import Checked, check
+from abps.lab.detection import Detection, detection
+from abps.lab.drift.detectors import DETECTORS, available, detector
 
 COLOURS = {"holds": "green", "unproven": "yellow", "fails": "red"}
 

@@ -18,12 +18,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
+from abps.data.column_statistics import Summarised, Told, agreed
 from abps.data.identifying import identifies, names_somebody
 from abps.data.outcome import BINARY, Outcome
 from abps.data.outcome_label import class_order
-from abps.data.outcome_told import settled_by, settled_size, told_columns
+from abps.data.outcome_statistics import settled_by, settled_size, told_columns
 from abps.data.scales import FARTHEST, Scale, Statistics
-from abps.data.told import Summarised, Told, agreed
 from abps.privacy.small_counts import most_patients
 
 #: The schemas that are read; the last one is written.

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, Sharing, candidates, encode_column, sums
-from abps.data.counted import Counting, counted
+from abps.data.column_statistics import Told
 from abps.data.federation import About, Federation
 from abps.data.identifying import identifies
+from abps.data.masked_scales import Counting, counted
 from abps.data.outcome import BINARY, Outcome
-from abps.data.outcome_told import settled_by_counts, settled_size, told_columns, told_values
+from abps.data.outcome_statistics import settled_by_counts, settled_size, told_columns, told_values
 from abps.data.scales import HEADER_SIZE, Statistics, Summary, agree, oddities, scales_size, summaries
 from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
-from abps.data.told import Told
 from abps.privacy.small_counts import in_round_numbers, least_rows, rounded
 
 #: By whose numbers a column is standardised: each center's own, or those that the federation agreed on.
@@ -274,7 +274,7 @@ def told_of(
     federation: Federation, split: NDArray[np.int8], names: tuple[str, ...], floor: int = 0
 ) -> dict[str, Summary]:
     """What every center of a federation tells of its numeric columns, from its training rows; ``names`` may
-    be those of what is told of an outcome (:mod:`abps.data.outcome_told`)."""
+    be those of what is told of an outcome (:mod:`abps.data.outcome_statistics`)."""
     values, start, rows = numbers_of(federation, split, names)
     patient = None if federation.patient is None else federation.patient[rows]
     least = least_rows(federation.center[rows], patient, federation.size, floor)
@@ -446,7 +446,7 @@ def prepare(
     """Split and encode a federation for one seed, by an agreed codebook or by its own.
 
     counting: common scales, and what is agreed of the outcome, follow from sums of counts
-    (:mod:`abps.data.counted`).
+    (:mod:`abps.data.masked_scales`).
     floor: of how many patients something must be told that leaves a center, where no codebook says it.
     splines: numeric columns become the smooth terms of an additive model (see :mod:`abps.data.splines`).
     The order of rows in a file changes nothing.

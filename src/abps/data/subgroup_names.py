@@ -11,7 +11,7 @@ import polars as pl
 
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation
-from abps.stats.subgroups import age_groups, frequent, thirds
+from abps.evaluate.subgroups import age_groups, frequent, thirds
 
 _AGE = re.compile(r"(^|[\W_])age([\W_]|$)", re.IGNORECASE)
 _SEX = re.compile(r"(^|[\W_])(sex|gender)([\W_]|$)|^(female|male|is_male|is_female)$", re.IGNORECASE)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
-from abps.data.counted import Counting
 from abps.data.federation import Federation
+from abps.data.masked_scales import Counting
 from abps.data.prepare import Prepared, codebook, prepare
 from abps.data.split import assign_splits
 

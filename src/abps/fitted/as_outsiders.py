@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from abps.data.federation import Federation
+from abps.engine.outsiders import absences
+from abps.evaluate.calibration import expit
 from abps.fitted.evaluation import Evaluation, evaluate
 from abps.fitted.layers import network_of
 from abps.methods.base import Method
-from abps.simulator.outsiders import absences
-from abps.stats.calibration import expit
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from abps.evaluate.calibration import Estimate
+from abps.evaluate.net_benefit import Share
+from abps.evaluate.roc import Area
+from abps.evaluate.subgroups import Part
 from abps.fitted.charts import Line, chart
 from abps.fitted.curves import Effect, effects
 from abps.fitted.evaluation import Evaluation
 from abps.fitted.fit import Fitted
 from abps.fitted.model import FittedModel
-from abps.stats.calibration import Estimate
-from abps.stats.net_benefit import Share
-from abps.stats.roc import Area
-from abps.stats.subgroups import Part
 
 #: Curves that the card itself shows; all are in the folder.
 SHOWN_CURVES = 12

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.prepare import Rows
-from abps.learn.metrics import Segments
-from abps.learn.outcome_scores import main_score, measures
-from abps.stats.calibration import Calibration, Curve, calibration, smooth_curve
-from abps.stats.net_benefit import AtThreshold, DecisionCurve, at_threshold, decision_curve
-from abps.stats.roc import Area, area
+from abps.evaluate.calibration import Calibration, Curve, calibration, smooth_curve
+from abps.evaluate.net_benefit import AtThreshold, DecisionCurve, at_threshold, decision_curve
+from abps.evaluate.roc import Area, area
+from abps.models.metrics import Segments
+from abps.models.outcome_scores import main_score, measures
 
 Floats = NDArray[np.float64]
 

@@ -26,24 +26,24 @@ from abps.data.prepare import Prepared, Rows, prepare, side_by_side
 from abps.data.scales import Scale, Statistics
 from abps.data.split import assign_splits
 from abps.data.subgroup_names import groups_of
+from abps.engine.clinical import chosen_cuts, mended, mends_of
+from abps.engine.outsiders import check_turns
+from abps.engine.result import Run, versions
+from abps.engine.simulate import Progress, simulate
+from abps.evaluate.calibration import Recalibration, expit, recalibration
+from abps.evaluate.subgroups import Part, subgroups
+from abps.evaluate.survival import breslow, hazard_at
 from abps.fitted.as_outsiders import Outsider, outsiders
 from abps.fitted.evaluation import Evaluation, evaluate, evaluate_other
 from abps.fitted.inputs import ranges_of
 from abps.fitted.layers import Network, network_of
 from abps.fitted.model import FittedModel
-from abps.learn.batched import StackedLearner
-from abps.learn.layout import answering
-from abps.learn.metrics import Segments, brier, labels_of
-from abps.learn.outcome_scores import main_score
 from abps.methods.base import Method
 from abps.methods.settings import configure, describe
-from abps.simulator.clinical import chosen_cuts, mended, mends_of
-from abps.simulator.outsiders import check_turns
-from abps.simulator.result import Run, versions
-from abps.simulator.simulate import Progress, simulate
-from abps.stats.calibration import Recalibration, expit, recalibration
-from abps.stats.subgroups import Part, subgroups
-from abps.stats.survival import breslow, hazard_at
+from abps.models.batched import StackedLearner
+from abps.models.layout import answering
+from abps.models.metrics import Segments, brier, labels_of
+from abps.models.outcome_scores import main_score
 
 Floats = NDArray[np.float64]
 

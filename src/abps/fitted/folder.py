@@ -20,10 +20,10 @@ from safetensors.numpy import load, save
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
+from abps.evaluate.calibration import Recalibration
 from abps.fitted.inputs import Range
 from abps.fitted.layers import Network
 from abps.fitted.model import FittedModel
-from abps.stats.calibration import Recalibration
 
 SCHEMA = "abps.model/1"
 MODEL, WEIGHTS, BOOK = "model.json", "weights.safetensors", "codebook.json"

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from abps.core.errors import RequestError
-from abps.learn.additive import Linear
-from abps.learn.models import MLP, layout_of
+from abps.models.additive import Linear
+from abps.models.models import MLP, layout_of
 
 Floats = NDArray[np.float64]
 

@@ -15,10 +15,10 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, encode_column
 from abps.data.outcome import Outcome
 from abps.data.splines import Design, design_of
+from abps.evaluate.calibration import Recalibration, expit
 from abps.fitted.inputs import Range, readable
 from abps.fitted.layers import Network
-from abps.learn.outcomes import foretold, risk
-from abps.stats.calibration import Recalibration, expit
+from abps.models.outcomes import foretold, risk
 
 Floats = NDArray[np.float64]
 

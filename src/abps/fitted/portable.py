@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.scales import FARTHEST
+from abps.evaluate.calibration import EDGE
 from abps.fitted.model import FittedModel
-from abps.stats.calibration import EDGE
 
 Floats = NDArray[np.float64]
 

@@ -28,11 +28,11 @@ from abps.core.matching import Plan, Rest
 from abps.core.selection import Selection, Views
 from abps.core.sparse_selection import select_sparsely
 from abps.data.prepare import Prepared
-from abps.learn.metrics import auroc, log_loss
 from abps.methods.base import Alarm, Decisions, Kind, Models, Published, Weighting, Words, World, shares
 from abps.methods.forgetting import Memory, Observed, Watch, keys_of
 from abps.methods.pairing import Floats, Ints, Meeting, Score, judged, meet
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod, Worth
+from abps.models.metrics import auroc, log_loss
 from abps.tensors import Tensor, torch
 
 #: Centers up to which every proposal is listed in the audit trail; above, those in vain are counted.

@@ -8,13 +8,13 @@ from dataclasses import replace
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
-from abps.data.counted import COUNTS, Counting
-from abps.data.outcome_told import told_columns
+from abps.data.masked_scales import COUNTS, Counting
+from abps.data.outcome_statistics import told_columns
 from abps.methods.base import ROWS, Floats, Method, Published, World
 from abps.methods.peers import PeerMethod
 from abps.methods.star import StarMethod
+from abps.privacy.budget import Release, noise_for
 from abps.privacy.published import noisy
-from abps.privacy.spending import Release, noise_for
 
 
 def counting_of(method: Method, seed: int) -> Counting | None:

@@ -29,8 +29,8 @@ from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared, Rows
-from abps.learn.metrics import Segments
-from abps.learn.training import Learner, Training
+from abps.models.metrics import Segments
+from abps.models.training import Learner, Training
 from abps.tensors import Tensor, torch
 from abps.wire.codecs import NOTHING, codec
 from abps.wire.frames import frame_size

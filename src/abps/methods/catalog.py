@@ -7,32 +7,33 @@ from typing import Any, Final
 
 from abps.core.errors import RequestError
 from abps.core.selection import Selection
-from abps.learn.training import Training
+from abps.lab.rivals.bnn import BNN
+from abps.lab.rivals.dac import DAC
+from abps.lab.rivals.decefl import DeceFL
+from abps.lab.rivals.defta import DeFTA
+from abps.lab.rivals.dfca import DFCA
+from abps.lab.rivals.ditto import Ditto
+from abps.lab.rivals.dpfl import DPFL
+from abps.lab.rivals.ehrfl import EHRFL
+from abps.lab.rivals.facade import Facade
+from abps.lab.rivals.fedavgm import FedAvgM
+from abps.lab.rivals.feddyn import FedDyn
+from abps.lab.rivals.fedfomo import FedFomo
+from abps.lab.rivals.fedrep import FedRep
+from abps.lab.rivals.gossip import Gossip
+from abps.lab.rivals.ifca import IFCA
+from abps.lab.rivals.moon import MOON
+from abps.lab.rivals.pens import PENS
+from abps.lab.rivals.pfedgraph import PFedGraph, PFedGraphPeers
+from abps.lab.rivals.scaffold import Scaffold
+from abps.lab.rivals.wpfed import WPFed
 from abps.methods.abps import ABPS, Filter
 from abps.methods.base import Method, Stopping, Wire
-from abps.methods.bnn import BNN
 from abps.methods.centralized import Centralized
-from abps.methods.dac import DAC
-from abps.methods.decefl import DeceFL
-from abps.methods.defta import DeFTA
-from abps.methods.dfca import DFCA
-from abps.methods.ditto import Ditto
-from abps.methods.dpfl import DPFL
-from abps.methods.ehrfl import EHRFL
-from abps.methods.facade import Facade
 from abps.methods.fedavg import FedAvg
-from abps.methods.fedavgm import FedAvgM
-from abps.methods.feddyn import FedDyn
-from abps.methods.fedfomo import FedFomo
 from abps.methods.fedprox import FedProx
-from abps.methods.fedrep import FedRep
-from abps.methods.gossip import Gossip
-from abps.methods.ifca import IFCA
 from abps.methods.kindred import Kindred, Roll
 from abps.methods.local import Local
-from abps.methods.moon import MOON
-from abps.methods.pens import PENS
-from abps.methods.pfedgraph import PFedGraph, PFedGraphPeers
 from abps.methods.plus import ABPSPlus, Calling, Public
 from abps.methods.references import (
     CentralizedStopped,
@@ -41,8 +42,7 @@ from abps.methods.references import (
     LocalStopped,
     PooledBest,
 )
-from abps.methods.scaffold import Scaffold
-from abps.methods.wpfed import WPFed
+from abps.models.training import Training
 from abps.registry import Registry, first_line
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from abps.data.prepare import Prepared, Rows
-from abps.learn.metrics import Segments
-from abps.learn.training import Learner
 from abps.methods.base import Method, Models, World
+from abps.models.metrics import Segments
+from abps.models.training import Learner
 
 
 @dataclass(frozen=True)

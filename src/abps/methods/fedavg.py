@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from abps.core.errors import RequestError
-from abps.learn.training import PLAIN, Objective
+from abps.lab.rivals.robust import AGGREGATES, Aggregate, trusted
 from abps.methods.base import Weighting, Wire, World, shares
-from abps.methods.robust import AGGREGATES, Aggregate, trusted
 from abps.methods.star import Adding, Server, StarMethod
+from abps.models.training import PLAIN, Objective
 from abps.tensors import Tensor, torch
 
 
@@ -22,7 +22,7 @@ class FedAvg(StarMethod):
     """wire: codec and private layers.  weighting: size or uniform.
 
     smoothing: share of its previous trunk that the server keeps (the paper's EMA momentum); 0 is none.
-    aggregate: mean, or an average that a few bad senders cannot move far (:mod:`abps.methods.robust`).
+    aggregate: mean, or an average that a few bad senders cannot move far (:mod:`abps.lab.rivals.robust`).
     """
 
     wire: Wire = field(default_factory=Wire)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from abps.core.errors import RequestError
-from abps.learn.training import Objective
 from abps.methods.base import Models, tried
 from abps.methods.fedavg import FedAvg
+from abps.models.training import Objective
 
 
 @dataclass(frozen=True)

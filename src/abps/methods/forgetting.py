@@ -18,11 +18,11 @@ from abps.core.beliefs import Beliefs
 from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
-from abps.learn.metrics import Segments, labels_of, row_losses
+from abps.lab.drift import change as drift
+from abps.lab.drift import detectors
+from abps.lab.drift.change import two_sided_p
 from abps.methods.base import Alarm, World
-from abps.stats import change as drift
-from abps.stats import detectors
-from abps.stats.change import two_sided_p
+from abps.models.metrics import Segments, labels_of, row_losses
 from abps.tensors import Tensor
 
 Floats = NDArray[np.float64]

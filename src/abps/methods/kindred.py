@@ -6,9 +6,9 @@ guesses from metadata:
 
 * *roll call*: a few times in a study all send their models to a board, and later with them the score of their
   own patients at the common model of the call before, with what that score would be by chance
-  (:mod:`abps.stats.spectrum`, :mod:`abps.methods.rollcall`). The board tests whether centers differ at all,
+  (:mod:`abps.lab.spectrum`, :mod:`abps.methods.rollcall`). The board tests whether centers differ at all,
   finds kinds, and tells every center its kin, the mean model of all and the mean model of its kin
-  (:mod:`abps.stats.kinship`). The board is one of the centers, another one in every roll call; it sees the
+  (:mod:`abps.lab.kinship`). The board is one of the centers, another one in every roll call; it sees the
   others' shared weights, as a partner does, and sums over their patients;
 * *validation decides*: every center tells how well mixtures of these two do on its validation rows, and the
   mixture that is best for all is where everybody goes on from. So it is measured, not assumed, how far
@@ -48,9 +48,7 @@ from abps.core.matching import Answer, Plan
 from abps.core.peer_effects import PeerEffects, believed, mean_sizes, pooled
 from abps.core.usefulness import Experience
 from abps.data.prepare import Rows
-from abps.learn.metrics import Segments, gains, labels_of, row_losses
-from abps.learn.mixtures import mixtures
-from abps.learn.training import PLAIN, Objective, Training
+from abps.lab import spectrum
 from abps.methods import rollcall
 from abps.methods.abps import trail_of
 from abps.methods.base import Decisions, Floats, Ints, Kind, Models, Wire, World
@@ -59,7 +57,9 @@ from abps.methods.pairing import flat
 from abps.methods.patient_sums import own_slopes, score_columns, scores
 from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply, Worth
 from abps.methods.suspicion import ERROR, STRIKE, let_in
-from abps.stats import spectrum
+from abps.models.metrics import Segments, gains, labels_of, row_losses
+from abps.models.mixtures import mixtures
+from abps.models.training import PLAIN, Objective, Training
 from abps.tensors import Tensor, torch
 from abps.wire.numerals import Numerals, Stretch
 

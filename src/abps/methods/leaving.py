@@ -12,18 +12,18 @@ import numpy as np
 
 from abps.core import streams
 from abps.data.codebook import Codebook
-from abps.data.counted import FIRST, told_counts
 from abps.data.federation import Federation
+from abps.data.masked_scales import FIRST, told_counts
 from abps.data.outcome import parse_outcome
-from abps.data.outcome_told import told_columns
+from abps.data.outcome_statistics import told_columns
 from abps.data.prepare import numbers_of, prepare, told_of
 from abps.data.scales import Summary, sketched
 from abps.data.split import assign_splits
-from abps.learn.batched import StackedLearner
 from abps.methods.accounting import to_count
 from abps.methods.base import Method, World, grounded
 from abps.methods.peers import PeerMethod
 from abps.methods.references import GlmExact
+from abps.models.batched import StackedLearner
 from abps.privacy.small_counts import least_rows
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size

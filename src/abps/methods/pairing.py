@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import credit, streams
-from abps.learn.metrics import Segments, labels_of
-from abps.learn.mixtures import mixtures
 from abps.methods.base import World
+from abps.models.metrics import Segments, labels_of
+from abps.models.mixtures import mixtures
 from abps.tensors import Tensor
 
 Floats = NDArray[np.float64]

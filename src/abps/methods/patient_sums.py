@@ -1,6 +1,6 @@
 """What centers tell of their patients at a roll call: scores and slopes, sums over training rows.
 
-A *score* (:mod:`abps.stats.spectrum`) says in which direction a center's patients want the common model to
+A *score* (:mod:`abps.lab.spectrum`) says in which direction a center's patients want the common model to
 change, one number a column; it tells who is like whom. A *slope* is that of the mean training loss, one
 number a shared weight; it tells what all want together.
 """
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
-from abps.learn import outcomes
+from abps.lab import spectrum
 from abps.methods.base import Floats, Ints, World
+from abps.models import outcomes
 from abps.privacy.noise import clip_rows
 from abps.privacy.small_counts import without_small
-from abps.stats import spectrum
 from abps.tensors import Tensor
 from abps.wire.numerals import Form, Stretch
 

@@ -28,8 +28,8 @@ from abps.core.matching import Answer, Plan, propose, unwanted
 from abps.core.peer_effects import PeerEffects
 from abps.core.selection import Selection
 from abps.data.prepare import Rows
-from abps.learn.metrics import Segments
 from abps.methods.base import Alarm, Decisions, Floats, Ints, Method, Wire, World
+from abps.models.metrics import Segments
 from abps.tensors import Tensor
 from abps.wire.numerals import Form, Numerals
 

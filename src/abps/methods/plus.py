@@ -45,12 +45,12 @@ from abps.core.usefulness import (
     standardised,
 )
 from abps.data.prepare import Rows
-from abps.learn.metrics import Segments, auroc, gains, labels_of
-from abps.learn.mixtures import Mixtures, mixtures
 from abps.methods.abps import UTILITIES, trail_of
 from abps.methods.base import Decisions, Kind, Models, Published, Wire, World
 from abps.methods.pairing import coalition, flat, judged, meet
 from abps.methods.peers import Heard, Learned, Opinion, PeerMethod, Worth
+from abps.models.metrics import Segments, auroc, gains, labels_of
+from abps.models.mixtures import Mixtures, mixtures
 from abps.privacy.small_counts import rounded, rounded_differences
 from abps.tensors import Tensor
 from abps.wire.admission import ASSOCIATION

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
-from abps.learn.glm import message, message_size, newton_step, width_of, with_intercept
-from abps.learn.layout import Layout
-from abps.learn.metrics import Segments, labels_of, log_loss
-from abps.learn.tabular import Choice, Predictor, choose, fit
-from abps.learn.training import Training
 from abps.methods.base import Method, Models, Stopping, World
 from abps.methods.centralized import Centralized
 from abps.methods.patient_sums import told_columns
 from abps.methods.star import Adding, Server, StarMethod
+from abps.models.glm import message, message_size, newton_step, width_of, with_intercept
+from abps.models.layout import Layout
+from abps.models.metrics import Segments, labels_of, log_loss
+from abps.models.tabular import Choice, Predictor, choose, fit
+from abps.models.training import Training
 from abps.tensors import Tensor, torch
 
 Floats = NDArray[np.float64]

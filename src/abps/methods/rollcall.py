@@ -1,7 +1,7 @@
 """What is told at a roll call, and what a board makes of it.
 
 All centers send a board their shared weights, and with them, where kin are looked for, scores
-(:mod:`abps.stats.spectrum`), or, once they have been, the place that the board told them. The board is one of
+(:mod:`abps.lab.spectrum`), or, once they have been, the place that the board told them. The board is one of
 the centers: it remembers nothing and sees no rows. It tells the mean model of all, and each center how the
 mean model of its kin differs from that. Weights take a byte each, and two for the scale of 64.
 
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.lab import kinship, spectrum
 from abps.methods.peers import Notice, Reply
 from abps.methods.suspicion import LONGEST, cosines
-from abps.stats import kinship, spectrum
 from abps.wire.numerals import Form, Numerals, Stretch
 
 Floats = NDArray[np.float64]

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from abps.core.errors import RequestError, nearest
-from abps.learn.layout import ModelFactory
-from abps.learn.specs import find_model
 from abps.methods.base import Method, Wire
 from abps.methods.catalog import find
+from abps.models.layout import ModelFactory
+from abps.models.specs import find_model
 
 
 def describe(config: Any) -> Any:

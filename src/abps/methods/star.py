@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
-from abps.learn.layout import Layout
 from abps.methods.base import Floats, Kind, Method, Wire, World
+from abps.models.layout import Layout
 from abps.privacy import fixed_point
 from abps.privacy.sum_bytes import NUMBER, protocol_bytes
 from abps.tensors import Tensor, torch

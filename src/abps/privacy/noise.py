@@ -1,7 +1,7 @@
 """Values with Gaussian noise: how far one row can move them, and how much hides it.
 
 A sum over rows of vectors, each cut to a length, moves by at most that length when a row comes or goes. Noise
-of ``noise`` times that length makes it a Gaussian mechanism, which :mod:`abps.privacy.spending` counts.
+of ``noise`` times that length makes it a Gaussian mechanism, which :mod:`abps.privacy.budget` counts.
 """
 
 from __future__ import annotations

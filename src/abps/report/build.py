@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from abps import files
 from abps.core.errors import RequestError
+from abps.engine.result import Run
 from abps.report import tables
 from abps.report.clinical_part import ClinicalPart, clinical_part
 from abps.report.figures import Drawing, draw_all
@@ -18,7 +19,6 @@ from abps.report.privacy import PrivacyPart, privacy_part
 from abps.report.statistics import MARGIN, Answer, Part, analyse, answers, gather
 from abps.report.tables import Table
 from abps.report.words import summary
-from abps.simulator.result import Run
 from abps.study.plan import AWAY, PlannedRun, slug
 from abps.study.tuning import words_of
 

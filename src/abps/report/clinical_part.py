@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 from matplotlib.figure import Figure
 
+from abps.engine.clinical import Clinical, Cut, Interval, Subgroup
 from abps.report.drawing import EARLY, INK, LATE, QUIET, Drawing, blank, draw
 from abps.report.hospitals import Hospitals
 from abps.report.seed_means import calibrations, mean_interval, mean_of
 from abps.report.statistics import BETTER, WORSE, Line, Part, Results
 from abps.report.tables import NOTHING, Table, number, signed
 from abps.report.words import interval, listed
-from abps.simulator.clinical import Clinical, Cut, Interval, Subgroup
 
 #: Names in a sentence; more are counted.
 MOST_NAMES = 5

@@ -21,6 +21,7 @@ import polars as pl
 
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
+from abps.engine.result import Accuracy, Run
 from abps.methods.base import Method
 from abps.methods.catalog import REFERENCES, find
 from abps.report.build import Report, build, parts_of
@@ -28,7 +29,6 @@ from abps.report.drawing import Drawing
 from abps.report.figures import draw_all
 from abps.report.statistics import MARGIN
 from abps.report.tables import Table, headline
-from abps.simulator.result import Accuracy, Run
 from abps.study.computing import computed
 from abps.study.execute import Executor, conduct
 from abps.study.plan import Plan, PlannedRun, Request, Source, expand_methods, make_plan

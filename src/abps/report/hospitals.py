@@ -11,6 +11,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from abps.engine.result import Run
+from abps.evaluate.roc import FEWEST_EVENTS
 from abps.report.seed_means import Calibrations, calibrations
 from abps.report.statistics import (
     BETTER,
@@ -25,8 +27,6 @@ from abps.report.statistics import (
     Results,
     paired,
 )
-from abps.simulator.result import Run
-from abps.stats.roc import FEWEST_EVENTS
 
 #: Partners that are named; the rest is counted.
 MOST_PARTNERS = 6

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.privacy.spending import PrivacyLedger, Recount, recount
+from abps.engine.output import PRIVACY
+from abps.lab.privacy_findings import Finding, Inferred, keep, kept
+from abps.privacy.budget import PrivacyLedger, Recount, recount
 from abps.report.tables import Table, as_csv, as_markdown, number, signed
-from abps.simulator.inferred import Finding, Inferred, keep, kept
-from abps.simulator.output import PRIVACY
 from abps.study.records import StudyFolder
 
 if TYPE_CHECKING:
+    from abps.engine.result import Run
     from abps.report.comparison import Study
     from abps.report.statistics import Part
-    from abps.simulator.result import Run
     from abps.study.plan import PlannedRun
 
 #: Up to this area an attack is called no better than guessing.

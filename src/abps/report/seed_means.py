@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from abps.engine.clinical import AtCenter, Interval, Level
 from abps.report.statistics import Results
-from abps.simulator.clinical import AtCenter, Interval, Level
 
 
 def mean_of(values: Iterable[float]) -> float:

@@ -2,10 +2,10 @@
 
 Methods are compared in pairs: same seed, same splits, same initial weights, same center. The difference
 of two methods is the mean over seeds of the mean over the centers that both could score. Its interval
-(:mod:`abps.stats.crossed`) answers for other hospitals and for other splits and starts. *better* and *worse*
-are verdicts after Holm's correction for the number of comparisons with the same method; *equal* says that the
+(:mod:`abps.evaluate.crossed`) answers for other hospitals and for other splits and starts. *better* and
+*worse* are verdicts after Holm's correction for the number of comparisons with the same method; *equal* says that the
 whole interval lies within a margin; everything else is *cannot tell*. One seed gives no verdict. What single
-centers gain or lose is told with its noise taken out (:mod:`abps.stats.shrinkage`).
+centers gain or lose is told with its noise taken out (:mod:`abps.evaluate.shrinkage`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.federation import About
-from abps.simulator.result import Run
-from abps.stats.crossed import crossed
-from abps.stats.divergence import holm
-from abps.stats.shrinkage import CenterGains, center_gains
+from abps.engine.result import Run
+from abps.evaluate.crossed import crossed
+from abps.evaluate.shrinkage import CenterGains, center_gains
+from abps.lab.drift.divergence import holm
 
 #: The share of intervals that hold the truth.
 CONFIDENCE = 0.95

@@ -31,8 +31,8 @@ from abps.report.statistics import (
 )
 
 if TYPE_CHECKING:
+    from abps.engine.result import Run
     from abps.report.hospitals import Hospitals
-    from abps.simulator.result import Run
 
 #: What stands where there is nothing to say.
 NOTHING = "–"

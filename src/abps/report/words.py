@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.engine.belief_check import BeliefCheck
+from abps.engine.result import Heterogeneity
 from abps.report.statistics import (
     ABSENT,
     BETTER,
@@ -24,8 +26,6 @@ from abps.report.statistics import (
     answers,
 )
 from abps.report.tables import number, percent, signed, times, verdict
-from abps.simulator.belief_check import BeliefCheck
-from abps.simulator.result import Heterogeneity
 
 Floats = NDArray[np.float64]
 

@@ -19,12 +19,12 @@ import numpy as np
 from abps.core import protocol
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
-from abps.learn.metrics import labels_of, log_loss
-from abps.learn.outcome_scores import main_score
 from abps.methods.base import Alarm, World
 from abps.methods.memory import freeze
 from abps.methods.peers import Heard, Learned, Opinion
 from abps.methods.star import StarMethod, summands
+from abps.models.metrics import labels_of, log_loss
+from abps.models.outcome_scores import main_score
 from abps.sites.masked_sums import MaskedSums
 from abps.sites.outlook import Outlook
 from abps.sites.store_rows import AlarmRow, Evidence, Finished

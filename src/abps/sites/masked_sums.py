@@ -2,8 +2,8 @@
 
 The steps: :mod:`abps.sites.sum_steps`; the masks: :mod:`abps.sites.masking`. All of it goes through the
 conductor. Of sums over rows that the server may ask for twice, two that differ by few sites would show these:
-such a sum is not opened (:mod:`abps.privacy.told_apart`). Whose sums were opened stays in the store, over all
-jobs of the study.
+such a sum is not opened (:mod:`abps.privacy.differencing`). Whose sums were opened stays in the store, over
+all jobs of the study.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
-from abps.privacy.told_apart import FEWEST, may_be_opened
+from abps.privacy.differencing import FEWEST, may_be_opened
 from abps.sites.outlook import Outlook
 from abps.sites.post import CONDUCTOR, Post
 from abps.sites.signing import Signer

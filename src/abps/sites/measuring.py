@@ -1,7 +1,7 @@
 """Common scales from masked counts, before the first round of a study: nobody sees what a single site has.
 
 With ``secure=yes`` sites need not tell summaries of their columns in codebooks. They count their values in
-bins that all know, three times (:mod:`abps.data.counted`), and each count is a masked sum
+bins that all know, three times (:mod:`abps.data.masked_scales`), and each count is a masked sum
 (:mod:`abps.privacy.secure_sum`): relay, operator and members see totals. Every site works the next bins, and
 at last the scales, out for itself, and looks whether a total holds at least its own counts; the relay cannot
 choose bins. What came out stays in a store of its own, ``STUDY-scales.sqlite``, with the log of what left;
@@ -26,18 +26,18 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.core.streams import center_ids
-from abps.data.counted import COUNTS, Narrowing, told_counts
+from abps.data.column_statistics import Summarised
 from abps.data.federation import Federation
+from abps.data.masked_scales import COUNTS, Narrowing, told_counts
 from abps.data.outcome import Outcome
-from abps.data.outcome_told import settled_by_counts, settled_size, told_columns
+from abps.data.outcome_statistics import settled_by_counts, settled_size, told_columns
 from abps.data.prepare import numbers_of
 from abps.data.scales import Statistics, scales_size
 from abps.data.split import assign_splits
-from abps.data.told import Summarised
 from abps.methods.accounting import counting_of
+from abps.privacy.budget import Release
 from abps.privacy.secure_sum import SumError
 from abps.privacy.small_counts import least_rows
-from abps.privacy.spending import Release
 from abps.privacy.sum_bytes import masked_bytes
 from abps.sites import answers, masking
 from abps.sites.agreement import Agreement

@@ -21,10 +21,10 @@ from abps.core.protocol import Negotiation
 from abps.core.streams import center_id, center_ids
 from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared
-from abps.learn.training import Learner, Training
 from abps.methods.base import ROWS, Ints, World, grounded
 from abps.methods.memory import StateError, thaw
 from abps.methods.peers import Opinion, PeerMethod
+from abps.models.training import Learner, Training
 from abps.privacy.small_counts import both_enough
 from abps.sites.agreement import Agreement
 from abps.sites.spent import Purse
@@ -283,10 +283,10 @@ def may_score(label: NDArray[Any], patient: NDArray[np.int64] | None, outcome: O
 def _learner(data: Prepared, training: Training, seed: int, secret: int) -> Learner:
     """What trains here. Either is imported where it is wanted: the one for any model brings PyTorch along."""
     if numpy_alone():
-        from abps.learn.small_linear import SmallLinear
+        from abps.models.small_linear import SmallLinear
 
         return SmallLinear(data, training, seed, secret=secret)
-    from abps.learn.batched import StackedLearner
+    from abps.models.batched import StackedLearner
 
     return StackedLearner(data, training, training.factory, seed, secret=secret)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 from abps.data.outcome import BINARY
-from abps.learn.layout import Layout, linear_layout
 from abps.methods.base import Method
 from abps.methods.star import StarMethod, masked_cost, star_cost
+from abps.models.layout import Layout, linear_layout
 from abps.sites.agreement import Agreement
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
@@ -24,7 +24,7 @@ class Sizes:
         """Where every parameter sits."""
         if self._method.training.model in ("linear", "gam"):
             return linear_layout(self._width, BINARY)
-        from abps.learn.kernels import kernel_for  # brings PyTorch along, which other studies do without
+        from abps.models.kernels import kernel_for  # brings PyTorch along, which other studies do without
 
         return kernel_for(self._method.training.factory(self._width), self._width).layout
 

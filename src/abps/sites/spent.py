@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.methods.accounting import not_covered, published_privately, releases
 from abps.methods.base import Method, Published, World
-from abps.privacy.spending import Account, PrivacyLedger, Release
+from abps.privacy.budget import Account, PrivacyLedger, Release
 from abps.sites.store import Store
 
 Floats = NDArray[np.float64]

@@ -22,7 +22,6 @@ from abps.core.ledger import Ledger
 from abps.core.matching import Rest
 from abps.core.plausibility import distances, plausible
 from abps.core.streams import center_ids
-from abps.learn.small_linear import linear_start
 from abps.methods.base import server_keys
 from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.star import (
@@ -34,7 +33,8 @@ from abps.methods.star import (
     to_everyone,
     with_notes,
 )
-from abps.privacy.told_apart import may_be_opened
+from abps.models.small_linear import linear_start
+from abps.privacy.differencing import may_be_opened
 from abps.sites import answers
 from abps.sites.agreement import Agreement
 from abps.sites.masked_sums import masking_context
@@ -113,7 +113,7 @@ class StarServer:
         width, outcome = self.agreement.width, self.agreement.book.outcome
         if self.method.by_arithmetic(outcome):
             return linear_start(width, outcome)
-        from abps.learn.models import initial_weights  # brings PyTorch along, for networks
+        from abps.models.models import initial_weights  # brings PyTorch along, for networks
 
         return initial_weights(self.method.training.factory, width, self.agreement.seed)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 #: Where the calculation starts; its imports are followed from here.
-ENTRY: Final = "abps.simulator.simulate"
+ENTRY: Final = "abps.engine.simulate"
 
 #: Modules that decide which calculation is done, not how.
 NOT_FOLLOWED: Final = frozenset({"abps", "abps.methods.catalog", "abps.registry", "abps.release"})

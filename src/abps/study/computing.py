@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abps.data.federation import Federation
+from abps.engine.crossvalidation import compute
+from abps.engine.outsiders import stay_away
+from abps.engine.result import Run
+from abps.engine.simulate import Progress
 from abps.methods.base import Method
-from abps.simulator.crossvalidation import compute
-from abps.simulator.outsiders import stay_away
-from abps.simulator.result import Run
-from abps.simulator.simulate import Progress
 from abps.study.plan import PlannedRun
 
 

@@ -17,11 +17,11 @@ from abps.data.federation import Federation
 from abps.data.roles import Roles
 from abps.data.subgroup_names import groups_of, with_only
 from abps.data.table import load
+from abps.engine.attacks import parse as parse_attack
+from abps.engine.outsiders import check_turns
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, find
 from abps.methods.settings import configure, describe, names
-from abps.simulator.attacks import parse as parse_attack
-from abps.simulator.outsiders import check_turns
 from abps.study.calculation import calculation
 
 #: The 19 rows of the paper's table in its order.
@@ -35,7 +35,7 @@ PAPER_ROWS: Final = (
 PAPER: Final = (*PAPER_ROWS, "centralized", "random-k1", "random-k3", "group-oracle-k1")
 
 #: Modules that compute runs in another way than on one split, and what asks for them.
-HOW: Final = {"abps.simulator.crossvalidation": "folds", "abps.simulator.outsiders": "leave_out"}
+HOW: Final = {"abps.engine.crossvalidation": "folds", "abps.engine.outsiders": "leave_out"}
 
 #: What is said behind a method's name of runs in which every center stayed away once.
 AWAY: Final = ", from outside"

@@ -22,8 +22,8 @@ import msgspec
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.federation import About
-from abps.simulator.output import DECISIONS, PRIVACY, RESULT, load_run, save
-from abps.simulator.result import Run
+from abps.engine.output import DECISIONS, PRIVACY, RESULT, load_run, save
+from abps.engine.result import Run
 from abps.study.plan import Choice, Plan, PlannedRun, Request, key_of
 
 STUDY_SCHEMA = "abps.study/1"

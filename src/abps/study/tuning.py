@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from abps.core.errors import RequestError
+from abps.engine.result import Run
 from abps.methods.base import Method
 from abps.methods.settings import configure, names
-from abps.simulator.result import Run
 from abps.study.execute import Executor, conduct
 from abps.study.plan import NONE, Choice, Plan, PlannedRun, Request, Trial, identity, key_of, make_plan
 from abps.study.records import TUNING, StudyFolder

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.stats.spectrum import own_intercept
+from abps.lab.spectrum import own_intercept
 
 Floats = NDArray[np.float64]
 

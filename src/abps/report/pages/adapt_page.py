@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from abps import files
-from abps.papers.adaptation import AFTER, Course, Scenario, differences, scenario_changed, watched
+from abps.lab.adaptation import AFTER, Course, Scenario, differences, scenario_changed, watched
 from abps.report.drawing import EARLY, LATE, QUIET, Drawing, blank, draw
 from abps.report.pages.document import render
 

@@ -12,13 +12,13 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from abps import files
-from abps.papers.claims import Checked
-from abps.papers.detection import CHANGE, LENGTH, RAMP, Detection
-from abps.papers.theorems import COUNTS, DELTAS, Coverage, Regret
+from abps.lab.claims import Checked
+from abps.lab.detection import CHANGE, LENGTH, RAMP, Detection
+from abps.lab.drift.detectors import DETECTORS
+from abps.lab.guarantees import GAMMA
+from abps.lab.theorems import COUNTS, DELTAS, Coverage, Regret
 from abps.report.drawing import Drawing, blank, draw
 from abps.report.pages.document import render
-from abps.stats.detectors import DETECTORS
-from abps.stats.guarantees import GAMMA
 
 #: Okabe and Ito's colours: told apart with any colour vision; every line has a style of its own as well.
 BLUE, ORANGE, GREEN, RED, GREY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#CC79A7"

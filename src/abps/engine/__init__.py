@@ -1,0 +1,1 @@
+"""The simulator: a federation in one process, all centers at once."""

@@ -1,0 +1,59 @@
+"""A run on disk: ``result.json``, ``decisions.parquet``, and ``privacy.json`` of a private one; whole or not
+at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from abps.core.errors import RequestError
+from abps.engine.result import Run
+from abps.files import check_writable, folder, write_json, write_with
+
+RESULT = "result.json"
+DECISIONS = "decisions.parquet"
+PRIVACY = "privacy.json"
+
+
+def save(run: Run, out: Path) -> None:
+    """Write a run into its folder; ``result.json`` last, so that its presence means completeness."""
+    folder(out)
+    write_with(out / DECISIONS, run.decisions.write_parquet)
+    if run.privacy is not None:
+        write_json(out / PRIVACY, run.privacy.to_json())
+    write_json(out / RESULT, run.to_json())
+
+
+def load_run(out: Path | str) -> Run:
+    """The run in a folder, as it was saved."""
+    path = Path(out) / RESULT
+    try:
+        return Run.from_json(json.loads(path.read_text(encoding="utf-8")), Path(out) / DECISIONS)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}; choose another folder") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is damaged ({error}); delete it and run again") from error
+
+
+def check_free(out: Path, identity: dict[str, Any], fingerprint: str) -> None:
+    """Refuse a folder that holds another run, so that nobody's result is lost; the same run may be redone.
+
+    identity: what must agree, by the names of :class:`Run`.
+    """
+    if out.exists() and not out.is_dir():
+        raise RequestError(f"{out} is a file; give a folder")
+    check_writable(out)
+    if not (out / RESULT).exists():
+        return
+    there = load_run(out)
+    differing = [key for key in identity if getattr(there, key) != json.loads(json.dumps(identity[key]))]
+    if there.data.fingerprint != fingerprint:
+        differing.append("data")
+    if differing:
+        raise RequestError(
+            f"{out} already holds a run of {there.method!r} (seed {there.seed}) "
+            f"that differs in {', '.join(differing)}; choose another folder or delete it"
+        )

@@ -1,0 +1,418 @@
+"""What a run leaves behind: the result as numbers, and the audit trail as a table."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+import msgspec
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from abps.core.beliefs import Beliefs
+from abps.core.errors import RequestError
+from abps.data.federation import About
+from abps.data.prepare import Rows
+from abps.engine.belief_check import BeliefCheck
+from abps.engine.clinical import Clinical, Told
+from abps.evaluate.calibration import calibration as calibration_of
+from abps.evaluate.calibration import expit
+from abps.evaluate.roc import FEWEST_EVENTS, area
+from abps.lab.guarantees import Standing
+from abps.models.metrics import Segments, auprc, auroc, brier, labels_of
+from abps.models.outcome_scores import measures
+from abps.privacy.budget import PrivacyLedger
+from abps.release import VERSION
+
+SCHEMA = "abps.run/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Accuracy:
+    """A metric of every center's final model on its own test rows (NaN: not defined there).
+
+    honest_mean: over the centers that do not attack, where some do.
+    """
+
+    mean: float
+    scored_centers: int = 0
+    at_best_validation: float = math.nan
+    per_center: dict[str, float] = field(default_factory=dict)
+    honest_mean: float = math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Score(Accuracy):
+    """The main score of an outcome that is not binary: an accuracy with its name."""
+
+    name: str = "AUROC"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """On what every center's AUROC stands.
+
+    per_center_rows, per_center_events: scored rows, and those with the outcome.  per_center_low,
+    per_center_high: the 95 % interval by DeLong.  cannot_tell: centers with too few events or non-events, and
+    why.  folds: into how many parts patients were divided, each scored once; 0: one split, test rows only.
+    """
+
+    per_center_rows: dict[str, int] = field(default_factory=dict)
+    per_center_events: dict[str, int] = field(default_factory=dict)
+    per_center_low: dict[str, float] = field(default_factory=dict)
+    per_center_high: dict[str, float] = field(default_factory=dict)
+    cannot_tell: dict[str, str] = field(default_factory=dict)
+    folds: int = 0
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Whether the probabilities of scored rows mean what they say, as the run gives them: not recalibrated.
+
+    per_center_expected: the sum of a center's probabilities; its events stand in :class:`Scored`.
+    per_center_in_the_large, per_center_slope: 0 and 1 are right; NaN where there are too few events.
+    told, observed, rows: of all scored rows in ten groups by probability: the mean probability, the share
+    with the outcome, and how many there are.
+    """
+
+    per_center_expected: dict[str, float] = field(default_factory=dict)
+    per_center_in_the_large: dict[str, float] = field(default_factory=dict)
+    per_center_slope: dict[str, float] = field(default_factory=dict)
+    told: tuple[float, ...] = ()
+    observed: tuple[float, ...] = ()
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of the whole run; ``vs_fedavg`` is edge bytes over those of 50 fp32 rounds of FedAvg.
+
+    all_vs_fedavg: the same with control bytes.
+    """
+
+    edge: int
+    directed: int
+    control: int
+    vs_fedavg: float
+    all_vs_fedavg: float = math.nan
+
+
+@dataclass(frozen=True)
+class RestShares:
+    """Shares of center-rounds spent without a partner, in all and by cause (``core.matching.CAUSES``)."""
+
+    share: float
+    no_candidates: float
+    all_full: float
+    declined: float
+    budget: float = 0.0
+    quiet: float = 0.0
+    privacy: float = 0.0
+
+
+@dataclass(frozen=True)
+class History:
+    """One entry per round.
+
+    beliefs: what Theorem 1 says about the beliefs, for methods that keep some.
+    """
+
+    auroc: tuple[float, ...]
+    validation_auroc: tuple[float, ...]
+    edge_bytes: tuple[int, ...]
+    rest: tuple[float, ...]
+    rest_causes: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    beliefs: tuple[Standing, ...] = ()
+
+
+def versions() -> dict[str, str]:
+    """What ran: package, Python and the libraries that compute."""
+    return {
+        "abps": VERSION,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "polars": pl.__version__,
+    }
+
+
+@dataclass(frozen=True)
+class Heterogeneity:
+    """A test of whether centers differ in their risk: its p-value, in how many dimensions they do, how many
+    kinds of centers there are, and the columns that carry most of it with their share of the difference."""
+
+    p: float
+    dimensions: int
+    kinds: int
+    columns: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """One method, one seed, one federation.
+
+    device: where centers trained and predicted; another one rounds otherwise.
+    attack: members that attacked, as they were asked for; nothing where none did.
+    heterogeneity: whether centers differ, for methods that test it.
+    belief_check: what centers believe of their peers, and how that stands against the truth, for methods
+    whose beliefs are about effects (``beliefs`` in ``result.json``).
+    outcome: what was predicted. Unless it is binary, ``score`` is its main score, ``measures`` are all of
+    them, ``auroc`` is known of classes only (macro), and the curves of ``history`` are those of the main
+    score. alive: of survival, times and the chance to live longer (Kaplan-Meier of all centers).
+    trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
+    privacy: what every center has spent, of a run that was private; written beside the result.
+    clinical: what clinicians ask of a binary outcome; results of before do not have it.
+    models, beliefs, answers (logits of the test rows), told (as probabilities): of a run that was just
+    computed; not written to disk.
+    """
+
+    method: str
+    seed: int
+    rounds: int
+    data: About
+    config: dict[str, Any]
+    auroc: Accuracy
+    auprc: Accuracy
+    brier: Accuracy
+    bytes: Bytes
+    cost_usd: float
+    partners_mean: float
+    rest: RestShares
+    history: History
+    seconds: float
+    device: str = "cpu"
+    attack: str = ""
+    scored: Scored = field(default_factory=Scored)
+    calibration: Calibrated = field(default_factory=Calibrated)
+    versions: dict[str, str] = field(default_factory=versions)
+    heterogeneity: Heterogeneity | None = None
+    belief_check: BeliefCheck = field(default_factory=BeliefCheck)
+    outcome: str = "binary"
+    score: Score | None = None
+    measures: dict[str, Accuracy] = field(default_factory=dict)
+    clinical: Clinical = field(default_factory=Clinical)
+    alive: tuple[tuple[float, float], ...] = ()
+    trail: pl.DataFrame | Path | None = None
+    models: torch.Tensor | None = None
+    beliefs: Beliefs | None = None
+    answers: Segments | None = None
+    told: Told | None = None
+    privacy: PrivacyLedger | None = None
+
+    @property
+    def decisions(self) -> pl.DataFrame:
+        """The audit trail: one row per decision."""
+        if self.trail is None:
+            raise RequestError(
+                "this result was read without its folder; load the folder to see its decisions"
+            )
+        return pl.read_parquet(self.trail) if isinstance(self.trail, Path) else self.trail
+
+    @property
+    def main(self) -> Accuracy:
+        """The main score: AUROC, unless the outcome has another."""
+        return self.auroc if self.score is None else self.score
+
+    @property
+    def measure(self) -> str:
+        """What the main score is called."""
+        return "AUROC" if self.score is None else self.score.name
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``result.json``; what only other outcomes have is not in that of a binary one."""
+        names = [name for name in _WRITTEN if self.score is not None or name not in _OF_OTHERS]
+        if not self.belief_check.per_center:
+            names.remove("belief_check")
+        if not self.clinical.per_center:
+            names.remove("clinical")
+        content = {
+            _CALLED.get(name, name): _plain(msgspec.to_builtins(getattr(self, name))) for name in names
+        }
+        return {"schema": SCHEMA} | content
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any], trail: Path | None = None) -> Run:
+        """A run from the content of its ``result.json``."""
+        if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
+            raise RequestError(f"this is not a result of this version ({SCHEMA})")
+        try:
+            there = {
+                name: content[_CALLED.get(name, name)]
+                for name in _WRITTEN
+                if _CALLED.get(name, name) in content
+            }
+            stated = {
+                name: msgspec.convert(value if name in _NULLABLE else _undefined(value), _WRITTEN[name])
+                for name, value in there.items()
+            }
+            return Run(**stated, trail=trail)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise RequestError(f"this result lacks something or holds something else: {error}") from error
+
+    def __repr__(self) -> str:
+        return (
+            f"<Run {self.method} on {self.data.name}, seed {self.seed}: {self.measure} {self.main.mean:.3f} "
+            f"over {self.main.scored_centers} centers, {self.bytes.vs_fedavg:.3g} × FedAvg's bytes, "
+            f"{self.rounds} rounds>"
+        )
+
+    def _repr_html_(self) -> str:
+        more = {name: each.mean for name, each in self.measures.items() if name != self.measure}
+        more = more or {"AUPRC": self.auprc.mean, "Brier": self.brier.mean}
+        rows = {
+            self.measure: f"{self.main.mean:.3f} over {self.main.scored_centers} of "
+            f"{self.data.centers} centers",
+            ", ".join(more): ", ".join(f"{value:.3f}" for value in more.values()),
+            "bytes": f"{self.bytes.edge:,} = {self.bytes.vs_fedavg:.3g} × FedAvg",
+            "partners": f"{self.partners_mean:.2f} per center and round, rest {100 * self.rest.share:.1f} %",
+            "rounds": f"{self.rounds} in {self.seconds:.1f} s",
+        }
+        body = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+        title = escape(f"{self.method} on {self.data.name}, seed {self.seed}")
+        return f"<table><caption>{title}</caption>{body}</table>"
+
+
+#: Of a run that was just computed only.
+UNWRITTEN: Final = ("trail", "models", "beliefs", "answers", "told", "privacy")
+
+#: What is written, in this order, and its type; and where null says something else than "not defined".
+_WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name not in UNWRITTEN}
+_NULLABLE: Final = ("data", "config", "heterogeneity")
+
+#: What has another name there: of a run that was just computed, ``beliefs`` are as the method keeps them.
+_CALLED: Final = {"belief_check": "beliefs"}
+
+#: What a binary outcome does not have.
+_OF_OTHERS: Final = ("outcome", "score", "measures", "alive")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: an undefined number is null."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _undefined(value: Any) -> Any:
+    """Null is an undefined number."""
+    if isinstance(value, dict):
+        return {key: _undefined(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_undefined(inner) for inner in value]
+    return math.nan if value is None else value
+
+
+def accuracy(
+    centers: tuple[str, ...],
+    values: NDArray[np.float64],
+    at_best: float = math.nan,
+    honest: NDArray[np.bool_] | None = None,
+) -> Accuracy:
+    """Values of all centers as an :class:`Accuracy`; honest: (n,) who does not attack, if anybody does."""
+    scored = np.isfinite(values)
+
+    def mean(which: NDArray[np.bool_]) -> float:
+        return float(values[which].mean()) if which.any() else math.nan
+
+    apart = math.nan if honest is None else mean(scored & honest)
+    return Accuracy(mean(scored), int(scored.sum()), at_best, dict(zip(centers, values.tolist())), apart)
+
+
+def scores_of(
+    centers: tuple[str, ...],
+    logits: Segments,
+    rows: Rows,
+    train: Rows,
+    at_best: float = math.nan,
+    honest: NDArray[np.bool_] | None = None,
+    learned: Segments | None = None,
+) -> dict[str, Any]:
+    """The fields of a run that tell how accurate it is, whatever its outcome.
+
+    learned: answers to the training rows, for a baseline of relative risks.
+    """
+    labels = labels_of(rows)
+    if labels.outcome.binary:
+        return {
+            "auroc": accuracy(centers, auroc(logits, labels), at_best, honest),
+            "auprc": accuracy(centers, auprc(logits, labels)),
+            "brier": accuracy(centers, brier(logits, labels)),
+        }
+    found = measures(logits, rows, train, learned)
+    name, values = labels.outcome.measure, found[labels.outcome.measure]
+    main = accuracy(centers, values, at_best, honest)
+    unknown = accuracy(centers, np.full(len(centers), np.nan))
+    return {
+        "auroc": main if labels.outcome.kind == "classes" else unknown,
+        "auprc": unknown,
+        "brier": unknown,
+        "outcome": labels.outcome.kind,
+        "score": Score(
+            main.mean, main.scored_centers, main.at_best_validation, main.per_center, main.honest_mean, name
+        ),
+        "measures": {each: accuracy(centers, told) for each, told in found.items()},
+    }
+
+
+def scored_on(centers: tuple[str, ...], logits: Segments, labels: Segments, folds: int = 0) -> Scored:
+    """On what every center's score stands, from the logits and labels of all that was scored.
+
+    Intervals and who has too few rows are told of AUROCs; of other outcomes the rows and events alone.
+    """
+    if not labels.outcome.binary:
+        parts = {name: labels[i] for i, name in enumerate(centers)}
+        return Scored(
+            {name: len(part) for name, part in parts.items()},
+            {name: int(labels.outcome.events(part).sum()) for name, part in parts.items()},
+            folds=folds,
+        )
+    areas = {
+        name: area(logits[i].astype(np.float64), labels[i].astype(np.float64))
+        for i, name in enumerate(centers)
+    }
+    return Scored(
+        {name: a.events + a.others for name, a in areas.items()},
+        {name: a.events for name, a in areas.items()},
+        {name: a.low for name, a in areas.items()},
+        {name: a.high for name, a in areas.items()},
+        {
+            name: f"{a.events} events and {a.others} others; an area needs {FEWEST_EVENTS} of each"
+            for name, a in areas.items()
+            if not a.told
+        },
+        folds,
+    )
+
+
+#: Groups of rows by probability.
+GROUPS: Final = 10
+
+
+def calibrated(centers: tuple[str, ...], logits: Segments, labels: Segments) -> Calibrated:
+    """Calibration of every center and of all rows together; of other outcomes their scores tell it."""
+    if not labels.outcome.binary:
+        return Calibrated()
+    found = {
+        name: calibration_of(expit(logits[i].astype(np.float64)), labels[i].astype(np.float64))
+        for i, name in enumerate(centers)
+    }
+    told = expit(logits.values.astype(np.float64))
+    parts = np.array_split(np.argsort(told, kind="stable"), min(GROUPS, len(told)) or 1)
+    return Calibrated(
+        {name: c.expected for name, c in found.items()},
+        {name: math.nan if c.in_the_large is None else c.in_the_large.value for name, c in found.items()},
+        {name: math.nan if c.slope is None else c.slope.value for name, c in found.items()},
+        tuple(float(told[part].mean()) for part in parts if len(part)),
+        tuple(float(labels.values[part].mean(dtype=np.float64)) for part in parts if len(part)),
+        tuple(len(part) for part in parts if len(part)),
+    )

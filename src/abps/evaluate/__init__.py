@@ -1,0 +1,1 @@
+"""Measures of accuracy, calibration and clinical use, with their uncertainty."""

@@ -1,0 +1,195 @@
+"""Whether probabilities mean what they say: in the large, slope, smooth curve; and how to mend them.
+
+A model is calibrated in the large if as many events happen as it expects, and its slope is 1 if its
+probabilities are as spread out as they should be (below 1: too extreme, as after overfitting). The smooth
+curve shows where it errs. All are logistic regressions on the model's own log odds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import chi2, norm
+
+from abps.evaluate.logistic import deviance, fit_logistic
+
+Floats = NDArray[np.float64]
+
+#: Probabilities are kept this far from 0 and 1 before their log odds are taken.
+EDGE = 1e-6
+
+#: Events and non-events that an estimate of calibration needs.
+ENOUGH = 5
+
+#: … and a smooth curve.
+ENOUGH_CURVE = 20
+
+#: Harrell's places for the knots of a restricted cubic spline, by their number.
+_KNOTS = {3: (0.10, 0.50, 0.90), 4: (0.05, 0.35, 0.65, 0.95), 5: (0.05, 0.275, 0.5, 0.725, 0.95)}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """observed: events.  expected: the sum of the probabilities.
+
+    in_the_large: the intercept of a logistic regression with the model's log odds as offset (0 is right).
+    slope: the coefficient of the model's log odds (1 is right).  None where there are too few events.
+    """
+
+    rows: int
+    observed: int
+    expected: float
+    in_the_large: Estimate | None
+    slope: Estimate | None
+
+    @property
+    def ratio(self) -> float:
+        """Events that happened over those expected."""
+        return self.observed / self.expected if self.expected > 0 else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A smooth calibration curve.  at: (k,) probabilities that were told.  observed, low, high: (k,).
+
+    error: the mean distance between told and observed over all rows; worst: the 90th percentile of it.
+    """
+
+    at: Floats
+    observed: Floats
+    low: Floats
+    high: Floats
+    error: float
+    worst: float
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """New log odds = intercept + slope × log odds.  kind: none, intercept, or intercept and slope."""
+
+    intercept: float = 0.0
+    slope: float = 1.0
+    kind: str = "none"
+
+    def apply(self, probability: Floats) -> Floats:
+        """Probabilities after recalibration; those that need none stay as they are, bit for bit."""
+        if self.kind == "none":
+            return np.asarray(probability, dtype=np.float64)
+        return expit(self.intercept + self.slope * log_odds(probability))
+
+
+def log_odds(probability: Floats) -> Floats:
+    """Log odds of probabilities, kept away from infinity."""
+    p = np.clip(np.asarray(probability, dtype=np.float64), EDGE, 1.0 - EDGE)
+    return np.log(p) - np.log1p(-p)
+
+
+def expit(eta: Floats) -> Floats:
+    """Probabilities of log odds."""
+    return 1.0 / (1.0 + np.exp(-eta))
+
+
+def calibration(probability: Floats, y: Floats) -> Calibration:
+    """Calibration in the large and slope of (rows,) probabilities against (rows,) 0/1 labels."""
+    p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    observed, expected = int(y.sum()), float(p.sum())
+    if min(observed, len(y) - observed) < ENOUGH:
+        return Calibration(len(y), observed, expected, None, None)
+    told, one = log_odds(p), np.ones((len(y), 1))
+    large = fit_logistic(one, y, told)
+    both = fit_logistic(np.column_stack([one, told]), y) if np.ptp(told) > 0 else None
+    return Calibration(
+        len(y),
+        observed,
+        expected,
+        _estimate(large.coefficients[0], large.covariance[0, 0]) if large.converged else None,
+        _estimate(both.coefficients[1], both.covariance[1, 1]) if both and both.converged else None,
+    )
+
+
+def _estimate(value: float, variance: float) -> Estimate:
+    half = float(norm.ppf(0.975)) * float(np.sqrt(variance))
+    return Estimate(float(value), float(value) - half, float(value) + half)
+
+
+def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> Curve | None:
+    """The smooth curve: logistic regression on a restricted cubic spline of the log odds; None if too few.
+
+    Three knots from 20 events and non-events on, four from 100, five from 300. Drawn between the 1st and the
+    99th percentile of what was told.
+    """
+    p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    fewest = min(y.sum(), len(y) - y.sum())
+    if fewest < ENOUGH_CURVE:
+        return None
+    told = log_odds(p)
+    knots = np.quantile(told, _KNOTS[3 + int(fewest >= 100) + int(fewest >= 300)])
+    if len(np.unique(knots)) < len(knots):
+        return None  # a few different probabilities only
+    fit = fit_logistic(_spline(told, knots), y)
+    if not fit.converged:
+        return None
+    least, most = np.quantile(told, (0.01, 0.99)).tolist()
+    grid = np.linspace(least, most, points)
+    basis = _spline(grid, knots)
+    middle = basis @ fit.coefficients
+    half = norm.ppf(0.975) * np.sqrt(np.einsum("ij,jk,ik->i", basis, fit.covariance, basis))
+    distance = np.abs(expit(_spline(told, knots) @ fit.coefficients) - p)
+    return Curve(
+        expit(grid),
+        expit(middle),
+        expit(middle - half),
+        expit(middle + half),
+        float(distance.mean()),
+        float(np.quantile(distance, 0.9)),
+    )
+
+
+def _spline(x: Floats, knots: Floats) -> Floats:
+    """(rows, knots) one, x, and Harrell's restricted cubic terms: linear beyond the outermost knots."""
+    k = len(knots)
+    last, before = knots[-1], knots[-2]
+    scale = (last - knots[0]) ** 2
+    columns = [np.ones_like(x), x]
+    for j in range(k - 2):
+        term = np.maximum(x - knots[j], 0.0) ** 3
+        term -= np.maximum(x - before, 0.0) ** 3 * (last - knots[j]) / (last - before)
+        term += np.maximum(x - last, 0.0) ** 3 * (before - knots[j]) / (last - before)
+        columns.append(term / scale)
+    return np.column_stack(columns)
+
+
+def recalibration(probability: Floats, y: Floats, level: float = 0.05) -> Recalibration:
+    """What change of intercept and slope the rows ask for, by a closed test (Vergouwe and others, 2017).
+
+    First both against none at the level; only if that rejects, both against the intercept alone. So a model
+    that is right is left alone in 95 of 100 cases, however few the rows.
+    """
+    p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if min(y.sum(), len(y) - y.sum()) < ENOUGH:
+        return Recalibration()
+    told, one = log_odds(p), np.ones((len(y), 1))
+    large = fit_logistic(one, y, told)
+    if not large.converged:
+        return Recalibration()
+    shift = Recalibration(float(large.coefficients[0]), 1.0, "intercept")
+    as_it_is = deviance(told, y)
+    both = fit_logistic(np.column_stack([one, told]), y) if np.ptp(told) > 0 else None
+    if both is None or not both.converged or both.coefficients[1] <= 0:
+        return shift if chi2.sf(as_it_is - large.deviance, 1) < level else Recalibration()
+    if chi2.sf(as_it_is - both.deviance, 2) >= level:
+        return Recalibration()
+    if chi2.sf(large.deviance - both.deviance, 1) >= level:
+        return shift
+    return Recalibration(float(both.coefficients[0]), float(both.coefficients[1]), "intercept and slope")

@@ -1,0 +1,216 @@
+"""How two samples, two outcome distributions or two labellings differ.
+
+The statistics behind ``abps drift``: Welch's t-test with the outlier rule of the paper's Appendix A,
+Jensen-Shannon divergence of outcomes between and within groups of centers, and the association of
+two partitions (Cramér's V, purity).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import rel_entr
+
+from abps.core import streams
+from abps.lab.drift.change import two_sided_p
+
+Floats = NDArray[np.float64]
+
+
+# --- Student's t ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Welch:
+    """Welch's two-sample t-test, with what was compared. NaN where it is not defined."""
+
+    count: tuple[int, int]
+    mean: tuple[float, float]
+    sd: tuple[float, float]
+    t: float
+    df: float
+    p: float
+
+    @property
+    def effect(self) -> float:
+        """The difference of means in units of the root mean of the two variances (Cohen's d)."""
+        pooled = math.sqrt((self.sd[0] ** 2 + self.sd[1] ** 2) / 2)
+        return (self.mean[0] - self.mean[1]) / pooled if pooled > 0 else math.nan
+
+
+def welch(first: ArrayLike, second: ArrayLike) -> Welch:
+    """Compare the means of two samples that may differ in variance; positive t: the first is larger."""
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    counts = (len(a), len(b))
+    means = (float(a.mean()) if len(a) else math.nan, float(b.mean()) if len(b) else math.nan)
+    sds = (
+        float(a.std(ddof=1)) if len(a) > 1 else math.nan,
+        float(b.std(ddof=1)) if len(b) > 1 else math.nan,
+    )
+    t = df = math.nan
+    if min(counts) > 1:
+        va, vb = sds[0] ** 2 / len(a), sds[1] ** 2 / len(b)
+        if va + vb > 0:
+            t = (means[0] - means[1]) / math.sqrt(va + vb)
+            share = va / (va + vb)  # squares of tiny variances would underflow; squares of shares do not
+            df = 1.0 / (share**2 / (len(a) - 1) + (1.0 - share) ** 2 / (len(b) - 1))
+    return Welch(counts, means, sds, t, df, float(two_sided_p(t, df)))
+
+
+def holm(p: ArrayLike) -> Floats:
+    """Holm's adjustment of several p-values; NaN (a test that was not defined) stays and does not count."""
+    values = np.asarray(p, dtype=np.float64)
+    adjusted = np.full(values.shape, np.nan)
+    defined = np.flatnonzero(~np.isnan(values))
+    order = defined[np.argsort(values[defined], kind="stable")]
+    factors = len(order) - np.arange(len(order))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * factors))
+    return adjusted
+
+
+def within_deviations(values: ArrayLike, deviations: float = 3.0) -> NDArray[np.bool_]:
+    """The outlier rule: True where a value is at most so many standard deviations from the mean.
+
+    One pass, mean and standard deviation (ddof 1) of all the values given, as in Appendix A.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if len(x) < 2:
+        return np.ones(x.shape, dtype=np.bool_)
+    return np.asarray(np.abs(x - x.mean()) <= deviations * x.std(ddof=1))
+
+
+# --- Jensen-Shannon ---------------------------------------------------------------------------------
+
+
+def jensen_shannon(p: ArrayLike, q: ArrayLike) -> Floats:
+    """Jensen-Shannon divergence in nats of distributions along the last axis; in [0, ln 2]."""
+    a, b = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
+    middle = (a + b) / 2
+    total = (rel_entr(a, middle) + rel_entr(b, middle)).sum(axis=-1) / 2
+    return np.asarray(np.maximum(total, 0.0))
+
+
+def bernoulli_js(p: ArrayLike, q: ArrayLike) -> Floats:
+    """Jensen-Shannon divergence in nats of two yes/no outcomes with rates p and q (broadcast)."""
+    a, b = np.broadcast_arrays(np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64))
+    return jensen_shannon(np.stack([a, 1 - a], axis=-1), np.stack([b, 1 - b], axis=-1))
+
+
+@dataclass(frozen=True)
+class OutcomeDivergence:
+    """Mean pairwise divergence of the centers' outcome rates, in nats; NaN where there is no pair.
+
+    The noise is what centers of these sizes would show on average if all pairs had one and the same
+    rate: to first order (1/n₁ + 1/n₂)/8, whatever the rate.
+    """
+
+    between: float
+    within: float
+    between_noise: float
+    within_noise: float
+    between_pairs: int
+    within_pairs: int
+
+
+def outcome_divergence(rates: ArrayLike, sizes: ArrayLike, groups: ArrayLike) -> OutcomeDivergence:
+    """Compare (n,) outcome rates of centers of (n,) sizes between and within their (n,) groups."""
+    rate = np.asarray(rates, dtype=np.float64)
+    size = np.asarray(sizes, dtype=np.float64)
+    group = np.unique(np.asarray(groups), return_inverse=True)[1]
+    sums = np.zeros((2, 2))  # [same group?, divergence or noise]
+    pairs = np.zeros(2, dtype=np.int64)
+    for i in range(len(rate) - 1):  # row by row: n² numbers are never held at once
+        same = (group[i + 1 :] == group[i]).astype(np.int64)
+        divergence = bernoulli_js(rate[i], rate[i + 1 :])
+        noise = (1 / size[i] + 1 / size[i + 1 :]) / 8
+        sums[:, 0] += np.bincount(same, weights=divergence, minlength=2)
+        sums[:, 1] += np.bincount(same, weights=noise, minlength=2)
+        pairs += np.bincount(same, minlength=2)
+    with np.errstate(invalid="ignore"):
+        mean = sums / pairs[:, None]
+    return OutcomeDivergence(
+        between=float(mean[0, 0]),
+        within=float(mean[1, 0]),
+        between_noise=float(mean[0, 1]),
+        within_noise=float(mean[1, 1]),
+        between_pairs=int(pairs[0]),
+        within_pairs=int(pairs[1]),
+    )
+
+
+# --- two labellings of the same rows ----------------------------------------------------------------
+
+
+def contingency(first: ArrayLike, second: ArrayLike) -> NDArray[np.int64]:
+    """(values of first, values of second) how often each pair of labels occurs, labels sorted."""
+    a_names, a = np.unique(np.asarray(first), return_inverse=True)
+    b_names, b = np.unique(np.asarray(second), return_inverse=True)
+    flat = np.bincount(a * len(b_names) + b, minlength=len(a_names) * len(b_names))
+    return flat.reshape(len(a_names), len(b_names)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Association:
+    """How far one labelling tells another.
+
+    v: Cramér's V. v_corrected: with the chance part taken out (Bergsma). purity: the share of the most
+    frequent second label, mean over the first labels; chance_purity: what it would be on average if the
+    labels were dealt out at random. Small windows are pure by chance, so it is above the share in all rows.
+    """
+
+    v: float
+    v_corrected: float
+    purity: float
+    chance_purity: float
+    chi2: float
+    df: int
+    rows: int
+
+
+#: Random deals behind the chance level of purity; its standard error is then below 0.005 for one row of one.
+DEALS = 4_000
+
+
+def chance_purity(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> float:
+    """The mean purity of rows of these sizes whose labels are dealt at random from (c,) ``columns``.
+
+    Each row is a draw without replacement; the expected share of its most frequent label depends on its size
+    alone, so it is drawn once per size. Always the same draws: a function of the counts.
+    """
+    rng = streams.generator(0, "bootstrap", 0, streams.center_id("chance purity"))
+    sizes, often = np.unique(rows[rows > 0], return_counts=True)
+    expected = [
+        float(rng.multivariate_hypergeometric(columns, int(n), size=DEALS).max(axis=1).mean()) / n
+        for n in sizes
+    ]
+    return float(np.average(expected, weights=often))
+
+
+def association(table: ArrayLike) -> Association:
+    """Cramér's V and purity of a (rows, columns) contingency table of counts."""
+    counts = np.asarray(table, dtype=np.float64)
+    counts = counts[counts.sum(axis=1) > 0][:, counts.sum(axis=0) > 0]
+    total = counts.sum()
+    r, c = counts.shape
+    if total == 0:
+        return Association(math.nan, math.nan, math.nan, math.nan, math.nan, 0, 0)
+    purity = float((counts.max(axis=1) / counts.sum(axis=1)).mean())
+    chance = chance_purity(counts.sum(axis=1).astype(np.int64), counts.sum(axis=0).astype(np.int64))
+    if min(r, c) < 2:  # one label only: nothing to be associated with
+        return Association(math.nan, math.nan, purity, chance, 0.0, 0, int(total))
+    expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0, keepdims=True) / total
+    chi2 = float(((counts - expected) ** 2 / expected).sum())
+    phi2 = chi2 / total
+    v = math.sqrt(phi2 / (min(r, c) - 1))
+    df = (r - 1) * (c - 1)
+    if total > 1:
+        phi2 = max(0.0, phi2 - df / (total - 1))
+        r_fair, c_fair = r - (r - 1) ** 2 / (total - 1), c - (c - 1) ** 2 / (total - 1)
+        spread = min(r_fair, c_fair) - 1
+        corrected = math.sqrt(phi2 / spread) if spread > 0 else math.nan
+    else:
+        corrected = math.nan
+    return Association(v, corrected, purity, chance, chi2, df, int(total))

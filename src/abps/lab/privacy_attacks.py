@@ -1,0 +1,293 @@
+"""What a partner can infer from what it receives: who was in a center's training rows, and what they have.
+
+The attacker is a partner: it knows the common start, receives a center's update as the wire carries it, and
+holds records of people, of whom it wants to know whether they were learned from.
+
+* *alignment*: a row that was learned from pulls the weights along its own gradient. The score is the cosine
+  between the update and the step that this row alone would ask for.
+* *shadow models*: half of the centers are the attacker's own. It knows who is in their rows, so it learns
+  from their updates how members differ from others (alignment, loss before and after), and asks that of the
+  rest.
+* *attributes*: of a record with one yes/no entry unknown, the attacker takes the value whose gradient fits
+  the update better. What counts is how much better it guesses for members than for others.
+
+Sizes are made: of every center only so many training rows are learned from, and the ones left over count
+among the people that it has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.data.prepare import Prepared, Rows
+from abps.engine.rounds import Course
+from abps.lab.privacy_findings import Finding
+from abps.methods.accounting import with_noise
+from abps.methods.base import Method, World
+from abps.methods.settings import with_settings
+from abps.methods.star import StarMethod
+from abps.models.batched import StackedLearner
+
+Floats = NDArray[np.float64]
+
+#: Yes/no columns whose entries are guessed, and the fewest and most rows that may have a one.
+ATTRIBUTES, RARE, FREQUENT = 8, 0.1, 0.9
+
+#: Centers without which shadow models have nothing to learn from.
+FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Settings that protect, by a name for tables."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+def sends_updates(method: Method) -> bool:
+    """Whether centers send what follows from steps on their rows: that is what the attacks read."""
+    return method.kind != "alone" and not (isinstance(method, StarMethod) and method.asks)
+
+
+def fitting(data: Prepared, sizes: Sequence[int]) -> list[int]:
+    """The sizes that enough centers have; the smallest, where none is."""
+    return [size for size in sizes if (data.train.sizes >= size).sum() >= FEWEST] or [min(sizes)]
+
+
+def cut(data: Prepared, rows: int, seed: int) -> tuple[Prepared, Rows]:
+    """Centers with at least ``rows`` training rows and that many of them, drawn at random; and, of the same
+    centers, people who were not learned from: test rows and the ones left over."""
+    keep = np.flatnonzero(data.train.sizes >= rows)
+    if len(keep) < FEWEST:
+        raise RequestError(
+            f"rows={rows}: {len(keep)} center(s) have so many training rows, and the attacks need {FEWEST}; "
+            "choose a smaller size"
+        )
+    inside, outside = [], []
+    ids = streams.center_ids(data.centers)
+    for i in keep:
+        train, test = data.train.only(int(i)), data.test.only(int(i))
+        order = streams.generator(seed, "attack", rows, int(ids[i])).permutation(len(train.y))
+        mine, left = np.sort(order[:rows]), np.sort(order[rows:])
+        inside.append((train.x[mine], train.y[mine]))
+        x, y = np.concatenate([test.x, train.x[left]]), np.concatenate([test.y, train.y[left]])
+        outside.append((x, y))
+    centers = tuple(data.centers[i] for i in keep)
+    parts = [_joined([part.only(int(i)) for i in keep]) for part in (data.validation, data.test)]
+    smaller = replace(
+        data,
+        centers=centers,
+        train=_stacked(inside),
+        validation=parts[0],
+        test=parts[1],
+        metadata=data.metadata[keep],
+        groups=None if data.groups is None else tuple(data.groups[i] for i in keep),
+    )
+    return smaller, _stacked(outside)
+
+
+def _stacked(parts: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> Rows:
+    start = np.concatenate([[0], np.cumsum([len(y) for _, y in parts])])
+    return Rows(np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), start)
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    return _stacked([(part.x, part.y) for part in parts])
+
+
+@dataclass(frozen=True, eq=False)
+class Exposed:
+    """What partners of a round see: models before and after, (n, shared), and the models (n, P) that a
+    gradient is taken at."""
+
+    round: int
+    before: Tensor
+    after: Tensor
+    at: Tensor
+
+
+def exposed(method: Method, data: Prepared, seed: int, rounds: Sequence[int]) -> list[Exposed]:
+    """Every center's update in some rounds of a method, as the wire carries it; where a server sees sums
+    alone, the mean of all updates in place of each.
+
+    The attacker is given the model that a center began the round with: more than a partner knows later on.
+    """
+    method = with_noise(method)
+    training = method.training
+    ids = streams.center_ids(data.centers)
+    learner = StackedLearner(data, training, training.factory, seed)
+    world = World(learner, data, ids, seed, method.stop.rounds)
+    course = Course.start(method, world)
+    found = []
+    for t in range(1, max(rounds) + 1):
+        if t in rounds:
+            models = getattr(course.state, "models", None)
+            if models is None:
+                raise RequestError("this method keeps no model for every center; audit another")
+            beside = StackedLearner(data, training, training.factory, seed)
+            after = beside.train(models, t)
+            shared = method.line.shared(world)
+            sent = method.line.deliver(world, after[:, :shared].contiguous(), t)
+            before = models[:, :shared].clone()
+            if method.kind == "star" and method.privacy.secure:
+                sent = before + (sent - before).mean(dim=0)
+            found.append(Exposed(t, before, sent, models.clone()))
+        course, _ = course.round(t)
+    return found
+
+
+class Gradients:
+    """Gradients of single rows, with respect to the shared columns of a model."""
+
+    def __init__(self, learner: StackedLearner, shared: int) -> None:
+        self._model, self._layout, self._shared = (
+            learner.factory(learner.data.width).eval(),
+            learner.layout,
+            shared,
+        )
+        self._each = torch.func.vmap(torch.func.grad(self._loss), in_dims=(None, 0, 0))
+
+    def _loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        logit = torch.func.functional_call(self._model, self._layout.unflatten(w), (x[None],)).reshape(())
+        return F.binary_cross_entropy_with_logits(logit, y)
+
+    def of(self, w: Tensor, x: NDArray[np.float32], y: NDArray[np.float32]) -> Tensor:
+        """(rows, shared)."""
+        return self._each(w, torch.from_numpy(x), torch.from_numpy(y))[:, : self._shared]
+
+    def losses(self, w: Tensor, x: NDArray[np.float32], y: NDArray[np.float32]) -> Floats:
+        """(rows,)."""
+        with torch.no_grad():
+            answer = torch.func.functional_call(
+                self._model, self._layout.unflatten(w), (torch.from_numpy(x),)
+            ).reshape(-1)
+            loss = F.binary_cross_entropy_with_logits(answer, torch.from_numpy(y), reduction="none")
+        return loss.numpy().astype(np.float64)
+
+
+def features(
+    made: Gradients, seen: Exposed, i: int, x: NDArray[np.float32], y: NDArray[np.float32]
+) -> Floats:
+    """(rows, 3) what tells members of center i from others: alignment, and loss before and after."""
+    gradient = made.of(seen.at[i], x, y)
+    update = seen.after[i] - seen.before[i]
+    along = -(gradient @ update) / (gradient.norm(dim=1) * update.norm()).clamp_min(1e-12)
+    model = seen.at[i].clone()
+    before = made.losses(model, x, y)
+    model[: len(update)] = seen.after[i]
+    return np.stack([along.numpy().astype(np.float64), before, made.losses(model, x, y)], axis=1)
+
+
+def area(scores: Floats, member: NDArray[np.bool_]) -> float:
+    """The area under the curve; 0.5 where one side is empty."""
+    if not member.any() or member.all():
+        return 0.5
+    rank = np.argsort(np.argsort(scores, kind="stable"), kind="stable").astype(np.float64)
+    for value in np.unique(scores):  # ties share their mean rank
+        same = scores == value
+        if same.sum() > 1:
+            rank[same] = rank[same].mean()
+    count = int(member.sum())
+    return float((rank[member].sum() - count * (count - 1) / 2) / (count * (len(member) - count)))
+
+
+def attack(made: Gradients, seen: Exposed, members: Rows, others: Rows, name: str) -> Finding:
+    """All attacks on all centers of one size."""
+    n = len(members.sizes)
+    known: list[tuple[Floats, NDArray[np.bool_]]] = []
+    gaps = []
+    for i in range(n):
+        inside, outside = members.only(i), others.only(i)
+        x, y = np.concatenate([inside.x, outside.x]), np.concatenate([inside.y, outside.y])
+        member = np.arange(len(y)) < len(inside.y)
+        known.append((features(made, seen, i, x, y), member))
+        gaps.append(guessing(made, seen, i, x, y, member))
+    aligned = np.array([area(values[:, 0], member) for values, member in known])
+    shadowed = np.array(_by_shadows(known))
+    gap = np.array([g for g in gaps if np.isfinite(g)])
+    return Finding(
+        name,
+        int(members.sizes[0]),
+        seen.round,
+        n,
+        float(aligned.mean()),
+        float(aligned.std(ddof=1) / np.sqrt(n)),
+        float(shadowed.mean()),
+        float(shadowed.std(ddof=1) / np.sqrt(len(shadowed))),
+        float(gap.mean()) if len(gap) else 0.0,
+    )
+
+
+def _by_shadows(known: Sequence[tuple[Floats, NDArray[np.bool_]]]) -> list[float]:
+    """Each half of the centers attacked by what the other half teaches."""
+    found = []
+    for half in (0, 1):
+        taught = [pair for k, pair in enumerate(known) if k % 2 == half]
+        x, y = np.concatenate([f for f, _ in taught]), np.concatenate([m for _, m in taught])
+        middle, spread = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-6)
+        design = np.column_stack([np.ones(len(x)), (x - middle) / spread])
+        # Least squares: a linear discriminant, also where a feature says nothing.
+        fitted = np.linalg.lstsq(design, y.astype(np.float64), rcond=None)[0]
+        found += [
+            area(((f - middle) / spread) @ fitted[1:], m) for k, (f, m) in enumerate(known) if k % 2 != half
+        ]
+    return found
+
+
+def guessing(
+    made: Gradients,
+    seen: Exposed,
+    i: int,
+    x: NDArray[np.float32],
+    y: NDArray[np.float32],
+    member: NDArray[np.bool_],
+) -> float:
+    """How much better a yes/no entry is guessed for members than for others: a difference of areas."""
+    share = x.mean(axis=0)
+    flags = np.flatnonzero(np.isin(x, (0, 1)).all(axis=0) & (share > RARE) & (share < FREQUENT))[:ATTRIBUTES]
+    if not len(flags):
+        return float("nan")
+    update = seen.after[i] - seen.before[i]
+    gaps = []
+    for k in flags:
+        told = []
+        for value in (1.0, 0.0):
+            guess = x.copy()
+            guess[:, k] = value
+            gradient = made.of(seen.at[i], guess, y)
+            told.append(-(gradient @ update) / gradient.norm(dim=1).clamp_min(1e-12))
+        score, truth = (told[0] - told[1]).numpy().astype(np.float64), x[:, k] > 0
+        gaps.append(area(score[member], truth[member]) - area(score[~member], truth[~member]))
+    return float(np.mean(gaps))
+
+
+def audit(
+    method: Method,
+    data: Prepared,
+    seed: int,
+    sizes: Sequence[int],
+    rounds: Sequence[int],
+    protections: Sequence[Protection],
+) -> list[Finding]:
+    """Every attack, for centers of every size, in every round, under every protection."""
+    found = []
+    for protection in protections:
+        changed = with_settings(method, protection.settings)
+        for size in sizes:
+            smaller, others = cut(data, size, seed)
+            seen = exposed(changed, smaller, seed, rounds)
+            learner = StackedLearner(smaller, changed.training, changed.training.factory, seed)
+            made = Gradients(learner, seen[0].before.shape[1])
+            found += [attack(made, each, smaller.train, others, protection.name) for each in seen]
+    return found

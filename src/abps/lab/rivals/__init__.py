@@ -1,0 +1,1 @@
+"""Rivals: published methods that abps is compared with, one file each."""

@@ -1,0 +1,160 @@
+"""BNN: FedAvg with Bayesian networks. Every weight is a Gaussian, and the Gaussians are averaged.
+
+A weight is N(m, s^2) with s = softplus(r). Every batch draws all weights once, w = m + s e, and
+
+    loss = BCE(w) + (kl / rows) * KL(N(m, s^2), prior).
+
+The server averages m, and s^2 (not r): ``moments`` s^2 = sum p_i s_i^2; ``mixture`` adds the centers'
+disagreement in m; ``conflation`` is the product of the centers' Gaussians, each to the power p_i.
+Both m and r travel, so a round costs two of FedAvg's. Predictions are the mean probability over
+``samples`` draws of the weights, the same draws for every center and round.
+
+The prior does the work of weight decay, which would drive s up to softplus(0) = 0.69: it must be off.
+The noise does the work of dropout, which is off by default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.data.prepare import Rows
+from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
+from abps.methods.star import Server, StarMethod
+from abps.models.gaussian import Gaussian
+from abps.models.metrics import Segments
+from abps.models.training import Objective, Training
+from abps.tensors import Tensor, torch
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P) the means.  raw: (r, P) the raw spreads r."""
+
+    raw: Tensor
+
+    @property
+    def held(self) -> slice:
+        """The rows that differ: the first stands for all where all centers hold what the server sent."""
+        return slice(0, 1) if self.models.stride(0) == 0 else slice(None)
+
+
+@dataclass(frozen=True)
+class BNN(StarMethod):
+    """sigma: the initial spread.  kl: weight of the divergence from the prior.
+
+    prior: zero, N(0, prior_sigma^2), or global, what was received.
+    average: moments, mixture or conflation.
+    evaluate: sampled, or means (a plain network with the mean weights).  samples: draws of an evaluation.
+    """
+
+    only_binary: ClassVar[str] = "it averages probabilities of an event; choose another method"
+
+    training: Training = field(default_factory=lambda: Training(weight_decay=0.0, dropout=0.0))
+    codec: str = "fp32"
+    weighting: Weighting = "size"
+    sigma: float = 0.02
+    kl: float = 0.01
+    prior: Literal["zero", "global"] = "zero"
+    prior_sigma: float = 0.1
+    average: Literal["moments", "mixture", "conflation"] = "moments"
+    evaluate: Literal["sampled", "means"] = "sampled"
+    samples: int = 10
+
+    #: The means, and the raw spreads.
+    messages = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Wire(self.codec)
+        if self.sigma <= 0 or self.prior_sigma <= 0 or self.kl < 0:
+            raise RequestError(
+                f"sigma={self.sigma}, prior_sigma={self.prior_sigma}, kl={self.kl}: "
+                "choose spreads above 0 and kl from 0"
+            )
+        if self.samples < 1:
+            raise RequestError(f"samples={self.samples}: choose at least 1")
+
+    @property
+    def line(self) -> Wire:
+        """Whole models."""
+        return Wire(self.codec)
+
+    def init(self, world: World) -> State:
+        """The common start as means, one spread for all weights."""
+        if self.training.weight_decay:
+            raise RequestError(
+                f"weight_decay={self.training.weight_decay}: it would widen every weight's spread; "
+                "set weight_decay=0 and steer with kl and prior_sigma"
+            )
+        start = world.common_start()
+        return State(start, raw_of(torch.full_like(start, self.sigma)))
+
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """Train means and spreads."""
+        size = state.models.shape[1]
+        both = torch.cat([state.models[state.held], state.raw[state.held]], dim=1).expand(world.r, -1)
+        trained = world.learner.train(both, t, self.objective(world, state))
+        return State(trained[:, :size].contiguous(), trained[:, size:].contiguous())
+
+    def upload(self, world: World, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+        """Means and raw spreads."""
+        return trained.models, trained.raw
+
+    def serve(
+        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
+    ) -> tuple[tuple[Tensor, ...], None]:
+        """The average of the Gaussians."""
+        spreads = torch.nn.functional.softplus(sent[1])
+        center, spread = pooled(sent[0], spreads, shares(sizes, self.weighting), self.average)
+        return (center, raw_of(spread)), None
+
+    def receive(self, world: World, state: State, trained: State, down: tuple[Tensor, ...], t: int) -> State:
+        """All hold the average."""
+        return State(down[0].expand(world.r, -1), down[1].expand(world.r, -1))
+
+    def objective(self, world: World, state: State) -> Objective:
+        """Means and raw spreads are trained; the prior, and its say in a center's loss."""
+        center, spread = (
+            torch.zeros(world.learner.layout.size),
+            torch.full_like(state.raw[0], self.prior_sigma),
+        )
+        own = world.sizes()[torch.from_numpy(world.here)]
+        if self.prior == "global":
+            center = state.models[state.held].expand(world.r, -1)
+            spread = torch.nn.functional.softplus(state.raw[state.held]).expand(world.r, -1)
+        return Objective(gaussian=Gaussian(center, spread, self.kl / own.clamp_min(1.0)))
+
+    def logits(self, world: World, state: State, rows: Rows) -> Segments:
+        """Log-odds of the mean probability over the draws."""
+        if self.evaluate == "means":
+            return world.learner.logits(state.models, rows)
+        rng = streams.generator(world.seed, "sample-weights")
+        mean, spread = state.models[state.held], torch.nn.functional.softplus(state.raw[state.held])
+        total = torch.zeros(len(rows.y), dtype=torch.float64)
+        for _ in range(self.samples):
+            noise = torch.from_numpy(rng.standard_normal(spread.shape[1], dtype=np.float32))
+            answer = world.learner.logits((mean + spread * noise).expand(world.r, -1), rows)
+            total += torch.sigmoid(torch.from_numpy(answer.values).double())
+        return Segments(torch.logit(total / self.samples, eps=1e-12).float().numpy(), rows.start)
+
+
+def raw_of(spread: Tensor) -> Tensor:
+    """The inverse of softplus, without overflow."""
+    return spread + torch.log(-torch.expm1(-spread))
+
+
+def pooled(mean: Tensor, spread: Tensor, weights: Tensor, how: str) -> tuple[Tensor, Tensor]:
+    """(P,) mean and spread of the average of n Gaussians (n, P) with weights (n,)."""
+    if how == "conflation":
+        precision = weighted_mean(spread**-2, weights)
+        return weighted_mean(mean * spread**-2, weights) / precision, precision**-0.5
+    center = weighted_mean(mean, weights)
+    variance = weighted_mean(spread**2, weights)
+    if how == "mixture":
+        variance = variance + weighted_mean((mean - center) ** 2, weights)
+    return center, variance.sqrt()

@@ -1,0 +1,96 @@
+"""What methods share that choose whom to hear: draws of peers, their models judged on own rows, a trail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core import streams
+from abps.core.matching import Plan
+from abps.data.prepare import Rows
+from abps.methods.abps import trail_of
+from abps.methods.base import Decisions, Floats, Ints, World
+from abps.models.metrics import labels_of, log_loss
+from abps.models.mixtures import Mixtures
+from abps.tensors import Tensor
+
+#: The rows of its own on which a center looks at other models.
+Judge = Literal["train", "validation", "all"]
+
+#: How centers come to hear each other: those that they ask, one way; or by proposals, both ways.
+Links = Literal["pull", "mutual"]
+
+
+def drawn(
+    world: World, logits: Floats, t: int, known: NDArray[np.bool_] | None = None, purpose: str = "policy"
+) -> list[list[int]]:
+    """Every center's peers in the order of draws without replacement, probabilities proportional to
+    exp(logits) (r, n); known: (r, n) those that can be drawn, else everybody."""
+    known = ~world.self_mask if known is None else known & ~world.self_mask
+    u = streams.uniforms(world.seed, purpose, t, world.ids[world.here][:, None], world.ids[None, :])
+    # The largest of log-probability plus Gumbel noise is a draw; in descending order, draws in turn.
+    noisy = logits - np.log(-np.log(np.maximum(u, 1e-300)))
+    order = np.argsort(np.where(known, -noisy, np.inf), axis=1, kind="stable")
+    return [order[i, : int(known[i].sum())].tolist() for i in range(world.r)]
+
+
+def losses(world: World, own: Tensor, arrived: Tensor, to: Ints, by: Ints, judge: Judge) -> Floats:
+    """(transfers,) mean loss of what came from place ``by`` on the rows of the center in row ``to``; its
+    private layers are the center's own. 0 where a center has no such rows: they tell nothing.
+
+    own: (r, P).  arrived: (n, shared).
+    """
+    count = len(to)
+    parts = Mixtures(
+        to.astype(np.int64),
+        np.zeros(count, dtype=np.float32),
+        by.astype(np.int64),
+        np.ones(count, dtype=np.float32),
+        np.arange(count + 1),
+    )
+
+    def measured(rows: Rows) -> Floats:
+        return log_loss(world.learner.mixture_logits(own, arrived, parts, rows), labels_of(rows, to))
+
+    return _over(world, judge, to, measured)
+
+
+def own_losses(world: World, models: Tensor, judge: Judge) -> Floats:
+    """(r,) mean loss of every center's model (r, P) on its own rows; 0 where it has none."""
+    everyone = np.arange(world.r)
+    return _over(
+        world, judge, everyone, lambda rows: log_loss(world.learner.logits(models, rows), labels_of(rows))
+    )
+
+
+def _over(world: World, judge: Judge, who: Ints, measured: Callable[[Rows], Floats]) -> Floats:
+    """(k,) what was measured on the rows that judge, each row with the same weight."""
+    kinds = {"train": ("train",), "validation": ("validation",), "all": ("train", "validation")}[judge]
+    total, count = np.zeros(len(who)), np.zeros(len(who))
+    for kind in kinds:
+        rows: Rows = getattr(world.data, kind)
+        size = rows.sizes[who]
+        total += np.where(size > 0, np.nan_to_num(measured(rows), nan=1e30, posinf=1e30) * size, 0.0)
+        count += size
+    return total / np.maximum(count, 1)
+
+
+def trail_with(score: Floats, count: Floats | None = None) -> Callable[[Plan], Decisions]:
+    """The audit trail of a plan with a score (n, n) beside every decision, and how often it was measured."""
+
+    def numbers(center: Ints, peer: Ints) -> tuple[Floats, Floats, Floats]:
+        found = score[center, peer]
+        nothing = np.full(len(found), np.nan)
+        return found, nothing, nothing if count is None else count[center, peer]
+
+    return lambda plan: trail_of(plan, numbers)
+
+
+def in_place(table: Floats, place: Ints, n: int) -> Floats:
+    """(r, n) a table over members whose member k is called ``place[k]`` from now on; 0 for new ones."""
+    moved = np.zeros((len(table), n))
+    moved[:, place] = table
+    return moved

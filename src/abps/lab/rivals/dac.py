@@ -1,0 +1,173 @@
+"""DAC (Zec et al. 2022): peers drawn by how well their models do on a center's own rows.
+
+A center draws ``peers`` others from softmax(tau s_i), s_ij = 1 / loss of j's model on i's rows, 0 for those
+it knows nothing of; hears them; notes their scores; and averages its model with all of theirs, good or bad.
+Two-hop: of members that it has never drawn it takes over the score that the best of those heard has for them;
+a row of n numbers travels with every model, and is booked as control bytes.
+
+``schedule=rising`` (dac-var): tau rises from 1 to tau + 1. ``standardise`` compares z-scores of the scores a
+center has seen, the unknown counting as average: losses of hospitals differ by hundredths, and with tau = 30
+raw scores leave one choice. ``mix=score`` weighs models by their scores (DAC2); ``metric`` replaces 1 / loss
+by a cosine, of weights or of updates (FedSim).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core.errors import RequestError
+from abps.core.ledger import Traffic
+from abps.lab.rivals import graphs
+from abps.lab.rivals.choosing import Judge, Links, drawn, in_place, losses, own_losses, trail_with
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
+from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.tensors import Tensor, torch
+
+#: A loss of zero has no inverse.
+LEAST = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P).  score: (r, n), 0 where nothing is known.  count: (r, n) how often it was measured."""
+
+    score: Floats
+    count: Floats
+
+    def placed(self, place: Ints, n: int) -> State:
+        """With members in other places; nothing is known of new ones."""
+        return replace(self, score=in_place(self.score, place, n), count=in_place(self.count, place, n))
+
+
+@dataclass(frozen=True)
+class DAC(PeerMethod):
+    """peers: how many a center hears.  tau: how much scores decide.  schedule: constant or rising.
+
+    two_hop: whether scores are passed on.  metric, mix, standardise: as above.  judge: the rows that judge.
+    links: pull, one way, as the authors do; mutual: the draws are proposals, and both sides hear each other.
+    """
+
+    peers: int = 5
+    tau: float = 30.0
+    schedule: Literal["constant", "rising"] = "constant"
+    two_hop: bool = True
+    metric: Literal["loss", "weights", "updates"] = "loss"
+    mix: Literal["size", "score"] = "size"
+    standardise: bool = False
+    judge: Judge = "train"
+    links: Links = "pull"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.peers < 1 or self.tau < 0:
+            raise RequestError(f"peers={self.peers}, tau={self.tau}: choose at least 1 peer, and tau from 0")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and tau, by the scale of scores."""
+        return tried(self, tau=(1.0, 4.0) if self.standardise else (3.0, 30.0))
+
+    @property
+    def kind(self) -> Kind:
+        """One way, or by mutual proposals."""
+        return self.links
+
+    @property
+    def capacity(self) -> int:
+        """The number of pulls, or of links."""
+        return self.peers
+
+    def between_sites(self) -> str:
+        """Rows of scores do not travel there."""
+        return "its centers pass on rows of scores (two_hop), which no site sends" if self.two_hop else ""
+
+    def init(self, world: World) -> State:
+        """The common start; nothing is known of anybody."""
+        nothing = np.zeros((world.r, world.n))
+        return State(world.common_start(), nothing, nothing)
+
+    def sharpness(self, t: int) -> float:
+        """tau in round t."""
+        if self.schedule == "constant":
+            return self.tau
+        return 2.0 * self.tau / (1.0 + float(np.exp(-0.2 * t))) - self.tau + 1.0
+
+    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+        """Peers in the order of draws by their scores."""
+        scaled = zscores(state.score) if self.standardise else state.score
+        rankings = drawn(world, self.sharpness(t) * scaled, t)
+        return Opinion(rankings, trail=trail_with(state.score, state.count))
+
+    def cost(self, world: World, to: Ints, by: Ints) -> Traffic:
+        """Models, and a row of scores with each."""
+        rows = len(to) * 4 * world.n * self.two_hop
+        return super().cost(world, to, by) + Traffic(control=rows)
+
+    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+        """Look at what arrived, and average with all of it."""
+        to, by = heard.to, heard.by
+        measured = self.scores(world, trained.models, heard)
+        score, count = state.score.copy(), state.count.copy()
+        score[to, by] = measured
+        count[to, by] += 1
+        if self.two_hop:
+            told = state.score[world.row[by]]  # as it was when the model was sent
+            score = passed_on(score, count > 0, to, by, told, world.self_mask)
+        weight = graphs.by_size(world, to, by)
+        if self.mix == "score":
+            given, own = np.maximum(measured, 0.0), self.own_scores(world, trained.models)
+            total = own + np.bincount(to, weights=given, minlength=world.r)
+            weight = given / np.maximum(total[to], 1e-300)
+        mixed = graphs.combine(trained.models, heard.arrived, to, by, weight)
+        return Learned(State(mixed, score, count))
+
+    def scores(self, world: World, own: Tensor, heard: Heard) -> Floats:
+        """(transfers,) the score of every model heard."""
+        if self.metric == "loss":
+            return inverse(losses(world, own, heard.arrived, heard.to, heard.by, self.judge))
+        shared = heard.arrived.shape[1]
+        base = world.learner.start[:shared] if self.metric == "updates" else torch.zeros(shared)
+        mine = own[torch.from_numpy(heard.to), :shared] - base
+        theirs = heard.arrived[torch.from_numpy(heard.by)] - base
+        return torch.nn.functional.cosine_similarity(mine.double(), theirs.double(), dim=1).numpy()
+
+    def own_scores(self, world: World, own: Tensor) -> Floats:
+        """(r,) the score of a center's own model."""
+        if self.metric != "loss":
+            return np.ones(world.r)
+        return inverse(own_losses(world, own, self.judge))
+
+
+def inverse(loss: Floats) -> Floats:
+    """1 / loss; 0, that is unknown, where there were no rows to measure it on."""
+    return np.where(loss > 0, 1.0 / np.maximum(loss, LEAST), 0.0)
+
+
+def zscores(score: Floats) -> Floats:
+    """(r, n) every center's scores about their mean, in deviations; 0 for members it knows nothing of."""
+    seen = score != 0
+    many = np.maximum(seen.sum(axis=1, keepdims=True), 1)
+    about = np.where(seen, score - score.sum(axis=1, keepdims=True) / many, 0.0)
+    deviation = np.sqrt((about**2).sum(axis=1, keepdims=True) / many)
+    return about / np.where(deviation > 0, deviation, 1.0)
+
+
+def passed_on(
+    score: Floats, measured: NDArray[np.bool_], to: Ints, by: Ints, told: Floats, self_mask: NDArray[np.bool_]
+) -> Floats:
+    """Scores (r, n) with those that the best of the senders has, for members that were never measured.
+
+    told: (transfers, n) the sender's own scores.
+    """
+    after, open_ = score.copy(), ~measured & ~self_mask
+    # The best sender last: it overwrites what others said.
+    for k in np.lexsort((by, score[to, by])).tolist():
+        row = to[k]
+        takes = open_[row] & (told[k] > 0)
+        after[row, takes] = told[k, takes]
+    return after

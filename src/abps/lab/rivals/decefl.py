@@ -1,0 +1,78 @@
+"""DeceFL (Yuan et al. 2024) and D-PSGD (Lian et al. 2017): gossip on a fixed graph.
+
+Every center averages its neighbours' models of the *start* of the round with its own and adds its own
+local displacement to that:
+
+    x_i <- sum_j M_ij x_j + (T_i(x_i) - x_i),      M = I - L / (largest degree + 1),
+
+so what j learns in a round reaches i in the next one. M is symmetric and its rows and columns sum to
+one, hence the mean of all models moves by the mean of all displacements. D-PSGD is the same with a
+shorter local training. ``order=adapt-then-combine`` averages the trained models instead.
+
+On a ring M is 1/3 for a center and each neighbour. The ring runs through the centers in shuffled order:
+in the order of their names it would put similar centers side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from abps.core.errors import RequestError
+from abps.lab.rivals import graphs
+from abps.methods.base import Kind, Models, World
+from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.tensors import Tensor
+
+
+@dataclass(frozen=True)
+class DeceFL(PeerMethod):
+    """graph: ring, changing-ring (a fresh one every round), random (Erdős–Rényi, fixed) or complete.
+
+    ring_order: shuffled or index.  edge_probability: of the random graph.
+    order: displacement (the method's own) or adapt-then-combine.
+    """
+
+    graph: graphs.Graph = "ring"
+    ring_order: Literal["shuffled", "index"] = "shuffled"
+    edge_probability: float = 0.5
+    order: Literal["displacement", "adapt-then-combine"] = "displacement"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.edge_probability <= 1:
+            raise RequestError(f"edge_probability={self.edge_probability}: choose above 0 to 1")
+
+    @property
+    def kind(self) -> Kind:
+        """The graph is agreed on beforehand: no proposals, no answers."""
+        return "graph"
+
+    def edges(self, world: World, t: int) -> graphs.Ints:
+        """(e, 2) this round's graph."""
+        if self.graph == "complete":
+            return graphs.complete(world.n)
+        if self.graph == "random":
+            return graphs.random_connected(world, self.edge_probability)
+        if self.graph == "ring" and self.ring_order == "index":
+            return graphs.ring(np.arange(world.n))
+        return graphs.ring(graphs.shuffled(world, t if self.graph == "changing-ring" else 0))
+
+    def transfers(self, world: World, t: int) -> tuple[graphs.Ints, graphs.Ints]:
+        """Both ways over every edge."""
+        return graphs.both_ways(self.edges(world, t))
+
+    def sent(self, state: Models, trained: Models) -> Tensor:
+        """Models of the start of the round, or trained ones."""
+        return trained.models if self.order == "adapt-then-combine" else state.models
+
+    def learn(self, world: World, state: Models, trained: Models, heard: Heard, t: int) -> Learned:
+        """Mix with the neighbours."""
+        degree = np.bincount(self.edges(world, t).ravel(), minlength=world.n)
+        weight = np.full(len(heard.to), 1.0 / (degree.max(initial=0) + 1))
+        mixed = graphs.combine(self.sent(state, trained), heard.arrived, heard.to, heard.by, weight)
+        if self.order == "displacement":
+            mixed = mixed + (trained.models - state.models)
+        return Learned(Models(mixed))

@@ -1,0 +1,188 @@
+"""DeFTA (Zhou et al. 2024): peers chosen by trust, averages corrected for how often a model is heard.
+
+(a) A center averages its own and the models it receives with weights N_j / d_j, where d_j counts those who
+hear j, itself included: a model with many listeners would otherwise weigh more in the network than its
+rows do.
+
+(b) Trust. Center i keeps a confidence c_ij in every peer it knows, draws peers with probabilities
+softmax(cReLU(c_i)), cReLU(x) = x below zero and ``slope`` * x above (distrust is fast, trust is slow), and
+after its next training lowers c_ij by (weight of j) * (change of its loss) for the peers it heard.
+Time machine: if the loss is not finite or more than ``rollback`` times the one before, the center returns
+to its best model, trains that, and counts the change as ``penalty``.
+
+``links=mutual`` (default): the draws are proposals and both sides of a link hear each other, each center
+having at most ``peers`` links, so that a round has about n edges, as many as a star. ``links=pull``: a
+center hears exactly those it drew, one way, which touches about twice as many pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.lab.rivals import graphs
+from abps.lab.rivals.choosing import drawn
+from abps.methods.base import Floats, Ints, Kind, Models, Weighting, World, shares
+from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.models.metrics import labels_of, log_loss
+from abps.tensors import Tensor, torch
+
+
+@dataclass(frozen=True, eq=False)
+class Hearing:
+    """Who heard whom in a round, and with which weight: (transfers,) rows, places, weights."""
+
+    receiver: Ints
+    sender: Ints
+    weight: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P).  confidence: (r, n).  loss: (r,) after the last training; best, best_loss: the backup.
+
+    heard: what the next training will judge.
+    """
+
+    confidence: Floats
+    loss: Floats
+    best: Tensor
+    best_loss: Floats
+    heard: Hearing | None
+
+    def placed(self, place: Ints, n: int) -> State:
+        """With members in other places; new ones are neither trusted nor distrusted."""
+        confidence = np.zeros((len(self.confidence), n))
+        confidence[:, place] = self.confidence
+        heard = self.heard and replace(self.heard, sender=place[self.heard.sender])
+        return replace(self, confidence=confidence, heard=heard)
+
+
+@dataclass(frozen=True)
+class DeFTA(PeerMethod):
+    """peers: links a center may have, or pulls it makes.  pool: how many peers it knows (none: all).
+
+    links: mutual or pull.  loss: train or validation, what trust is judged on.
+    trust_decay: share of confidence that survives a round (1: all of it).
+    """
+
+    weighting: Weighting = "size"
+    peers: int = 2
+    pool: int | None = None
+    links: Literal["mutual", "pull"] = "mutual"
+    slope: float = 0.2
+    rollback: float = 3.0
+    penalty: float = 10.0
+    loss: Literal["train", "validation"] = "train"
+    trust_decay: float = 1.0
+
+    #: Every center tells its listeners how many they are.
+    noted = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.peers < 1 or (self.pool is not None and self.pool < 1):
+            raise RequestError(f"peers={self.peers}, pool={self.pool}: choose at least 1 each")
+        if self.rollback <= 1:
+            raise RequestError(f"rollback={self.rollback}: how much worse a loss may get, choose above 1")
+        if not 0 <= self.trust_decay <= 1:
+            raise RequestError(f"trust_decay={self.trust_decay}: a share, choose 0 to 1")
+
+    @property
+    def kind(self) -> Kind:
+        """By mutual proposals, or one way."""
+        return self.links
+
+    @property
+    def capacity(self) -> int:
+        """The number of links, or of pulls."""
+        return self.peers
+
+    def init(self, world: World) -> State:
+        """The common start; no opinion of anybody."""
+        start, unknown = world.common_start(), np.full(world.r, np.inf)
+        return State(start, np.zeros((world.r, world.n)), unknown, start, unknown, None)
+
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """Train, and judge those heard last round."""
+        trained, loss, change = self.descend(world, state, t)
+        better = loss < state.best_loss
+        best = torch.where(torch.from_numpy(better)[:, None], trained, state.best)
+        best_loss = np.where(better, loss, state.best_loss)
+        confidence = judge(state.confidence * self.trust_decay, state.heard, change)
+        return State(trained, confidence, loss, best, best_loss, None)
+
+    def descend(self, world: World, state: State, t: int) -> tuple[Tensor, Floats, Floats]:
+        """Trained models, their losses, and the change of loss each center saw; ruined ones roll back."""
+        rows = world.data.train if self.loss == "train" else world.data.validation
+
+        def measure(models: Tensor) -> Floats:
+            found = log_loss(world.learner.logits(models, rows), labels_of(rows))
+            return np.where(rows.sizes > 0, found, 0.0)  # without rows there is nothing to judge by
+
+        trained = world.learner.train(state.models, t)
+        loss = measure(trained)
+        first = ~np.isfinite(state.loss)
+        change = np.where(first, 0.0, loss - np.where(first, 0.0, state.loss))
+        ruined = ~np.isfinite(loss) | (loss > self.rollback * state.loss)
+        if ruined.any():
+            back = torch.from_numpy(ruined)[:, None]
+            # Everybody's backup is trained, the ruined ones' is used: rare enough.
+            trained = torch.where(back, world.learner.train(state.best, t), trained)
+            loss = np.where(ruined, measure(trained), loss)
+            change = np.where(ruined, self.penalty, change)
+        return trained, loss, change
+
+    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+        """Peers in the order of a draw from trust; whoever asks is welcome."""
+        return Opinion(self.rankings(world, trained().confidence, t))
+
+    def rankings(self, world: World, confidence: Floats, t: int) -> list[list[int]]:
+        """Every center's known peers in the order of a draw without replacement from its trust."""
+        known, mine = ~world.self_mask, world.ids[world.here][:, None]
+        if self.pool is not None and self.pool < world.n - 1:
+            lot = streams.uniforms(world.seed, "graph", 0, mine, world.ids[None, :])
+            lot[~known] = 2.0
+            known &= np.argsort(np.argsort(lot, axis=1), axis=1) < self.pool
+        return drawn(world, crelu(confidence, self.slope), t, known)
+
+    def note(self, world: World, trained: State, listeners: Ints) -> Floats:
+        """How many hear a center."""
+        return listeners.astype(np.float64)
+
+    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+        """Average own and received models, corrected for how many hear each."""
+        size = shares(world.sizes(), self.weighting).numpy().astype(np.float64)
+        say = size / (1.0 + heard.notes)
+        weight = hearing_weights(say, say[world.here], heard.to, heard.by)
+        mixed = graphs.combine(trained.models, heard.arrived, heard.to, heard.by, weight)
+        return Learned(replace(trained, models=mixed, heard=Hearing(heard.to, heard.by, weight)))
+
+
+def crelu(x: Floats, slope: float) -> Floats:
+    """Distrust as it is, trust flattened."""
+    return np.where(x > 0, slope * x, x)
+
+
+def hearing_weights(say: Floats, own: Floats, receiver: Ints, sender: Ints) -> Floats:
+    """(transfers,) weight of each model received: N_j / d_j over the sum of these, own model included.
+
+    say: (n,) N_j / d_j of the members, where d_j counts those who hear j, itself too.  own: (r,) of the
+    centers here.
+    """
+    total = own + np.bincount(receiver, weights=say[sender], minlength=len(own))
+    return say[sender] / total[receiver]
+
+
+def judge(confidence: Floats, heard: Hearing | None, change: Floats) -> Floats:
+    """Confidence (r, n) after the centers saw their losses change by (r,): c_ij falls by weight * change."""
+    if heard is None:
+        return confidence
+    judged = confidence.copy()
+    judged[heard.receiver, heard.sender] -= heard.weight * change[heard.receiver]
+    return judged

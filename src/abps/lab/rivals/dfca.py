@@ -1,0 +1,120 @@
+"""DFCA (Kirsch et al. 2025): IFCA without a server: every center keeps K models, and they are gossiped.
+
+A center trains the model of its cluster, the one with the smallest loss on its training rows, and sends it
+to some random peers, between ``fewest`` and ``most`` of them. Whoever receives it blends it, one after the
+other in random order, into its own copy of that cluster: half of the copy stays if the receiver is of the
+cluster itself, 0.4 of it if not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.lab.rivals.choosing import Judge
+from abps.lab.rivals.several_models import choose, positive, spread_out, under_head
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
+from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.tensors import Tensor, torch
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P) of the cluster that each center is in.  copies: (r, K, shared) its copies of all.
+
+    cluster: (r,) its number.
+    """
+
+    copies: Tensor
+    cluster: Ints
+
+
+@dataclass(frozen=True)
+class DFCA(PeerMethod):
+    """clusters: how many models.  fewest, most: peers that a center sends to.  spread: how far the models
+    start from each other.  own_same, own_other: what stays of a copy when another one arrives.
+    judge: the rows that judge.
+    """
+
+    clusters: int = 6
+    fewest: int = 1
+    most: int = 15
+    spread: float = 0.01
+    own_same: float = 0.5
+    own_other: float = 0.4
+    judge: Judge = "train"
+
+    #: The cluster's number travels with its model.
+    noted = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self.clusters, self.spread)
+        if not 1 <= self.fewest <= self.most:
+            raise RequestError(f"fewest={self.fewest}, most={self.most}: choose 1 or more, most not below")
+        if not (0 <= self.own_same <= 1 and 0 <= self.own_other <= 1):
+            raise RequestError(f"own_same={self.own_same}, own_other={self.own_other}: shares, choose 0 to 1")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and clusters."""
+        return tried(self, clusters=(3, 6))
+
+    @property
+    def kind(self) -> Kind:
+        """Who sends to whom follows from the seed."""
+        return "graph"
+
+    def init(self, world: World) -> State:
+        """K copies of the common start, apart; each center takes one."""
+        start, shared = world.common_start(), self.wire.shared(world)
+        copies = spread_out(world.learner.start[:shared], self.clusters, self.spread, world.seed)
+        return self._taken(world, start, copies.repeat(world.r, 1, 1))
+
+    def _taken(self, world: World, own: Tensor, copies: Tensor) -> State:
+        """Every center with the copy that suits it."""
+        cluster = choose(world, own, copies, self.judge)
+        mine = copies[torch.arange(world.r), torch.from_numpy(cluster)]
+        return State(under_head(mine, own), copies, cluster)
+
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """The local epochs of a center's cluster."""
+        models = world.learner.train(state.models, t)
+        copies = state.copies.clone()
+        mine = torch.arange(world.r), torch.from_numpy(state.cluster)
+        copies[mine] = models[:, : self.wire.shared(world)]
+        return replace(state, models=models, copies=copies)
+
+    def transfers(self, world: World, t: int) -> tuple[Ints, Ints]:
+        """Every center to some others: how many, and which, at random."""
+        n = world.n
+        luck = streams.uniforms(world.seed, "graph", t, world.ids)
+        many = np.minimum(self.fewest + (luck * (self.most - self.fewest + 1)).astype(np.int64), n - 1)
+        draw = streams.uniforms(world.seed, "graph", t, world.ids[:, None], world.ids[None, :])
+        np.fill_diagonal(draw, 2.0)
+        order = np.argsort(draw, axis=1, kind="stable")
+        by = np.repeat(np.arange(n), many)
+        to = order[by, np.arange(len(by)) - np.repeat(np.cumsum(many) - many, many)]
+        return to, by
+
+    def note(self, world: World, trained: State, listeners: Ints) -> Floats:
+        """The cluster's number."""
+        return trained.cluster.astype(np.float64)
+
+    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+        """Blend what arrives into the copies, then choose again."""
+        number = np.rint(heard.notes).astype(np.int64).clip(0, self.clusters - 1)
+        place = streams.uniforms(
+            world.seed, "proposal-order", t, world.ids[world.here[heard.to]], world.ids[heard.by]
+        )
+        copies = trained.copies.clone()
+        for k in np.lexsort((place, heard.to)).tolist():
+            i, j = int(heard.to[k]), int(heard.by[k])
+            stays = self.own_same if number[j] == trained.cluster[i] else self.own_other
+            copies[i, number[j]] = torch.lerp(heard.arrived[j], copies[i, number[j]], stays)
+        return Learned(self._taken(world, trained.models, copies))

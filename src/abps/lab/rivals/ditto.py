@@ -1,0 +1,77 @@
+"""Ditto (Li et al. 2021): FedAvg, and beside it a personal model for every center.
+
+The global model is FedAvg's, exactly. A center's personal model v_i is never sent; every round it
+minimises F_i(v) + (lam / 2) ||v - w_t||^2 with w_t the global model as received, before the center's own
+training of it. Small lam: local training; large lam: the global model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from abps.core.errors import RequestError
+from abps.data.prepare import Rows
+from abps.methods.base import Models, World, tried
+from abps.methods.fedavg import FedAvg, under
+from abps.models.metrics import Segments
+from abps.models.training import Objective
+from abps.tensors import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P) personal.  received: (r, P) the global model, one row per center."""
+
+    received: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """models: (r, P) the global model after local training.  personal: (r, P)."""
+
+    models: Tensor
+    personal: Tensor
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """lam: strength of the pull towards the global model.  evaluate: personal or global."""
+
+    lam: float = 1.0
+    evaluate: Literal["personal", "global"] = "personal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lam < 0:
+            raise RequestError(f"lam={self.lam}: the strength of the pull, choose 0 or more")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and lam."""
+        return tried(self, lam=(0.1, 1.0))
+
+    def init(self, world: World) -> State:
+        """Both models at the common start."""
+        start = world.common_start()
+        return State(start, start)
+
+    def train(self, world: World, state: State, t: int, alone: bool) -> Trained:
+        """The global model as FedAvg does, and the personal one with the global one as anchor."""
+        near = Objective(strength=self.lam, anchor=state.received)
+        return Trained(world.learner.train(state.received, t), world.learner.train(state.models, t, near))
+
+    def receive(
+        self, world: World, state: State, trained: Trained, down: tuple[Tensor, ...], t: int
+    ) -> State:
+        """The new global model."""
+        return State(trained.personal, under(down[0], trained.models))
+
+    def rest(self, world: World, state: State, trained: Trained, t: int) -> State:
+        """Without an exchange the last global model stays the anchor."""
+        return State(trained.personal, state.received)
+
+    def logits(self, world: World, state: State, rows: Rows) -> Segments:
+        """The personal models' predictions, or the global one's."""
+        return world.learner.logits(state.models if self.evaluate == "personal" else state.received, rows)

@@ -1,0 +1,151 @@
+"""DPFL (Kharrat et al. 2025): every center looks for the set of models whose average suits it best.
+
+Every ``period`` rounds a center hears its candidates and builds a set S, itself in it and of at most
+``most``, by a randomised double greedy search on the reward (10 - validation loss of the size-weighted
+average of S) / 10: from X = {itself} and Y = all, it goes through the candidates in random order; with a
+what j adds to X and b what its absence adds to Y (negative ones are 0), j joins X with probability a / (a +
+b), and without any signal (a = b = 0), or else leaves Y. It goes on from the average of X. In the first
+search all members are candidates, later those that it found then. Between searches it trains alone.
+
+A bound from above, not a rival in bytes: the first search hears n - 1 models. ``candidates`` hears so many
+random ones in their place, anew in every search, besides those it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.lab.rivals import graphs
+from abps.lab.rivals.choosing import Judge, drawn, in_place, trail_with
+from abps.lab.rivals.several_models import losses_of
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
+from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.tensors import Tensor, torch
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P).  kept: (r, n) 1 for the members that each center found in its first search.
+
+    searches: how many there were.
+    """
+
+    kept: Floats
+    searches: int
+
+    def placed(self, place: Ints, n: int) -> State:
+        """With members in other places; new ones were not found."""
+        return replace(self, kept=in_place(self.kept, place, n))
+
+
+@dataclass(frozen=True)
+class DPFL(PeerMethod):
+    """most: members of a set, itself included.  period: rounds from one search to the next.
+
+    candidates: random ones that are heard in each search; none: everybody, in the first alone.
+    judge: the rows that judge.
+    """
+
+    most: int = 10
+    period: int = 2
+    candidates: int | None = None
+    judge: Judge = "validation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.most < 2 or self.period < 1 or (self.candidates is not None and self.candidates < 1):
+            raise RequestError(
+                f"most={self.most}, period={self.period}, candidates={self.candidates}: "
+                "choose at least 2 members, 1 round and 1 candidate"
+            )
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and most."""
+        return tried(self, most=(5, 10))
+
+    @property
+    def kind(self) -> Kind:
+        """One way."""
+        return "pull"
+
+    @property
+    def capacity(self) -> int:
+        """As many as there are: the search says who is heard."""
+        return 1 << 30
+
+    def exchanges(self, t: int) -> bool:
+        """Whether there is a search in round t."""
+        return (t - 1) % self.period == 0
+
+    def init(self, world: World) -> State:
+        """The common start; nobody was found."""
+        return State(world.common_start(), np.zeros((world.r, world.n)), 0)
+
+    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+        """The candidates in random order."""
+        kept = state.kept > 0
+        if self.candidates is not None:
+            some = np.zeros_like(kept)
+            for i, peers in enumerate(drawn(world, np.zeros_like(state.kept), t, ~kept, "explore-peer")):
+                some[i, peers[: self.candidates]] = True
+            kept = kept | some
+        elif state.searches == 0:
+            kept = np.ones_like(kept)
+        rankings = drawn(world, np.zeros_like(state.kept), t, kept)
+        return Opinion(rankings, trail=trail_with(state.kept))
+
+    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+        """Search, and go on from the average of what was found."""
+        found = self.search(world, trained.models, heard, t)
+        to, by = np.nonzero(found)
+        models = graphs.combine(trained.models, heard.arrived, to, by, graphs.by_size(world, to, by))
+        first = state.searches == 0 or self.candidates is not None
+        kept = found.astype(np.float64) if first else state.kept
+        return Learned(State(models, kept, state.searches + 1))
+
+    def search(self, world: World, own: Tensor, heard: Heard, t: int) -> NDArray[np.bool_]:
+        """(r, n) whom the double greedy search takes into each center's set."""
+        size = world.sizes().numpy().astype(np.float64)
+        shared = heard.arrived.shape[1]
+        chosen = np.zeros((world.r, world.n), dtype=bool)
+        partners = [heard.by[heard.to == i] for i in range(world.r)]
+        # Sums of weighted models: those taken, and those not yet refused.
+        taken = own[:, :shared].double() * torch.from_numpy(size[world.here])[:, None]
+        weight = size[world.here].copy()
+        open_, open_weight = taken.clone(), weight.copy()
+        for i, mine in enumerate(partners):
+            open_[i] += torch.from_numpy(size[mine]) @ heard.arrived[torch.from_numpy(mine)].double()
+            open_weight[i] += size[mine].sum()
+
+        def reward(total: Tensor, weights: Floats) -> Floats:
+            average = (total / torch.from_numpy(weights)[:, None]).float()
+            return (10.0 - losses_of(world, own, average, self.judge)) / 10.0
+
+        luck = streams.uniforms(world.seed, "accept", t, world.ids[world.here][:, None], world.ids[None, :])
+        for step in range(max((len(mine) for mine in partners), default=0)):
+            active = np.array([step < len(mine) for mine in partners]) & (chosen.sum(1) + 1 < self.most)
+            if not active.any():
+                break
+            j = np.array([mine[step] if on else 0 for mine, on in zip(partners, active)])
+            part = heard.arrived[torch.from_numpy(j)].double() * torch.from_numpy(size[j])[:, None]
+            # Rounding must not turn an empty sum into a weight below zero.
+            less = np.maximum(open_weight - size[j], size[world.here])
+            gain = np.maximum(0.0, reward(taken + part, weight + size[j]) - reward(taken, weight))
+            loss = np.maximum(0.0, reward(open_ - part, less) - reward(open_, open_weight))
+            chance = np.where(gain + loss > 0, gain / np.where(gain + loss > 0, gain + loss, 1.0), 1.0)
+            joins = active & (luck[np.arange(world.r), j] < chance)
+            leaves = active & ~joins
+            chosen[np.flatnonzero(joins), j[joins]] = True
+            taken[torch.from_numpy(joins)] += part[torch.from_numpy(joins)]
+            weight[joins] += size[j[joins]]
+            open_[torch.from_numpy(leaves)] -= part[torch.from_numpy(leaves)]
+            open_weight[leaves] -= size[j[leaves]]
+        return chosen

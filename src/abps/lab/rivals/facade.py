@@ -1,0 +1,127 @@
+"""Facade (Biswas et al. 2025): one trunk and K heads at every center, random neighbours, heads chosen by
+loss.
+
+A round: a center trains its trunk with the head that has the smallest loss on its training rows, and sends
+both with the head's number to its neighbours of a random regular graph, new in every round. Its trunk
+becomes the plain mean of its own and all that arrive; head k the mean of its own and of the arrived heads
+with number k. It chooses heads, not partners.
+
+Heads start as copies with noise ``spread``. All of a center's training rows judge them (in the authors'
+code each head is judged on another minibatch); their all-reduce at the end is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from abps.core.errors import RequestError
+from abps.lab.rivals import graphs
+from abps.lab.rivals.choosing import Judge
+from abps.lab.rivals.several_models import choose, head_start, positive, spread_out
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
+from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.tensors import Tensor, torch
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P) every trunk under its chosen head.  heads: (r, K, H).  cluster: (r,) the chosen one."""
+
+    heads: Tensor
+    cluster: Ints
+
+
+@dataclass(frozen=True)
+class Facade(PeerMethod):
+    """clusters: how many heads.  degree: neighbours in a round.  head_layers: layers of a head; as many as
+    the model has, or more: all of it is the head.  spread: how far heads start from each other.
+    judge: the rows that judge heads.
+    """
+
+    clusters: int = 6
+    degree: int = 4
+    head_layers: int = 1
+    spread: float = 0.01
+    judge: Judge = "train"
+
+    #: The head's number travels with it.
+    noted = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self.clusters, self.spread)
+        if self.degree < 1 or self.head_layers < 1:
+            raise RequestError(
+                f"degree={self.degree}, head_layers={self.head_layers}: choose at least 1 each"
+            )
+        if self.wire.private_layers:
+            raise RequestError("private_layers: its heads are those of clusters, and shared; choose 0")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and head_layers."""
+        return tried(self, head_layers=(1, 2))
+
+    @property
+    def kind(self) -> Kind:
+        """Who hears whom follows from the seed."""
+        return "graph"
+
+    @property
+    def capacity(self) -> int:
+        """The number of neighbours."""
+        return self.degree
+
+    def trunk(self, world: World) -> int:
+        """How many columns the trunk has."""
+        return head_start(world.learner.layout, self.head_layers)
+
+    def init(self, world: World) -> State:
+        """The common trunk under K heads, and each center takes one."""
+        start = world.common_start()
+        heads = spread_out(world.learner.start[self.trunk(world) :], self.clusters, self.spread, world.seed)
+        return self._taken(world, start, heads.repeat(world.r, 1, 1))
+
+    def _taken(self, world: World, models: Tensor, heads: Tensor) -> State:
+        """Every center with the head that suits it; models: (r, P), of which the trunk counts."""
+        trunk = models[:, : self.trunk(world)]
+        whole = torch.cat([trunk[:, None].expand(-1, self.clusters, -1), heads], dim=2)
+        cluster = choose(world, models, whole, self.judge)
+        return State(whole[torch.arange(world.r), torch.from_numpy(cluster)], heads, cluster)
+
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """The local epochs, of the trunk and the chosen head."""
+        models = world.learner.train(state.models, t)
+        heads = state.heads.clone()
+        heads[torch.arange(world.r), torch.from_numpy(state.cluster)] = models[:, self.trunk(world) :]
+        return replace(state, models=models, heads=heads)
+
+    def transfers(self, world: World, t: int) -> tuple[Ints, Ints]:
+        """Both ways over every edge of the round's graph."""
+        return graphs.both_ways(graphs.regular(graphs.shuffled(world, t), self.degree))
+
+    def note(self, world: World, trained: State, listeners: Ints) -> Floats:
+        """The head's number."""
+        return trained.cluster.astype(np.float64)
+
+    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+        """The mean trunk, and the mean of every head with those of its number."""
+        to, by, at = heard.to, heard.by, self.trunk(world)
+        weight = evenly(to, world.r)
+        trunk = graphs.combine(trained.models[:, :at], heard.arrived[:, :at], to, by, weight)
+        number = np.rint(heard.notes[by]).astype(np.int64).clip(0, self.clusters - 1)
+        # A center's K heads are K rows of their own.
+        rows = to * self.clusters + number
+        share = evenly(rows, world.r * self.clusters)
+        own = trained.heads.reshape(world.r * self.clusters, -1)
+        heads = graphs.combine(own, heard.arrived[:, at:], rows, by, share).view_as(trained.heads)
+        return Learned(self._taken(world, torch.cat([trunk, trained.models[:, at:]], dim=1), heads))
+
+
+def evenly(to: Ints, count: int) -> Floats:
+    """(transfers,) the weight of each arrival in a plain mean with the own one; count: of receivers."""
+    return np.asarray(1.0 / (1.0 + np.bincount(to, minlength=count)[to]), dtype=np.float64)

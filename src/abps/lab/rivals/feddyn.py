@@ -1,0 +1,125 @@
+"""FedDyn (Acar et al. 2021): every center's loss is bent until all agree on one optimum.
+
+A center remembers how far it has moved in all rounds so far, d_i = sum of (theta_i - w), and minimises
+
+    F_i(theta) + (alpha_i / 2) ||theta - (w - d_i)||^2,
+
+which is the paper's F_i - <g_i, theta> + (alpha / 2) ||theta - w||^2 with g_i = -alpha_i d_i. The server
+keeps h, the mean of all d_i, and sends out the "cloud" model, mean of theta plus h. What is evaluated is
+the plain mean of the centers' models, as the authors do; a center works it out from the clouds it has
+received, so it costs no byte.
+
+alpha must hold a round's displacement against Adam's normalised steps: with few steps a round, values
+below about 0.3 let h grow like momentum without friction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from abps.core.errors import RequestError
+from abps.methods.base import Models, Weighting, Wire, World, shares, tried
+from abps.methods.star import Adding, Server, StarMethod
+from abps.models.training import PLAIN, Objective
+from abps.tensors import Tensor, torch
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P) evaluated.  cloud: (r, P) where training starts.  moved: (r, P) each center's d_i.
+
+    h: (P,) the mean of all d_i, as the clouds tell.
+    """
+
+    cloud: Tensor
+    moved: Tensor
+    h: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """The server's h (P,)."""
+
+    h: Tensor
+
+
+@dataclass(frozen=True)
+class FedDyn(StarMethod):
+    """alpha: strength of the regulariser.  codec: how weights travel.
+
+    weighting: size gives center i alpha / (N_i / mean N), as the authors' code does; uniform gives alpha
+    to all. The server's mean is uniform in both.
+    server_h: whether the server adds h to what it sends.  evaluate: mean (of the centers' models) or cloud.
+    """
+
+    alpha: float = 1.0
+    codec: str = "fp32"
+    weighting: Weighting = "size"
+    server_h: bool = True
+    evaluate: Literal["mean", "cloud"] = "mean"
+
+    #: What the server keeps.
+    keeps = Drift
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Wire(self.codec)
+        if self.alpha <= 0:
+            raise RequestError(f"alpha={self.alpha}: the strength of the regulariser, choose above 0")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and alpha."""
+        return tried(self, alpha=(0.1, 1.0))
+
+    @property
+    def line(self) -> Wire:
+        """Whole models."""
+        return Wire(self.codec)
+
+    def init(self, world: World) -> State:
+        """The common start; nobody has moved."""
+        start = world.common_start()
+        return State(start, start, torch.zeros_like(start), torch.zeros_like(world.learner.start))
+
+    def strengths(self, world: World) -> Tensor:
+        """(r,) alpha_i."""
+        weights = shares(world.sizes(), self.weighting)
+        return (self.alpha * weights.mean() / weights)[torch.from_numpy(world.here)]
+
+    def train(self, world: World, state: State, t: int, alone: bool) -> Models:
+        """Train on the bent loss."""
+        bent = PLAIN if alone else Objective(self.strengths(world), state.cloud - state.moved)
+        return Models(world.learner.train(state.cloud, t, bent))
+
+    @property
+    def adds(self) -> Adding | None:
+        """A mean."""
+        return "uniform"
+
+    def upload(self, world: World, state: State, trained: Models, t: int) -> tuple[Tensor, ...]:
+        """The trained models."""
+        return (trained.models,)
+
+    def serve(
+        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
+    ) -> tuple[tuple[Tensor, ...], Drift]:
+        """The cloud: the mean, and h if it is added."""
+        mean = sent[0].mean(0)
+        before = server.memory.h if server.memory else torch.zeros_like(mean)
+        h = before + (mean - (server.last[0] if server.last else start))
+        return (mean + h if self.server_h else mean,), Drift(h)
+
+    def receive(self, world: World, state: State, trained: Models, down: tuple[Tensor, ...], t: int) -> State:
+        """Start from the cloud; the mean follows from it and the one before."""
+        cloud, before = down[0], state.cloud[0]
+        mean = (cloud + before - state.h) / 2 if self.server_h else cloud
+        moved = state.moved + (trained.models - state.cloud)
+        shown = mean if self.evaluate == "mean" else cloud
+        return State(shown.expand(world.r, -1), cloud.expand(world.r, -1), moved, state.h + (mean - before))
+
+    def rest(self, world: World, state: State, trained: Models, t: int) -> State:
+        """Every center goes on from its own model."""
+        return State(trained.models, trained.models, state.moved, state.h)

@@ -1,0 +1,149 @@
+"""FedFomo (Zhang et al. 2021): models of others that lower the own validation loss, weighed by how much.
+
+A center hears the ``peers`` models of the largest preference, each place being drawn at random with a
+chance that falls from ``explore`` to 0 over the rounds. Of each, and of its own trained model, it works out
+
+    w_j = (L(x⁻) - L(x_j)) / |x_j - x⁻|
+
+on its validation rows, x⁻ being its model before training; the positive ones, made to sum to one, are the
+weights of its new model. Without a positive one it keeps its own trained model (the authors go back to x⁻
+and lose the round). w / |sum of w| is added to its preferences.
+
+``links=relay``: a server holds all models and hands them on: 1 up and ``peers`` down. ``links=pull``:
+centers ask each other. The models are the same, the bytes are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.core.ledger import Traffic
+from abps.lab.rivals import graphs
+from abps.lab.rivals.choosing import Judge, in_place, losses, own_losses, trail_with
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
+from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.tensors import torch
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P).  preference: (r, n)."""
+
+    preference: Floats
+
+    def placed(self, place: Ints, n: int) -> State:
+        """With members in other places; new ones are neither preferred nor shunned."""
+        return replace(self, preference=in_place(self.preference, place, n))
+
+
+@dataclass(frozen=True)
+class FedFomo(PeerMethod):
+    """peers: models of others that a center hears.  explore: the chance of a random one, at first.
+
+    judge: the rows that judge.  links: relay, by a server; or pull.
+    """
+
+    peers: int = 5
+    explore: float = 0.3
+    judge: Judge = "validation"
+    links: Literal["relay", "pull"] = "relay"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.peers < 1 or not 0 <= self.explore <= 1:
+            raise RequestError(
+                f"peers={self.peers}, explore={self.explore}: choose at least 1, and a chance of 0 to 1"
+            )
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and explore."""
+        return tried(self, explore=(0.1, 0.3))
+
+    @property
+    def kind(self) -> Kind:
+        """One way."""
+        return "pull"
+
+    @property
+    def capacity(self) -> int:
+        """The number of models heard."""
+        return self.peers
+
+    def between_sites(self) -> str:
+        """There is no server that hands on what is asked for."""
+        if self.links == "pull":
+            return ""
+        return "no server hands on models to whom asks for them; links=pull hears the same ones directly"
+
+    def init(self, world: World) -> State:
+        """The common start; nobody is preferred."""
+        return State(world.common_start(), np.zeros((world.r, world.n)))
+
+    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+        """The preferred ones, now and then a random one in their place."""
+        mine = world.ids[world.here][:, None]
+        luck = streams.uniforms(world.seed, "tie-break", t, mine, world.ids[None, :])
+        order = np.lexsort((luck, np.where(world.self_mask, np.inf, -state.preference)), axis=-1)[:, :-1]
+        many = min(self.peers, world.n - 1)
+        chance = self.explore * max(0.0, 1.0 - t / world.horizon)
+        dare = streams.uniforms(world.seed, "explore", t, mine, np.arange(many)[None, :]) < chance
+        # A random place of what is left: the same numbers for all who have the same peers left.
+        which = streams.uniforms(world.seed, "explore-peer", t, mine, world.ids[None, :])
+        rankings = []
+        for i in range(world.r):
+            left = order[i].tolist()
+            chosen = []
+            for slot in range(many):
+                pick = min(left, key=lambda j: which[i, j]) if dare[i, slot] else left[0]
+                left.remove(pick)
+                chosen.append(pick)
+            rankings.append(chosen)
+        return Opinion(rankings, trail=trail_with(state.preference))
+
+    def cost(self, world: World, to: Ints, by: Ints) -> Traffic:
+        """Over a server: one model up from everybody, and down those asked for."""
+        if self.links == "pull":
+            return super().cost(world, to, by)
+        payload = self.wire.payload(world)
+        directed = (world.n + len(to)) * payload
+        return Traffic((directed + 1) // 2, directed)
+
+    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+        """Weigh what arrived, and the own model, by what each takes off the loss."""
+        to, by, before = heard.to, heard.by, own_losses(world, state.models, self.judge)
+        shared = heard.arrived.shape[1]
+        base = state.models[:, :shared]
+        theirs = gains(
+            before[to] - losses(world, trained.models, heard.arrived, to, by, self.judge),
+            (heard.arrived[torch.from_numpy(by)] - base[torch.from_numpy(to)]).double().norm(dim=1).numpy(),
+        )
+        own = gains(
+            before - own_losses(world, trained.models, self.judge),
+            (trained.models[:, :shared] - base).double().norm(dim=1).numpy(),
+        )
+        weight = positive_shares(own, theirs, to)
+        models = graphs.combine(trained.models, heard.arrived, to, by, weight)
+        total = np.abs(own + np.bincount(to, weights=theirs, minlength=world.r))
+        preference = state.preference.copy()
+        preference[to, by] += theirs / np.where(total[to] > 0, total[to], 1.0)
+        return Learned(State(models, preference))
+
+
+def gains(drop: Floats, distance: Floats) -> Floats:
+    """(k,) how much each model takes off the loss for how far away it is; 0 for a model that is no other."""
+    return np.where(distance > 0, drop / np.where(distance > 0, distance, 1.0), 0.0)
+
+
+def positive_shares(own: Floats, theirs: Floats, to: Ints) -> Floats:
+    """(transfers,) the share of each model heard among those that help, the own one (r,) included; where none
+    helps they are 0, and all is the own one's."""
+    help_ = np.maximum(theirs, 0.0)
+    total = np.maximum(own, 0.0) + np.bincount(to, weights=help_, minlength=len(own))
+    return np.where(total[to] > 0, help_ / np.where(total[to] > 0, total[to], 1.0), 0.0)

@@ -1,0 +1,163 @@
+"""IFCA (Ghosh et al. 2020): a server holds K models, every center trains the one that fits its rows best.
+
+A round: all K models come down, a center takes the one with the smallest loss on its training rows, trains
+it, sends it up with its number; model k becomes the size-weighted mean of what came from its members, and
+stays where nobody chose it. (The authors' synthetic code divides by all centers, not by a cluster's.)
+
+The authors start from K different networks. The first to learn that outcomes are rare then wins everybody,
+so here all train one model for ``warmup`` rounds, and K copies of it with noise ``spread`` go on.
+
+``shared_trunk``: one trunk for all and K heads, as in the authors' run on FEMNIST; only heads come K times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from abps.core.errors import RequestError
+from abps.lab.rivals.choosing import Judge
+from abps.lab.rivals.several_models import choose, head_start, positive, spread_out, under_head
+from abps.methods.base import Floats, Ints, Models, Wire, World, tried, weighted_mean
+from abps.methods.star import Server, StarMethod
+from abps.models.layout import Layout
+from abps.tensors import Tensor, torch
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P) of the cluster that each center is in.  cluster: (r,) its number."""
+
+    cluster: Ints
+
+
+@dataclass(frozen=True)
+class IFCA(StarMethod):
+    """wire: codec and private layers.  clusters: how many models.  warmup, spread: how they begin.
+
+    shared_trunk: all layers but the last ``head_layers`` are common to all clusters.
+    judge: the rows on which a center compares them.
+    """
+
+    wire: Wire = field(default_factory=Wire)
+    clusters: int = 6
+    warmup: int = 5
+    spread: float = 0.01
+    shared_trunk: bool = False
+    head_layers: int = 1
+    judge: Judge = "train"
+
+    #: The cluster's number travels with its model.
+    noted = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self.clusters, self.spread)
+        if self.warmup < 0 or self.head_layers < 1:
+            raise RequestError(
+                f"warmup={self.warmup}, head_layers={self.head_layers}: choose rounds from 0, layers from 1"
+            )
+        if self.shared_trunk and (self.wire.private_layers or self.wire.reference != "none"):
+            raise RequestError(
+                "shared_trunk=true: heads are shared and sent as they are; choose the plain wire"
+            )
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and clusters."""
+        return tried(self, clusters=(3, 6))
+
+    @property
+    def line(self) -> Wire:
+        """The wire."""
+        return self.wire
+
+    @property
+    def remembers(self) -> bool:
+        """A cluster that nobody chose stays as it was."""
+        return True
+
+    def _common(self, layout: Layout) -> int:
+        """How many columns all clusters have in common."""
+        return head_start(layout, self.head_layers) if self.shared_trunk else 0
+
+    def answers(self, layout: Layout) -> tuple[int, ...]:
+        """K models, or a trunk and K heads in one message."""
+        shared, common = layout.shared(self.wire.private_layers), self._common(layout)
+        if not self.shared_trunk:
+            return (shared,) * self.clusters
+        return (common + self.clusters * (shared - common),)
+
+    def init(self, world: World) -> State:
+        """The common start; or K of them, and each center takes one."""
+        start = world.common_start()
+        options = self._begin(world.learner.start, world.seed, world.learner.layout)
+        return self._taken(world, start, options)
+
+    def _begin(self, start: Tensor, seed: int, layout: Layout) -> Tensor:
+        """(K, shared) the clusters before the first round."""
+        shared = layout.shared(self.wire.private_layers)
+        return self._apart(start[:shared], seed, layout, self.warmup == 0)
+
+    def _apart(self, model: Tensor, seed: int, layout: Layout, apart: bool) -> Tensor:
+        """(K, shared) copies of a model, moved apart or not."""
+        copies = model.repeat(self.clusters, 1)
+        if apart:
+            common = self._common(layout)
+            copies[:, common:] = spread_out(model[common:], self.clusters, self.spread, seed)
+        return copies
+
+    def _taken(self, world: World, own: Tensor, options: Tensor) -> State:
+        """Every center with the option (K, shared) that suits it."""
+        cluster = choose(world, own, options, self.judge)
+        return State(under_head(options[torch.from_numpy(cluster)], own), cluster)
+
+    def upload(self, world: World, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+        """The shared layers."""
+        return (trained.models[:, : self.wire.shared(world)],)
+
+    def note(self, world: World, trained: State) -> Floats:
+        """The cluster's number."""
+        return trained.cluster.astype(float)
+
+    def serve(
+        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
+    ) -> tuple[tuple[Tensor, ...], None]:
+        """The mean of every cluster's members."""
+        models, numbers = sent
+        layout = server.layout
+        if t <= self.warmup:
+            options = self._apart(weighted_mean(models, sizes), server.seed, layout, t == self.warmup)
+            return self._packed(options, layout), None
+        last = self._unpacked(server.last, layout) if server.last else self._begin(start, server.seed, layout)
+        options, common = last.clone(), self._common(layout)
+        for k in range(self.clusters):
+            members = numbers.round() == k
+            if members.any():
+                options[k] = weighted_mean(models[members], sizes[members])
+        options[:, :common] = weighted_mean(models[:, :common], sizes)
+        return self._packed(options, layout), None
+
+    def _packed(self, options: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+        """Clusters (K, shared) as messages."""
+        if not self.shared_trunk:
+            return tuple(options)
+        common = self._common(layout)
+        return (torch.cat([options[0, :common], options[:, common:].reshape(-1)]),)
+
+    def _unpacked(self, messages: tuple[Tensor, ...], layout: Layout) -> Tensor:
+        """(K, shared) clusters from messages."""
+        if not self.shared_trunk:
+            return torch.stack(messages)
+        common = self._common(layout)
+        heads = messages[0][common:].view(self.clusters, -1)
+        return torch.cat([messages[0][:common].expand(self.clusters, -1), heads], dim=1)
+
+    def receive(self, world: World, state: State, trained: State, down: tuple[Tensor, ...], t: int) -> State:
+        """Every center takes the cluster that suits it."""
+        return self._taken(world, trained.models, self._unpacked(down, world.learner.layout))
+
+    def rest(self, world: World, state: State, trained: State, t: int) -> State:
+        """Every center goes on with its own."""
+        return replace(trained, cluster=state.cluster)

@@ -1,0 +1,68 @@
+"""MOON (Li et al. 2021): FedAvg whose centers keep their representations near the global model's.
+
+Local loss BCE + mu * l with, for every row,
+
+    l = -log( e^(cos(z, z_global) / tau) / (e^(cos(z, z_global) / tau) + e^(cos(z, z_previous) / tau)) ),
+
+z the last hidden layer (after ReLU, before dropout) of the model in training, z_global and z_previous
+those of the received model and of the center's own model of the round before, both frozen and without
+dropout. There is no projection head: it would change the model that is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from abps.core.errors import RequestError
+from abps.methods.base import Models, World, tried
+from abps.methods.fedavg import FedAvg
+from abps.models.contrast import Contrast
+from abps.models.training import PLAIN, Objective
+from abps.tensors import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P).  previous: (r, P) every center's own model after its last local training."""
+
+    previous: Tensor
+
+
+@dataclass(frozen=True)
+class MOON(FedAvg):
+    """mu: weight of the contrastive loss; 0 is FedAvg.  temperature: tau."""
+
+    mu: float = 1.0
+    temperature: float = 0.5
+
+    arithmetic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu < 0 or self.temperature <= 0:
+            raise RequestError(
+                f"mu={self.mu}, temperature={self.temperature}: choose mu from 0 and a temperature above 0"
+            )
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and mu."""
+        return tried(self, mu=(1.0, 5.0))
+
+    def init(self, world: World) -> State:
+        """The common start is everybody's previous model."""
+        start = world.common_start()
+        return State(start, start)
+
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """The local epochs; what they lead to is the next round's previous model."""
+        trained: State = super().train(world, state, t, alone)
+        return State(trained.models, trained.models)
+
+    def objective(self, state: State) -> Objective:
+        """Near what was received, away from what was learned the round before."""
+        if self.mu == 0.0:
+            return PLAIN
+        return Objective(contrast=Contrast(state.models, state.previous, self.mu, self.temperature))

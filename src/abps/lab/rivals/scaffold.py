@@ -1,0 +1,112 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates take a center's own bias out of its steps.
+
+Every step follows g - c_i + c, where c_i is center i's gradient and c the mean over all centers. After a
+round c_i is renewed, either with the full gradient of its loss at the received model (the paper's option
+I) or from its displacement over steps and step size (option II). Option II reads the displacement as a
+sum of gradients, which it is with SGD only: an Adam step has the size of the learning rate whatever the
+gradient. Model and control variate travel both ways, so a round costs two of FedAvg's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from abps.core.errors import RequestError
+from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
+from abps.methods.star import Adding, Server, StarMethod
+from abps.models.training import PLAIN, Objective
+from abps.tensors import Tensor, torch
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (r, P).  own: (r, P) the control variates c_i.  common: (P,) their mean c."""
+
+    own: Tensor
+    common: Tensor
+
+
+@dataclass(frozen=True)
+class Scaffold(StarMethod):
+    """control: gradient (option I) or displacement (option II, SGD only).  server_lr: the server's step.
+
+    weighting: size or uniform, of both means.
+    """
+
+    control: Literal["gradient", "displacement"] = "gradient"
+    server_lr: float = 1.0
+    weighting: Weighting = "size"
+    codec: str = "fp32"
+
+    #: The model, and the control variate.
+    messages = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Wire(self.codec)
+        if self.server_lr <= 0:
+            raise RequestError(f"server_lr={self.server_lr}: a step size, choose above 0")
+
+    @property
+    def line(self) -> Wire:
+        """Whole models."""
+        return Wire(self.codec)
+
+    @property
+    def remembers(self) -> bool:
+        """The server steps from where it was."""
+        return True
+
+    def init(self, world: World) -> State:
+        """The common start, all control variates zero."""
+        if self.control == "displacement" and self.training.optimizer != "sgd":
+            raise RequestError(
+                "control=displacement reads steps as gradients, which needs optimizer=sgd; "
+                "set that, or control=gradient"
+            )
+        start = world.common_start()
+        return State(start, torch.zeros_like(start), torch.zeros_like(world.learner.start))
+
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """Train with the correction, and renew the control variates."""
+        if alone:
+            return State(world.learner.train(state.models, t, PLAIN), state.own, state.common)
+        corrected = Objective(shift=state.common - state.own)
+        trained = world.learner.train(state.models, t, corrected)
+        return State(trained, self.renewed(world, state, trained), state.common)
+
+    @property
+    def adds(self) -> Adding | None:
+        """Two means."""
+        return self.weighting
+
+    def upload(self, world: World, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+        """Model and control variate."""
+        return trained.models, trained.own
+
+    def serve(
+        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
+    ) -> tuple[tuple[Tensor, ...], None]:
+        """A step towards the mean model, and the mean control variate."""
+        weights = shares(sizes, self.weighting)
+        mean, common = (weighted_mean(each, weights) for each in sent)
+        return (torch.lerp(server.last[0] if server.last else start, mean, self.server_lr), common), None
+
+    def receive(self, world: World, state: State, trained: State, down: tuple[Tensor, ...], t: int) -> State:
+        """All start from the server's model, with its mean control variate."""
+        return State(down[0].expand(world.r, -1), trained.own, down[1])
+
+    def rest(self, world: World, state: State, trained: State, t: int) -> State:
+        """The control variates stay as they are."""
+        return State(trained.models, state.own, state.common)
+
+    def renewed(self, world: World, state: State, trained: Tensor) -> Tensor:
+        """(r, P) every center's control variate after the round."""
+        if self.control == "gradient":
+            return world.learner.gradient(state.models, world.data.train)
+        steps = self.training.epochs * -(-world.data.train.sizes // self.training.batch)
+        scale = torch.from_numpy((1.0 / (np.maximum(steps, 1) * self.training.lr)).astype(np.float32))
+        return state.own - state.common + (state.models - trained) * scale[:, None]

@@ -1,0 +1,60 @@
+"""What methods share that learn K models, or K heads, and let every center take the one that suits it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.lab.rivals.choosing import Judge, losses
+from abps.methods.base import Floats, Ints, World
+from abps.models.layout import Layout
+from abps.tensors import Tensor, torch
+
+
+def head_start(layout: Layout, head_layers: int) -> int:
+    """The first column of the last ``head_layers`` layers; 0 where that is all of them."""
+    starts = layout.layer_starts
+    return starts[-head_layers] if head_layers < len(starts) else 0
+
+
+def spread_out(start: Tensor, clusters: int, spread: float, seed: int) -> Tensor:
+    """(K, columns) copies of a model (columns,), each moved by noise of its own; the same for all who know
+    the seed."""
+    noise = [
+        streams.generator(seed, "clusters", k).standard_normal(len(start), dtype=np.float32)
+        for k in range(clusters)
+    ]
+    return start + spread * torch.from_numpy(np.stack(noise))
+
+
+def choose(world: World, own: Tensor, options: Tensor, judge: Judge) -> Ints:
+    """(r,) which option has the smallest loss on a center's own rows; the first of equals.
+
+    own: (r, P), whose columns after those of the options are a center's own.
+    options: (r, K, columns) of each, or (K, columns) the same for all.
+    """
+    found: Floats = np.stack(
+        [losses_of(world, own, options[..., k, :], judge) for k in range(options.shape[-2])], axis=1
+    )
+    return np.argmin(found, axis=1)
+
+
+def losses_of(world: World, own: Tensor, option: Tensor, judge: Judge) -> Floats:
+    """(r,) the loss of an option, (columns,) or (r, columns), on every center's own rows."""
+    everyone = np.arange(world.r)
+    by = everyone if option.dim() == 2 else np.zeros(world.r, dtype=np.int64)
+    return losses(world, own, torch.atleast_2d(option).contiguous(), everyone, by, judge)
+
+
+def under_head(option: Tensor, own: Tensor) -> Tensor:
+    """(r, P) models whose first columns are an option (r, columns), the rest a center's own."""
+    return torch.cat([option, own[:, option.shape[1] :]], dim=1)
+
+
+def positive(clusters: int, spread: float) -> None:
+    """Refuse numbers of clusters, and distances between them, that are none."""
+    if clusters < 1 or spread < 0:
+        raise RequestError(
+            f"clusters={clusters}, spread={spread}: choose at least 1 cluster, and spread from 0"
+        )

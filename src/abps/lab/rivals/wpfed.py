@@ -1,0 +1,263 @@
+"""WPFed (Chen et al. 2024): neighbours chosen by the likeness of models and by their peers' rankings.
+
+The original equations are not public; this is the reading that its abstract supports. Every round
+
+1. a center publishes a code of its model: the signs of 256 random projections of theta - theta_0 (the
+   common start taken out, or all codes would be alike at first); h_ij is the share of bits that differ;
+2. s_j, in 0 to 1, is the mean place of j in the rankings that others published, 0.5 if nobody ranked it;
+3. center i asks peers in the order of w_ij = s_j exp(-gamma h_ij), ties at random; links are mutual and a
+   center takes at most ``neighbours``, so the best-ranked are not overrun;
+4. it ranks its neighbours by their loss on its own reference rows, a part of its training rows that it
+   does not train on, and publishes that ranking.
+
+``exchange=params``: neighbours swap models, and a center averages its own (weight 1) with theirs (w_ij).
+``exchange=kd``: neighbours swap predictions on each other's reference rows, and a center trains on
+alpha * BCE + (1 - alpha) * KL(neighbours' mean prediction, its own) from then on. That costs next to nothing
+for the answers, but the question is a set of patients' rows that leaves the center: they are counted as
+control bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.core.ledger import Traffic
+from abps.data.prepare import Prepared, Rows
+from abps.lab.rivals import graphs
+from abps.methods.base import Floats, Ints, Kind, Models, World, tried
+from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.models.metrics import Segments, labels_of, log_loss
+from abps.models.training import PLAIN, Learner, Lesson, Objective
+from abps.tensors import Tensor, torch
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
+
+
+@dataclass(frozen=True, eq=False)
+class State(Models):
+    """models: (n, P).  ranking: (n, neighbours) whom each center ranked last, best first, -1: nobody.
+
+    teacher: reference rows with the neighbours' mean prediction.
+    """
+
+    ranking: Ints
+    teacher: Teacher | None
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """Reference rows whose labels are the neighbours' mean prediction; taught: (n,) who has a neighbour."""
+
+    rows: Rows
+    taught: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """learner, reference: training without the reference rows, and those rows.  sketch: (P, bits)."""
+
+    learner: Learner
+    reference: Rows
+    sketch: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed(Opinion):
+    """An opinion, and the weights w_ij (n, n) that it came from."""
+
+    weight: Floats | None = None
+
+
+@dataclass(frozen=True)
+class WPFed(PeerMethod):
+    """exchange: params or kd (predictions, always in fp32).
+
+    neighbours: at most.  gamma: weight of the distance between codes.  bits: length of the code.
+    reference_share: of the training rows.  alpha: weight of the own loss (kd).
+    """
+
+    only_binary: ClassVar[str] = "it teaches by probabilities of an event; choose another method"
+
+    exchange: Literal["params", "kd"] = "params"
+    neighbours: int = 2
+    gamma: float = 1.0
+    bits: int = 256
+    reference_share: float = 0.1
+    alpha: float = 0.6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.neighbours < 1 or self.bits < 1:
+            raise RequestError(f"neighbours={self.neighbours}, bits={self.bits}: choose at least 1 each")
+        if not 0 < self.reference_share < 1 or not 0 <= self.alpha <= 1:
+            raise RequestError(
+                f"reference_share={self.reference_share}, alpha={self.alpha}: shares, choose 0 to 1"
+            )
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and gamma."""
+        return tried(self, gamma=(1.0, 5.0))
+
+    @property
+    def kind(self) -> Kind:
+        """Links are mutual."""
+        return "mutual"
+
+    @property
+    def capacity(self) -> int:
+        """The number of neighbours."""
+        return self.neighbours
+
+    def between_sites(self) -> str:
+        """Codes and rankings are published in every round, which sites do in the first one only."""
+        if self.exchange == "kd":
+            return "exchange=kd shows patients' rows to neighbours"
+        return "its centers publish a code of their model and a ranking in every round, which no site sends"
+
+    def init(self, world: World) -> State:
+        """The common start; nobody has ranked anybody."""
+        return State(world.common_start(), np.full((world.r, self.neighbours), -1), None)
+
+    def ground(self, world: World) -> Ground:
+        """The reference rows are set aside."""
+        train, reference = set_aside(world.data, self.reference_share)
+        rng = streams.generator(world.seed, "sketch")
+        shape = (world.learner.layout.size, self.bits)
+        sketch = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        return Ground(world.learner.on(replace(world.data, train=train)), reference, sketch)
+
+    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+        """Train without the reference rows, or with the neighbours' opinion of them."""
+        objective = PLAIN if state.teacher is None else self.distil(state.teacher)
+        trained = world.ground.learner.train(state.models, t, objective)
+        return replace(state, models=trained, teacher=None)
+
+    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Weighed:
+        """Peers best first; ties at random."""
+        moved = trained().models - world.learner.start
+        weight = self.weights(codes(moved, world.ground.sketch), scores(world.n, state.ranking))
+        entries = -(-self.bits // 32) + self.neighbours
+        return Weighed(self.rankings(world, weight, t), publishing=entries, weight=weight)
+
+    def rankings(self, world: World, weight: Floats, t: int) -> list[list[int]]:
+        """Everybody else, best first."""
+        tie = streams.bits(world.seed, "tie-break", t, world.ids[:, None], world.ids[None, :])
+        order = np.lexsort((tie, np.where(world.self_mask, np.inf, -weight)), axis=-1)
+        listed: list[list[int]] = order[:, : world.n - 1].tolist()
+        return listed
+
+    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+        """Rank the neighbours, and average with them or listen to their predictions."""
+        order = np.argsort(heard.to, kind="stable")
+        to, by = heard.to[order], heard.by[order]
+        ground, models, arrived, weight = world.ground, trained.models, heard.arrived, heard.opinion.weight
+        # What a neighbour's model says about the own reference rows: the neighbour predicts with all of its
+        # model, or the center with what it received and its own private layers.
+        seen = models[torch.from_numpy(by if self.exchange == "kd" else to)]
+        if self.exchange == "params":
+            seen[:, : arrived.shape[1]] = arrived[torch.from_numpy(by)]
+        answers = ground.learner.logits(seen, ground.reference, to)
+        loss = log_loss(answers, labels_of(ground.reference, to))
+        after = replace(trained, ranking=ranked(to, by, loss, world.r, self.neighbours))
+        if self.exchange == "kd":
+            return Learned(replace(after, teacher=teach(ground.reference, answers, to, weight[to, by])))
+        total = 1.0 + np.bincount(to, weights=weight[to, by], minlength=world.n)
+        mixed = graphs.combine(models, arrived, to, by, weight[to, by] / total[to])
+        return Learned(replace(after, models=mixed))
+
+    def weights(self, code: NDArray[np.bool_], score: Floats) -> Floats:
+        """(n, n) w_ij."""
+        return score[None, :] * np.exp(-self.gamma * hamming(code))
+
+    def cost(self, world: World, to: Ints, by: Ints) -> Traffic:
+        """Models over every link; or a center's reference rows out, and a number per row back."""
+        if self.exchange == "params":
+            return super().cost(world, to, by)
+        rows = world.ground.reference.sizes[to]
+        answers = sum(frame_size(codec("fp32"), int(r)) for r in rows)
+        return Traffic(answers // 2, answers, 4 * world.data.width * int(rows.sum()))
+
+    def distil(self, teacher: Teacher) -> Objective:
+        """The own loss and, on the reference rows, the divergence from the neighbours' prediction."""
+        # Cross-entropy against a probability has the gradient of the divergence from it.
+        share = (1.0 - self.alpha) * torch.from_numpy(teacher.taught).float()
+        return Objective(lesson=Lesson(teacher.rows, share))
+
+
+def set_aside(data: Prepared, share: float) -> tuple[Rows, Rows]:
+    """Every center's training rows in two parts: to train on, and the reference (at least one row each)."""
+    rows = data.train
+    reference = np.zeros(len(rows.y), dtype=bool)
+    for i, center in enumerate(streams.center_ids(data.centers)):
+        count = int(rows.sizes[i])
+        wanted = min(max(1, round(share * count)), count - 1)
+        rng = streams.generator(data.seed, "split", 1, int(center))
+        reference[rows.start[i] + rng.permutation(count)[: max(0, wanted)]] = True
+
+    def part(mask: NDArray[np.bool_]) -> Rows:
+        start = np.concatenate([[0], np.cumsum(mask)])[rows.start]
+        return Rows(rows.x[mask], rows.y[mask], start.astype(np.int64))
+
+    return part(~reference), part(reference)
+
+
+def codes(moved: Tensor, sketch: Tensor) -> NDArray[np.bool_]:
+    """(n, bits) the signs of the projections of (n, P)."""
+    return (moved @ sketch > 0).numpy()
+
+
+def hamming(code: NDArray[np.bool_]) -> Floats:
+    """(n, n) the share of bits in which two codes differ."""
+    sign = np.where(code, 1.0, -1.0)
+    alike: Floats = sign @ sign.T / code.shape[1]
+    return (1.0 - alike) / 2.0
+
+
+def ranked(to: Ints, by: Ints, loss: Floats, r: int, most: int) -> Ints:
+    """(r, most) the places that each center ranks, best first, -1 where it ranks fewer.
+
+    to, by, loss: (links,) row ``to`` ranks place ``by``, lower loss first; NaN is not ranked.
+    """
+    known = np.isfinite(loss)
+    to, by, loss = to[known], by[known], loss[known]
+    order = np.lexsort((by, loss, to))
+    to, by = to[order], by[order]
+    table = np.full((r, most), -1)
+    table[to, np.arange(len(to)) - np.searchsorted(to, to, side="left")] = by
+    return table
+
+
+def scores(n: int, ranking: Ints) -> Floats:
+    """(n,) the mean place of each center in all rankings: 1 for first, falling by 1 / list length."""
+    _, place = np.nonzero(ranking >= 0)
+    by = ranking[ranking >= 0]
+    length = (ranking >= 0).sum(axis=1)
+    votes = np.bincount(by, minlength=n)
+    worth = 1.0 - place / np.repeat(length, length)
+    total = np.bincount(by, weights=worth, minlength=n)
+    return np.where(votes > 0, total / np.maximum(votes, 1), 0.5)
+
+
+def teach(reference: Rows, answers: Segments, to: Ints, weight: Floats) -> Teacher:
+    """The neighbours' predictions on every center's reference rows, averaged with their weights.
+
+    answers: one group per link, on the rows of center ``to``.
+    """
+    sizes = np.diff(answers.start)
+    row = np.arange(answers.start[-1]) + np.repeat(reference.start[to] - answers.start[:-1], sizes)
+    say = np.repeat(weight, sizes)
+    with np.errstate(over="ignore"):
+        probability = 1.0 / (1.0 + np.exp(-answers.values.astype(np.float64)))
+    total = np.bincount(row, weights=say, minlength=len(reference.y))
+    summed = np.bincount(row, weights=say * probability, minlength=len(reference.y))
+    soft = np.where(total > 0, summed / np.where(total > 0, total, 1.0), reference.y).astype(np.float32)
+    taught = np.bincount(to, minlength=len(reference.start) - 1) > 0
+    return Teacher(Rows(reference.x, soft, reference.start), taught & (reference.sizes > 0))

@@ -1,0 +1,366 @@
+"""The theorems and the lemma, checked by simulation with known utilities.
+
+Every study is a function of a seed and gives rows that a table or a figure can be made of. What the
+rows say about the statements of the text is decided in :mod:`abps.lab.claims`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from abps.core import streams
+from abps.lab import guarantees as theory
+from abps.lab.bandits import Bandit, Outcome, play
+from abps.lab.guarantees import GAMMA, Constant, Epsilon, Gaps, Prior
+
+Floats = NDArray[np.float64]
+Progress = Callable[[float], None]
+
+
+def _silent(share: float) -> None:
+    """No progress to show."""
+
+
+def _generator(seed: int, study: str) -> np.random.Generator:
+    stream: np.random.Generator = streams.generator(
+        seed, "generate", center=streams.center_id(f"theory/{study}")
+    )
+    return stream
+
+
+def binomial(n: int, p: Floats) -> Floats:
+    """(len(p), n + 1) the probabilities of 0 ... n successes."""
+    return np.asarray(binom.pmf(np.arange(n + 1), n, np.asarray(p, np.float64)[:, None]))
+
+
+# --------------------------------------------------------------------------- Theorem 1
+
+COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+DELTAS = (0.01, 0.05, 0.1, 0.2, 0.5)
+DRIFTS = (0.0, 0.02, 0.1)
+PRIORS: tuple[Prior, ...] = ((1.0, 1.0), (0.5, 0.5), (2.0, 2.0), (5.0, 1.0), (0.01, 0.01))
+UTILITIES = (0.1, 0.3, 0.5, 0.8)
+#: How expectations stray inside the tolerance: all the way up, all the way down, or from down to up.
+DRIFT_SHAPES = ("up", "down", "ramp")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often Theorem 1 was violated in one cell of the grid, and the exact probability if known.
+
+    reach: the (1 - delta) quantile of the error over the bound; 1 would be a bound without slack.
+    """
+
+    count: int
+    delta: float
+    drift: float
+    prior: Prior
+    utility: float
+    shape: str
+    violations: float
+    exact: float | None
+    reach: float
+
+
+def coverage(seed: int, replicates: int = 10_000, progress: Progress = _silent) -> list[Coverage]:
+    """Theorem 1 over counts, failure probabilities, drifts, priors, utilities and shapes of drift."""
+    rng, rows = _generator(seed, "coverage"), []
+    for step, count in enumerate(COUNTS):
+        for drift in DRIFTS:
+            for utility in UTILITIES:
+                for shape in DRIFT_SHAPES if drift else ("up",):
+                    path = _path(utility, drift, shape, count)
+                    sums = sum(rng.binomial(size, mean, replicates) for mean, size in path)
+                    exact = binomial(count, np.array([path[0][0]]))[0] if len(path) == 1 else None
+                    rows += _cell(count, drift, utility, shape, np.asarray(sums), exact)
+        progress((step + 1) / len(COUNTS))
+    return rows
+
+
+def _path(utility: float, drift: float, shape: str, count: int) -> list[tuple[float, int]]:
+    """(expectation, number of observations) pieces of a window that stays within the tolerance."""
+    if shape != "ramp":
+        return [(utility + (drift if shape == "up" else -drift), count)]
+    pieces = np.array_split(np.arange(count), min(count, 8))
+    steps = np.linspace(-drift, drift, len(pieces)) if len(pieces) > 1 else np.array([drift])
+    return [(utility + float(d), len(piece)) for d, piece in zip(steps, pieces, strict=True)]
+
+
+def _cell(
+    count: int, drift: float, utility: float, shape: str, sums: NDArray[np.int64], exact: Floats | None
+) -> list[Coverage]:
+    rows = []
+    for prior in PRIORS:
+        error = np.abs(theory.posterior_mean(sums, count, prior) - utility)
+        each = np.abs(theory.posterior_mean(np.arange(count + 1), count, prior) - utility)
+        for delta in DELTAS:
+            bound = float(theory.concentration(count, delta, drift=drift, prior=prior).total)
+            rows.append(
+                Coverage(
+                    count,
+                    delta,
+                    drift,
+                    prior,
+                    utility,
+                    shape,
+                    violations=float((error > bound).mean()),
+                    exact=None if exact is None else float(exact[each > bound].sum()),
+                    reach=float(np.quantile(error, 1 - delta)) / bound,
+                )
+            )
+    return rows
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """P(the bound is violated at some round up to the horizon) if a belief is looked at in every round."""
+
+    delta: float
+    horizon: int
+    fixed: float
+    at_all_times: float
+
+
+def monitoring(
+    seed: int, replicates: int = 2_000, horizon: int = 10_000, progress: Progress = _silent
+) -> list[Monitoring]:
+    """Theorem 1 is for a count fixed in advance; a monitor looks at every count."""
+    rng = _generator(seed, "monitoring")
+    counts = np.arange(1, horizon + 1)
+    prior, utility = (0.01, 0.01), 0.5
+    missed = {(d, a): 0 for d in DELTAS for a in (False, True)}
+    bounds = {
+        (d, a): theory.concentration(counts, d, prior=prior, at_all_times=a).total.astype(np.float32)
+        for d, a in missed
+    }
+    for batch in range(replicates // 200):
+        sums = np.cumsum(rng.random((200, horizon), dtype=np.float32) < utility, axis=1, dtype=np.int32)
+        error = np.abs((prior[0] + sums) / (sum(prior) + counts) - utility).astype(np.float32)
+        for key, bound in bounds.items():
+            missed[key] += int((error > bound).any(axis=1).sum())
+        progress((batch + 1) / (replicates // 200))
+    runs = (replicates // 200) * 200
+    return [Monitoring(d, horizon, missed[d, False] / runs, missed[d, True] / runs) for d in DELTAS]
+
+
+# --------------------------------------------------------------------------- Theorem 2
+
+#: Three good peers, three bad ones; every gap is wide enough for 50 000 rounds to show the rate.
+PEERS = (0.9, 0.7, 0.6, 0.2, 0.15, 0.1)
+HORIZONS = (500, 1_581, 5_000, 15_811, 50_000)
+SCHEDULES = (Epsilon("constant", 0.1), Epsilon("inv_sqrt_horizon", 5.0), Epsilon("c_over_t", 5.0))
+#: The printed theorem, the constant that belongs to gamma, and the gaps that belong to the slots.
+BOUNDS: dict[str, tuple[Constant, Gaps]] = {
+    "printed": ("printed", "best"),
+    "constant": ("gamma", "best"),
+    "slots": ("gamma", "slots"),
+}
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Measured regret of one setting at rounds ``at``, beside the three bounds.
+
+    slope: d log regret / d log T over the last decade. crossed: per bound, the first round at which the
+    mean regret lies above it (None: nowhere). worst: the largest ratio of regret to bound.
+    """
+
+    study: str
+    means: tuple[float, ...]
+    slots: int
+    gamma: float
+    epsilon: Epsilon
+    at: NDArray[np.int64]
+    mean: Floats
+    error: Floats
+    bounds: dict[str, Floats]
+    slope: float
+    crossed: dict[str, int | None]
+    worst: dict[str, float]
+    pulls: Floats
+
+
+def _regret(study: str, bandit: Bandit, at: NDArray[np.int64], runs: Floats, pulls: Floats) -> Regret:
+    """runs: (replicates, rounds)."""
+    mean = runs.mean(axis=0)
+    bounds = {
+        name: theory.regret_bound(
+            bandit.means,
+            at,
+            slots=bandit.slots,
+            gamma=bandit.gamma,
+            epsilon=bandit.epsilon,
+            constant=constant,
+            gaps=gaps,
+        ).total
+        for name, (constant, gaps) in BOUNDS.items()
+    }
+    late = at >= at[-1] / 10.5  # the last decade, with room for rounding
+    above = {name: mean > bound for name, bound in bounds.items()}
+    return Regret(
+        study,
+        bandit.means,
+        bandit.slots,
+        bandit.gamma,
+        bandit.epsilon,
+        at,
+        mean,
+        runs.std(axis=0, ddof=1) / math.sqrt(len(runs)),
+        bounds,
+        float(np.polyfit(np.log(at[late]), np.log(np.maximum(mean[late], 1e-9)), 1)[0]),
+        {name: int(at[np.argmax(a)]) if a.any() else None for name, a in above.items()},
+        {name: float((mean / bound).max()) for name, bound in bounds.items()},
+        pulls,
+    )
+
+
+def _gather(study: str, outcomes: list[Outcome]) -> list[Regret]:
+    """One row per setting; the runs of a schedule that depends on the horizon are one curve over horizons."""
+    rows = []
+    families: dict[tuple[object, ...], list[Outcome]] = {}
+    for each in outcomes:
+        b = each.bandit
+        if b.epsilon.schedule == "inv_sqrt_horizon":
+            families.setdefault((b.means, b.slots, b.gamma, b.epsilon), []).append(each)
+        else:
+            rows.append(_regret(study, b, each.at, each.regret, each.pulls.mean(axis=0)))
+    for family in families.values():
+        family.sort(key=lambda o: o.bandit.horizon)
+        at = np.array([o.bandit.horizon for o in family])
+        runs = np.stack([o.regret[:, -1] for o in family], axis=1)
+        rows.append(_regret(study, family[-1].bandit, at, runs, family[-1].pulls.mean(axis=0)))
+    return rows
+
+
+def regret(seed: int, replicates: int = 16, progress: Progress = _silent) -> list[Regret]:
+    """Three schedules of exploration, two exploration weights, one and three slots."""
+    bandits = [
+        Bandit(PEERS, horizon, slots, gamma, epsilon)
+        for slots in (1, 3)
+        for gamma in (1.0, GAMMA)
+        for epsilon in SCHEDULES
+        for horizon in (HORIZONS if epsilon.schedule == "inv_sqrt_horizon" else HORIZONS[-1:])
+    ]
+    return _gather("schedules", play(bandits, replicates, seed, "schedules", progress))
+
+
+def regret_by_gamma(seed: int, replicates: int = 32, progress: Progress = _silent) -> list[Regret]:
+    """Two peers, no random swaps: where the printed constant is crossed as gamma grows."""
+    none = Epsilon("constant", 0.0)
+    bandits = [Bandit((0.9, 0.1), 20_000, 1, g, none) for g in (0.25, 0.5, 1.0, GAMMA, 2.0, 2.5, 3.0)]
+    return _gather("gamma", play(bandits, replicates, seed, "gamma", progress))
+
+
+def regret_of_slots(seed: int, replicates: int = 8, progress: Progress = _silent) -> list[Regret]:
+    """Two slots, one excellent peer and four nearly useless ones: gaps to the best peer mislead."""
+    none = Epsilon("constant", 0.0)
+    bandits = [Bandit((1.0, 0.03, 0.0, 0.0, 0.0), 120_000, 2, gamma, none) for gamma in (1.0, GAMMA)]
+    return _gather("slots", play(bandits, replicates, seed, "slots", progress))
+
+
+def regret_of_refusals(seed: int, replicates: int = 32, progress: Progress = _silent) -> list[Regret]:
+    """The best peer is willing in half of the rounds: refusals are paid for by worse partners."""
+    eps = Epsilon("c_over_t", 5.0)
+    bandits = [Bandit((0.8, 0.4), 10_000, 1, GAMMA, eps, accepts=(q, 1.0)) for q in (1.0, 0.5)]
+    return _gather("refusals", play(bandits, replicates, seed, "refusals", progress))
+
+
+# --------------------------------------------------------------------------- Lemma 1
+
+TRANSITION_ROUNDS = (50, 200, 1_000, 5_000)
+TRANSITION_GAMMAS = (GAMMA, 1.0, 0.5, 0.25)
+TRANSITION_UTILITIES = np.round(np.arange(0.0, 0.7001, 0.02), 2)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """From collaborating to resting as the peer's utility falls, for one gamma and number of rounds.
+
+    would_rest: P(score < threshold) if the peer was met in every round before (exact, Bernoulli).
+    rested: share of the rounds that a center rested that decides by the score itself (simulated).
+    half: the utility at which would_rest is one half (None: it never gets there).
+    """
+
+    gamma: float
+    rounds: int
+    utility: Floats
+    would_rest: Floats
+    rested: Floats
+    half: float | None
+
+
+def transition(seed: int, replicates: int = 40, progress: Progress = _silent) -> list[Transition]:
+    """The lemma's oracle rests below c_neg = 0.5; this is where the score does."""
+    rng = _generator(seed, "transition")
+    utilities, horizon = TRANSITION_UTILITIES, TRANSITION_ROUNDS[-1]
+    gamma = np.repeat(TRANSITION_GAMMAS, utilities.size * replicates)
+    mu = np.tile(np.repeat(utilities, replicates), len(TRANSITION_GAMMAS))
+    total, count, rested = np.zeros(mu.size), np.zeros(mu.size), np.zeros(mu.size)
+    shares = {}
+    for t in range(1, horizon + 1):
+        rest = theory.posterior_mean(total, count) + gamma * np.sqrt(2 * math.log(t) / (count + 1)) < 0.5
+        met = ~rest
+        total += met & (rng.random(mu.size) < mu)
+        count += met
+        rested += rest
+        if t in TRANSITION_ROUNDS:
+            shares[t] = (rested / t).reshape(len(TRANSITION_GAMMAS), utilities.size, replicates).mean(axis=2)
+            progress(t / horizon)
+    rows = []
+    for g, weight in enumerate(TRANSITION_GAMMAS):
+        for t in TRANSITION_ROUNDS:
+            sums = np.arange(t)
+            below = theory.ucb(theory.posterior_mean(sums, t - 1), t - 1, t, weight) < 0.5
+            would = binomial(t - 1, utilities)[:, below].sum(axis=1)
+            rows.append(Transition(weight, t, utilities, would, shares[t][g], _half(utilities, would)))
+    return rows
+
+
+def _half(utility: Floats, probability: Floats) -> float | None:
+    """Where a falling curve crosses one half, by interpolation."""
+    over = np.flatnonzero(probability >= 0.5)
+    if over.size == 0 or over[-1] + 1 == utility.size:
+        return None
+    i = over[-1]
+    share = (probability[i] - 0.5) / (probability[i] - probability[i + 1])
+    return float(utility[i] + share * (utility[i + 1] - utility[i]))
+
+
+# --------------------------------------------------------------------------- the filter
+
+
+@dataclass(frozen=True)
+class FilterLoss:
+    """P(the filter removes the best peer), for one relation of usefulness to descriptors."""
+
+    relation: str
+    lost: float
+
+
+def filter_losses(
+    seed: int,
+    replicates: int = 2_000,
+    centers: int = 230,
+    keep: float = 0.25,
+    progress: Progress = _silent,
+) -> list[FilterLoss]:
+    """Keep the most similar quarter of the peers; usefulness is 1-Lipschitz in the descriptor each time."""
+    rng = _generator(seed, "filter")
+    lost = {"useful because similar": 0, "useful for a reason of its own": 0, "useful because different": 0}
+    kept = round(keep * (centers - 1))
+    for _ in range(replicates):
+        peers, own, ideal = rng.random((centers - 1, 3)), rng.random(3), rng.random(3)
+        distance = np.linalg.norm(peers - own, axis=1)
+        passes = np.zeros(centers - 1, bool)
+        passes[np.argsort(distance)[:kept]] = True
+        utilities = (-distance, -np.linalg.norm(peers - ideal, axis=1), distance)
+        for relation, utility in zip(lost, utilities, strict=True):
+            lost[relation] += not passes[np.argmax(utility)]
+    progress(1.0)
+    return [FilterLoss(relation, times / replicates) for relation, times in lost.items()]

@@ -1,0 +1,80 @@
+"""What every learner stands on: its data, its settings, the common start, and how long its steps may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.data.prepare import Prepared, Rows
+from abps.models.curvature import largest_curvature
+from abps.models.metrics import Segments
+from abps.models.mixtures import Mixtures, mixed
+from abps.models.training import Learner, Objective, Training
+from abps.tensors import Tensor
+
+#: The longest step down a gradient, as a share of what keeps the loss from ever rising (2 / curvature).
+LONGEST = 0.95
+
+
+@dataclass
+class Foundation:
+    """What every learner holds.
+
+    secret: added to the seed of what hides rows in private training; 0 in a simulation, which repeats.
+    noisy_steps: how many private steps were taken in which round.  looked: whether anything was asked about
+    training rows beside training.
+    """
+
+    data: Prepared
+    training: Training
+    secret: int = field(default=0, kw_only=True)
+    noisy_steps: dict[int, int] = field(init=False, default_factory=dict)
+    looked: bool = field(init=False, default=False)
+    start: Tensor = field(init=False)
+
+    def look(self, rows: Rows) -> None:
+        """Note that something was asked about rows; training rows are in ``train`` and in ``own``."""
+        self.looked |= any(np.may_share_memory(rows.y, mine.y) for mine in self._mine())
+
+    def _mine(self) -> tuple[Rows, ...]:
+        made = self.data.__dict__.get("own")  # computed when somebody asks for it
+        return (self.data.train,) if made is None else (self.data.train, made)
+
+    @cached_property
+    def curvature(self) -> NDArray[np.float64]:
+        """(n,) the largest curvature of each center's mean loss, for linear models."""
+        return self.data.outcome.curvature * largest_curvature(self.data.train.x, self.data.train.start)
+
+    def steps(self, objective: Objective, round: int) -> NDArray[np.float32]:
+        """(n,) how far each center goes along its gradient: no farther than where its loss could rise."""
+        strength = objective.strength if objective.anchor is not None else 0.0
+        extra = strength.numpy() if isinstance(strength, Tensor) else strength
+        most = 2.0 * LONGEST / (self.curvature + self.training.weight_decay + extra + 1e-12)
+        return (self.shorter(round) * np.minimum(self.training.lr, most)).astype(np.float32)
+
+    def shorter(self, round: int) -> float:
+        """By how much the steps of a descent are shorter than in the first round."""
+        cooling = self.training.cooling
+        return 1.0 if cooling == 0 else 1.0 / (1.0 + (round - 1) / cooling)
+
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1."""
+        for k in range(count):
+            work(k)
+
+    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
+        """(k, P) every mixture itself, then its logits on the rows of its owner."""
+        models = mixed(own, others, parts, self.each)
+        return models, self.logits(models, rows, parts.owner)  # type: ignore[attr-defined]
+
+    def begin(self, w: Tensor, round: int) -> Callable[[], Tensor]:
+        """Training that starts when its models are asked for."""
+        return lambda: self.train(w, round)  # type: ignore[attr-defined]
+
+    def on(self, data: Prepared) -> Learner:
+        """The same way of learning on other data."""
+        return replace(self, data=data)  # type: ignore[return-value]

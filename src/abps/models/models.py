@@ -1,0 +1,82 @@
+"""The paper's network, and the parameters of any model as one flat row (:mod:`abps.models.layout`)."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.data.outcome import BINARY, Outcome
+from abps.models.layout import Block, Layout, ModelFactory
+
+
+class MLP(nn.Module):
+    """The paper's network: linear layers with ReLU and dropout, one logit.
+
+    Input (rows, width), output (rows,).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: tuple[int, ...] = (128, 64),
+        dropout: float = 0.2,
+        outcome: Outcome = BINARY,
+    ) -> None:
+        super().__init__()
+        self.hidden = tuple(hidden)
+        self.rate = float(dropout)
+        sizes = [width, *self.hidden]
+        self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
+        self.drops = nn.ModuleList([nn.Dropout(dropout) for _ in self.hidden])
+        self.head = nn.Linear(sizes[-1], outcome.outputs)
+        if outcome.way == "hazard":
+            nn.init.constant_(self.head.bias, 0.0)
+            self.head.bias.data += torch.from_numpy(outcome.start)
+
+    def representation(self, x: Tensor) -> Tensor:
+        """(rows, last hidden) after ReLU, before the last dropout."""
+        for k, layer in enumerate(self.layers):
+            x = torch.relu(layer(x))
+            if k + 1 < len(self.layers):
+                x = self.drops[k](x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows,) logits, or (rows, outputs) of several."""
+        return self.head(self.drops[-1](self.representation(x))).squeeze(-1)
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """The flat layout of a model. Models with buffers (batch norm) are refused."""
+    buffers = [name for name, _ in model.named_buffers()]
+    if buffers:
+        raise RequestError(
+            f"the model keeps buffers ({', '.join(buffers[:3])}), which federated averaging would mishandle; "
+            "use a model without them (for instance LayerNorm instead of BatchNorm)"
+        )
+    blocks: list[Block] = []
+    layer_names: list[str] = []
+    layer_starts: list[int] = []
+    at = 0
+    for name, parameter in model.named_parameters():
+        owner = name.rpartition(".")[0]
+        if not layer_names or layer_names[-1] != owner:
+            layer_names.append(owner)
+            layer_starts.append(at)
+        blocks.append(Block(name, tuple(parameter.shape), at, at + parameter.numel()))
+        at += parameter.numel()
+    if not blocks:
+        raise RequestError("the model has no parameters to learn; give a torch.nn.Module that has some")
+    return Layout(tuple(blocks), tuple(layer_names), tuple(layer_starts))
+
+
+def initial_weights(factory: ModelFactory, width: int, seed: int) -> Tensor:
+    """(parameters,) the common start of all centers and methods of one seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(streams.key(seed, "initial-weights") & (2**63 - 1))
+        model = factory(width)
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).to(torch.float32)

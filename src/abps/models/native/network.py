@@ -1,0 +1,807 @@
+"""The paper's network, one center's whole round in one compiled function.
+
+What a center needs for a round (its weights, their moments, a batch and its hidden layers) fits into a
+core's own cache, if one center is trained to its end before the next begins. These functions do that, for
+one center after the other, without the interpreter's lock, so that a thread per core is all it takes. The
+matrix products are the BLAS of SciPy; everything between two products is one pass over memory.
+
+The functions take plain tuples and arrays: compiled code is kept on disk, and must not depend on the names of
+classes. :class:`Rule`, :class:`Terms`, :class:`Frozen`, :class:`Taught`, :class:`Prior`, :class:`Drop` and
+:class:`Room` say what such a tuple holds.
+
+Shapes: P parameters in the order of the module, weight (out, in) and bias (out,) of every layer;
+``widths`` are the layers' units, from the features to the one logit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.jit import compiled, compiled_or
+from abps.models.native import in_numpy
+from abps.models.native.elementary import normals, softplus
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint32]
+
+#: Rows that a model answers at a time, so that its hidden layers stay in the cache.
+ANSWERED_AT_ONCE = 128
+
+#: Pairs of rows that are compared one by one, which costs less than sorting that few.
+COMPARED_UP_TO = 1 << 14
+
+
+class Rule(NamedTuple):
+    """How weights move. adam: else plain gradient descent.  first, last: the parameters that move."""
+
+    adam: bool
+    lr: np.float32
+    decay: np.float32
+    first: int
+    last: int
+
+
+class Terms(NamedTuple):
+    """What is added to the gradient: strength (n,) times the distance to the anchor, and a shift.
+
+    anchor, shift: (n, P), (1, P) for one that all share, or (0, P) for none.
+    """
+
+    strength: Floats
+    anchor: Floats
+    shift: Floats
+
+
+class Frozen(NamedTuple):
+    """Two models that do not move, whose representations those in training turn to and from.
+
+    near, far: (n, P), (1, P) for one that all share, or (0, P) for none.  See ``contrast``.
+    """
+
+    strength: np.float32
+    temperature: np.float32
+    near: Floats
+    far: Floats
+
+
+class Taught(NamedTuple):
+    """Rows (rows, d), their labels and starts, whose loss has a share (n,) in a center's; (0,) for none."""
+
+    share: Floats
+    x: Floats
+    y: Floats
+    start: Ints
+
+
+class Prior(NamedTuple):
+    """What Gaussian weights should stay near, and where their noise comes from.
+
+    say: (n,) weight of the divergence.  center, spread: (n, P), (1, P) for one that all share, or (0, P) for
+    weights that are no Gaussians.  keys: (m, steps) of the noise.  places: (P,) as in ``Drop``.
+    """
+
+    say: Floats
+    center: Floats
+    spread: Floats
+    keys: NDArray[np.uint64]
+    places: Words
+
+
+class Drop(NamedTuple):
+    """Dropout of every hidden layer. limit: a unit is dropped where its random float is at most this.
+
+    keys: (m, steps, layers) one random key each, of which the halves are used.  places: a well-mixed number
+    for every place of a stream.
+    """
+
+    rate: np.float32
+    limit: np.float32
+    keys: NDArray[np.uint64]
+    places: Words
+
+
+class Room(NamedTuple):
+    """A thread's memory, used again for every center.
+
+    model, lesson, noise, spread, tilt: (P,).  trained, gradient, mean, square: (2 P,), of which weights that
+    are no Gaussians use the first half.
+    """
+
+    model: Floats
+    lesson: Floats
+    noise: Floats
+    spread: Floats
+    tilt: Floats
+    trained: Floats
+    gradient: Floats
+    mean: Floats
+    square: Floats
+    x: Floats
+    y: Floats
+    hidden: Floats
+    back: Floats
+    turn: Floats
+    drawn: Words
+
+
+def room(widths: Ints, batch: int) -> Room:
+    """Memory for batches of so many rows."""
+    parameters, hidden = _parameters(widths), int(widths[1:].sum())
+    rows = -(-batch // 16) * 16  # room for whole blocks of random words, and for rows added to whole fours
+
+    def floats(count: int) -> Floats:
+        return np.empty(count, dtype=np.float32)
+
+    return Room(
+        model=floats(parameters),
+        lesson=floats(parameters),
+        noise=floats(parameters),
+        spread=floats(parameters),
+        tilt=floats(parameters),
+        trained=floats(2 * parameters),
+        gradient=floats(2 * parameters),
+        mean=floats(2 * parameters),
+        square=floats(2 * parameters),
+        x=floats(rows * int(widths[0])),
+        y=floats(batch),
+        hidden=floats(rows * hidden),
+        back=floats(rows * hidden),
+        turn=floats(rows * int(widths[-2])),
+        drawn=np.empty(rows * int(widths[1:].max()), dtype=np.uint32),
+    )
+
+
+def _parameters(widths: Ints) -> int:
+    return int(((widths[:-1] + 1) * widths[1:]).sum())
+
+
+@compiled
+def _draw(key, places, drawn, rows, units):
+    """Random words for every unit of some rows: the same as ``dropout.random_units``."""
+    low = np.uint32(key & np.uint64(0xFFFFFFFF))
+    high = np.uint32(np.uint32(key >> np.uint64(32)) | np.uint32(1))
+    other = np.uint32(high * np.uint32(0x9E3779B1))
+    half = 8 * units
+    for block in range((rows + 15) // 16):
+        place = places[block * half : (block + 1) * half]
+        first = drawn[2 * block * half : (2 * block + 1) * half]
+        second = drawn[(2 * block + 1) * half : (2 * block + 2) * half]
+        for p in range(half):
+            mixed = np.uint32(place[p] + low)
+            mixed = np.uint32(mixed ^ np.uint32(mixed >> np.uint32(15)))
+            first[p] = np.uint32(mixed * high)
+            second[p] = np.uint32(mixed * other)
+
+
+@compiled
+def _activate(hidden, bias, rows, units):
+    """Add the bias, cut below zero."""
+    zero = np.float32(0.0)
+    for r in range(rows):
+        row = hidden[r * units : (r + 1) * units]
+        for u in range(units):
+            row[u] = max(row[u] + bias[u], zero)
+
+
+@compiled
+def _activate_and_drop(hidden, bias, rows, units, drawn, limit, scale):
+    """Add the bias, cut below zero, drop units and scale what is kept."""
+    zero = np.float32(0.0)
+    for r in range(rows):
+        row = hidden[r * units : (r + 1) * units]
+        chance = drawn[r * units : (r + 1) * units]
+        for u in range(units):
+            value = max(row[u] + bias[u], zero) * scale
+            row[u] = zero if chance[u] <= limit else value
+
+
+@compiled
+def _drop(hidden, rows, units, drawn, limit, scale):
+    """Drop units and scale what is kept."""
+    zero = np.float32(0.0)
+    for p in range(rows * units):
+        hidden[p] = zero if drawn[p] <= limit else hidden[p] * scale
+
+
+@compiled
+def _backwards(back, hidden, slope, rows, units, scale):
+    """Gradient before a hidden layer's activation, in place, and its sum over rows, the bias's gradient.
+
+    A unit passes gradient where it was positive and kept, that is where its output is positive.
+    """
+    zero = np.float32(0.0)
+    slope[:] = zero
+    for r in range(rows):
+        row, out = back[r * units : (r + 1) * units], hidden[r * units : (r + 1) * units]
+        for u in range(units):
+            value = row[u] * scale if out[u] > zero else zero
+            row[u] = value
+            slope[u] += value
+
+
+@compiled
+def _size(z):
+    """The length of a vector, and not zero."""
+    return max(np.sqrt(np.dot(z, z)), np.float32(1e-8))
+
+
+@compiled
+def _contrast(turn, hidden, rows, units, strength, temperature):
+    """From ``turn`` (rows, units), the way d from near's direction to far's, to the gradient of the
+    contrastive loss before the activation, in place.
+
+    With e = z / |z|, the loss's gradient is sigmoid(d.e / tau) / (tau |z|) times the part of d across e.
+    """
+    zero, one = np.float32(0.0), np.float32(1.0)
+    for r in range(rows):
+        z, way = hidden[r * units : (r + 1) * units], turn[r * units : (r + 1) * units]
+        size = _size(z)
+        along = np.dot(way, z) / size
+        wrong = one / (one + np.float32(np.exp(-along / temperature)))
+        force, back = strength * wrong / (temperature * size), along / size
+        for u in range(units):
+            # A unit of zero passes nothing on, so that a representation of zero, without a direction, stays.
+            way[u] = force * (way[u] - back * z[u]) if z[u] > zero else zero
+
+
+@compiled
+def _add_turn(back, turn, slope, rows, units):
+    """Add the contrastive gradient to that before the last hidden layer, and to its bias's gradient."""
+    for r in range(rows):
+        row, way = back[r * units : (r + 1) * units], turn[r * units : (r + 1) * units]
+        for u in range(units):
+            row[u] += way[u]
+            slope[u] += way[u]
+
+
+@compiled
+def _gradient(
+    w, g, x, y, real, widths, hidden, backward, turn, force, temperature, drawn, rate, limit, keys, places
+):
+    """Gradient of the mean loss over a batch, written to ``g``.
+
+    real: how many of the rows x (rows, d) count; the others, zeros, only fill up what the products like.
+    hidden, backward: room for all layers.  keys: (layers,) of this step's dropout.
+    turn: (rows * units,) the way from near's direction to far's, which is used up, or (0,).
+    """
+    rows = len(x)
+    depth = len(widths) - 2
+    scale = np.float32(1.0)
+    dropping = rate > np.float32(0.0)
+    if dropping:
+        scale = np.float32(np.float32(1.0) / (np.float32(1.0) - rate))
+    chance = drawn.view(np.float32)
+    before, at, filled = x, 0, 0
+    for k in range(depth):
+        inside, units = widths[k], widths[k + 1]
+        matrix = w[at : at + units * inside].reshape((units, inside))
+        bias = w[at + units * inside : at + units * (inside + 1)]
+        flat = hidden[filled : filled + rows * units]
+        out = flat.reshape((rows, units))
+        np.dot(before, matrix.T, out)
+        if dropping:
+            _draw(keys[k], places, drawn, rows, units)
+        if k == depth - 1 and len(turn):
+            _activate(flat, bias, rows, units)
+            _contrast(turn, flat, rows, units, np.float32(force / real), temperature)
+            if dropping:
+                _drop(flat, rows, units, chance, limit, scale)
+        elif dropping:
+            _activate_and_drop(flat, bias, rows, units, chance, limit, scale)
+        else:
+            _activate(flat, bias, rows, units)
+        before = out
+        at += units * (inside + 1)
+        filled += rows * units
+    # The logit, and the gradient with respect to it.
+    units = widths[depth]
+    last = w[at : at + units]
+    error = backward[filled : filled + rows]
+    np.dot(before, last, error)
+    total = np.float32(0.0)
+    share = np.float32(1.0 / real)
+    for r in range(real):
+        z = error[r] + w[at + units]
+        error[r] = (np.float32(1.0) / (np.float32(1.0) + np.float32(np.exp(-z))) - y[r]) * share
+        total += error[r]
+    error[real:] = np.float32(0.0)
+    g[at + units] = total
+    np.dot(error, before, g[at : at + units])
+    filled -= rows * units
+    back = backward[filled : filled + rows * units]
+    for r in range(rows):
+        row = back[r * units : (r + 1) * units]
+        for u in range(units):
+            row[u] = error[r] * last[u]
+    for k in range(depth - 1, -1, -1):
+        inside, units = widths[k], widths[k + 1]
+        at -= units * (inside + 1)
+        flat = backward[filled : filled + rows * units]
+        bias = g[at + units * inside : at + units * (inside + 1)]
+        _backwards(flat, hidden[filled : filled + rows * units], bias, rows, units, scale)
+        if k == depth - 1 and len(turn):
+            _add_turn(flat, turn, bias, rows, units)
+        slope = g[at : at + units * inside].reshape((units, inside))
+        upstream = flat.reshape((rows, units))
+        if k == 0:
+            np.dot(upstream.T, x, slope)
+        else:
+            filled -= rows * inside
+            below = hidden[filled : filled + rows * inside].reshape((rows, inside))
+            np.dot(upstream.T, below, slope)
+            matrix = w[at : at + units * inside].reshape((units, inside))
+            down = backward[filled : filled + rows * inside].reshape((rows, inside))
+            np.dot(upstream, matrix, down)
+
+
+@compiled
+def _teach(w, g, share, x, y, batch, widths, lesson, hidden, backward, drawn, limit, keys, places):
+    """Blend ``g`` with the gradient on other rows (b, d), without dropout; lesson: room for it."""
+    zero, one = np.float32(0.0), np.float32(1.0)
+    for p in range(len(g)):
+        g[p] *= one - share
+    for at in range(0, len(x), batch):
+        seen, labels, no_turn = x[at : at + batch], y[at : at + batch], backward[:0]
+        rows = len(seen)
+        _gradient(
+            w,
+            lesson,
+            seen,
+            labels,
+            rows,
+            widths,
+            hidden,
+            backward,
+            no_turn,
+            zero,
+            one,
+            drawn,
+            zero,
+            limit,
+            keys,
+            places,
+        )
+        say = np.float32(share * rows / len(x))
+        for p in range(len(g)):
+            g[p] += say * lesson[p]
+
+
+@compiled
+def _draw_weights(both, key, places, noise, spread, tilt, w):
+    """Weights (P,) from means and raw spreads (2 P,); noise, spread and its slope ``tilt`` are kept."""
+    mean, raw = both[: len(w)], both[len(w) :]
+    normals(key, places, noise[: len(w)])
+    for p in range(len(w)):
+        wide, slope = softplus(raw[p])
+        spread[p] = wide
+        tilt[p] = slope
+        w[p] = mean[p] + wide * noise[p]
+
+
+@compiled
+def _carry_back(g, both, noise, spread, tilt, say, center, width):
+    """From the gradient at drawn weights, in the first half of ``g``, to that of means and raw spreads, with
+    the divergence from the prior."""
+    size = len(noise)
+    mean, first, second = both[:size], g[:size], g[size:]
+    for p in range(size):
+        strength = say / (width[p] * width[p])
+        second[p] = (first[p] * noise[p] + (strength * spread[p] - say / spread[p])) * tilt[p]
+        first[p] += strength * (mean[p] - center[p])
+
+
+@compiled
+def _add(g, w, strength, anchor, shift, i):
+    """Add a method's own terms to the gradient of center i."""
+    if len(anchor):
+        row = anchor[min(i, len(anchor) - 1)]
+        pull = strength[i]
+        for p in range(len(g)):
+            g[p] += pull * (w[p] - row[p])
+    if len(shift):
+        row = shift[min(i, len(shift) - 1)]
+        for p in range(len(g)):
+            g[p] += row[p]
+
+
+@compiled
+def _adam(w, g, mean, square, lr, decay, step):
+    """One step of Adam with coupled weight decay, in place."""
+    fresh, fresher = np.float32(1 - 0.9), np.float32(1 - 0.999)
+    keep, tiny = np.float32(0.999), np.float32(1e-8)
+    rate = np.float32(lr / (1 - 0.9**step))
+    correction = np.float32(1 / np.sqrt(1 - 0.999**step))
+    for p in range(len(w)):
+        slope = g[p] + decay * w[p]
+        m = mean[p] + (slope - mean[p]) * fresh
+        v = keep * square[p] + fresher * slope * slope
+        mean[p] = m
+        square[p] = v
+        w[p] -= rate * m / (np.sqrt(v) * correction + tiny)
+
+
+@compiled
+def train(
+    members,
+    before,
+    after,
+    x,
+    y,
+    start,
+    orders,
+    epochs,
+    batch,
+    widths,
+    rule,
+    terms,
+    frozen,
+    taught,
+    prior,
+    drop,
+    room,
+):
+    """Local epochs of the centers ``members`` (m,), from rows of ``before`` to those of ``after`` (n, P).
+
+    before: (n, P), or (1, P) where all start from one model; (n, 2 P) for means and raw spreads of Gaussians.
+
+    x, y: (rows, d), (rows,) of all centers; center i's are start[i]:start[i+1].
+    orders: (epochs, m, rows) the order in which they visit their own.
+    """
+    adam, lr, decay, low, high = rule
+    strength, anchor, shift = terms
+    force, temperature, near, far = frozen
+    share, taught_x, taught_y, taught_start = taught
+    say, center, width, noise_keys, noise_places = prior
+    rate, limit, keys, places = drop
+    model, lesson, noise, spread, tilt, trained, gradient, means, squares = room[:9]
+    seats, labels, hidden, backward, turns, drawn = room[9:]
+    d, units = widths[0], widths[-2]
+    # What is trained and its gradient; the weights that meet a batch, and theirs.
+    w, g = trained[: before.shape[1]], gradient[: before.shape[1]]
+    gaussian = len(center) > 0
+    met, met_slope = model if gaussian else w, g[: len(model)]
+    moving, slope, mean, square = w[low:high], g[low:high], means[low:high], squares[low:high]
+    for c in range(len(members)):
+        i = members[c]
+        own = start[i + 1] - start[i]
+        w[:] = before[min(i, len(before) - 1)]
+        mean[:] = np.float32(0.0)
+        square[:] = np.float32(0.0)
+        # Frozen models say the same in every epoch, so they are asked once.
+        ways = np.empty((own if len(near) else 0, units), dtype=np.float32)
+        if len(near):
+            one, other = near[min(i, len(near) - 1)], far[min(i, len(far) - 1)]
+            _ways(one, other, x[start[i] : start[i + 1]], widths, seats, hidden, ways)
+        step = 0
+        for epoch in range(epochs):
+            for at in range(0, own, batch):
+                rows = min(batch, own - at)
+                for r in range(rows):
+                    k = start[i] + orders[epoch, c, at + r]
+                    row, seat = x[k], seats[r * d : (r + 1) * d]
+                    for f in range(d):
+                        seat[f] = row[f]
+                    labels[r] = y[k]
+                full = (rows + 3) // 4 * 4
+                seats[rows * d : full * d] = np.float32(0.0)
+                seen = seats[: full * d].reshape((full, d))
+                turn = turns[: full * units if len(near) else 0]
+                if len(near):
+                    turn[rows * units :] = np.float32(0.0)
+                    for r in range(rows):
+                        turn[r * units : (r + 1) * units] = ways[orders[epoch, c, at + r]]
+                if gaussian:
+                    _draw_weights(w, noise_keys[c, step], noise_places, noise, spread, tilt, met)
+                _gradient(
+                    met,
+                    met_slope,
+                    seen,
+                    labels,
+                    rows,
+                    widths,
+                    hidden,
+                    backward,
+                    turn,
+                    force,
+                    temperature,
+                    drawn,
+                    rate,
+                    limit,
+                    keys[c, step],
+                    places,
+                )
+                if len(share) and share[i] > np.float32(0.0):
+                    mine = slice(taught_start[i], taught_start[i + 1])
+                    _teach(
+                        met,
+                        met_slope,
+                        share[i],
+                        taught_x[mine],
+                        taught_y[mine],
+                        batch,
+                        widths,
+                        lesson,
+                        hidden,
+                        backward,
+                        drawn,
+                        limit,
+                        keys[c, step],
+                        places,
+                    )
+                if gaussian:
+                    around, wide = center[min(i, len(center) - 1)], width[min(i, len(width) - 1)]
+                    _carry_back(g, w, noise, spread, tilt, say[i], around, wide)
+                _add(g, w, strength, anchor, shift, i)
+                step += 1
+                if adam:
+                    _adam(moving, slope, mean, square, lr, decay, step)
+                else:
+                    for p in range(len(moving)):
+                        moving[p] -= lr * (slope[p] + decay * moving[p])
+        after[i] = w
+
+
+@compiled
+def _represent(w, widths, rows, hidden):
+    """(rows, units) the last hidden layer of one model from its first layer's products, which stand at the
+    front of ``hidden``."""
+    depth = len(widths) - 2
+    units = widths[1]
+    at, filled = units * widths[0], 0
+    _activate(hidden[: rows * units], w[at : at + units], rows, units)
+    before = hidden[: rows * units].reshape((rows, units))
+    at += units
+    filled += rows * units
+    for k in range(1, depth):
+        inside, units = widths[k], widths[k + 1]
+        flat = hidden[filled : filled + rows * units]
+        layer = flat.reshape((rows, units))
+        np.dot(before, w[at : at + units * inside].reshape((units, inside)).T, layer)
+        _activate(flat, w[at + units * inside : at + units * (inside + 1)], rows, units)
+        before = layer
+        at += units * (inside + 1)
+        filled += rows * units
+    return before
+
+
+@compiled
+def _finish(w, widths, rows, hidden, out):
+    """Logits of one model from its first layer's products, which stand at the front of ``hidden``.
+
+    rows: how many it has products for; out: logits of the first of them.
+    """
+    last = _represent(w, widths, rows, hidden)
+    at = len(w) - 1
+    np.dot(last[: len(out)], w[at - widths[-2] : at], out)
+    for r in range(len(out)):
+        out[r] += w[at]
+
+
+@compiled
+def _ways(near, far, x, widths, seats, hidden, out):
+    """(b, units) on rows (b, d), the way from the direction of near's representation to that of far's."""
+    inside, units = widths[0], widths[1]
+    for at in range(0, len(x), ANSWERED_AT_ONCE):
+        here = out[at : at + ANSWERED_AT_ONCE]
+        seen = _fours(x[at : at + ANSWERED_AT_ONCE], seats)
+        rows = len(seen)
+        here[:] = np.float32(0.0)
+        for model, sign in ((near, np.float32(-1.0)), (far, np.float32(1.0))):
+            first = model[: units * inside].reshape((units, inside)).T
+            np.dot(seen, first, hidden[: rows * units].reshape((rows, units)))
+            z = _represent(model, widths, rows, hidden)
+            for r in range(len(here)):
+                row, shown = here[r], z[r]
+                scale = sign / _size(shown)
+                for u in range(len(row)):
+                    row[u] += scale * shown[u]
+
+
+@compiled
+def _fours(x, seats):
+    """Rows (b, d) with rows of zeros added to a multiple of four, which the matrix products like best."""
+    rows, d = x.shape
+    if rows % 4 == 0:
+        return x
+    filled = seats[: (rows + 3) // 4 * 4 * d].reshape(((rows + 3) // 4 * 4, d))
+    filled[:rows] = x
+    filled[rows:] = np.float32(0.0)
+    return filled
+
+
+@compiled
+def answer(w, x, widths, seats, hidden, out):
+    """Logits of one model (P,) on rows (b, d), without dropout; seats, hidden: room for rows and layers."""
+    inside, units = widths[0], widths[1]
+    matrix = w[: units * inside].reshape((units, inside)).T
+    for at in range(0, len(x), ANSWERED_AT_ONCE):
+        here = out[at : at + ANSWERED_AT_ONCE]
+        seen = _fours(x[at : at + ANSWERED_AT_ONCE], seats)
+        rows = len(seen)
+        np.dot(seen, matrix, hidden[: rows * units].reshape((rows, units)))
+        _finish(w, widths, rows, hidden, here)
+
+
+@compiled
+def answers(models, which, owner, x, start, place, widths, seats, hidden, out):
+    """Logits of the models ``which`` of (k, P) on the rows of center owner[k], from out[place[k]] on; one
+    model (1, P) serves all."""
+    for k in which:
+        mine = x[start[owner[k]] : start[owner[k] + 1]]
+        model = models[min(k, len(models) - 1)]
+        answer(model, mine, widths, seats, hidden, out[place[k] : place[k] + len(mine)])
+
+
+@compiled
+def _average(mine, keep, rows, which, share, first, out):
+    """(count,) ``keep`` times mine plus the shares of some rows, from column ``first`` on.
+
+    One pass over memory for up to three rows.
+    """
+    count = len(out)
+    many = len(which)
+    if many == 0:
+        for p in range(count):
+            out[p] = keep * mine[p]
+        return
+    a, in_a = rows[which[0]][first : first + count], share[0]
+    if many == 1:
+        for p in range(count):
+            out[p] = keep * mine[p] + in_a * a[p]
+        return
+    b, in_b = rows[which[1]][first : first + count], share[1]
+    if many == 2:
+        for p in range(count):
+            out[p] = keep * mine[p] + in_a * a[p] + in_b * b[p]
+        return
+    c, in_c = rows[which[2]][first : first + count], share[2]
+    for p in range(count):
+        out[p] = keep * mine[p] + in_a * a[p] + in_b * b[p] + in_c * c[p]
+    for q in range(3, many):
+        row, say = rows[which[q]][first : first + count], share[q]
+        for p in range(count):
+            out[p] += say * row[p]
+
+
+@compiled
+def _mix(own, others, keep, other, share, first, out):
+    """One model (P,) from parameter ``first`` on: its own times ``keep`` and what others sent.
+
+    What is not shared stays its own.
+    """
+    shared = others.shape[1]
+    # Slices: a loop over their whole length is compiled to vector instructions.
+    _average(own[first:shared], keep, others, other, share, first, out[first:shared])
+    private = max(first, shared)
+    rest, kept = out[private:], own[private:]
+    for p in range(len(rest)):
+        rest[p] = kept[p]
+
+
+@compiled_or(in_numpy.mixed_models)
+def mixed_models(own, others, parts, which, out):
+    """The models ``which`` themselves, to rows of ``out`` (k, P): see ``mixtures.Mixtures`` for the parts."""
+    owner, keep, other, share, part = parts
+    for k in which:
+        mine = slice(part[k], part[k + 1])
+        _mix(own[owner[k]], others, keep[k], other[mine], share[mine], 0, out[k])
+
+
+@compiled
+def settle(own, others, parts, which, where, widths, memory, models, out):
+    """The models ``which`` themselves, to rows of ``models`` (k, P), and their logits on their owners' rows.
+
+    A model answers while it is in the cache.
+
+    where: the rows of all owners (x, start), and the first logit's place in ``out`` for each model.
+    memory: room for rows and layers.
+    """
+    owner, keep, other, share, part = parts
+    x, start, place = where
+    seats, hidden = memory
+    for k in which:
+        mine, i = slice(part[k], part[k + 1]), owner[k]
+        _mix(own[i], others, keep[k], other[mine], share[mine], 0, models[k])
+        rows = x[start[i] : start[i + 1]]
+        answer(models[k], rows, widths, seats, hidden, out[place[k] : place[k] + len(rows)])
+
+
+@compiled
+def _seat(seated, count, who):
+    """Where ``who`` sits among those seated so far, or ``count``."""
+    for k in range(count):
+        if seated[k] == who:
+            return k
+    return count
+
+
+@compiled
+def mixed_answers(own, others, parts, which, where, widths, memory, out):
+    """Logits of models ``which`` that are mixed on the spot: see ``mixtures.Mixtures`` for the parts.
+
+    others: (n, shared), with at least the first layer.  where: the rows of all owners (x, start), and the
+    first logit's place in ``out`` for each model.  memory: room for a model (P,), for rows and for layers.
+
+    The first layer's products are linear in the weights. So for the models of one owner, which stand side by
+    side, those of its own and of what others sent are computed once, and only they are mixed.
+    """
+    owner, keep, other, share, part = parts
+    x, start, place = where
+    weights, seats, hidden = memory
+    inside, units = widths[0], widths[1]
+    matrix = units * inside
+    at = 0
+    while at < len(which):
+        i, end, most = owner[which[at]], at, 1
+        while end < len(which) and owner[which[end]] == i:
+            most = max(most, 1 + part[which[end] + 1] - part[which[end]])
+            end += 1
+        mine = x[start[i] : start[i + 1]]
+        if end - at <= most:
+            for k in which[at:end]:
+                these, here = slice(part[k], part[k + 1]), out[place[k] : place[k] + len(mine)]
+                if part[k] == part[k + 1]:
+                    answer(own[i], mine, widths, seats, hidden, here)
+                else:
+                    _mix(own[i], others, keep[k], other[these], share[these], 0, weights)
+                    answer(weights, mine, widths, seats, hidden, here)
+            at = end
+            continue
+        # Who is in these mixtures: the owner sits first.
+        total = 1
+        seated = np.empty(1 + part[which[end - 1] + 1] - part[which[at]], dtype=np.int64)
+        seated[0] = -1
+        for k in which[at:end]:
+            for q in range(part[k], part[k + 1]):
+                if _seat(seated, total, other[q]) == total:
+                    seated[total] = other[q]
+                    total += 1
+        products = np.empty((total, min(len(mine) + 3, ANSWERED_AT_ONCE) * units), dtype=np.float32)
+        for first in range(0, len(mine), ANSWERED_AT_ONCE):
+            asked = min(len(mine) - first, ANSWERED_AT_ONCE)
+            seen = _fours(mine[first : first + asked], seats)
+            rows = len(seen)
+            size = rows * units
+            for s in range(total):
+                model = own[i] if s == 0 else others[seated[s]]
+                product = products[s, :size].reshape((rows, units))
+                np.dot(seen, model[:matrix].reshape((units, inside)).T, product)
+            for k in which[at:end]:
+                these = slice(part[k], part[k + 1])
+                _mix(own[i], others, keep[k], other[these], share[these], matrix, weights)
+                seats_of = np.empty(part[k + 1] - part[k], dtype=np.int64)
+                for q in range(len(seats_of)):
+                    seats_of[q] = _seat(seated, total, other[part[k] + q])
+                _average(products[0], keep[k], products, seats_of, share[these], 0, hidden[:size])
+                _finish(weights, widths, rows, hidden, out[place[k] + first : place[k] + first + asked])
+        at = end
+
+
+@compiled_or(in_numpy.areas)
+def areas(score, label, start):
+    """Of every pair of a positive and a negative row of a group: the share in which the positive one stands
+    higher, ties as half."""
+    area = np.full(len(start) - 1, np.nan)
+    for g in range(len(area)):
+        mine, y = score[start[g] : start[g + 1]], label[start[g] : start[g + 1]]
+        high, low = mine[y > 0], mine[~(y > 0)]
+        if len(high) == 0 or len(low) == 0:
+            continue
+        twice = 0
+        if len(high) * len(low) <= COMPARED_UP_TO:
+            for value in high:
+                wins = np.int32(0)
+                for r in range(len(low)):
+                    wins += np.int32(value > low[r]) + np.int32(value >= low[r])
+                twice += wins
+        else:
+            high.sort()
+            for value in low:
+                twice += 2 * len(high) - np.searchsorted(high, value, "left")
+                twice -= np.searchsorted(high, value, "right")
+        area[g] = twice / (2.0 * len(high) * len(low))
+    return area

@@ -1,0 +1,154 @@
+"""Scores of every outcome but the binary one, center by center; the first of each is its main score.
+
+Weights for censoring come from the training rows of all centers (counts that centers sum), up to the time at
+which one row in twenty was still watched: later, few rows would stand for many.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.data.outcome import Outcome, time_grid
+from abps.data.prepare import Prepared, Rows, side_by_side
+from abps.evaluate import survival
+from abps.models import outcomes
+from abps.models.metrics import Segments, auroc, labels_of, log_loss
+
+Floats = NDArray[np.float64]
+
+#: The share of rows still watched, below which times are not scored.
+STILL_WATCHED = 0.05
+
+
+def main_score(logits: Segments, labels: Segments) -> Floats:
+    """(centers,) the main score: AUROC, C-index, macro AUROC, or the share of variation that is explained."""
+    if labels.outcome.kind == "continuous":
+        return _each(logits, labels, _explained)
+    return auroc(logits, labels)
+
+
+def measures(logits: Segments, rows: Rows, train: Rows, learned: Segments | None = None) -> dict[str, Floats]:
+    """(centers,) every score of an outcome by its name, the main one first.
+
+    learned: the same models' answers to ``train``; with them Cox's model has a baseline and a Brier score.
+    """
+    labels, outcome = labels_of(rows), rows.outcome
+    found = {outcome.measure: main_score(logits, labels)}
+    if outcome.kind == "classes":
+        found["log-loss"] = log_loss(logits, labels)
+        found["accuracy"] = _each(logits, labels, _hits)
+    elif outcome.kind == "continuous":
+        found["RMSE"] = _each(logits, labels, _deviation)
+        found["calibration slope"] = _each(logits, labels, _slope)
+        if outcome.way == "pinball":
+            found["share below"] = _each(logits, labels, _below)
+    elif outcome.kind == "survival":
+        found |= _survival(logits, labels, train, learned)
+    return found
+
+
+#: Intervals of the common grid on which centers count for a curve of all.
+CURVE_STEPS = 40
+
+
+def survived(data: Prepared) -> tuple[tuple[float, float], ...]:
+    """Kaplan-Meier of all rows, from counts that centers publish on a common grid: times, and the chance to
+    live longer; no step is of fewer than ten events. Nothing for other outcomes."""
+    if data.outcome.kind != "survival":
+        return ()
+    rows = side_by_side(data.own, data.test)
+    time, event = np.abs(rows.y).astype(np.float64), ~np.signbit(rows.y)
+    if not event.any():
+        return ()
+    share = np.arange(1, CURVE_STEPS + 1) / CURVE_STEPS
+    grid = np.unique(np.quantile(time[event], share, method="inverted_cdf"))
+    pieces = [slice(int(a), int(b)) for a, b in itertools.pairwise(rows.start) if b > a]
+    counts = [survival.grid_counts(time[piece], event[piece], grid) for piece in pieces]
+    watched, died, ended = (list(column) for column in zip(*counts))
+    curve = survival.common_curve(grid, watched, died, ended)
+    return tuple(zip(curve.time.tolist(), curve.value.tolist()))
+
+
+def _each(
+    logits: Segments, labels: Segments, score: Callable[[Outcome, NDArray[Any], NDArray[Any]], float]
+) -> Floats:
+    """(centers,) a score of each center's rows; NaN without rows."""
+    groups = range(len(labels))
+    return np.array(
+        [score(labels.outcome, logits[i], labels[i]) if len(labels[i]) else np.nan for i in groups]
+    )
+
+
+def _explained(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
+    """R², or its like for the pinball loss: what the best constant loses, and how much of it is spared."""
+    y = y.astype(np.float64)
+    best = y.mean() if outcome.way == "squared" else np.quantile(y, outcome.quantile)
+    start = np.array([0, len(y)])
+    lost, _ = outcomes.judged(outcome, z, y, start)
+    alone, _ = outcomes.judged(outcome, np.full(len(y), best), y, start)
+    return float(1.0 - lost.sum() / alone.sum()) if alone.sum() > 0 else float("nan")
+
+
+def _deviation(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
+    return float(np.sqrt(np.mean((z.astype(np.float64) - y) ** 2)) * outcome.scale)
+
+
+def _slope(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
+    """By how much outcomes rise where predictions rise by one: 1 is right, less is too bold."""
+    told = z.astype(np.float64) - z.mean(dtype=np.float64)
+    spread = float(told @ told)
+    return float(told @ y) / spread if spread > 0 and len(y) > 2 else float("nan")
+
+
+def _below(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
+    return float(np.mean(y <= z))
+
+
+def _hits(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
+    return float(np.mean(np.argmax(z, axis=1) == y))
+
+
+def _survival(logits: Segments, labels: Segments, train: Rows, learned: Segments | None) -> dict[str, Floats]:
+    outcome, n = labels.outcome, len(labels)
+    time, event = np.abs(train.y).astype(np.float64), ~np.signbit(train.y)
+    watched = survival.censoring(time, event)
+    known = watched.value >= STILL_WATCHED
+    last = float(watched.time[known][-1]) if known.any() else 0.0
+    middle = float(np.median(time[event & (time <= last)])) if (event & (time <= last)).any() else last
+    absolute = outcome.way == "hazard" or learned is not None
+    ends = outcome.grid if outcome.way == "hazard" else time_grid(train.y) if absolute else ()
+    grid = np.array([t for t in ends if t <= last])
+    weighted, area, error = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
+    for i in range(n):
+        if not len(labels[i]):
+            continue
+        t, e = np.abs(labels[i]).astype(np.float64), ~np.signbit(labels[i])
+        risk = outcomes.risk(outcome, logits[i])
+        weighted[i] = survival.weighted_concordance(t, e, risk, watched, last)
+        area[i] = survival.auroc_at(t, e & (t <= last), risk, middle, watched)
+        if len(grid):
+            alive = _alive(outcome, logits, train, learned, i, grid)
+            error[i] = survival.integrated(survival.brier(t, e, alive, grid, watched), grid)
+    found = {"C-index (IPCW)": weighted, f"AUROC at {middle:.4g}": area}
+    return found | ({"Brier (IPCW)": error} if absolute else {})
+
+
+def _alive(
+    outcome: Outcome, logits: Segments, train: Rows, learned: Segments | None, i: int, grid: Floats
+) -> Floats:
+    """(rows, grid) the chance to live longer than each time, by center i's model; of Cox's with the baseline
+    of the center's own training rows (Breslow)."""
+    if outcome.way == "hazard":
+        return outcomes.foretold(outcome, logits[i])[:, : len(grid)]
+    assert learned is not None
+    mine = train.only(i).y
+    if not len(mine):
+        return np.full((len(logits[i]), len(grid)), np.nan)
+    time, event = np.abs(mine).astype(np.float64), ~np.signbit(mine)
+    curve = survival.breslow(time, event, learned[i].astype(np.float64))
+    return np.exp(-survival.hazard_at(curve, grid)[None] * np.exp(logits[i].astype(np.float64))[:, None])

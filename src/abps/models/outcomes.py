@@ -1,0 +1,156 @@
+"""What follows from an outcome for learning: the loss of a row, its slope, who is at risk, what is foretold.
+
+``loss`` is for automatic differentiation of any model; ``judged`` is the same in compiled code, with slopes.
+Of Cox's likelihood the rows that are given together are one stratum: a center's rows, or a batch of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.data.outcome import Outcome
+from abps.models.native import row_losses as native
+from abps.models.native.network import areas
+from abps.tensors import Tensor, torch
+
+Floats = NDArray[np.float64]
+
+_CODES: Final = {
+    "logistic": native.LOGISTIC,
+    "hazard": native.HAZARD,
+    "cox": native.COX,
+    "softmax": native.SOFTMAX,
+    "squared": native.SQUARED,
+    "pinball": native.PINBALL,
+}
+
+
+def rule(outcome: Outcome) -> tuple[int, NDArray[np.float32], np.float32]:
+    """An outcome as compiled code reads it."""
+    return _CODES[outcome.way], np.array(outcome.grid, dtype=np.float32), np.float32(outcome.quantile)
+
+
+def shaped(z: NDArray[Any]) -> NDArray[Any]:
+    """(rows, outputs) of answers, which are (rows,) where there is one."""
+    return z[:, None] if z.ndim == 1 else z
+
+
+def judged(
+    outcome: Outcome, z: NDArray[Any], y: NDArray[Any], start: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """(rows,) losses and (rows, outputs) their slopes; ``start`` divides the rows into strata."""
+    answers = np.ascontiguousarray(shaped(z), dtype=np.float64)
+    loss, slope = np.zeros(len(answers)), np.zeros(answers.shape)
+    bounds = itertools.pairwise(start.tolist()) if outcome.way == "cox" else [(0, len(answers))]
+    for low, high in bounds:
+        part = slice(low, high)
+        native.judge(*rule(outcome), answers[part], y[part], slope[part], loss[part])
+    return loss, slope
+
+
+def loss(outcome: Outcome, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """The weighted sum of row losses; z (rows, outputs), y and weight (rows,), the last 0 for padding."""
+    if outcome.way == "cox":
+        return _cox(z[:, 0], y, weight)
+    if outcome.way == "hazard":
+        grid = torch.tensor(outcome.grid, dtype=y.dtype, device=y.device)
+        time, event = y.abs()[:, None], ~torch.signbit(y)[:, None]
+        lived = (grid < time) | (~event & (grid <= time))
+        begins = torch.cat([torch.full_like(grid[:1], -torch.inf), grid[:-1]])
+        failed = event & (begins < time) & (time <= grid)
+        rows = (torch.nn.functional.softplus(z) * (lived | failed) - z * failed).sum(dim=1)
+    elif outcome.way == "softmax":
+        mine = (y[:, None] == torch.arange(z.shape[1], device=y.device)).to(z.dtype)
+        rows = torch.logsumexp(z, dim=1) - (z * mine).sum(dim=1)
+    elif outcome.way == "squared":
+        rows = 0.5 * (z[:, 0] - y) ** 2
+    elif outcome.way == "pinball":
+        gap = z[:, 0] - y
+        rows = torch.maximum((1.0 - outcome.quantile) * gap, -outcome.quantile * gap)
+    else:
+        rows = torch.nn.functional.binary_cross_entropy_with_logits(z[:, 0], y, reduction="none")
+    return (rows * weight).sum()
+
+
+def _cox(z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Efron's partial likelihood: of tied events the l-th has left l shares of the tied risk behind."""
+    real, event = weight > 0, ~torch.signbit(y) & (weight > 0)
+    time = y.abs()
+    top = torch.where(real, z, torch.full_like(z, -torch.inf)).max().detach()
+    risk = torch.exp(torch.where(real, z - top, torch.zeros_like(z))) * real
+    later = (time[None] >= time[:, None]).to(z.dtype)
+    tied = ((time[None] == time[:, None]) & event[None]).to(z.dtype)
+    before = torch.tril(torch.ones_like(tied), diagonal=-1)
+    share = (tied * before).sum(dim=1) / torch.clamp(tied.sum(dim=1), min=1.0)
+    left = later @ risk - share * (tied @ risk)
+    rows = torch.log(torch.where(event, left, torch.ones_like(left))) + top - z
+    return (torch.where(event, rows, torch.zeros_like(rows)) * weight).sum()
+
+
+def foretold(outcome: Outcome, z: NDArray[Any]) -> Floats:
+    """What answers say in the outcome's own terms: (rows, classes) chances, (rows, grid) chances to live
+    longer than each time of the grid, or (rows,) numbers in their own unit; relative risks as they are."""
+    answers = shaped(z).astype(np.float64)
+    if outcome.way == "softmax":
+        weight = np.exp(answers - answers.max(axis=1, keepdims=True))
+        return np.asarray(weight / weight.sum(axis=1, keepdims=True))
+    if outcome.way == "hazard":
+        with np.errstate(over="ignore"):
+            return np.asarray(np.cumprod(1.0 / (1.0 + np.exp(answers)), axis=1))
+    if outcome.kind == "continuous":
+        return answers[:, 0] * outcome.scale + outcome.level
+    return answers[:, 0]
+
+
+def risk(outcome: Outcome, z: NDArray[Any]) -> Floats:
+    """(rows,) who fails earlier, or has the larger number: of hazards, the time that is not lived of the
+    grid's span."""
+    told = foretold(outcome, z)
+    if outcome.way != "hazard":
+        return told
+    grid = np.array(outcome.grid)
+    whole = np.concatenate([np.ones((len(told), 1)), told[:, :-1]], axis=1)
+    # Lived in an interval: about the mean of its two ends.
+    return -np.asarray((0.5 * (whole + told)) @ np.diff(grid, prepend=0.0))
+
+
+def concordance(outcome: Outcome, z: NDArray[Any], y: NDArray[Any], start: NDArray[np.int64]) -> Floats:
+    """(groups,) the share of pairs in the right order, 0.5 by chance: AUROC, its mean over the classes that a
+    group has (one against the rest), Harrell's C, or the same for numbers. NaN where nothing can be told."""
+    if outcome.kind == "classes":
+        chances = foretold(outcome, z)
+        each = [
+            areas(np.ascontiguousarray(chances[:, k]), (y == k).astype(np.float32), start)
+            for k in range(len(outcome.names))
+        ]
+        stacked = np.stack(each)
+        known = np.isfinite(stacked)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.where(known, stacked, 0.0).sum(axis=0) / known.sum(axis=0))
+    if outcome.kind == "survival":
+        time, event = np.abs(y).astype(np.float64), ~np.signbit(y)
+    else:
+        time, event = -y.astype(np.float64), np.ones(len(y), dtype=bool)
+    return np.asarray(native.concordances(time, event, risk(outcome, z), start))
+
+
+def residuals(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> tuple[Floats, Floats]:
+    """(rows, outputs) what a model leaves over of one center's rows, and how sure each answer is (the loss's
+    curvature); both zero for intervals that a row did not reach."""
+    _, slope = judged(outcome, z, y, np.array([0, len(y)]))
+    answers = shaped(z).astype(np.float64)
+    if outcome.way == "hazard":
+        chance = 0.5 * (1.0 + np.tanh(0.5 * answers))
+        weight = np.where(slope != 0, chance * (1.0 - chance), 0.0)
+    elif outcome.way == "softmax":
+        chance = foretold(outcome, answers)
+        weight = chance * (1.0 - chance)
+    elif outcome.way == "cox":
+        weight = slope + ~np.signbit(y)[:, None]  # the events that were expected of a row
+    else:
+        weight = np.ones_like(slope)
+    return -slope, weight

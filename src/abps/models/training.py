@@ -1,0 +1,235 @@
+"""Local training: its settings, what methods may add to the loss, and what they may ask of a learner.
+
+``batched.StackedLearner`` is the fast one; ``loop.LoopLearner`` is the same learning told plainly;
+``small_linear.SmallLinear`` is a linear model's, at a site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core.choices import validate
+from abps.core.errors import RequestError
+from abps.data.prepare import Prepared, Rows
+from abps.models.contrast import Contrast
+from abps.models.gaussian import Gaussian
+from abps.models.layout import Layout, ModelFactory
+from abps.models.metrics import Segments
+from abps.models.mixtures import Mixtures
+from abps.models.specs import find_model
+from abps.tensors import Tensor, torch
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a center trains between two exchanges, and on what (the paper's settings).
+
+    standardise: numeric columns by each center's own mean and deviation, or by common ones.
+    model: a name (``mlp``, ``linear``, ``gam``), ``package.module:FACTORY``, or a factory.
+    optimizer: adam or sgd on batches; descent (linear models) on all rows at every step, ``epochs`` of them,
+    each as long as ``lr`` and the curvature of the center's own loss allow, the intercept without penalty.
+    cooling: rounds after which steps of a descent are half as long (after twice as many a third, and so on);
+    0: never. What centers learn apart from each other between two exchanges then fades.
+    hidden, dropout: the layers of the paper's network.
+    clip: the longest that one row's gradient may be; none: as long as it is. With it training is private
+    (:mod:`abps.models.private`): noise of ``noise_multiplier`` times this length on every sum of gradients,
+    of rows that are each drawn with the chance ``sampling``; no dropout, no steps that follow the curvature.
+    """
+
+    epochs: int = 2
+    batch: int = 128
+    lr: float = 1e-3
+    weight_decay: float = 1e-5
+    optimizer: Literal["adam", "sgd", "descent"] = "adam"
+    hidden: tuple[int, ...] = (128, 64)
+    dropout: float = 0.2
+    standardise: Literal["own", "common"] = "own"
+    model: str | ModelFactory = "mlp"
+    cooling: float = 0.0
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+    sampling: float = 1.0
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.epochs < 1 or self.batch < 1:
+            raise RequestError(f"epochs={self.epochs}, batch={self.batch}: both must be at least 1")
+        if self.cooling < 0 or (self.cooling and self.optimizer != "descent"):
+            raise RequestError(f"cooling={self.cooling}: rounds from 0, for optimizer=descent alone")
+        if not 0 <= self.dropout <= 0.99:
+            raise RequestError(f"dropout={self.dropout}: a share of units, choose 0 to 0.99")
+        if self.lr <= 0 or self.weight_decay < 0:
+            raise RequestError(
+                f"lr={self.lr}, weight_decay={self.weight_decay}: choose lr above 0 and weight_decay from 0"
+            )
+        if self.clip is not None and not self.clip > 0:
+            raise RequestError(f"clip={self.clip}: the longest gradient of a row, choose above 0, or none")
+        if not self.noise_multiplier >= 0 or not 0 < self.sampling <= 1:
+            raise RequestError(
+                f"noise_multiplier={self.noise_multiplier}, sampling={self.sampling}: "
+                "choose noise from 0 and a chance above 0, to 1"
+            )
+        if self.clip is None and (self.noise_multiplier or self.sampling < 1):
+            raise RequestError(
+                f"noise_multiplier={self.noise_multiplier}, sampling={self.sampling}: "
+                "these are of private training; set clip, too"
+            )
+
+    def private_steps(self, epochs: int) -> int:
+        """How many noisy steps ``epochs`` of private training are: as many as see a row that often."""
+        return epochs if self.optimizer == "descent" else max(1, round(epochs / self.sampling))
+
+    @property
+    def factory(self) -> ModelFactory:
+        """Builds the model for a number of inputs."""
+        return find_model(self.model).build(self.hidden, self.dropout)
+
+    @property
+    def splines(self) -> bool:
+        """Whether the model looks at smooth terms of numeric columns."""
+        return find_model(self.model).splines
+
+    @staticmethod
+    def of(model: str | ModelFactory, **settings: Any) -> Training:
+        """The training that suits a model; settings replace its own."""
+        return Training(**{"model": model, **find_model(model).training, **settings})
+
+    def suited(self, model: str | ModelFactory) -> Training:
+        """The training that suits a model; epochs, penalty and layers of a method's own stay."""
+        usual = Training.of(self.model)
+        own = ("epochs", "weight_decay", "hidden", "dropout", "clip", "noise_multiplier", "sampling")
+        named = {name: getattr(self, name) for name in own}
+        return Training.of(
+            model, **{name: value for name, value in named.items() if value != getattr(usual, name)}
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """Rows that a center learns from besides its own, all of them at every step and without dropout.
+
+    rows: of every center; labels between 0 and 1 are allowed.  share: (n,) their weight, which is taken from
+    that of the batch.
+    """
+
+    rows: Rows
+    share: Tensor
+
+    def blend(self, gradient: Tensor, taught: Tensor, members: Tensor) -> Tensor:
+        """(m, P) from the gradients on the batch and on these rows."""
+        share = self.share[members, None].to(gradient.device)
+        return (1.0 - share) * gradient + share * taught
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is added to a center's own loss; the default is nothing.
+
+    Adds ``strength * (w - anchor) + shift`` to the gradient (proximal, dynamic and control-variate
+    terms are of this form), and the gradient of a contrastive loss on the representation. All of it is data,
+    so that compiled code can read it.
+
+    strength: a number or (n,).  anchor, shift: (P,) or (n, P).
+    lesson: a share of the loss is taken on other rows.
+    gaussian: what is trained are not weights (n, P) but means and raw spreads of weights (n, 2P); anchor and
+    shift are then of these.
+
+    A learner may compute on a device; all of this stands on the CPU, where the state of methods is.
+    """
+
+    strength: float | Tensor = 0.0
+    anchor: Tensor | None = None
+    shift: Tensor | None = None
+    contrast: Contrast | None = None
+    lesson: Lesson | None = None
+    gaussian: Gaussian | None = None
+
+    def terms(self, members: Tensor, device: torch.device) -> Terms:
+        """What is added for the centers ``members`` (m,), on a device."""
+
+        def rows(value: Tensor | None) -> Tensor | None:
+            return None if value is None else (value if value.dim() == 1 else value[members]).to(device)
+
+        strength = self.strength
+        if isinstance(strength, Tensor):
+            strength = strength[members].unsqueeze(1).to(device)
+        return Terms(strength, rows(self.anchor), rows(self.shift))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """An objective's terms for m centers: strength a number or (m, 1), anchor and shift (P,) or (m, P)."""
+
+    strength: float | Tensor
+    anchor: Tensor | None
+    shift: Tensor | None
+
+    def add(self, w: Tensor, gradient: Tensor) -> None:
+        """Add them to the gradients (m, P) at the weights (m, P)."""
+        if self.anchor is not None:
+            gradient.add_(self.strength * (w - self.anchor))
+        if self.shift is not None:
+            gradient.add_(self.shift)
+
+
+PLAIN = Objective()
+
+
+class Learner(Protocol):
+    """Everything a method may ask of the local learning of all centers."""
+
+    data: Prepared
+    training: Training
+    start: Tensor
+    noisy_steps: dict[int, int]
+    looked: bool
+
+    @property
+    def layout(self) -> Layout:
+        """Where every parameter sits."""
+
+    def train(
+        self,
+        w: Tensor,
+        round: int,
+        objective: Objective = PLAIN,
+        columns: slice = slice(None),
+        epochs: int | None = None,
+    ) -> Tensor:
+        """(n, P) the models after every center's local epochs; ``w`` is left as it was.
+
+        Only ``columns`` of the parameters move.
+        """
+
+    def begin(self, w: Tensor, round: int) -> Callable[[], Tensor]:
+        """The same, while the caller does something else; the result waits for the models."""
+
+    def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
+        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+
+    def mixture_logits(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> Segments:
+        """Logits of every mixture on the rows of its owner, from own models (n, P) and what was sent of
+        the shared columns (n, shared)."""
+
+    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
+        """(k, P) every mixture itself, and its logits on the rows of its owner."""
+
+    def gradient(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Tensor:
+        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout.
+
+        Labels between 0 and 1 are allowed; a center without rows has gradient zero.
+        """
+
+    def representation(self, w: Tensor, x: Tensor) -> Tensor:
+        """(m, b, units) the last hidden layer of models (m, P) on rows (m, b, d), no dropout."""
+
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1, in any order; it may ask the learner for more."""
+
+    def on(self, data: Prepared) -> Learner:
+        """The same way of learning on other data."""

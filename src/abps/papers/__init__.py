@@ -1,1 +1,0 @@
-"""The paper's own experiments: theorems, bandits, detection, adaptation."""

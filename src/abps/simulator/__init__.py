@@ -1,1 +1,0 @@
-"""A federation in one process, all centers at once."""

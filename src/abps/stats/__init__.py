@@ -1,1 +1,0 @@
-"""Tests, divergences and detectors of change, and the paper's guarantees as functions."""

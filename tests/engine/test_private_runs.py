@@ -1,0 +1,122 @@
+"""Private runs: the account that ends them, the file that a reviewer computes again, and no trace without."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import abps
+from abps.core.errors import RequestError
+from abps.engine.output import PRIVACY, save
+from abps.methods.patient_sums import noisy_scores
+from abps.privacy.budget import PrivacyLedger, recomputed
+from abps.privacy.published import noisy, sensitivity
+from federations import tiny
+
+SMALL = {"model": "linear", "standardise": "own", "epochs": 1}
+
+
+def run(method="fedavg", rounds=4, **settings):
+    data = tiny(sizes=(120, 90, 60, 40), width=6)
+    return abps.simulate(data, method, seed=3, rounds=rounds, settings=SMALL | settings)
+
+
+def test_without_a_limit_a_run_is_the_plain_one_to_the_last_bit():
+    plain, endless = run(), run(dp_epsilon=float("inf"))
+    assert torch.equal(plain.models, endless.models) and endless.privacy is None
+    assert plain.history.auroc == endless.history.auroc
+
+
+def test_the_noise_is_chosen_so_that_the_budget_lasts_for_all_rounds():
+    made = run(dp_epsilon=3.0, clip=1.0)
+    noise = made.config["training"]["noise_multiplier"]
+    assert noise > 0 and made.rest.share == 0
+    for account in made.privacy.accounts.values():
+        assert 2.5 < account.spent() <= 3.0
+        assert [r.what for r in account.releases] == ["training"] * 4  # fedavg publishes nothing
+        assert all(r.noise == noise for r in account.releases)
+    more = run(dp_epsilon=3.0, clip=1.0, sampling=0.3, cooling=0.0, optimizer="sgd")
+    assert [r.times for r in more.privacy.accounts["c0"].releases] == [3] * 4
+
+
+@pytest.mark.parametrize("method", ["fedavg", "random-k1", "local"])
+def test_a_spent_account_ends_in_rest_with_that_reason(method):
+    made = run(method, rounds=8, dp_epsilon=2.0, clip=1.0, noise_multiplier=4.0)
+    spent = made.privacy.accounts["c0"]
+    done = len([r for r in spent.releases if r.what == "training"])
+    assert 0 < done < 8 and spent.spent() <= 2.0
+    assert not spent.affords(spent.releases[-1])  # one round more would have been too much
+    assert made.rest.privacy == pytest.approx((8 - done) / 8)
+    assert made.history.rest_causes["privacy"][-1] == 1.0
+    shorter = run(method, rounds=done, dp_epsilon=2.0, clip=1.0, noise_multiplier=4.0)
+    assert torch.equal(made.models, shorter.models)  # nothing more was learned from rows
+
+
+def test_a_reviewer_computes_epsilon_again_from_the_file(tmp_path):
+    made = run("abps-pq-k1-hom", dp_epsilon=5.0, clip=1.0)
+    save(made, tmp_path)
+    content = json.loads((tmp_path / PRIVACY).read_text())
+    for written, again in recomputed(content).values():
+        assert written == pytest.approx(again) and 0 < again <= 5.0
+    first = next(iter(content["centers"].values()))
+    assert [r["what"] for r in first["releases"]] == ["metadata"] + ["training"] * 4
+    first["epsilon"] = 1.0  # a nicer number
+    assert any(abs(written - again) > 0.1 for written, again in recomputed(content).values())
+    assert PrivacyLedger.from_json(content).not_covered
+    with pytest.raises(RequestError, match="ledger"):
+        PrivacyLedger.from_json({"schema": "x"})
+
+
+def test_what_is_published_gets_noise_by_its_sensitivity():
+    names = ("positive rate", "log training rows", "mean year / 2030", "prevalence of dm")
+    random = np.random.default_rng(0)
+    vector = np.array([0.5, np.log(400), 1.0, 0.4])
+    told = np.stack([noisy(names, vector, 400, 2.0, random) for _ in range(4000)])
+    expected = 2.0 * 2.0 * sensitivity(names) / 400  # noise, the root of four entries
+    np.testing.assert_allclose(told.std(axis=0), expected, rtol=0.06)
+    # One row more or less moves the vector, in units of the sensitivities, by at most root four.
+    n, rows = 400, 200
+    for change in (1, 0):
+        other = np.array(
+            [(rows + change) / (n + 1), np.log(n + 1), (n * 1.0 + 1900 / 2030) / (n + 1), 161 / (n + 1)]
+        )
+        base = np.array([rows / n, np.log(n), 1.0, 160 / n])
+        assert np.linalg.norm((other - base) / (sensitivity(names) / n)) <= 2.0
+    with pytest.raises(RequestError, match="no bound"):
+        sensitivity(("association of age",))
+
+
+def test_methods_that_cannot_be_accounted_are_refused():
+    with pytest.raises(RequestError, match="set clip"):
+        run(dp_epsilon=1.0)
+    with pytest.raises(RequestError, match="once"):
+        run("ditto", dp_epsilon=4.0, clip=1.0)
+
+
+def test_roll_calls_pay_for_their_scores():
+    made = run("abps-plus", rounds=10, dp_epsilon=20.0, clip=1.0)
+    account = made.privacy.accounts["c0"]
+    assert [(r.round, r.times) for r in account.releases if r.what == "scores"] == [(9, 1)]
+    assert len([r for r in account.releases if r.what == "training"]) == 10 and account.spent() <= 20.0
+
+
+def test_one_row_moves_scores_by_at_most_their_sensitivity():
+    data = tiny(sizes=(40, 40), width=5)
+    world = SimpleNamespace(data=data, seed=3, secret=0)
+    rows = data.train.only(0)
+    fewer = replace(rows, x=rows.x[:-1], y=rows.y[:-1], start=np.array([0, 39]))
+    offset = np.linspace(-3, 3, 40)
+    for draws in (6, 20):
+        with_it, without = (
+            noisy_scores(world, each, list(range(5)), offset[: len(each.y)], draws, 9, 1, 0.0)
+            for each in (rows, fewer)
+        )
+        assert 0 < np.linalg.norm(with_it - without) <= np.sqrt(2 + draws) + 1e-9
+    told = np.stack([noisy_scores(world, rows, [0, 1], offset, 6, t, 1, 3.0)[1:] for t in range(400)])
+    plain = np.stack([noisy_scores(world, rows, [0, 1], offset, 6, t, 1, 0.0)[1:] for t in range(400)])
+    np.testing.assert_allclose((told - plain).std(), 3.0 * np.sqrt(8), rtol=0.05)

@@ -1,0 +1,219 @@
+"""Survival: against lifelines, and against the definitions told plainly."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abps.core.errors import RequestError
+from abps.evaluate import survival as s
+
+
+def made(rows=80, seed=0, ties=True):
+    rng = np.random.default_rng(seed)
+    time = rng.exponential(10.0, rows)
+    if ties:
+        time = np.ceil(time)
+    event = rng.random(rows) < 0.6
+    risk = np.round(-np.log(time + 0.1) + rng.normal(size=rows), 1 if ties else 9)
+    return time, event, risk
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_curves_and_concordance_are_those_of_lifelines(seed):
+    import lifelines
+
+    time, event, risk = made(seed=seed)
+    curve = lifelines.KaplanMeierFitter().fit(time, event).survival_function_["KM_estimate"]
+    ours = s.kaplan_meier(time, event)
+    np.testing.assert_allclose(ours.at(curve.index.to_numpy()), curve.to_numpy(), atol=1e-12)
+    theirs = lifelines.utils.concordance_index(time, -risk, event)
+    assert s.concordance(time, event, risk) == pytest.approx(theirs, abs=1e-12)
+
+
+def test_the_partial_likelihood_is_that_of_lifelines():
+    import lifelines
+    import pandas as pd
+
+    time, event, _ = made(seed=3, ties=False)
+    x = np.random.default_rng(1).normal(size=(len(time), 2))
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "t": time, "e": event})
+    fitted = lifelines.CoxPHFitter().fit(frame, "t", "e")
+    beta = fitted.params_.to_numpy()
+    loss, gradient = s.partial_likelihood(time, event, x @ beta)
+    assert -loss == pytest.approx(fitted.log_likelihood_, abs=1e-6)
+    np.testing.assert_allclose(x.T @ gradient, 0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("ties", [True, False])
+def test_the_gradient_of_the_partial_likelihood(ties):
+    time, event, score = made(30, 7, ties)
+    _, gradient = s.partial_likelihood(time, event, score)
+    step = 1e-6
+    for k in range(len(score)):
+        moved = score.copy()
+        moved[k] += step
+        up = s.partial_likelihood(time, event, moved)[0]
+        moved[k] -= 2 * step
+        down = s.partial_likelihood(time, event, moved)[0]
+        assert gradient[k] == pytest.approx((up - down) / (2 * step), abs=1e-5)
+
+
+def plain_concordance(time, event, risk):
+    good = pairs = 0.0
+    for i in range(len(time)):
+        for j in range(len(time)):
+            first = event[i] and (time[i] < time[j] or (time[i] == time[j] and not event[j]))
+            if first:
+                pairs += 1
+                good += 1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0
+    return good / pairs if pairs else float("nan")
+
+
+@given(st.integers(0, 10_000), st.integers(1, 25))
+def test_concordance_pair_by_pair(seed, rows):
+    time, event, risk = made(rows, seed)
+    np.testing.assert_equal(s.concordance(time, event, risk), plain_concordance(time, event, risk))
+
+
+def test_scores_weighted_for_censoring_by_their_definition():
+    time, event, risk = made(60, 2)
+    grid = np.array([3.0, 8.0, 15.0])
+    watched = s.censoring(time, event)
+    chance = np.clip(np.random.default_rng(3).random((60, 3)), 0.05, 0.95)
+    ours = s.brier(time, event, chance, grid, watched)
+    for k, t in enumerate(grid):
+        total = 0.0
+        for i in range(60):
+            if time[i] <= t and event[i]:
+                total += chance[i, k] ** 2 / watched.before(time[i : i + 1])[0]
+            elif time[i] > t:
+                total += (1 - chance[i, k]) ** 2 / watched.at(np.array([t]))[0]
+        assert ours[k] == pytest.approx(total / 60, abs=1e-12)
+        above = below = 0.0
+        for i in np.flatnonzero(event & (time <= t)):
+            w = 1.0 / watched.before(time[i : i + 1])[0]
+            for j in np.flatnonzero(time > t):
+                above += w * (1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0)
+                below += w
+        assert s.auroc_at(time, event, risk, t, watched) == pytest.approx(above / below, abs=1e-12)
+
+
+def test_without_censoring_the_weighted_scores_are_the_plain_ones():
+    from sklearn.metrics import roc_auc_score
+
+    time, _, risk = made(50, 4)
+    everybody = np.ones(50, dtype=bool)
+    watched = s.censoring(time, everybody)
+    assert s.auroc_at(time, everybody, risk, 6.0, watched) == pytest.approx(roc_auc_score(time <= 6.0, risk))
+    chance = np.full((50, 1), 0.3)
+    plain = np.mean(((time > 6.0) - 0.3) ** 2)
+    assert s.brier(time, everybody, chance, np.array([6.0]), watched)[0] == pytest.approx(plain)
+
+
+def test_the_curve_of_centers_that_publish_counts_is_the_pooled_one_on_the_grid():
+    parts = [made(60, seed) for seed in range(4)]
+    grid = np.arange(1.0, 60.0)  # times are whole, so the grid loses nothing
+    counts = [s.grid_counts(t, e, grid) for t, e, _ in parts]
+    ours = s.common_curve(grid, *zip(*counts), floor=1)
+    time, event = (np.concatenate([p[k] for p in parts]) for k in (0, 1))
+    pooled = s.kaplan_meier(time, event)
+    np.testing.assert_allclose(ours.value, pooled.at(ours.time), atol=1e-12)
+
+
+def test_no_step_of_the_common_curve_shows_fewer_than_the_floor():
+    parts = [made(60, seed) for seed in range(3)]
+    grid = np.arange(1.0, 60.0)
+    counts = [s.grid_counts(t, e, grid) for t, e, _ in parts]
+    ours = s.common_curve(grid, *zip(*counts), floor=10)
+    died = np.sum([c[1] for c in counts], axis=0)
+    edges = np.concatenate([[0], np.searchsorted(grid, ours.time) + 1])
+    assert all(died[a:b].sum() >= 10 for a, b in pairwise(edges))
+
+
+@pytest.mark.parametrize(("time", "event"), [([], []), ([1.0, -2.0], [True, True]), ([np.nan], [True])])
+def test_what_is_no_time_to_an_event_is_refused(time, event):
+    with pytest.raises(RequestError):
+        s.kaplan_meier(np.array(time), np.array(event, dtype=bool))
+
+
+def test_one_kind_only_has_no_concordance_and_no_auroc():
+    time, nobody = np.array([1.0, 2.0]), np.zeros(2, dtype=bool)
+    assert np.isnan(s.concordance(time, nobody, time))
+    assert np.isnan(s.auroc_at(time, nobody, time, 1.5, s.censoring(time, nobody)))
+
+
+def test_weighted_scores_agree_with_scikit_survival() -> None:
+    """The numbers are those of scikit-survival 0.28.0 on these rows (its licence keeps it out of the tests):
+    concordance_index_ipcw, cumulative_dynamic_auc and brier_score."""
+    rng = np.random.default_rng(8)
+    time, event = rng.exponential(10, 400), rng.random(400) < 0.6
+    train, test = slice(0, 250), slice(250, 400)
+    risk, until = rng.normal(size=400) - 0.1 * time, float(np.quantile(time[:250], 0.9))
+    watched = s.censoring(time[train], event[train])
+    got = s.weighted_concordance(time[test], event[test], risk[test], watched, until)
+    assert got == pytest.approx(0.646809018091404, abs=1e-6)
+    inside = time[test] < time[train].max()
+    t, e, r = time[test][inside], event[test][inside], risk[test][inside]
+    assert s.auroc_at(t, e, r, 4.0, watched) == pytest.approx(0.6839927397709724, abs=1e-6)
+    grid = np.array([2.0, 4.0, 6.0])
+    alive = np.exp(-grid[None] / 10 * np.exp(0.3 * r[:, None]))
+    wanted = [0.0827834846925747, 0.1502609815478921, 0.19595711785722614]
+    np.testing.assert_allclose(s.brier(t, e, alive, grid, watched), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_weighted_scores_by_their_definitions_with_the_curve_of_lifelines(seed) -> None:
+    """Pair by pair and row by row; the chance to be watched is Kaplan-Meier's of lifelines."""
+    import lifelines
+
+    time, event, risk = made(90, seed, ties=False)
+    watched = s.censoring(time, event)
+    theirs = lifelines.KaplanMeierFitter().fit(time, ~event).survival_function_["KM_estimate"]
+    steps, values = theirs.index.to_numpy(), theirs.to_numpy()
+
+    def chance(t: float, before: bool) -> float:
+        return float(values[np.searchsorted(steps, t, "left" if before else "right") - 1])
+
+    until, at = float(np.quantile(time, 0.8)), float(np.median(time))
+    good = pairs = cases = case_pairs = 0.0
+    for i in range(len(time)):
+        if event[i] and time[i] < until:
+            weight = chance(time[i], True) ** -2
+            for j in range(len(time)):
+                if time[j] > time[i]:
+                    pairs += weight
+                    good += weight * (1.0 if risk[j] < risk[i] else 0.5 if risk[j] == risk[i] else 0.0)
+        if event[i] and time[i] <= at:
+            for j in np.flatnonzero(time > at):
+                case_pairs += 1 / chance(time[i], True)
+                right = 1.0 if risk[j] < risk[i] else 0.5 if risk[j] == risk[i] else 0.0
+                cases += right / chance(time[i], True)
+    assert s.weighted_concordance(time, event, risk, watched, until) == pytest.approx(good / pairs, abs=1e-9)
+    assert s.auroc_at(time, event, risk, at, watched) == pytest.approx(cases / case_pairs, abs=1e-9)
+    alive = np.exp(-at / 10 * np.exp(0.3 * risk))
+    error = 0.0
+    for i in range(len(time)):
+        if time[i] <= at and event[i]:
+            error += alive[i] ** 2 / chance(time[i], True)
+        elif time[i] > at:
+            error += (1 - alive[i]) ** 2 / chance(at, False)
+    got = s.brier(time, event, alive[:, None], np.array([at]), watched)
+    assert got[0] == pytest.approx(error / len(time), abs=1e-9)
+
+
+def test_the_baseline_of_a_cox_model_is_that_of_lifelines() -> None:
+    import lifelines
+    import pandas as pd
+
+    time, event, _ = made(seed=5)
+    x = np.random.default_rng(2).normal(size=(len(time), 2))
+    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "t": time, "e": event})
+    fitted = lifelines.CoxPHFitter().fit(frame, "t", "e")
+    score = (x - x.mean(axis=0)) @ fitted.params_.to_numpy()
+    theirs = fitted.baseline_cumulative_hazard_["baseline cumulative hazard"]
+    ours = s.breslow(time, event, score)
+    np.testing.assert_allclose(s.hazard_at(ours, theirs.index.to_numpy()), theirs.to_numpy(), atol=1e-6)
+    assert s.hazard_at(ours, np.array([0.0]))[0] == 0.0

@@ -1,0 +1,125 @@
+"""BNN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+from torch.nn import functional as F
+
+from abps.core import streams
+from abps.core.errors import RequestError
+from abps.lab.rivals.bnn import BNN, State, pooled, raw_of
+from abps.methods.fedavg import FedAvg
+from abps.models.gaussian import noise
+from abps.models.training import Training
+
+QUIET = Training(weight_decay=0.0, dropout=0.0)
+
+
+def test_without_spread_it_is_fedavg(world, play) -> None:
+    # SGD, so that rounding stays rounding; with Adam a vanishing gradient turns it into a step.
+    training = Training(weight_decay=0.0, dropout=0.0, optimizer="sgd", lr=0.1)
+    here = world(training)
+    plain = play(FedAvg(training=training), here, 3)[-1].models
+    distance = []
+    for sigma in (1e-2, 1e-4, 1e-6):
+        bayes = play(BNN(training=training, sigma=sigma, kl=0.0), here, 3)[-1].models
+        distance.append(float((bayes - plain).abs().max()))
+    assert distance[0] > distance[1] > distance[2]
+    assert distance[2] < 1e-5
+
+
+def test_without_spread_its_predictions_are_fedavgs(world, play) -> None:
+    here = world(QUIET)
+    plain = play(FedAvg(training=QUIET), here, 2)[-1]
+    bayes = State(plain.models, raw_of(torch.full_like(plain.models, 1e-7)))
+    rows = here.data.test
+    np.testing.assert_allclose(
+        BNN().logits(here, bayes, rows).values, here.learner.logits(plain.models, rows).values, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("prior", ["zero", "global"])
+def test_gradient_is_autograds_of_the_bound(world, one_step, prior) -> None:
+    """One full-batch SGD step on (m, r) against autograd on BCE(m + softplus(r) e) + kl / N * KL."""
+    here = world(one_step)
+    method = BNN(training=one_step, kl=5.0, prior=prior, prior_sigma=0.3, sigma=0.05)
+    state = method.init(here)
+    size = here.learner.layout.size
+    both = torch.cat([state.models, state.raw], dim=1) + 0.01
+    after = here.learner.train(both, 1, method.objective(here, state))
+    drawn = noise(here.seed, here.ids, 1, 0, size)
+    network = one_step.factory(here.data.width)
+    names = [name for name, _ in network.named_parameters()]
+    shapes = [p.shape for p in network.parameters()]
+    for i in range(here.n):
+        mine = here.data.train.only(i)
+        v = both[i].clone().requires_grad_()
+        mean, spread = v[:size], F.softplus(v[size:])
+        parts = torch.split(mean + spread * drawn[i], [s.numel() for s in shapes])
+        values = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes)}
+        logits = torch.func.functional_call(network, values, (torch.from_numpy(mine.x),))
+        about = Normal(0.0, 0.3)
+        if prior == "global":
+            about = Normal(state.models[i], F.softplus(state.raw[i]))
+        loss = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.y))
+        loss = loss + 5.0 / len(mine.y) * kl_divergence(Normal(mean, spread), about).sum()
+        (slope,) = torch.autograd.grad(loss, v)
+        torch.testing.assert_close(after[i], both[i] - 0.1 * slope, rtol=1e-3, atol=1e-5)
+
+
+def test_raw_of_inverts_softplus() -> None:
+    spread = torch.tensor([1e-6, 1e-3, 0.02, 0.7, 5.0, 80.0])
+    torch.testing.assert_close(F.softplus(raw_of(spread)), spread, rtol=1e-3, atol=0)
+
+
+def test_averages_of_gaussians() -> None:
+    mean = torch.tensor([[0.0], [1.0]])
+    spread = torch.tensor([[1.0], [2.0]])
+    say = torch.tensor([3.0, 1.0])
+    center, width = pooled(mean, spread, say, "moments")
+    assert center.item() == pytest.approx(0.25)
+    assert width.item() == pytest.approx(np.sqrt(0.75 * 1 + 0.25 * 4))
+    center, width = pooled(mean, spread, say, "mixture")
+    second = 0.75 * (1 + 0) + 0.25 * (4 + 1)
+    assert width.item() == pytest.approx(np.sqrt(second - 0.25**2))
+    center, width = pooled(mean, spread, say, "conflation")
+    # N(0,1)^0.75 N(1,4)^0.25 has log-density -(0.75 x^2 + 0.25 (x-1)^2 / 4) / 2.
+    assert width.item() == pytest.approx((0.75 + 0.0625) ** -0.5)
+    assert center.item() == pytest.approx(0.0625 / 0.8125)
+
+
+def test_predictions_are_the_mean_probability(world) -> None:
+    here = world(QUIET)
+    method = BNN(sigma=0.2, samples=60)
+    state = method.init(here)
+    found = method.logits(here, state, here.data.test).values
+    # The same draws through a plain module, one center after the other.
+    rng = streams.generator(here.seed, "sample-weights")
+    network, total = QUIET.factory(here.data.width).eval(), 0.0
+    for _ in range(60):
+        drawn = torch.from_numpy(rng.standard_normal(here.learner.layout.size, dtype=np.float32))
+        chances = []
+        for i in range(here.n):
+            w = state.models[i] + F.softplus(state.raw[i]) * drawn
+            torch.nn.utils.vector_to_parameters(w, network.parameters())
+            chances.append(torch.sigmoid(network(torch.from_numpy(here.data.test.only(i).x))))
+        total = total + torch.cat(chances).detach()
+    np.testing.assert_allclose(1 / (1 + np.exp(-found)), (total / 60).numpy(), atol=1e-5)
+
+
+def test_predictions_of_one_model_held_by_all_are_each_centers_own(world) -> None:
+    here = world(QUIET)
+    method = BNN(sigma=0.2)
+    each = method.init(here)
+    common = State(each.models[:1].expand(here.n, -1), each.raw[:1].expand(here.n, -1))
+    assert common.models.stride(0) == 0
+    one, other = (method.logits(here, state, here.data.test).values for state in (each, common))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_weight_decay_is_refused(world) -> None:
+    with pytest.raises(RequestError, match="weight_decay"):
+        BNN(training=Training()).init(world(Training()))

@@ -1,0 +1,124 @@
+"""DAC: draws, two hops, rounds by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from abps import simulate
+from abps.core.errors import RequestError
+from abps.engine.rounds import Course
+from abps.lab.rivals.choosing import drawn
+from abps.lab.rivals.dac import DAC, passed_on, zscores
+from abps.lab.rivals.pens import PENS
+from abps.models.metrics import labels_of, log_loss
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
+
+
+def test_without_tau_it_is_random_pulling_to_the_last_byte(tiny) -> None:
+    """The same peers, the same models, the same bytes as PENS that averages with all it hears."""
+    one = simulate(tiny, DAC(tau=0.0, peers=2, two_hop=False), 11, 3)
+    two = simulate(tiny, PENS(sampled=2, best=2, first=99), 11, 3)
+    assert torch.equal(one.models, two.models)
+    assert one.bytes == two.bytes
+
+
+def test_draws_follow_their_probabilities(world, one_step) -> None:
+    place = world(one_step)
+    logits = np.tile(np.log(np.arange(1.0, 7.0)), (6, 1))
+    first = np.array([[peers[0] for peers in drawn(place, logits, t)] for t in range(4000)])
+    assert (first != np.arange(6)).all()
+    for i in (0, 5):
+        others = np.delete(np.arange(6), i)
+        wanted = (others + 1) / (others + 1).sum()
+        found = np.bincount(first[:, i], minlength=6)[others] / 4000
+        np.testing.assert_allclose(found, wanted, atol=4 * np.sqrt(0.25 / 4000))
+
+
+def test_large_scores_do_not_overflow(world, one_step) -> None:
+    place = world(one_step)
+    method = DAC(training=one_step, tau=1e6, peers=1)
+    state = method.init(place)
+    state.score[:, 3], state.count[:, 3] = 1e6, 1
+    rankings = method.opine(place, state, lambda: state, 5).rankings
+    assert all(peers[0] == 3 for i, peers in enumerate(rankings) if i != 3)
+
+
+def test_two_hops_by_hand() -> None:
+    score = np.array([[0.0, 3.0, 2.0, 0.0, 0.0], [1.0, 0, 0, 0, 0]])
+    measured = score > 0
+    mask = np.eye(2, 5, dtype=bool)
+    to, by = np.array([0, 0, 1]), np.array([1, 2, 0])
+    told = np.array([[9.0, 0, 8, 7, 0], [9.0, 6, 0, 5, 4], [0.0, 3, 2, 0, 0]])
+    found = passed_on(score, measured, to, by, told, mask)
+    # Of 3 the better one (1) has the say, of 4 only the other knows; measured scores and oneself stay.
+    np.testing.assert_array_equal(found[0], [0, 3, 2, 7, 4])
+    np.testing.assert_array_equal(found[1], [1, 0, 2, 0, 0])
+
+
+def test_zscores_of_what_was_seen() -> None:
+    found = zscores(np.array([[0.0, 2.0, 4.0, 0.0], [0.0, 0.0, 0.0, 5.0]]))
+    np.testing.assert_allclose(found, [[0, -1, 1, 0], [0, 0, 0, 0]])
+
+
+def test_rounds_by_hand(world, play, one_step) -> None:
+    place, method = world(one_step), DAC(training=one_step, peers=2, tau=1.0)
+    states = play(method, place, 3)
+    sizes = place.sizes().numpy().astype(float)
+    models = states[0].models.numpy()
+    score, seen = np.zeros((6, 6)), np.zeros((6, 6), bool)
+    rows = place.data.train
+    for t in (1, 2, 3):
+        trained = place.learner.train(torch.from_numpy(models), t)
+        before, asked = score.copy(), drawn(place, score, t)
+        models = np.zeros_like(models)
+        for i in range(6):
+            heard = asked[i][:2]
+            for j in heard:
+                logits = place.learner.logits(trained[j][None], rows, np.array([i]))
+                score[i, j] = 1 / log_loss(logits, labels_of(rows, np.array([i])))[0]
+                seen[i, j] = True
+            for m in range(6):
+                known = [j for j in heard if before[j, m] > 0]
+                if m != i and not seen[i, m] and known:
+                    score[i, m] = before[max(known, key=lambda j: score[i, j]), m]
+            total = sizes[i] + sum(sizes[j] for j in heard)
+            models[i] = sum(sizes[j] / total * trained[j].numpy() for j in [i, *heard])
+        np.testing.assert_allclose(states[t].score, score, rtol=1e-4)
+        np.testing.assert_allclose(states[t].models.numpy(), models, atol=1e-5)
+    assert (np.diag(states[3].score) == 0).all()
+
+
+def test_bytes_and_trail(tiny) -> None:
+    run = simulate(tiny, "dac", 11, 2, {"peers": 2})
+    frame = frame_size(codec("fp32"), run.models.shape[1])
+    assert run.bytes.directed == 2 * 6 * 2 * frame
+    assert run.bytes.control == 2 * 6 * 2 * (16 + 4 * 6)
+    asked = run.decisions.filter(run.decisions["decision"] == "proposed")
+    assert len(asked) == 2 * 6 * 2 and asked["score"].max() > 0
+    half = simulate(tiny, "dac-k1", 11, 2)
+    assert half.bytes.edge == 2 * 3 * frame and half.bytes.directed == 2 * half.bytes.edge
+
+
+@pytest.mark.parametrize("settings", [{"metric": "weights"}, {"metric": "updates", "mix": "score"}])
+def test_other_metrics_are_cosines(world, one_step, settings) -> None:
+    place, method = world(one_step), DAC(training=one_step, peers=2, two_hop=False, **settings)
+    course, _ = Course.start(method, place).round(1)
+    known = course.state.score != 0
+    assert known.sum() == 12 and (np.abs(course.state.score) <= 1 + 1e-9).all()
+    trained = place.learner.train(place.common_start(), 1).numpy()
+    base = 0.0 if settings["metric"] == "weights" else place.learner.start.numpy()
+    i, j = np.argwhere(known)[0]
+    a, b = trained[i] - base, trained[j] - base
+    assert course.state.score[i, j] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-4)
+
+
+def test_rising(world) -> None:
+    method = DAC(schedule="rising", tau=30)
+    assert method.sharpness(0) == pytest.approx(1.0)
+    assert method.sharpness(1000) == pytest.approx(31.0)
+    assert "two_hop" in method.between_sites() and not DAC(two_hop=False).between_sites()
+    with pytest.raises(RequestError, match="at least 1 peer"):
+        DAC(peers=0)

@@ -1,0 +1,131 @@
+"""DeceFL, D-PSGD and the graphs they run on."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abps.core.errors import RequestError
+from abps.lab.rivals import graphs
+from abps.lab.rivals.decefl import DeceFL
+from abps.methods.catalog import CATALOG
+from abps.methods.fedavg import FedAvg
+from abps.models.training import Training
+
+
+def matrix(method: DeceFL, here) -> np.ndarray:
+    """M, read off by mixing unit vectors."""
+    edges = method.edges(here, 1)
+    to, by = graphs.both_ways(edges)
+    weight = np.full(len(to), 1.0 / (np.bincount(edges.ravel(), minlength=here.n).max() + 1))
+    unit = torch.eye(here.n)
+    return graphs.combine(unit, unit, to, by, weight).numpy().astype(np.float64)
+
+
+@pytest.mark.parametrize("graph", graphs.GRAPHS)
+def test_mixing_is_symmetric_doubly_stochastic_and_connected(world, graph) -> None:
+    here = world(Training())
+    m = matrix(DeceFL(graph=graph), here)
+    np.testing.assert_allclose(m, m.T, atol=1e-7)
+    np.testing.assert_allclose(m.sum(1), 1, atol=1e-6)
+    assert m.min() >= -1e-7
+    assert (np.linalg.matrix_power(m, here.n) > 0).all()
+    if graph == "ring":
+        assert sorted(np.round(m[0], 6)) == sorted(np.round([1 / 3, 1 / 3, 1 / 3, 0, 0, 0], 6))
+
+
+def test_on_a_complete_graph_one_step_is_averaged_descent(world, play, one_step) -> None:
+    """Adapt-then-combine is gradient descent on the mean loss; the method's own order has that mean."""
+    here = world(one_step)
+    w = here.learner.start
+    for _ in range(3):
+        w = w - 0.1 * here.learner.gradient(w.expand(here.n, -1), here.data.train).mean(0)
+    combined = play(DeceFL(training=one_step, graph="complete", order="adapt-then-combine"), here, 3)[-1]
+    torch.testing.assert_close(combined.models, w.expand(here.n, -1), rtol=1e-4, atol=1e-6)
+    states = play(DeceFL(training=one_step, graph="complete"), here, 3)
+    for before, after in itertools.pairwise(states):
+        slope = here.learner.gradient(before.models, here.data.train)
+        wanted = before.models.mean(0) - 0.1 * slope  # the mean of all, and the own step only
+        torch.testing.assert_close(after.models, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_combining_trained_models_on_a_complete_graph_is_uniform_fedavg(world, play) -> None:
+    here = world(Training())
+    torch.testing.assert_close(
+        play(DeceFL(graph="complete", order="adapt-then-combine"), here, 1)[-1].models,
+        play(FedAvg(weighting="uniform"), here, 1)[-1].models,
+        rtol=1e-4,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("graph", graphs.GRAPHS)
+@pytest.mark.parametrize("name", ["decefl", "dpsgd"])
+def test_the_mean_moves_by_the_mean_displacement_only(world, play, name, graph) -> None:
+    config = CATALOG[name].config
+    here = world(config.training)
+    before, after = play(DeceFL(training=config.training, graph=graph), here, 2)[-2:]
+    moved = here.learner.train(before.models, 2) - before.models
+    torch.testing.assert_close(after.models.mean(0), (before.models + moved).mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_neighbour_learns_arrives_a_round_later(world, play) -> None:
+    """In round 1 all models are equal, so mixing changes nothing: every center has its own training."""
+    here = world(Training())
+    trained = here.learner.train(here.common_start(), 1)
+    torch.testing.assert_close(play(DeceFL(), here, 1)[-1].models, trained, rtol=1e-5, atol=1e-6)
+
+
+def test_dpsgd_is_decefl_with_one_epoch() -> None:
+    assert CATALOG["dpsgd"].config == DeceFL(training=Training(epochs=1))
+
+
+def test_ring_orders(world) -> None:
+    here = world(Training())
+    index = DeceFL(ring_order="index").edges(here, 1)
+    assert {tuple(sorted(e)) for e in index.tolist()} == {(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 5)}
+    still, turning = DeceFL(), DeceFL(graph="changing-ring")
+    assert np.array_equal(still.edges(here, 1), still.edges(here, 2))
+    drawn = {tuple(sorted(map(tuple, np.sort(turning.edges(here, t), axis=1).tolist()))) for t in range(1, 9)}
+    assert len(drawn) > 1
+
+
+@given(n=st.integers(1, 40))
+def test_a_ring_has_as_many_edges_as_centers(n: int) -> None:
+    edges = graphs.ring(np.random.default_rng(n).permutation(n))
+    assert len(edges) == (n if n > 2 else n - 1)
+    assert len({tuple(sorted(e)) for e in edges.tolist()}) == len(edges)
+    if n > 1:
+        assert graphs.connected(n, edges)
+
+
+@given(
+    st.integers(2, 12).flatmap(
+        lambda n: st.tuples(
+            st.just(n), st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=20)
+        )
+    )
+)
+@settings(max_examples=50)
+def test_connected_against_a_walk(case) -> None:
+    n, pairs = case
+    edges = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+    reach, frontier = {0}, [0]
+    while frontier:
+        at = frontier.pop()
+        for a, b in pairs:
+            for here, there in ((a, b), (b, a)):
+                if here == at and there not in reach:
+                    reach.add(there)
+                    frontier.append(there)
+    assert graphs.connected(n, edges) == (len(reach) == n)
+
+
+def test_a_random_graph_that_falls_apart_is_refused(world) -> None:
+    with pytest.raises(RequestError, match="edge_probability"):
+        DeceFL(graph="random", edge_probability=0.01).edges(world(Training()), 1)

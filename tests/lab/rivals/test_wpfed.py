@@ -1,0 +1,126 @@
+"""WPFed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from abps.lab.rivals.graphs import both_ways
+from abps.lab.rivals.wpfed import WPFed, codes, hamming, ranked, scores, set_aside, teach
+from abps.methods.base import grounded
+from abps.methods.peers import Opinion, agree
+from abps.models.training import Training
+
+
+def choose(method, here, weight, t):
+    """Mutual links, each center asking peers best first."""
+    return agree(method, here, Opinion(method.rankings(here, weight, t)), t)
+
+
+def test_reference_rows_come_from_training_and_are_not_trained_on(ready) -> None:
+    train, reference = set_aside(ready, 0.1)
+    np.testing.assert_array_equal(train.sizes + reference.sizes, ready.train.sizes)
+    np.testing.assert_array_equal(reference.sizes, np.maximum(1, np.round(0.1 * ready.train.sizes)))
+    for i in range(6):
+        mine = {row.tobytes() for row in ready.train.only(i).x}
+        kept = {row.tobytes() for row in train.only(i).x}
+        held = {row.tobytes() for row in reference.only(i).x}
+        assert kept | held == mine
+        assert not kept & held
+
+
+def test_codes_are_of_what_was_learnt(world, play) -> None:
+    """Under a common start, codes of the weights are nearly alike; codes of theta - theta_0 are not."""
+    here = world(Training())
+    method = WPFed()
+    ground = method.ground(here)
+    trained = ground.learner.train(here.common_start(), 1)
+    raw = hamming(codes(trained, ground.sketch))
+    moved = hamming(codes(trained - here.learner.start, ground.sketch))
+    other = ~np.eye(6, dtype=bool)
+    assert raw[other].max() < 0.1
+    assert moved[other].mean() > 3 * raw[other].mean()
+
+
+def test_hamming_estimates_the_angle() -> None:
+    """Two vectors at an angle a differ in a / pi of the bits."""
+    rng = torch.Generator().manual_seed(0)
+    sketch = torch.randn(2, 20_000, generator=rng)
+    angle = torch.tensor([0.0, 0.3, 1.0, np.pi / 2, np.pi])
+    vectors = torch.stack([torch.cos(angle), torch.sin(angle)], dim=1)
+    np.testing.assert_allclose(hamming(codes(vectors, sketch))[0], angle.numpy() / np.pi, atol=0.01)
+
+
+def test_rankings_become_scores() -> None:
+    """0 ranks 1 before 2; 3 ranks 2 only; nobody ranks 0 and 3; an undefined loss is no rank."""
+    links = np.array([0, 0, 3, 3]), np.array([1, 2, 2, 0]), np.array([0.1, 0.2, 0.7, np.nan])
+    table = ranked(*links, r=4, most=2)
+    assert table.tolist() == [[1, 2], [-1, -1], [-1, -1], [2, -1]]
+    found = scores(4, table)
+    np.testing.assert_allclose(found, [0.5, 1.0, (0.5 + 1.0) / 2, 0.5])
+
+
+def test_nobody_is_overrun(world) -> None:
+    """All prefer center 3, which takes two."""
+    here = world(Training())
+    weight = np.full((6, 6), 0.2)
+    weight[:, 3] = 0.9
+    plan = choose(WPFed(), here, weight, 1)
+    assert plan.degrees().max() == 2
+    assert plan.degrees()[3] == 2
+    assert len(plan.pairs) in (5, 6)
+
+
+def test_parameters_are_averaged_with_the_weights(world, play) -> None:
+    here = world(Training())
+    method = WPFed(gamma=2.0)
+    before, after = play(method, here, 2)[-2:]
+    ground = method.ground(here)
+    trained = ground.learner.train(before.models, 2)
+    score = scores(6, before.ranking)
+    weight = method.weights(codes(trained - here.learner.start, ground.sketch), score)
+    partners = choose(method, here, weight, 2).partners()
+    for i, mine in enumerate(partners):
+        say = torch.tensor([1.0, *weight[i, mine]], dtype=torch.float32)
+        models = torch.stack([trained[i], *trained[torch.from_numpy(mine)]])
+        torch.testing.assert_close(after.models[i], (say / say.sum()) @ models, rtol=1e-4, atol=1e-6)
+
+
+def test_the_teacher_is_the_weighted_mean_prediction(world, play) -> None:
+    here = world(Training())
+    state = WPFed().ground(here)
+    to, by, say = np.array([0, 0, 4]), np.array([1, 2, 3]), np.array([0.5, 1.5, 0.7])
+    models = torch.randn(6, here.learner.layout.size, generator=torch.Generator().manual_seed(1)) * 0.1
+    answers = here.learner.logits(models[torch.from_numpy(by)], state.reference, to)
+    teacher = teach(state.reference, answers, to, say)
+    assert teacher.taught.tolist() == [True, False, False, False, True, False]
+    p = [1 / (1 + np.exp(-answers[k])) for k in range(3)]
+    np.testing.assert_allclose(teacher.rows.only(0).y, 0.25 * p[0] + 0.75 * p[1], rtol=1e-5)
+    np.testing.assert_allclose(teacher.rows.only(4).y, p[2], rtol=1e-5)
+
+
+def test_distillation_steps_follow_both_losses(world, play, one_step) -> None:
+    """By hand: w <- w - lr (alpha g_own + (1 - alpha) g_teacher)."""
+    here = world(one_step)
+    method = WPFed(training=one_step, exchange="kd", alpha=0.3)
+    first, second = play(method, here, 2)[1:]
+    own = here.learner.gradient(first.models, set_aside(here.data, 0.1)[0])
+    lesson = here.learner.gradient(first.models, first.teacher.rows)
+    assert first.teacher.taught.all()
+    wanted = first.models - 0.1 * (0.3 * own + 0.7 * lesson)
+    torch.testing.assert_close(second.models, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_distillation_costs_predictions_and_shows_rows(world, play) -> None:
+    method = WPFed(exchange="kd")
+    here = grounded(method, world(Training()))
+    plan = choose(method, here, np.ones((6, 6)), 1)
+    to, by = both_ways(plan.pairs)
+    spent = method.cost(here, to, by)
+    rows = here.ground.reference.sizes[plan.pairs.ravel()]
+    assert spent.directed == int((32 + 4 * rows).sum())
+    assert spent.edge == spent.directed // 2
+    full = WPFed().cost(here, to, by)
+    assert full.edge == len(plan.pairs) * method.wire.payload(here)
+    assert spent.edge < 0.01 * full.edge
+    assert spent.control == full.control + 4 * here.data.width * int(rows.sum())

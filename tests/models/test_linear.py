@@ -1,0 +1,361 @@
+"""Linear and additive models: compiled steps are those of the plain loop, and end where scikit-learn does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+import abps
+from abps.core.errors import RequestError
+from abps.data.federation import Federation
+from abps.data.prepare import Rows, prepare
+from abps.data.scales import Scale, agree, summarise
+from abps.data.splines import bends, design_of, terms_of
+from abps.methods.catalog import CATALOG
+from abps.methods.settings import configure
+from abps.models.additive import Linear
+from abps.models.batched import StackedLearner
+from abps.models.curvature import largest_curvature
+from abps.models.joint import without_network
+from abps.models.loop import LoopLearner
+from abps.models.metrics import labels_of, log_loss
+from abps.models.mixtures import mixtures
+from abps.models.specs import MODELS, ModelSpec, find_model
+from abps.models.training import Objective, Training
+from federations import tiny
+
+
+def learners(data, training, seed=3):
+    return (
+        StackedLearner(data, training, training.factory, seed),
+        LoopLearner(data, training, training.factory, seed),
+    )
+
+
+@pytest.mark.parametrize("terms", ["plain", "anchor", "both", "columns"])
+def test_compiled_steps_are_those_of_the_plain_loop(terms):
+    data = tiny()
+    fast, plain = learners(data, Training.of("linear", epochs=5, weight_decay=0.05))
+    rng = np.random.default_rng(1)
+    w = torch.from_numpy(rng.normal(size=(data.size, data.width + 1)).astype(np.float32))
+    anchor = torch.from_numpy(rng.normal(size=w.shape).astype(np.float32))
+    objective = {
+        "plain": Objective(),
+        "columns": Objective(),
+        "anchor": Objective(strength=0.3, anchor=anchor),
+        "both": Objective(strength=torch.linspace(0.1, 2.0, data.size), anchor=anchor[0], shift=0.1 * anchor),
+    }[terms]
+    columns = slice(0, data.width) if terms == "columns" else slice(None)
+    seen = fast.train(w, 1, objective, columns)
+    torch.testing.assert_close(seen, plain.train(w, 1, objective, columns), rtol=2e-5, atol=2e-6)
+    if terms == "columns":
+        torch.testing.assert_close(seen[:, -1], w[:, -1])
+    fast._fused = None  # the general path, which devices and other objectives take
+    torch.testing.assert_close(fast.train(w, 1, objective, columns), seen, rtol=2e-5, atol=2e-6)
+
+
+def test_compiled_answers_are_those_of_the_plain_loop():
+    data = tiny()
+    fast, plain = learners(data, Training.of("linear"))
+    w = torch.randn(data.size, data.width + 1, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(
+        fast.logits(w, data.test).values, plain.logits(w, data.test).values, rtol=1e-5, atol=1e-5
+    )
+    parts = mixtures(
+        np.array([0, 0, 3]),
+        np.array([1, 2, 4]),
+        np.array([1, 1, 1]),
+        data.train.sizes.astype(np.float32),
+    )
+    others = w[:, :-1].contiguous()
+    expected = plain.mixture_logits(w, others, parts, data.validation).values
+    models, settled = fast.settle(w, others, parts, data.validation)
+    for found in (fast.mixture_logits(w, others, parts, data.validation), settled):
+        np.testing.assert_allclose(found.values, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(models[:, -1], w[[0, 0, 3], -1])
+
+
+def test_a_center_takes_the_same_steps_alone_as_among_others():
+    data = tiny()
+    training = Training.of("linear")
+    together = StackedLearner(data, training, training.factory, 3)
+    w = torch.zeros(data.size, data.width + 1)
+    after = together.train(w, 1)
+    for i in range(data.size):
+        alone = StackedLearner(data.only(i), training, training.factory, 3)
+        torch.testing.assert_close(alone.train(w[i : i + 1], 1)[0], after[i], rtol=0, atol=0)
+
+
+def test_many_steps_end_where_scikit_learn_does():
+    data = tiny(sizes=(400,), width=8)
+    training = Training.of("linear", epochs=4000, lr=10.0, weight_decay=0.02)
+    learner = StackedLearner(data, training, training.factory, 1)
+    w = learner.train(torch.zeros(1, 9), 1)[0].numpy()
+    x, y = data.train.x, data.train.y
+    oracle = LogisticRegression(C=1 / (0.02 * len(y)), tol=1e-8, max_iter=1000).fit(x, y)
+    np.testing.assert_allclose(w[:-1], oracle.coef_[0], atol=2e-4)
+    assert w[-1] == pytest.approx(oracle.intercept_[0], abs=2e-4)
+
+
+def test_the_largest_curvature_is_that_of_the_second_moments():
+    data = tiny()
+    found = largest_curvature(data.train.x, data.train.start)
+    for i in range(data.size):
+        x = data.train.only(i).x
+        size = np.linalg.norm(np.c_[x, np.ones(len(x))].astype(np.float64), 2) ** 2 / len(x) / 4
+        assert 0.97 * size <= found[i] <= size * (1 + 1e-5)
+    empty = Rows(data.train.x[:0], data.train.y[:0], np.array([0, 0]))
+    assert largest_curvature(empty.x, empty.start).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_the_loss_never_rises_whatever_the_inputs_are(scale):
+    data = tiny(sizes=(60, 30, 11))
+    wild = replace(data, train=Rows(data.train.x * np.float32(scale), data.train.y, data.train.start))
+    training = Training.of("linear", epochs=1, lr=50.0, weight_decay=0.0)
+    learner = StackedLearner(wild, training, training.factory, 1)
+    w = torch.zeros(3, data.width + 1)
+    before = np.full(3, np.inf)
+    for t in range(1, 40):
+        w = learner.train(w, t)
+        z = learner.logits(w, wild.train).values.astype(np.float64)
+        loss = np.logaddexp(0, z) - z * wild.train.y
+        now = np.add.reduceat(loss, wild.train.start[:-1]) / wild.train.sizes
+        assert (now <= before + 1e-6).all()
+        before = now
+
+
+def scale_of(values: np.ndarray) -> Scale:
+    return agree({"a": summarise(("x",), values[None])}).scales["x"]
+
+
+def test_terms_span_the_piecewise_linear_functions_with_straight_tails():
+    values = np.random.default_rng(0).normal(10.0, 2.0, 900)
+    scale = scale_of(values)
+    terms = terms_of(scale)
+    z = scale.read(np.linspace(0.0, 20.0, 300))
+    made = np.c_[np.ones(300), terms.of(z)]
+    # Any function with bends at the knots alone is a combination of the terms, and of nothing else.
+    target = bends(z, terms.knots) @ np.arange(1.0, len(terms.knots) + 2)
+    fit = np.linalg.lstsq(made, target, rcond=None)[0]
+    np.testing.assert_allclose(made @ fit, target, atol=1e-6)
+    assert terms.matrix.shape == (6, 6)
+    tail = terms.of(np.array([4.0, 5.0, 6.0]))
+    np.testing.assert_allclose(tail[2] - tail[1], tail[1] - tail[0], atol=1e-9)
+
+
+def test_terms_are_components_that_shrink():
+    scale = scale_of(np.random.default_rng(0).gamma(2.0, 3.0, 2000))
+    z = scale.read(np.array(scale.quantiles))
+    made = terms_of(scale).of(z)
+    cross = made.T @ made / len(z)
+    np.testing.assert_allclose(cross, np.diag(np.diag(cross)), atol=1e-8)
+    assert np.diag(cross)[0] == pytest.approx(1.0) and (np.diff(np.diag(cross)) < 0).all()
+
+
+def test_few_distinct_values_make_few_terms_or_none():
+    rng = np.random.default_rng(0)
+    assert terms_of(Scale(0.0, 0.0, 0.0)) is None
+    assert terms_of(Scale(70.0, 10.0, 70.0)) is None  # a range alone has no quantiles
+    two = terms_of(scale_of(rng.integers(0, 2, 500).astype(float)))
+    three = terms_of(scale_of(rng.integers(0, 3, 500).astype(float)))
+    assert two is None or np.isfinite(two.matrix).all()
+    assert three is None or np.isfinite(three.of(np.linspace(-10, 10, 5))).all()
+
+
+def test_prepared_with_splines_has_the_terms_of_every_number():
+    fed = abps.load("icu-synthetic:centers=6,stays=1500")
+    plain = prepare(fed, 11, standardise="common")
+    data = prepare(fed, 11, standardise="common", splines=True)
+    design = design_of(data.book)
+    assert data.columns == design.names and len(design.owner) == data.width
+    assert data.plain == plain.width < data.width and data.splines
+    np.testing.assert_array_equal(data.test.x, design.of(plain.test.x))
+    with pytest.raises(RequestError, match="standardise=common"):
+        prepare(fed, 11, splines=True)
+    with pytest.raises(RequestError, match="as the model wants it"):
+        abps.simulate(plain, "fedavg", model="gam", rounds=1)
+    assert abps.simulate(data, "fedavg", model="gam", rounds=1).rounds == 1
+
+
+@pytest.mark.parametrize("name", list(CATALOG))
+def test_every_method_learns_with_every_model(name):
+    fed = abps.load("icu-synthetic:centers=8,stays=1600,heterogeneity=4")
+    for model in ("gam", "linear"):
+        run = abps.simulate(fed, name, seed=11, rounds=2, model=model)
+        assert run.config["training"]["model"] == model and np.isfinite(run.auroc.mean)
+        assert run.models is None or torch.isfinite(run.models).all()
+        if run.bytes.edge and name != "glm-exact":  # which sends squares of as many numbers
+            assert 0 < run.bytes.vs_fedavg < 0.02
+
+
+def test_the_debug_engine_says_the_same():
+    fed = abps.load("icu-synthetic:centers=6,stays=1200")
+    fast = abps.simulate(fed, "random-k3", rounds=3, model="gam")
+    plain = abps.simulate(fed, "random-k3", rounds=3, model="gam", engine="debug")
+    torch.testing.assert_close(fast.models, plain.models, rtol=1e-4, atol=1e-5)
+    assert fast.bytes == plain.bytes
+
+
+def test_one_private_layer_is_the_intercept():
+    fed = abps.load("icu-synthetic:centers=6,stays=1200")
+    run = abps.simulate(fed, "fedavg-p", rounds=3, model="gam")
+    spread = run.models.std(dim=0)
+    assert (spread[:-1] == 0).all() and spread[-1] > 0
+    assert configure("abps-x", {"model": "gam"}).wire.private_layers == 1  # of two; one must be shared
+    assert configure("abps-x").wire.private_layers == 2
+
+
+def test_a_model_brings_its_training_and_settings_replace_it():
+    gam = configure("fedavg", {"weight_decay": "0.1", "model": "gam"}).training
+    assert (gam.optimizer, gam.weight_decay, gam.standardise) == ("descent", 0.1, "common")
+    assert configure("dpsgd", {"model": "gam"}).training.epochs == 1
+    assert configure("fedavg").training == Training() == configure("fedavg", {"model": "mlp"}).training
+    with pytest.raises(RequestError, match=r"no model 'gamm' .did you mean 'gam'"):
+        configure("fedavg", {"model": "gamm"})
+    with pytest.raises(RequestError, match="choose model=gam or model=linear"):
+        abps.simulate(tiny(), "fedavg", rounds=1, settings={"optimizer": "descent"})
+
+
+def test_models_of_one_s_own_by_place_and_by_factory():
+    data = tiny()
+    by_place = abps.simulate(data, "fedavg", rounds=1, model="abps.models.additive:Linear")
+    by_factory = abps.simulate(data, "fedavg", rounds=1, model=Linear)
+    torch.testing.assert_close(by_place.models, by_factory.models, rtol=0, atol=0)
+    assert by_factory.config["training"]["model"] == "abps.models.additive.Linear"
+    assert isinstance(find_model("gam"), ModelSpec) and set(MODELS) >= {"mlp", "linear", "gam"}
+    with pytest.raises(RequestError, match="is not a model"):
+        find_model("math:pi")
+    with pytest.raises(RequestError, match="a float was given"):
+        find_model(3.0)
+
+
+def test_bytes_have_one_unit_whatever_the_model():
+    fed = abps.load("icu-synthetic:centers=6,stays=1200")
+    runs = {m: abps.simulate(fed, "fedavg", rounds=2, model=m) for m in ("mlp", "gam")}
+    unit = {m: r.bytes.edge / r.bytes.vs_fedavg for m, r in runs.items()}
+    assert unit["gam"] == pytest.approx(unit["mlp"]) and runs["mlp"].bytes.vs_fedavg == pytest.approx(2 / 50)
+
+
+def hostile() -> Federation:
+    """Five centers with a constant, a column that two lack, wild tails, another unit, and 300 levels."""
+    rng = np.random.default_rng(7)
+    n, center = 600, np.repeat(np.arange(5), 120).astype(np.int32)
+    x = rng.normal(size=n)
+    unit = 37 + 0.5 * rng.normal(size=n)
+    unit[center == 3] = unit[center == 3] * 1.8 + 32
+    tails = rng.standard_cauchy(n) ** 3
+    tails[5] = 1e300
+    gone = np.where(center < 2, np.nan, rng.normal(size=n))
+    features = pl.DataFrame(
+        {
+            "x": x,
+            "constant": np.full(n, 4.0),
+            "gone": pl.Series(gone).fill_nan(None),
+            "tails": tails,
+            "unit": unit,
+            "levels": [f"level {k}" for k in rng.integers(0, 300, n)],
+        }
+    )
+    label = (rng.random(n) < 1 / (1 + np.exp(1 - 2 * x))).astype(np.int8)
+    return Federation("hostile", features, label, center, tuple(f"h{i}" for i in range(5)))
+
+
+#: Every model that is built in, by both scales; smooth terms have the common one alone.
+SCALED = [(m, s) for m in MODELS for s in ("own", "common") if s == "common" or "gam" not in m]
+
+
+@pytest.mark.parametrize(("model", "standardise"), SCALED)
+def test_hostile_columns_leave_every_model_finite(model, standardise):
+    settings = {"model": model, "standardise": standardise}
+    for method in ("local", "fedavg", "random-k1", "abps-plus"):
+        run = abps.simulate(hostile(), method, rounds=5, settings=settings)
+        assert torch.isfinite(run.models).all() and np.isfinite(run.auroc.mean)
+        assert run.auroc.mean > 0.6 or model in ("mlp", "encoders")
+
+
+def test_hostile_columns_are_named_with_their_centers():
+    said = " | ".join(prepare(hostile(), 11, standardise="common").warnings)
+    assert "'unit': the values of 'h3' lie apart" in said
+    assert "'gone': fewer than 10 values at 'h0', 'h1'" in said
+    assert "'tails': values far outside the rest at" in said
+
+
+def test_the_best_round_by_validation_loss_is_restored():
+    fed = abps.load("icu-synthetic:centers=6,stays=1200")
+    hasty = {"metric": "loss", "restore_best": "yes", "lr": "5", "epochs": "60", "weight_decay": "0"}
+    run = abps.simulate(fed, "local", rounds=8, model="gam", settings=hasty)
+    data = prepare(fed, 11, standardise="common", splines=True)
+    training = Training.of("gam", lr=5.0, epochs=60, weight_decay=0.0)
+    learner = StackedLearner(data, training, training.factory, 11)
+    w, losses, kept = torch.zeros(data.size, data.width + 1), [], []
+    for t in range(1, 9):
+        w = learner.train(w, t)
+        kept.append(w)
+        losses.append(np.nanmean(log_loss(learner.logits(w, data.validation), labels_of(data.validation))))
+    assert np.argmin(losses) < 7  # it overfits, so that there is something to choose
+    torch.testing.assert_close(run.models, kept[int(np.argmin(losses))], rtol=0, atol=0)
+    assert run.auroc.mean == pytest.approx(run.auroc.at_best_validation)
+
+
+def test_the_network_learns_beside_the_additive_part_and_leaves_it_alone():
+    fed = abps.load("icu-synthetic:centers=6,stays=1500")
+    gam = abps.simulate(fed, "fedavg", rounds=3, model="gam")
+    both = abps.simulate(fed, "fedavg", rounds=3, model="gam+mlp")
+    size = gam.models.shape[1]
+    torch.testing.assert_close(both.models[:, -size:], gam.models, rtol=1e-5, atol=1e-6)
+    plain = abps.simulate(fed, "fedavg", rounds=3, model="gam+mlp", engine="debug")
+    torch.testing.assert_close(both.models, plain.models, rtol=1e-3, atol=1e-4)
+    assert configure("fedavg-p", {"model": "gam+mlp"}).wire.private_layers == 1
+
+
+def test_a_network_that_does_not_lower_the_validation_loss_is_taken_away():
+    fed = abps.load("icu-synthetic:centers=6,stays=1500")
+    data = prepare(fed, 11, standardise="common", splines=True)
+    training = Training.of("gam+mlp")
+    learner = StackedLearner(data, training, training.factory, 11)
+    start = learner.start.expand(data.size, -1)
+    plain = without_network(learner.layout, start)
+    # At the start the network says nothing, and the whole is the additive model at zero.
+    torch.testing.assert_close(plain, start.clone())
+    np.testing.assert_array_equal(learner.logits(start, data.test).values, 0.0)
+    trained = learner.train(start.contiguous(), 1)
+    simple = without_network(learner.layout, trained)
+    gam = Training.of("gam")
+    additive = StackedLearner(data, gam, gam.factory, 11)
+    np.testing.assert_allclose(
+        learner.logits(simple, data.test).values,
+        additive.logits(trained[:, -data.width - 1 :].contiguous(), data.test).values,
+        atol=1e-5,
+    )
+    assert not torch.equal(simple, trained)
+    assert without_network(additive.layout, trained[:, -data.width - 1 :]) is None
+
+    def loss(models):
+        return np.nanmean(log_loss(learner.logits(models, data.validation), labels_of(data.validation)))
+
+    run = abps.simulate(fed, "local", rounds=1, model="gam+mlp")
+    expected = trained if loss(trained) < loss(simple) else simple
+    torch.testing.assert_close(run.models, expected)
+    silent = abps.simulate(fed, "local", rounds=1, model="gam")
+    assert run.bytes.control - silent.bytes.control == 8 * data.size
+
+
+def test_a_method_that_teaches_says_that_it_cannot_train_the_sum():
+    fed = abps.load("icu-synthetic:centers=6,stays=1500")
+    with pytest.raises(RequestError, match="choose model=gam or model=mlp"):
+        abps.simulate(fed, "bnn", rounds=1, model="gam+mlp")
+
+
+def test_steps_cool_down():
+    data = tiny()
+    training = Training.of("linear", cooling=10.0)
+    learner = StackedLearner(data, training, training.factory, 1)
+    np.testing.assert_allclose(learner.steps(Objective(), 1), 2 * learner.steps(Objective(), 11), rtol=1e-6)
+    with pytest.raises(RequestError, match="optimizer=descent alone"):
+        Training(cooling=3.0)

@@ -1,0 +1,151 @@
+"""Losses, slopes and scores of every outcome, against automatic differentiation and other people's code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from abps.data.outcome import Outcome
+from abps.evaluate import survival
+from abps.models import outcomes
+
+HAZARD = Outcome("survival", "hazard", grid=(1.0, 2.5, 4.0))
+COX = Outcome("survival", "cox")
+SOFTMAX = Outcome("classes", "softmax", names=("a", "b", "c"))
+SQUARED = Outcome("continuous", "squared", level=3.0, scale=2.0)
+PINBALL = Outcome("continuous", "pinball", quantile=0.8)
+ALL = [HAZARD, COX, SOFTMAX, SQUARED, PINBALL]
+
+
+def made(outcome: Outcome, rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(rows, outcome.outputs))
+    if outcome.kind == "survival":
+        # Few different times: ties between events, and between events and ends of watching.
+        time = rng.choice([0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 4.0, 6.0], rows)
+        y = np.where(rng.random(rows) < 0.6, time, -time)
+    elif outcome.kind == "classes":
+        y = rng.integers(0, 3, rows).astype(float)
+    else:
+        y = rng.normal(size=rows)
+    return z, y.astype(np.float32)
+
+
+@pytest.mark.parametrize("outcome", ALL, ids=lambda o: o.way)
+def test_compiled_losses_and_slopes_are_those_of_automatic_differentiation(outcome: Outcome) -> None:
+    z, y = made(outcome, 60)
+    leaf = torch.tensor(z, requires_grad=True)
+    total = outcomes.loss(outcome, leaf, torch.from_numpy(y).double(), torch.ones(60, dtype=torch.float64))
+    total.backward()
+    loss, slope = outcomes.judged(outcome, z, y, np.array([0, 60]))
+    assert loss.sum() == pytest.approx(float(total.detach()), rel=1e-9)
+    np.testing.assert_allclose(slope, leaf.grad.numpy(), atol=1e-9)
+
+
+@pytest.mark.parametrize("outcome", ALL, ids=lambda o: o.way)
+def test_rows_that_only_pad_a_batch_change_nothing(outcome: Outcome) -> None:
+    z, y = made(outcome, 40)
+    weight = torch.full((40,), 1.0 / 30, dtype=torch.float64)
+    weight[30:] = 0.0
+    full = outcomes.loss(outcome, torch.tensor(z), torch.from_numpy(y).double(), weight)
+    alone = outcomes.loss(outcome, torch.tensor(z[:30]), torch.from_numpy(y[:30]).double(), weight[:30])
+    assert float(full) == pytest.approx(float(alone), rel=1e-12)
+
+
+def test_cox_is_the_likelihood_of_lifelines() -> None:
+    lifelines = pytest.importorskip("lifelines")
+    import pandas as pd
+
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(200, 2))
+    time = np.ceil(rng.exponential(np.exp(-x[:, 0])) * 8)  # many ties
+    event = rng.random(200) < 0.7
+    fitter = lifelines.CoxPHFitter().fit(
+        pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "t": time, "e": event}),
+        "t",
+        "e",
+        fit_options={"precision": 1e-12},
+    )
+    z = x @ fitter.params_.to_numpy()
+    y = np.where(event, time, -time).astype(np.float32)
+    loss, slope = outcomes.judged(COX, z, y, np.array([0, 200]))
+    assert loss.sum() == pytest.approx(-fitter.log_likelihood_, abs=1e-6)
+    # At their optimum the gradient in the coefficients is zero.
+    np.testing.assert_allclose(slope[:, 0] @ x, 0.0, atol=1e-6)
+
+
+def test_cox_of_two_centers_has_a_stratum_for_each() -> None:
+    z, y = made(COX, 50)
+    both, _ = outcomes.judged(COX, z, y, np.array([0, 20, 50]))
+    apart = [
+        outcomes.judged(COX, z[s], y[s], np.array([0, len(y[s])]))[0] for s in (slice(20), slice(20, 50))
+    ]
+    np.testing.assert_array_equal(both, np.concatenate(apart))
+
+
+def test_hazards_are_those_of_counting() -> None:
+    """Without inputs the best hazards are events over rows at risk, and survival is Kaplan-Meier's."""
+    _, y = made(HAZARD, 400)
+    grid = np.array(HAZARD.grid)
+    event, time = ~np.signbit(y), np.abs(y).astype(float)
+    # Times on the grid alone: nobody leaves within an interval.
+    time = grid[np.minimum(np.searchsorted(grid, time), 2)]
+    y = np.where(event, time, -time).astype(np.float32)
+    there = np.array([(time >= g).sum() for g in grid])
+    died = np.array([(event & (time == g)).sum() for g in grid])
+    z = np.tile(np.log(died / (there - died)), (400, 1))
+    _, slope = outcomes.judged(HAZARD, z, y, np.array([0, 400]))
+    np.testing.assert_allclose(slope.sum(axis=0), 0.0, atol=1e-9)
+    curve = survival.kaplan_meier(time, event)
+    np.testing.assert_allclose(outcomes.foretold(HAZARD, z)[0], curve.at(grid), atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 40), st.integers(0, 10**6))
+def test_concordance_is_harrells(rows: int, seed: int) -> None:
+    z, y = made(COX, rows, seed)
+    z = np.round(z, 1)  # equal risks
+    got = outcomes.concordance(COX, z, y, np.array([0, rows]))[0]
+    want = survival.concordance(np.abs(y).astype(float), ~np.signbit(y), z[:, 0])
+    assert got == pytest.approx(want, nan_ok=True)
+
+
+def test_concordance_agrees_with_lifelines() -> None:
+    utils = pytest.importorskip("lifelines.utils")
+    rng = np.random.default_rng(5)
+    time, event, risk = rng.exponential(5, 300), rng.random(300) < 0.5, rng.normal(size=300)
+    y = np.where(event, time, -time).astype(np.float32)
+    got = outcomes.concordance(COX, risk, y, np.array([0, 300]))[0]
+    assert got == pytest.approx(utils.concordance_index(np.abs(y), -risk, event), abs=1e-6)
+
+
+def test_classes_agree_with_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    z, y = made(SOFTMAX, 200)
+    chances = outcomes.foretold(SOFTMAX, z)
+    got = outcomes.concordance(SOFTMAX, z, y, np.array([0, 200]))[0]
+    assert got == pytest.approx(metrics.roc_auc_score(y, chances, multi_class="ovr"), abs=1e-6)
+    loss, _ = outcomes.judged(SOFTMAX, z, y, np.array([0, 200]))
+    assert loss.mean() == pytest.approx(metrics.log_loss(y, chances), abs=1e-6)
+
+
+def test_pinball_and_squares_agree_with_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    z, y = made(PINBALL, 100)
+    loss, _ = outcomes.judged(PINBALL, z, y, np.array([0, 100]))
+    assert loss.mean() == pytest.approx(metrics.mean_pinball_loss(y, z[:, 0], alpha=0.8), abs=1e-6)
+    loss, _ = outcomes.judged(SQUARED, z, y, np.array([0, 100]))
+    assert 2 * loss.mean() == pytest.approx(metrics.mean_squared_error(y, z[:, 0]), abs=1e-6)
+
+
+def test_a_class_that_a_group_lacks_is_left_out_of_its_mean() -> None:
+    z, y = made(SOFTMAX, 80)
+    y[y == 2] = 0
+    got = outcomes.concordance(SOFTMAX, z, y, np.array([0, 80]))[0]
+    chances = outcomes.foretold(SOFTMAX, z)
+    from sklearn.metrics import roc_auc_score
+
+    assert got == pytest.approx(np.mean([roc_auc_score(y == k, chances[:, k]) for k in (0, 1)]), abs=1e-6)
