@@ -75,11 +75,11 @@ def against(row: Row, ours: Row) -> tuple[float, float, float]:
     return float(gaps.mean()), float(gaps.mean() - half), float(gaps.mean() + half)
 
 
-def table(world: str, rows: list[Row]) -> str:
+def table(context: str, rows: list[Row]) -> str:
     """One world in Markdown."""
     ours = next((row for row in rows if row.method == OURS), None)
     head = ("method", "AUROC", "seeds", "abps-plus minus it", "bytes, all", "chosen")
-    lines = [f"**{world}**", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = [f"**{context}**", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         gap = "–"
         if ours is not None and row is not ours:
@@ -99,9 +99,9 @@ def draw(worlds: dict[str, list[Row]], out: Path) -> None:
     )
     for panel in panels.flat[len(worlds) :]:
         panel.axis("off")
-    for panel, (world, rows) in zip(panels.flat, worlds.items()):
+    for panel, (context, rows) in zip(panels.flat, worlds.items()):
         panel.set_xscale("log")
-        panel.set_title(world, fontsize=10)
+        panel.set_title(context, fontsize=10)
         panel.xaxis.set_minor_formatter(NullFormatter())
         for row in (row for row in rows if row.cost > 0):
             ours, oracle = row.method == OURS, row.method == ORACLE

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from abps import simulate
 from abps.core import streams
 from abps.data.prepare import Prepared, Rows
-from abps.methods.base import World
+from abps.methods.base import Context
 from abps.methods.catalog import find
 from abps.methods.fedavg import FedAvg
 from abps.methods.local import Local
@@ -101,22 +101,24 @@ def prepared(folder: Path, validation: float = 0.0) -> Prepared:
 class EqualUpdates(FedAvg):
     """FedAvg in which every center makes the same number of steps a round, whatever its size."""
 
-    def train(self, world: World, state, t: int, alone: bool):
+    def train(self, context: Context, state, t: int, alone: bool):
         """One pass over so many rows as the steps need, drawn in reshuffled passes that go on over rounds."""
         need, x, y = UPDATES * self.training.batch, [], []
-        for i, name in enumerate(world.data.centers):
-            own = world.data.train.only(i)
+        for i, name in enumerate(context.data.centers):
+            own = context.data.train.only(i)
             passes = -(-need * t // len(own.y))
             draws = [
-                streams.generator(world.seed, "batches", p, streams.center_id(name)).permutation(len(own.y))
+                streams.generator(context.seed, "batches", p, streams.center_id(name)).permutation(len(own.y))
                 for p in range(passes)
             ]
             chosen = np.concatenate(draws)[need * (t - 1) : need * t]
             x.append(own.x[chosen])
             y.append(own.y[chosen])
         start = np.arange(len(x) + 1) * need
-        rows = replace(world.data.train, x=np.concatenate(x), y=np.concatenate(y), start=start, patient=None)
-        learner = world.learner.on(replace(world.data, train=rows))
+        rows = replace(
+            context.data.train, x=np.concatenate(x), y=np.concatenate(y), start=start, patient=None
+        )
+        learner = context.learner.on(replace(context.data, train=rows))
         return replace(state, models=learner.train(state.models, t))
 
 

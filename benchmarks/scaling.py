@@ -23,11 +23,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from abps.core import streams
-from abps.engine.rounds import Course
+from abps.engine.rounds import RunState
 from abps.lab import speed as bench
 from abps.lab import speed_scale as bench_scale
 from abps.methods.abps import ABPS, Selection
-from abps.methods.base import World
+from abps.methods.base import Context
 from abps.models.batched import StackedLearner
 from abps.models.training import Training
 
@@ -62,8 +62,8 @@ def round_cost(centers: int, rows: int, kappa: int, hidden: tuple[int, ...], tur
     data = bench.uniform(centers, rows)
     method = ABPS(training=Training(hidden=hidden), selection=Selection(kappa=kappa))
     learner = StackedLearner(data, method.training, method.training.factory, 1)
-    world = World(learner, data, streams.center_ids(data.centers), 1, turns + 1)
-    course, _ = Course.start(method, world).round(1)  # warm
+    context = Context(learner, data, streams.center_ids(data.centers), 1, turns + 1)
+    course, _ = RunState.start(method, context).round(1)  # warm
     train, whole = [], []
     for t in range(2, turns + 2):
         began = time.perf_counter()

@@ -48,7 +48,7 @@ def steps(folder: Path, name: str) -> None:
     own = sitefile.find(name, folder / "kits" / name / "local")
     data = agreement.prepare(own.read_table(agreement.book))
     show("+ the table, read and prepared")
-    from abps.sites.outlook import _learner
+    from abps.sites.context import _learner
 
     learner = _learner(data, method.training, agreement.seed, 0)
     models = learner.start.expand(1, -1).clone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,8 +13,14 @@ import pytest
 import torch
 from hypothesis import settings
 
+from abps.core import streams
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, prepare
+from abps.engine.rounds import RunState
+from abps.methods.base import Context, Method
+from abps.models.batched import StackedLearner
+from abps.models.loop import LoopLearner
+from abps.models.training import Training
 
 #: Open clinical data, beside the project.
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -96,3 +103,39 @@ def mimic_copy(data: Callable[[str], Path], tmp_path: Path) -> Path:
         for file in (source / part).iterdir():
             shutil.copyfile(file, target / part / file.name)
     return target
+
+
+#: One full-batch step without dropout: local training that can be worked out by hand.
+ONE_STEP = Training(epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
+
+
+@pytest.fixture
+def one_step() -> Training:
+    """One full-batch gradient step of size 0.1 a round."""
+    return ONE_STEP
+
+
+@pytest.fixture
+def context(ready: Prepared) -> Callable[..., Context]:
+    """A world for a training, by default of all centers and with the stacked learner."""
+
+    def make(training: Training, data: Prepared = ready, loop: bool = False) -> Context:
+        learner = (LoopLearner if loop else StackedLearner)(data, training, training.factory, 11)
+        return Context(learner, data, streams.center_ids(data.centers), 11, 50)
+
+    return make
+
+
+@pytest.fixture
+def play() -> Callable[..., list[Any]]:
+    """All states of a run: before the first round and after each."""
+
+    def run(method: Method, context: Context, rounds: int) -> list[Any]:
+        course = RunState.start(method, context)
+        states = [course.state]
+        for t in range(1, rounds + 1):
+            course, _ = course.round(t)
+            states.append(course.state)
+        return states
+
+    return run

@@ -13,7 +13,7 @@ import torch
 
 from abps.core import streams
 from abps.methods.base import Kind, Models
-from abps.methods.peers import Learned, PeerMethod
+from abps.methods.peers import PeerMethod, StepResult
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class Turning(PeerMethod):
         """graph: who hears whom follows from the seed, so nobody asks, and control costs no bytes."""
         return "graph"
 
-    def transfers(self, world, t):
+    def transfers(self, context, t):
         """(receivers, senders) of round t. Draws have a purpose of their own and belong to names."""
-        order = np.argsort(streams.uniforms(world.seed, "turning:ring", t, world.ids))
-        return (order, np.roll(order, 1)) if world.n > 1 else (order[:0], order[:0])
+        order = np.argsort(streams.uniforms(context.seed, "turning:ring", t, context.ids))
+        return (order, np.roll(order, 1)) if context.n > 1 else (order[:0], order[:0])
 
-    def learn(self, world, state, trained, heard, t):
+    def learn(self, context, state, trained, received, t):
         """What centers make of what arrived. The driver has sent, encoded, counted and paid for it."""
-        models, shared = trained.models.clone(), heard.arrived.shape[1]
-        to, by = torch.from_numpy(heard.to), torch.from_numpy(heard.by)
-        models[to, :shared] = torch.lerp(models[to, :shared], heard.arrived[by], self.share)
-        return Learned(Models(models))
+        models, shared = trained.models.clone(), received.arrived.shape[1]
+        to, by = torch.from_numpy(received.to), torch.from_numpy(received.by)
+        models[to, :shared] = torch.lerp(models[to, :shared], received.arrived[by], self.share)
+        return StepResult(Models(models))
 
 
 TURNING = Turning()

@@ -48,28 +48,28 @@ def test_our_codecs_pass(name):
 
 @dataclass(frozen=True)
 class Noisy(Local):
-    def train(self, world, state, t, alone):
-        return Models(world.learner.train(state.models, t) + 1e-3 * torch.randn(world.r, 1))
+    def train(self, context, state, t, alone):
+        return Models(context.learner.train(state.models, t) + 1e-3 * torch.randn(context.r, 1))
 
 
 @dataclass(frozen=True)
 class Broken(Local):
-    def train(self, world, state, t, alone):
+    def train(self, context, state, t, alone):
         return Models(state.models * np.nan)
 
 
 @dataclass(frozen=True)
 class Frozen(Local):
-    def init(self, world):
-        return Models(torch.zeros(world.r, world.learner.layout.size))
+    def init(self, context):
+        return Models(torch.zeros(context.r, context.learner.layout.size))
 
-    def train(self, world, state, t, alone):
+    def train(self, context, state, t, alone):
         return state
 
 
 @dataclass(frozen=True)
 class Crashing(Local):
-    def train(self, world, state, t, alone):
+    def train(self, context, state, t, alone):
         raise ZeroDivisionError("oh dear\nand more")
 
 
@@ -80,15 +80,15 @@ class Odd(Models):
 
 @dataclass(frozen=True)
 class Unwritable(Local):
-    def init(self, world):
-        return Odd(world.common_start(), print)
+    def init(self, context):
+        return Odd(context.common_start(), print)
 
 
 @dataclass(frozen=True)
 class ByPlace(Local):
-    def train(self, world, state, t, alone):
-        trained = world.learner.train(state.models, t)
-        return replace(state, models=trained * torch.linspace(-1, 1, world.r)[:, None])
+    def train(self, context, state, t, alone):
+        trained = context.learner.train(state.models, t)
+        return replace(state, models=trained * torch.linspace(-1, 1, context.r)[:, None])
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from abps.checks import check_method
 from abps.checks.method_checks import CHECKS
 from abps.data.federation import Federation
 from abps.engine.result import SCHEMA
-from abps.engine.rounds import Course
-from abps.methods.base import World
+from abps.engine.rounds import RunState
+from abps.methods.base import Context
 from abps.methods.catalog import PRIVATE_FORMS
 from abps.methods.settings import names, with_settings
 from abps.models import batches
@@ -103,12 +103,12 @@ def test_answers_that_a_round_hands_on_are_those_of_its_models(ready, case) -> N
     name, settings = CASES[case]
     method = with_settings(find(name), SMALL | settings)
     learner = StackedLearner(ready, method.training, method.training.factory, 11)
-    world = World(learner, ready, learner.ids, 11, ROUNDS)
-    course = Course.start(method, world)
+    context = Context(learner, ready, learner.ids, 11, ROUNDS)
+    course = RunState.start(method, context)
     for t in range(1, ROUNDS + 1):
         course, outcome = course.round(t)
         for rows, answers in zip((ready.validation, ready.test), outcome.answers or ()):
-            again = method.logits(course.world, course.state, rows)
+            again = method.logits(course.context, course.state, rows)
             np.testing.assert_array_equal(answers.start, again.start)
             np.testing.assert_allclose(answers.values, again.values, atol=1e-5, rtol=1e-5)
     if name == "abps":

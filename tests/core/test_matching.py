@@ -26,8 +26,8 @@ def worlds(draw):
 
 
 @given(worlds())
-def test_plans_are_symmetric_within_capacity_and_explained(world):
-    n, rankings, tempers, order, kappa = world
+def test_plans_are_symmetric_within_capacity_and_explained(context):
+    n, rankings, tempers, order, kappa = context
     plan = propose(order, rankings, lambda j, i: tempers[j, i], kappa)
     partners = plan.partners()
     for i in range(n):
@@ -40,21 +40,21 @@ def test_plans_are_symmetric_within_capacity_and_explained(world):
     accepted = [(i, j) for i, j, a in zip(plan.center, plan.peer, plan.answer) if a == Answer.ACCEPTED]
     assert [tuple(p) for p in plan.pairs.tolist()] == accepted
     for i in range(n):
-        heard = {Answer(a) for c, a in zip(plan.center, plan.answer) if c == i}
+        received = {Answer(a) for c, a in zip(plan.center, plan.answer) if c == i}
         if len(partners[i]):
             assert plan.rest[i] == Rest.NOT
-        elif Answer.DECLINED in heard:
+        elif Answer.DECLINED in received:
             assert plan.rest[i] == Rest.DECLINED
-        elif Answer.FULL in heard:
+        elif Answer.FULL in received:
             assert plan.rest[i] == Rest.ALL_FULL
         else:
             assert plan.rest[i] == Rest.NO_CANDIDATES
-            assert heard <= {Answer.FILTERED}
+            assert received <= {Answer.FILTERED}
 
 
 @given(worlds())
-def test_nobody_who_could_be_matched_is_left_while_willing(world):
-    n, rankings, tempers, order, kappa = world
+def test_nobody_who_could_be_matched_is_left_while_willing(context):
+    n, rankings, tempers, order, kappa = context
     plan = propose(order, rankings, lambda j, i: tempers[j, i], kappa)
     load, partners = plan.degrees(), plan.partners()
     for i in range(n):

@@ -34,10 +34,10 @@ def test_a_share_of_the_centers_attacks_the_same_ones_whatever_the_order():
 
 def test_what_is_sent_by_each_attack():
     start, sent, before = torch.full((3,), 1.0), torch.full((2, 3), 3.0), torch.full((2, 3), 2.0)
-    heard, who = torch.full((2, 3), 9.0), np.array([True, False])
+    received, who = torch.full((2, 3), 9.0), np.array([True, False])
 
     def spoiled(name, t=3):
-        out = Attack(name).on_sent(sent, before, heard, start, who, 5, t, ids(2))
+        out = Attack(name).on_sent(sent, before, received, start, who, 5, t, ids(2))
         assert torch.equal(out[1], sent[1])  # honest ones send what they have
         return out[0].tolist()
 

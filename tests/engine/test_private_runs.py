@@ -107,16 +107,16 @@ def test_roll_calls_pay_for_their_scores():
 
 def test_one_row_moves_scores_by_at_most_their_sensitivity():
     data = tiny(sizes=(40, 40), width=5)
-    world = SimpleNamespace(data=data, seed=3, secret=0)
+    context = SimpleNamespace(data=data, seed=3, secret=0)
     rows = data.train.only(0)
     fewer = replace(rows, x=rows.x[:-1], y=rows.y[:-1], start=np.array([0, 39]))
     offset = np.linspace(-3, 3, 40)
     for draws in (6, 20):
         with_it, without = (
-            noisy_scores(world, each, list(range(5)), offset[: len(each.y)], draws, 9, 1, 0.0)
+            noisy_scores(context, each, list(range(5)), offset[: len(each.y)], draws, 9, 1, 0.0)
             for each in (rows, fewer)
         )
         assert 0 < np.linalg.norm(with_it - without) <= np.sqrt(2 + draws) + 1e-9
-    told = np.stack([noisy_scores(world, rows, [0, 1], offset, 6, t, 1, 3.0)[1:] for t in range(400)])
-    plain = np.stack([noisy_scores(world, rows, [0, 1], offset, 6, t, 1, 0.0)[1:] for t in range(400)])
+    told = np.stack([noisy_scores(context, rows, [0, 1], offset, 6, t, 1, 3.0)[1:] for t in range(400)])
+    plain = np.stack([noisy_scores(context, rows, [0, 1], offset, 6, t, 1, 0.0)[1:] for t in range(400)])
     np.testing.assert_allclose((told - plain).std(), 3.0 * np.sqrt(8), rtol=0.05)

@@ -240,7 +240,7 @@ def test_a_method_of_ones_own():
     class Frozen(Method):
         """Never learns anything."""
 
-        def train(self, world, state, t, alone):
+        def train(self, context, state, t, alone):
             return state
 
     result = abps.simulate(tiny((40,) * 4), Frozen(), seed=3, rounds=2)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.lab.rivals.graphs import combine
 from abps.methods.base import Models
-from abps.methods.peers import Learned, Opinion, PeerMethod
+from abps.methods.peers import PeerMethod, Preferences, StepResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,20 +30,22 @@ class Rotation(PeerMethod):
     share: float = 0.5
     kind = "mutual"
 
-    def init(self, world):
-        return Met(world.common_start(), np.zeros((world.r, world.n)))
+    def init(self, context):
+        return Met(context.common_start(), np.zeros((context.r, context.n)))
 
-    def opine(self, world, state, trained, t):
-        mine = world.ids[world.here][:, None]
-        luck = streams.uniforms(world.seed, "rotation:ties", t, mine, world.ids[None])
-        order = np.argsort(np.where(world.self_mask, np.inf, state.times + luck), axis=1)
-        return Opinion(order[:, :-1].tolist())
+    def rank_peers(self, context, state, trained, t):
+        mine = context.ids[context.local_index][:, None]
+        luck = streams.uniforms(context.seed, "rotation:ties", t, mine, context.ids[None])
+        order = np.argsort(np.where(context.self_mask, np.inf, state.times + luck), axis=1)
+        return Preferences(order[:, :-1].tolist())
 
-    def learn(self, world, state, trained, heard, t):
+    def learn(self, context, state, trained, received, t):
         times = state.times.copy()
-        times[heard.to, heard.by] += 1
-        share = np.full(len(heard.to), self.share)
-        return Learned(Met(combine(trained.models, heard.arrived, heard.to, heard.by, share), times))
+        times[received.to, received.by] += 1
+        share = np.full(len(received.to), self.share)
+        return StepResult(
+            Met(combine(trained.models, received.arrived, received.to, received.by, share), times)
+        )
 
 
 ROTATION = Rotation()

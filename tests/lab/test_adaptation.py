@@ -20,12 +20,12 @@ QUICK = ["--set", "epochs=1", "--set", "hidden=8", "--set", "kappa=1"]
 
 def course(
     forget: str, seed: int, changing: bool, level: float, alarms: tuple = (), rounds: int = 8
-) -> adapt.Course:
+) -> adapt.RunState:
     """A run with a level of AUROC after round 4."""
     auroc = np.where(np.arange(rounds) < 4, 0.6, level)
     names = tuple(sorted(adapt.Scenario.of(SPEC).knobs.follows(0)))
     n = len(names)
-    return adapt.Course(
+    return adapt.RunState(
         forget, seed, changing, names, auroc, np.full(rounds, 0.5), alarms,
         np.zeros((rounds, n, n), bool), 0.01, True,
     )  # fmt: skip

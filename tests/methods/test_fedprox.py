@@ -9,16 +9,16 @@ from abps.methods.fedprox import FedProx
 from abps.models.training import Training
 
 
-def test_without_the_term_it_is_fedavg(world, play) -> None:
-    w = world(Training())
+def test_without_the_term_it_is_fedavg(context, play) -> None:
+    w = context(Training())
     plain, prox = play(FedAvg(), w, 3), play(FedProx(mu=0.0), w, 3)
     assert torch.equal(plain[-1].models, prox[-1].models)
 
 
-def test_steps_follow_the_proximal_gradient(world, play) -> None:
+def test_steps_follow_the_proximal_gradient(context, play) -> None:
     """Two full-batch SGD steps by hand: w <- w - lr (g(w) + mu (w - received))."""
     training = Training(epochs=2, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
-    here = world(training)
+    here = context(training)
     method = FedProx(training=training, mu=2.0)
     start = method.init(here).models
     w = start
@@ -30,8 +30,8 @@ def test_steps_follow_the_proximal_gradient(world, play) -> None:
     )
 
 
-def test_a_stronger_term_keeps_centers_nearer(world) -> None:
-    here = world(Training())
+def test_a_stronger_term_keeps_centers_nearer(context) -> None:
+    here = context(Training())
     moved = []
     for mu in (0.0, 1.0, 100.0):
         method = FedProx(mu=mu)

@@ -20,7 +20,7 @@ from abps.engine.simulate import simulate
 from abps.lab.drift import change as drift
 from abps.lab.drift.change import two_sided_p
 from abps.methods.abps import ABPS
-from abps.methods.base import Alarm, Stopping, World
+from abps.methods.base import Alarm, Context, Stopping
 from abps.methods.forgetting import Memory, Observed, Watch, joined, p_values, relation_p, summary_of
 from abps.methods.settings import configure
 from abps.models.metrics import Segments
@@ -81,7 +81,7 @@ def test_a_window_of_rounds_holds_just_those() -> None:
     np.testing.assert_allclose(beliefs.count, [3, 3, 3])
 
 
-def moved_world(world: World, flip: list[int], seed: int) -> World:
+def moved_world(context: Context, flip: list[int], seed: int) -> Context:
     """New rows of the same centers: the same features and labels in another order, some labels turned."""
     rng = np.random.default_rng(seed)
 
@@ -96,15 +96,15 @@ def moved_world(world: World, flip: list[int], seed: int) -> World:
         return Rows(x, y, rows.start)
 
     data: Prepared = replace(
-        world.data, train=again(world.data.train), validation=again(world.data.validation)
+        context.data, train=again(context.data.train), validation=again(context.data.validation)
     )
-    return replace(world, data=data, learner=world.learner.on(data))
+    return replace(context, data=data, learner=context.learner.on(data))
 
 
 def test_a_center_whose_outcomes_no_longer_fit_its_model_raises_the_alarm(
-    world: Callable[..., World],
+    context: Callable[..., Context],
 ) -> None:
-    before = world(Training(epochs=20, dropout=0.0, hidden=(16,), lr=0.01))
+    before = context(Training(epochs=20, dropout=0.0, hidden=(16,), lr=0.01))
     models = before.learner.train(before.common_start(), 1)
     after = moved_world(before, flip=[3, 5], seed=1)
     memory = Memory(forget="alarm", watch=("loss",), alarm_level=1e-3)
@@ -115,8 +115,8 @@ def test_a_center_whose_outcomes_no_longer_fit_its_model_raises_the_alarm(
     assert {a.center for a in outcome} == {3, 5}
 
 
-def test_outcome_and_case_mix_are_watched(world: Callable[..., World]) -> None:
-    before = world(Training(dropout=0.0))
+def test_outcome_and_case_mix_are_watched(context: Callable[..., Context]) -> None:
+    before = context(Training(dropout=0.0))
     models = before.common_start()
     train = before.data.train
     y, x = train.y.copy(), train.x.copy()
@@ -234,8 +234,8 @@ def test_relations_that_cannot_be_compared() -> None:
     assert relation_p(x, np.array([0.0, 1, 0, 1]), x, np.ones(4), rng, 99) == 1.0  # no feature varies
 
 
-def test_a_new_relation_at_equal_rates_raises_the_alarm(world: Callable[..., World]) -> None:
-    before = world(Training(dropout=0.0))
+def test_a_new_relation_at_equal_rates_raises_the_alarm(context: Callable[..., Context]) -> None:
+    before = context(Training(dropout=0.0))
     train = before.data.train
     y = train.y.copy()
     part = slice(train.start[4], train.start[5])

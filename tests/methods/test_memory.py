@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from abps.core.choices import listed, validate
 from abps.core.errors import RequestError
-from abps.engine.rounds import Course
-from abps.methods.base import World
+from abps.engine.rounds import RunState
+from abps.methods.base import Context
 from abps.methods.catalog import CATALOG
 from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.settings import with_settings
@@ -54,10 +54,10 @@ def test_every_state_survives_the_journey_and_the_run_goes_on(ready, name) -> No
     """After two rounds the state is written and read; the third round does not notice."""
     method = with_settings(CATALOG[name].config, {"hidden": "8,4", "batch": "32"} | CASES[name])
     learner = StackedLearner(ready, method.training, method.training.factory, 11)
-    course = Course.start(method, World(learner, ready, learner.ids, 11, 5))
+    course = RunState.start(method, Context(learner, ready, learner.ids, 11, 5))
     for t in (1, 2):
         course, _ = course.round(t)
-    kind = type(method.init(course.world))
+    kind = type(method.init(course.context))
     content = freeze(course.state, ("models",))
     back = thaw(kind, content, models=course.state.models)
     same(back, course.state)
@@ -72,7 +72,7 @@ def test_members_may_change_their_places(ready, name) -> None:
     """Everybody moves one place on and somebody new comes first: opinions move along."""
     method = with_settings(CATALOG[name].config, {"hidden": "8,4"} | CASES.get(name, {}))
     learner = StackedLearner(ready, method.training, method.training.factory, 11)
-    course = Course.start(method, World(learner, ready, learner.ids, 11, 5))
+    course = RunState.start(method, Context(learner, ready, learner.ids, 11, 5))
     for t in (1, 2):
         course, _ = course.round(t)
     before, n = course.state, ready.size

@@ -17,9 +17,9 @@ AVERAGING += ["random-k1", "random-k3", "abps", "abps-p", "abps-pq-k1"]
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-def test_alone_it_is_local_training(ready, world, play, name) -> None:
+def test_alone_it_is_local_training(ready, context, play, name) -> None:
     config = CATALOG[name].config
-    alone = world(config.training, ready.only(3))
+    alone = context(config.training, ready.only(3))
     local = play(Local(training=config.training), alone, 3)[-1].models
     torch.testing.assert_close(play(config, alone, 3)[-1].models, local, rtol=1e-6, atol=1e-7)
 
@@ -27,21 +27,21 @@ def test_alone_it_is_local_training(ready, world, play, name) -> None:
 @pytest.mark.parametrize(
     "config", [FedAvg(), FedProx(mu=0.0), with_settings(CATALOG["moon"].config, {"mu": 0.0})]
 )
-def test_exactly(ready, world, play, config) -> None:
-    alone = world(config.training, ready.only(3))
+def test_exactly(ready, context, play, config) -> None:
+    alone = context(config.training, ready.only(3))
     assert torch.equal(
         play(config, alone, 3)[-1].models, play(Local(training=config.training), alone, 3)[-1].models
     )
 
 
 @pytest.mark.parametrize("name", ["wpfed", "scaffold", "feddyn", "moon", "bnn", "ditto", "fedavgm", "fedrep"])
-def test_one_center_runs(ready, world, play, name) -> None:
+def test_one_center_runs(ready, context, play, name) -> None:
     config = CATALOG[name].config
-    assert play(config, world(config.training, ready.only(3)), 2)[-1].models.isfinite().all()
+    assert play(config, context(config.training, ready.only(3)), 2)[-1].models.isfinite().all()
 
 
-def test_feddyn_alone_without_memory_is_local(ready, world, play) -> None:
+def test_feddyn_alone_without_memory_is_local(ready, context, play) -> None:
     """One center and no server_h: the mean of one is itself, and a vanishing alpha leaves its loss alone."""
-    alone = world(FedDyn().training, ready.only(3))
+    alone = context(FedDyn().training, ready.only(3))
     dyn = play(FedDyn(alpha=1e-12, server_h=False), alone, 2)[-1].models
     torch.testing.assert_close(dyn, play(Local(), alone, 2)[-1].models, rtol=1e-3, atol=1e-5)

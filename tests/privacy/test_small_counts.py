@@ -8,6 +8,7 @@ import json
 import numpy as np
 import polars as pl
 import pytest
+from abps.methods.plus import ABPSPlus
 
 from abps.core import streams
 from abps.data.codebook import Codebook, merged
@@ -19,10 +20,9 @@ from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate, own_table
 from abps.lab import spectrum
-from abps.methods.base import World
+from abps.methods.base import Context
 from abps.methods.leaving import leaving
 from abps.methods.patient_sums import categories
-from abps.methods.plus import ABPSPlus
 from abps.methods.settings import configure
 from abps.models.batched import StackedLearner
 from abps.privacy.small_counts import (
@@ -218,7 +218,7 @@ def small_sites(floor):
 
 def recovered(data):
     """How many outcome × column tables, and how many with a cell of 1 to 9, the solver finds."""
-    world = World(
+    context = Context(
         StackedLearner(
             data, configure("abps-plus-v1").training, configure("abps-plus-v1").training.factory, 11
         ),
@@ -227,7 +227,7 @@ def recovered(data):
         11,
         5,
     )
-    published = ABPSPlus().publish(world)
+    published = ABPSPlus().publish(context)
     value = {name: published.vectors[:, k] for k, name in enumerate(published.names)}
     exact = small = 0
     for i in range(data.size):

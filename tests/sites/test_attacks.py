@@ -103,14 +103,14 @@ class Listening(Memory):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: dict[str, list[float]] = {}
+        self.received: dict[str, list[float]] = {}
 
     def ask(self, sites, what, *arguments, seconds):
         said, failed = super().ask(sites, what, *arguments, seconds=seconds)
         for name, answer in said.items():
             if what != "hello" and isinstance(answer, list | tuple) and answer[:1] == ["done"]:
                 told = answer[1] if isinstance(answer[1], list) else []
-                self.heard.setdefault(name, []).extend(v for v in told if isinstance(v, float))
+                self.received.setdefault(name, []).extend(v for v in told if isinstance(v, float))
         return said, failed
 
 
@@ -128,8 +128,8 @@ def test_how_many_have_the_event_does_not_follow_from_what_a_site_tells_of_its_m
     Conductor(network, agreement, 6, QUICK).run(four.names)
     few, exact = 0, 0
     for name, site in network.sites.items():
-        rows = site.outlook.data.validation
-        events, told = int(rows.y.sum()), network.heard[name]
+        rows = site.site_context.data.validation
+        events, told = int(rows.y.sum()), network.received[name]
         assert len(told) == 6 and site.store.rounds()[-1].validation is not None  # at home it is known
         if not 0 < events < 10:
             assert np.isfinite(told).all()
@@ -171,9 +171,12 @@ class Poisoned(Memory):
         if site.talks.round < 3:
             return data
         self.hit += 1
-        signs = np.where(np.arange(site.outlook.shared) % 2, 1, -1).astype(np.float32)
+        signs = np.where(np.arange(site.site_context.shared) % 2, 1, -1).astype(np.float32)
         return pack(
-            self.factor * signs, site.outlook.codec, site.talks.round, site.outlook.sender_id(self.bad)
+            self.factor * signs,
+            site.site_context.codec,
+            site.talks.round,
+            site.site_context.sender_id(self.bad),
         )
 
 
@@ -200,15 +203,15 @@ def test_one_huge_message_costs_nobody_anything(six, tmp_path):
 def test_claimed_rows_count_up_to_a_multiple_of_the_own(four, tmp_path):
     network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
     liar, site = sites[0].name, sites[1]
-    site.outlook.vectors.pop(liar)
-    vector = sites[0].outlook.published.vectors[0].copy()
-    vector[site.outlook.published.names.index("log training rows")] = 18.0
+    site.site_context.vectors.pop(liar)
+    vector = sites[0].site_context.published.vectors[0].copy()
+    vector[site.site_context.published.names.index("log training rows")] = 18.0
     site.receive(liar, "vector", pack_vector(vector, 1, center_id(liar)))
-    own = float(site.outlook.data.train.sizes[0])
-    assert float(site.world.sizes()[site.outlook.members.index(liar)]) == 10 * own
+    own = float(site.site_context.data.train.sizes[0])
+    assert float(site.context.sizes()[site.site_context.members.index(liar)]) == 10 * own
     network2, stars = begun(four, four.agreement("fedavg"), tmp_path / "star")
     stars[0].join(four.names, 1, dict.fromkeys(four.names, 10**30))
-    assert float(stars[0].world.sizes().max()) == 10 * float(stars[0].outlook.data.train.sizes[0])
+    assert float(stars[0].context.sizes().max()) == 10 * float(stars[0].site_context.data.train.sizes[0])
     close(network)
     close(network2)
 
@@ -216,9 +219,9 @@ def test_claimed_rows_count_up_to_a_multiple_of_the_own(four, tmp_path):
 def test_a_peer_that_is_refused_too_often_is_not_heard_any_more(four, tmp_path):
     network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
     bad, site = sites[0].name, sites[1]
-    for _ in range(site.outlook.limits.refusals):
+    for _ in range(site.site_context.limits.refusals):
         site.receive(bad, "message", b"x")
-    site.outlook.round.turned = True
+    site.site_context.round.turned = True
     proposal = pack_message(Message(Kind.PROPOSE, 1, 1), center_id(bad))
     assert site.receive(bad, "message", proposal) == b""
     assert site.store.refusals()[(bad, "in quarantine")] == 1
@@ -265,7 +268,7 @@ def test_answers_to_what_was_never_asked_end_the_talk(six, tmp_path, kinds):
     agreement = six.agreement("abps-pq-k1", rounds=1)
 
     def told(data):
-        me = network.sites[bad].outlook.sender_id(bad)
+        me = network.sites[bad].site_context.sender_id(bad)
         return b"".join(pack_message(Message(k, 1, 99 + i), me) for i, k in enumerate(kinds))
 
     network = Answering(bad, told)
@@ -288,7 +291,9 @@ def test_a_place_taken_and_not_used_costs_a_site_one_round(six, tmp_path):
         def ask(self, sites, what, *arguments, seconds):
             if what == "start" and arguments[0] == "turn":
                 t = arguments[1]
-                proposal = pack_message(Message(Kind.PROPOSE, t, 1), self.sites[bad].outlook.sender_id(bad))
+                proposal = pack_message(
+                    Message(Kind.PROPOSE, t, 1), self.sites[bad].site_context.sender_id(bad)
+                )
                 for name in six.names[1:]:
                     self.sites[name].receive(bad, "message", proposal)
                 sites = [name for name in sites if name != bad]
@@ -323,12 +328,12 @@ class Harvesting(Memory):
 
     def _take(self, site, me, t, step):
         if step == "swap":
-            if site.receive(self.bad, "weights", me.outlook.round.frames[0]):
+            if site.receive(self.bad, "weights", me.site_context.round.frames[0]):
                 self.got.append((t, site.name))
             return
-        proposal = pack_message(Message(Kind.PROPOSE, t, 1), me.outlook.sender_id(self.bad))
+        proposal = pack_message(Message(Kind.PROPOSE, t, 1), me.site_context.sender_id(self.bad))
         if site.receive(self.bad, "message", proposal)[:1] == b"\x02":  # it accepts
-            confirm = pack_message(Message(Kind.CONFIRM, t, 1), me.outlook.sender_id(self.bad))
+            confirm = pack_message(Message(Kind.CONFIRM, t, 1), me.site_context.sender_id(self.bad))
             site.receive(self.bad, "message", confirm)
 
 
@@ -367,7 +372,7 @@ def test_one_witness_that_lies_estranges_nobody(six, tmp_path):
             def carry(peer, what, data):
                 reply = send(peer, what, data)
                 if peer == liar and what == "place":
-                    t, me = self.sites[liar].talks.round, self.sites[liar].outlook.sender_id(liar)
+                    t, me = self.sites[liar].talks.round, self.sites[liar].site_context.sender_id(liar)
                     return pack_message(Message(Kind.REFUSE, t, 1, "full"), me)
                 return reply
 
@@ -389,7 +394,7 @@ def test_one_witness_that_lies_estranges_nobody(six, tmp_path):
 def test_questions_to_a_witness_that_are_none(six, tmp_path, wrong):
     network, sites = begun(six, six.agreement("abps-pq-k1"), tmp_path)
     site, asker = sites[0], sites[1].name
-    drawn = [n for n in six.names[2:] if site.name in witnesses(11, 1, site.outlook.roster, n)]
+    drawn = [n for n in six.names[2:] if site.name in witnesses(11, 1, site.site_context.roster, n)]
     others = [n for n in six.names[2:] if n not in drawn]
     about = {"not the witness": others[0], "of itself": asker, "nobody": "nobody"}.get(wrong, drawn[0])
     data = pack_place(center_id(about), 2 if wrong == "another round" else 1, center_id(asker))
@@ -403,14 +408,14 @@ def test_questions_to_a_witness_that_are_none(six, tmp_path, wrong):
 def test_a_frame_is_not_fetched_again_and_again(four, tmp_path):
     network, sites = begun(four, four.agreement("abps-pq-k1"), tmp_path)
     bad, site = sites[0], sites[1]
-    site.outlook.round.turned = True
+    site.site_context.round.turned = True
     proposal, confirm = (
         pack_message(Message(kind, 1, 1), center_id(bad.name)) for kind in (Kind.PROPOSE, Kind.CONFIRM)
     )
     assert site.receive(bad.name, "message", proposal)
     site.receive(bad.name, "message", confirm)
-    got = [site.receive(bad.name, "weights", bad.outlook.round.frames[0]) for _ in range(50)]
-    assert sum(map(bool, got)) == site.outlook.limits.fetches
+    got = [site.receive(bad.name, "weights", bad.site_context.round.frames[0]) for _ in range(50)]
+    assert sum(map(bool, got)) == site.site_context.limits.fetches
     close(network)
 
 
@@ -487,8 +492,8 @@ def test_a_liar_is_left_out_and_the_job_goes_on(four, tmp_path, question, lie):
 
 
 def _frame(site, value, round=1):
-    weights = np.full(site.outlook.shared, value, dtype=np.float32)
-    return [pack(weights, site.outlook.codec, round, site.outlook.sender_id(site.name))]
+    weights = np.full(site.site_context.shared, value, dtype=np.float32)
+    return [pack(weights, site.site_context.codec, round, site.site_context.sender_id(site.name))]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 9e5, None])
@@ -512,7 +517,7 @@ def test_a_server_caps_claimed_rows(four, tmp_path):
     agreement = four.agreement("fedavg", rounds=1)
     network = opened(four, agreement, tmp_path, Lying(bad, "hello", lambda f: f | {"rows": 10**8}))
     Conductor(network, agreement, 1, QUICK).run(four.names)
-    told = network.sites[four.names[0]].outlook.rows
+    told = network.sites[four.names[0]].site_context.rows
     assert told[bad] <= 10 * max(rows for name, rows in told.items() if name != bad)
     close(network)
 

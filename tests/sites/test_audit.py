@@ -258,19 +258,24 @@ def test_frames_of_one_study_or_job_are_refused_in_another(four, tmp_path):
     def admitted(frame):
         partners = (here.name,)
         return admission.admit_weights(
-            frame, peer.outlook.origin(here.name, partners, 1), peer.outlook.codec, peer.outlook.shared
+            frame,
+            peer.site_context.origin(here.name, partners, 1),
+            peer.site_context.codec,
+            peer.site_context.shared,
         )
 
-    assert admitted(here.outlook.round.frames[0]).shape == (peer.outlook.shared,)
+    assert admitted(here.site_context.round.frames[0]).shape == (peer.site_context.shared,)
     proposal = Message(Kind.PROPOSE, 1, 1)
     for site in elsewhere:
-        assert site.outlook.round.frames[0][32:] == here.outlook.round.frames[0][32:]  # the same weights
+        assert (
+            site.site_context.round.frames[0][32:] == here.site_context.round.frames[0][32:]
+        )  # the same weights
         with pytest.raises(admission.Refused, match="another center, study or job"):
-            admitted(site.outlook.round.frames[0])
-        assert peer.receive(here.name, "message", pack_message(proposal, site.outlook.id)) == b""
+            admitted(site.site_context.round.frames[0])
+        assert peer.receive(here.name, "message", pack_message(proposal, site.site_context.id)) == b""
     assert peer.store.refusals()[(here.name, "wrong sender")] == 2
-    peer.outlook.round.turned = True
-    assert peer.receive(here.name, "message", pack_message(proposal, here.outlook.id)) != b""
+    peer.site_context.round.turned = True
+    assert peer.receive(here.name, "message", pack_message(proposal, here.site_context.id)) != b""
     for network in networks:
         close(network)
 
@@ -298,7 +303,7 @@ def test_versions_are_negotiated(four, keys, tmp_path, spoken):
         assert set(report.rounds[0].present) == set(four.names) and not report.left_out
     old = spoken in (None, [1, 0])
     wire = (1, 0) if old else versions.NEWEST
-    assert all(site.outlook.wire == wire for name, site in network.sites.items() if name != odd)
+    assert all(site.site_context.wire == wire for name, site in network.sites.items() if name != odd)
     kinds = set()
     for name in four.names:
         with closing(Store.look(tmp_path / f"{name}.sqlite")) as store:
@@ -317,10 +322,12 @@ def test_a_head_that_is_none_does_no_harm(four, keys, tmp_path):
         assert one.receive(other.name, "head", data) == b""
     assert sum(one.store.refusals().values()) == 4
     one.receive(
-        other.name, "head", pack_head(99, bytes(32), b"made up", 1, other.outlook.sender_id(other.name))
+        other.name, "head", pack_head(99, bytes(32), b"made up", 1, other.site_context.sender_id(other.name))
     )
     one.begin(1, four.names[:2])  # a made-up head does not keep it from taking part
-    frame = pack(one.outlook.learner.start[: one.outlook.shared].numpy(), one.outlook.codec, 1, 3)
+    frame = pack(
+        one.site_context.learner.start[: one.site_context.shared].numpy(), one.site_context.codec, 1, 3
+    )
     assert one.swapping.parts(frame + b"tail") == (frame, b"", b"tail")
     close(network)
 

@@ -118,11 +118,13 @@ def test_preview_shows_every_value_before_it_leaves(four, network, home, capsys,
     # What it shows is what a site publishes: the same names, the same values.
     agreement = study.proposal.agreement
     site = open_site(four, home.name, agreement, tmp_path, Memory())
-    told = dict(zip(site.outlook.published.names, site.outlook.published.vectors[0].tolist(), strict=True))
+    told = dict(
+        zip(site.site_context.published.names, site.site_context.published.vectors[0].tolist(), strict=True)
+    )
     assert {v["name"]: v["value"] for v in values if v["what"] == "metadata"} == told
     assert by[("told", "training rows")]["value"] == site.hello()["rows"]
     weights = next(v for v in values if v["what"] == "weights")
-    assert weights["value"] == site.outlook.shared and weights["to"] == "partners of the round"
+    assert weights["value"] == site.site_context.shared and weights["to"] == "partners of the round"
     site.store.close()
     assert (tmp_path / "l.csv").read_text().count("\n") == len(values) + 1
     _, shown, _ = command(capsys, "site", "preview", home, "test")

@@ -90,10 +90,10 @@ def test_without_the_right_member_at_the_other_end_there_is_no_line(kits, south,
 
 def test_who_is_revoked_is_not_heard_any_more_on_an_open_line(kits):
     gone: set[str] = set()
-    heard: list[str] = []
+    received: list[str] = []
 
     def take(peer: str, what: str, data: bytes) -> bytes:
-        heard.append(peer)
+        received.append(peer)
         return b"yes"
 
     listener = Listener(kits[0]["south"], f"127.0.0.1:{free()}", "j", take, lambda name, _: name not in gone)
@@ -103,7 +103,7 @@ def test_who_is_revoked_is_not_heard_any_more_on_an_open_line(kits):
     gone.add("north")
     with pytest.raises(Broken):
         caller.carry("south", address, "message", b"2", 5.0)
-    assert heard == ["north"] and caller.carry("south", address, "message", b"3", 5.0) is None
+    assert received == ["north"] and caller.carry("south", address, "message", b"3", 5.0) is None
     listener.close()
 
 

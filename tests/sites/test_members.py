@@ -287,10 +287,10 @@ def test_wrong_requests(network, tmp_path, capsys):
 def test_a_member_that_is_expelled_within_a_job_is_left_out(six, tmp_path):
     """From the next round on, and the others are told."""
     network, agreement = Memory(), six.agreement("abps-pq-k1")
-    heard: dict[str, str] = {}
+    received: dict[str, str] = {}
     for name in six.names:
         site = open_site(six, name, agreement, tmp_path, network)
-        site.revoked = lambda text, name=name: heard.setdefault(name, text)
+        site.revoked = lambda text, name=name: received.setdefault(name, text)
     gone = six.names[2]
 
     def revoked():
@@ -305,7 +305,7 @@ def test_a_member_that_is_expelled_within_a_job_is_left_out(six, tmp_path):
         assert gone not in {p for name in six.names if name != gone
                             for r in network.sites[name].store.rounds() if r.number == t
                             for p in r.partners}  # fmt: skip
-    assert heard == dict.fromkeys(set(six.names) - {gone}, "list")
+    assert received == dict.fromkeys(set(six.names) - {gone}, "list")
     again = Conductor(network, agreement, 1, Seconds(poll=0.0), revoked=revoked).run(six.names)
     assert again.left_out == {gone: excuses.EXPELLED} and gone not in again.members
     close(network)

@@ -120,13 +120,13 @@ def test_sites_do_what_the_simulation_does(tmp_path, spec, method, settings):
     sites = [network.sites[name] for name in NAMES]
     kept = np.array([[r.validation for r in site.store.rounds()] for site in sites], dtype=float)
     np.testing.assert_allclose(np.nanmean(kept, axis=0), run.history.validation_auroc, atol=1e-9)
-    rows = [site.outlook.data.validation for site in sites]
+    rows = [site.site_context.data.validation for site in sites]
     judged = [may_score(part.y, part.patient, book.outcome, FLOOR) for part in rows]
-    heard = [r.validation for r in report.rounds]  # of those alone that have enough patients
+    received = [r.validation for r in report.rounds]  # of those alone that have enough patients
     if any(judged):
-        np.testing.assert_allclose(heard, np.nanmean(kept[judged], axis=0), atol=1e-9)
+        np.testing.assert_allclose(received, np.nanmean(kept[judged], axis=0), atol=1e-9)
     else:
-        assert heard == [None] * 4
+        assert received == [None] * 4
     told = report.to_json()["bytes"]
     assert (told["edge"], told["directed"]) == (run.bytes.edge, run.bytes.directed)
     logged = training.standardise == "common" or bool(book.outcome.grid or book.outcome.scale)

@@ -56,9 +56,11 @@ def test_sites_fit_the_regression_of_the_simulation(four, tmp_path):
     site = second.sites[four.names[0]]
     assert site.state.done and not [e for e in site.store.traffic(30) if e.kind in ("weights", "mask")]
     # The model is a linear one, as every other of its kind: it can be written down and used.
-    plain = site.world.learner.logits(site.models, site.outlook.data.test).values
+    plain = site.context.learner.logits(site.models, site.site_context.data.test).values
     np.testing.assert_allclose(
-        plain, site.outlook.method.logits(site.world, site.state, site.outlook.data.test).values, atol=1e-4
+        plain,
+        site.site_context.method.logits(site.context, site.state, site.site_context.data.test).values,
+        atol=1e-4,
     )
     close(second)
 

@@ -114,7 +114,7 @@ class Leaving(Memory):
         if what in ("ping", "wake") and self.name in sites and self.name in self.sites and not self.woken:
             rest = [name for name in sites if name != self.name]
             said, failed = super().ask(rest, what, *arguments, seconds=seconds)
-            self.woken = what == "wake" or len(self.sites[self.name].outlook.roster) > 1
+            self.woken = what == "wake" or len(self.sites[self.name].site_context.roster) > 1
             self.told.append(what)
             return said | {self.name: NEW if what == "ping" else True}, failed
         return super().ask(sites, what, *arguments, seconds=seconds)
@@ -134,7 +134,7 @@ def test_a_site_that_returns_inside_a_job_joins_a_later_round(six, tmp_path):
     for site in network.sites.values():
         counted_once(site.store)
         # Everybody knows everybody's vector: it has been told its peers' anew, and they its own.
-        assert set(site.outlook.vectors) == set(six.names)
+        assert set(site.site_context.vectors) == set(six.names)
     close(network)
 
 
@@ -195,8 +195,8 @@ def test_weights_that_never_come_are_not_waited_for(six, tmp_path):
     agreement = six.agreement("abps-pq-k1", rounds=1)
     network = opened(six, agreement, tmp_path, Parallel(), patience=Patience(swap_seconds=60.0))
     site = network.sites[six.names[0]]
-    site.outlook.round.asked, site.outlook.round.silent = [six.names[1]], set()
-    site.outlook.method = six.agreement("gossip").config()
+    site.site_context.round.asked, site.site_context.round.silent = [six.names[1]], set()
+    site.site_context.method = six.agreement("gossip").config()
     waiting = threading.Thread(target=site.swapping.wait)
     waiting.start()
     waiting.join(0.3)

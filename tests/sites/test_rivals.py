@@ -117,10 +117,10 @@ def test_a_member_that_joins_later_and_one_that_left(six, tmp_path):
     first, late, gone = six.names[0], six.names[-1], six.names[1]
     Conductor(network, agreement, 3, QUICK).run(six.names[:-1])
     before = network.sites[first].store.beliefs()
-    assert late not in before and network.sites[first].outlook.members == six.names[:-1]
+    assert late not in before and network.sites[first].site_context.members == six.names[:-1]
     Conductor(network, agreement, 3, QUICK).run([name for name in six.names if name != gone])
     after = network.sites[first].store.beliefs()
-    assert network.sites[first].outlook.members == six.names
+    assert network.sites[first].site_context.members == six.names
     assert all(after[peer].count >= evidence.count for peer, evidence in before.items())
     assert after.get(gone) == before.get(gone) and before.get(gone) is not None
     close(network)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from abps.methods.rollcall import weights_form
 
 from abps.core.errors import RequestError
 from abps.core.streams import center_ids
@@ -14,8 +15,7 @@ from abps.data.codebook import Codebook, merged
 from abps.data.prepare import codebook, with_statistics
 from abps.engine.simulate import simulate
 from abps.methods.patient_sums import score_columns
-from abps.methods.peers import boards
-from abps.methods.rollcall import weights_form
+from abps.methods.peers import coordinators
 from abps.sites.conductor import Conductor
 from abps.sites.loopback import Memory
 from abps.sites.steps import Seconds
@@ -75,7 +75,7 @@ def test_sites_do_what_the_simulation_does(kinds, tmp_path, method, settings):
     if method == "abps-plus":
         assert run.heterogeneity.dimensions > 0
         for site in network.sites.values():
-            assert site.outlook.method.heterogeneity(site.world, site.state)["p"] == pytest.approx(
+            assert site.site_context.method.heterogeneity(site.context, site.state)["p"] == pytest.approx(
                 run.heterogeneity.p
             )
             if "mixtures" in settings:
@@ -95,7 +95,7 @@ def test_short_jobs_are_one_long_one(kinds, tmp_path):
 
 
 def first_boards(given, t):
-    order = boards(11, t, center_ids(given.names))
+    order = coordinators(11, t, center_ids(given.names))
     return [given.names[k] for k in order]
 
 
@@ -146,7 +146,7 @@ def test_a_site_that_is_away_is_left_out_of_the_count(kinds, tmp_path):
     network, report = job(kinds, agreement, tmp_path, 4, names=there)
     assert report.left_out == {away: "unreachable"}
     for site in network.sites.values():
-        assert away not in {site.outlook.members[k] for k in site.state.kin(0)}
+        assert away not in {site.site_context.members[k] for k in site.state.kin(0)}
         assert not np.isnan(site.state.test[0])
     close(network)
 
@@ -161,11 +161,13 @@ def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
     site.reply(3, 0)
 
     def says(sender, told, question=0, round=3):
-        site.receive(sender, "notice", pack_notice(told, round, question, site.outlook.sender_id(sender)))
+        site.receive(
+            sender, "notice", pack_notice(told, round, question, site.site_context.sender_id(sender))
+        )
         return site.state
 
     before = site.state
-    count = site.outlook.shared
+    count = site.site_context.shared
     good = Numerals.of(np.zeros(count), weights_form(count)).data
     assert says(stranger, good) is before  # not the board
     assert says(board, good, round=2) is before
@@ -182,15 +184,15 @@ def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
     chair = network.sites[board]
     for name in kinds.names:
         network.sites[name].reply(3, 0)
-    huge = site.outlook.pack(site.models + 1e4, 6 + 3)
-    chair.receive(site.name, "answer", pack_answer(huge, 3, 0, site.outlook.sender_id(site.name)))
+    huge = site.site_context.pack(site.models + 1e4, 6 + 3)
+    chair.receive(site.name, "answer", pack_answer(huge, 3, 0, site.site_context.sender_id(site.name)))
     assert chair.preside(3, 0) == 7
     assert chair.store.refusals()[(site.name, "malformed")] == 1
     other = network.sites[order[1]]
-    other.receive(order[4], "answer", pack_answer(huge, 3, 0, site.outlook.sender_id(site.name)))
+    other.receive(order[4], "answer", pack_answer(huge, 3, 0, site.site_context.sender_id(site.name)))
     assert other.store.refusals()[(order[4], "wrong sender")] == 1
     far = network.sites[order[5]]
-    far.receive(order[4], "answer", pack_answer(b"", 3, 0, far.outlook.sender_id(order[4])))
+    far.receive(order[4], "answer", pack_answer(b"", 3, 0, far.site_context.sender_id(order[4])))
     assert far.store.refusals()[(order[4], "against the protocol")] == 1
     close(network)
 
@@ -203,18 +205,18 @@ def test_kin_that_are_no_members_are_refused(kinds, tmp_path):
     for other in network.sites.values():
         other.begin(4, list(kinds.names))
     site.reply(4, 0)
-    columns = len(score_columns(site.world.data.columns))
-    form = (*weights_form(site.outlook.shared), Stretch("single", 4), Stretch("share", columns))
-    head = Numerals.of(np.zeros(site.outlook.shared + 4 + columns), form).data
+    columns = len(score_columns(site.context.data.columns))
+    form = (*weights_form(site.site_context.shared), Stretch("single", 4), Stretch("share", columns))
+    head = Numerals.of(np.zeros(site.site_context.shared + 4 + columns), form).data
 
     def without(*outcast):
-        told = np.concatenate([np.zeros(site.outlook.shared + 4 + columns), outcast])
+        told = np.concatenate([np.zeros(site.site_context.shared + 4 + columns), outcast])
         return Numerals.of(told, (*form, Stretch("place", len(outcast)))).data
 
     def says(peer, head=head):
         form = (Stretch("share", 1), Stretch("place", 1), Stretch("share", 1), Stretch("half", 2))
         kin = Numerals.of(np.array([0.0, peer, 1.0, 1.0, 1.0]), form)
-        site.receive(board, "notice", pack_notice(head + kin.data, 4, 0, site.outlook.sender_id(board)))
+        site.receive(board, "notice", pack_notice(head + kin.data, 4, 0, site.site_context.sender_id(board)))
         return site.state
 
     before = site.state

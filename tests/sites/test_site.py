@@ -6,11 +6,11 @@ import random
 
 import numpy as np
 import pytest
+from abps.core.usefulness import Usefulness
 
 from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id
-from abps.core.usefulness import Usefulness
 from abps.engine.simulate import simulate
 from abps.methods.forgetting import Memory as Forgetting
 from abps.methods.forgetting import Observed, Watch
@@ -168,8 +168,8 @@ def test_sites_forget_as_in_the_simulation(eight, tmp_path, settings):
     assert own == set(rows) and (len(own) > 2 or settings["forget"] == "window")
     announced = settings["forget"] == "alarm" and settings.get("announce") != "no"
     for name, store in stores.items():
-        heard = {(a.round + 1, a.site) for a in store.alarms() if a.site != name}
-        assert heard == ({row for row in rows if row[1] != name} if announced else set())
+        received = {(a.round + 1, a.site) for a in store.alarms() if a.site != name}
+        assert received == ({row for row in rows if row[1] != name} if announced else set())
     # Every job introduces its members anew, and the simulation is one job.
     anew = 2 * 8 * 7 * vector_size(3)
     assert spent == {
@@ -194,13 +194,13 @@ def test_an_alarm_is_told_until_it_is_known_and_counts_once(six, tmp_path):
     assert len(raised) > 4 and len(sent) > 5 * len(raised)  # some were told more than once
     for name, store in stores.items():
         replayed(store, agreement)
-        heard = {(a.round, a.site) for a in store.alarms() if a.site != name}
-        assert heard <= raised
+        received = {(a.round, a.site) for a in store.alarms() if a.site != name}
+        assert received <= raised
         for peer, other in stores.items():
-            assert {(t, peer) for t, told in other.told() if told == name} <= heard
+            assert {(t, peer) for t, told in other.told() if told == name} <= received
     site, other = network.sites[deaf], six.names[2]
     for data, reason in (
-        (pack_alarm(99, site.outlook.sender_id(other)), "wrong round"),
+        (pack_alarm(99, site.site_context.sender_id(other)), "wrong round"),
         (b"x" * 16, "malformed"),
     ):
         site.receive(other, "alarm", data)
@@ -387,7 +387,7 @@ def pair(six, tmp_path):
 
 def test_what_an_unruly_peer_sends_is_refused_and_counted(pair):
     bad, good = pair
-    frame = pack(np.zeros(good.outlook.shared, dtype=np.float32), codec("bf16"), 1, center_id(bad.name))
+    frame = pack(np.zeros(good.site_context.shared, dtype=np.float32), codec("bf16"), 1, center_id(bad.name))
     vector = pack_vector(np.full(3, 7.0), 1, center_id(bad.name))
     for what, data, reason in (
         ("weights", frame, "not a partner"),
@@ -403,13 +403,13 @@ def test_what_an_unruly_peer_sends_is_refused_and_counted(pair):
         assert good.receive(bad.name, what, data) == b""
         assert good.store.refusals()[(bad.name, reason)] == before + 1
     assert good.receive("eve", "message", b"") == b"" and ("eve", "not a member") in good.store.refusals()
-    assert not good.talks.partners and not good.outlook.round.arrived and not good.store.alarms()
+    assert not good.talks.partners and not good.site_context.round.arrived and not good.store.alarms()
 
 
 def test_a_partner_that_sends_nonsense_is_not_mixed_in(pair):
     bad, good = pair
     assert bad.turn(1) == 1 and good.talks.partners == {bad.name}
-    weights = np.zeros(good.outlook.shared, dtype=np.float32)
+    weights = np.zeros(good.site_context.shared, dtype=np.float32)
     weights[3] = np.nan
     assert good.receive(bad.name, "weights", pack(weights, codec("bf16"), 1, center_id(bad.name))) == b""
     assert good.store.refusals() == {(bad.name, "not finite"): 1}
@@ -422,14 +422,14 @@ def test_a_partner_that_sends_nonsense_is_not_mixed_in(pair):
 def test_a_flood_of_messages_is_cut_off(pair):
     bad, good = pair
     good.gate._now = lambda: 0.0
-    for _ in range(good.outlook.limits.burst + 50):
+    for _ in range(good.site_context.limits.burst + 50):
         good.receive(bad.name, "message", b"")
     assert good.store.refusals()[(bad.name, "too many messages")] >= 50
 
 
 def test_a_vector_cannot_change_within_a_job(pair):
     bad, good = pair
-    vector = good.outlook.vectors[bad.name].copy()
+    vector = good.site_context.vectors[bad.name].copy()
     vector[0] += 0.01
     good.receive(bad.name, "vector", pack_vector(vector, 1, center_id(bad.name)))
     assert ("site-1", "implausible metadata") in good.store.refusals()
@@ -466,7 +466,7 @@ def test_weights_are_a_confirmation(pair):
     proposer.turn(1)
     assert proposer.talks.partners == {receiver.name} and receiver.talks.in_doubt == {proposer.name}
     assert proposer.swap(1) == 1
-    assert receiver.talks.partners == {proposer.name} and set(receiver.outlook.round.arrived) == {
+    assert receiver.talks.partners == {proposer.name} and set(receiver.site_context.round.arrived) == {
         proposer.name
     }
 

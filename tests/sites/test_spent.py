@@ -47,8 +47,8 @@ def test_sites_spend_what_the_simulation_spends(four, tmp_path, method):
         site = network.sites[name]
         np.testing.assert_allclose(site.models[0].numpy(), run.models[k].numpy(), atol=1e-5)
         assert account_of(site.store) == run.privacy.accounts[name]
-        assert status.summary(site.store)["epsilon"] == pytest.approx(site.outlook.purse.account.spent())
-        assert site.outlook.purse.account.spent() <= 5.0
+        assert status.summary(site.store)["epsilon"] == pytest.approx(site.site_context.purse.account.spent())
+        assert site.site_context.purse.account.spent() <= 5.0
     close(network)
 
 
@@ -74,14 +74,14 @@ def test_a_spent_account_ends_in_rest_with_that_reason(four, tmp_path, method):
 def test_an_account_goes_on_from_job_to_job_and_a_vector_is_drawn_once(four, tmp_path):
     agreement = four.agreement("abps-pq-k1-hom", rounds=3, **(SMALL | {"dp_epsilon": 5.0}))
     first, _ = job(four, agreement, tmp_path, 1)
-    vectors = {name: site.outlook.vectors[name].copy() for name, site in first.sites.items()}
+    vectors = {name: site.site_context.vectors[name].copy() for name, site in first.sites.items()}
     close(first)
     network = Memory()
     for name in four.names:
         # Another secret, as in every job of a real site: what was published stays what it was.
         open_site(four, name, agreement, tmp_path, network, secret=12345)
     for name, site in network.sites.items():
-        assert np.array_equal(site.outlook.vectors[name], vectors[name])
+        assert np.array_equal(site.site_context.vectors[name], vectors[name])
         assert [r.what for r in account_of(site.store).releases] == ["metadata", "training"]
     Conductor(network, agreement, 1, QUICK).run(four.names)
     spent = account_of(network.sites[four.names[0]].store)

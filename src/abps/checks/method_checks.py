@@ -20,9 +20,9 @@ from abps.checks.failure import CheckFailed
 from abps.core import streams
 from abps.data.federation import Federation
 from abps.engine.result import Run
-from abps.engine.rounds import Course
+from abps.engine.rounds import RunState
 from abps.engine.simulate import simulate
-from abps.methods.base import Method, World
+from abps.methods.base import Context, Method
 from abps.methods.memory import freeze, thaw
 from abps.methods.settings import names, with_settings
 from abps.models.batched import StackedLearner
@@ -192,8 +192,8 @@ def it_can_be_written_down(trial: Trial) -> str | None:
     with_small = trial.config
     data = _prepared(trial)
     learner = StackedLearner(data, with_small.training, with_small.training.factory, SEED)
-    world = World(learner, data, streams.center_ids(data.centers), SEED, ROUNDS)
-    course, _ = Course.start(with_small, world).round(1)
+    context = Context(learner, data, streams.center_ids(data.centers), SEED, ROUNDS)
+    course, _ = RunState.start(with_small, context).round(1)
     try:
         back = thaw(type(course.state), freeze(course.state))
     except (TypeError, ValueError) as error:

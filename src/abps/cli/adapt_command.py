@@ -88,7 +88,7 @@ def adapt(
     print(f"written to {page}")
 
 
-def result_table(scenario: study.Scenario, courses: list[study.Course]) -> Table:
+def result_table(scenario: study.Scenario, courses: list[study.RunState]) -> Table:
     """Accuracy after the change, seed by seed."""
     table = Table(title=f"AUROC over the {study.AFTER} rounds from round {scenario.begins} on")
     for name in ("forget", "seed", "never", "forgetting", "difference"):

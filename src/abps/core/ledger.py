@@ -52,7 +52,7 @@ def directory(centers: int, entries: int) -> Traffic:
     return Traffic(control=centers * (centers - 1) * (CONTROL_MESSAGE + 4 * entries))
 
 
-def roll_call(centers: int, answer: int, told: int) -> Traffic:
+def exchange_bytes(centers: int, answer: int, told: int) -> Traffic:
     """The board is one of the centers; all others send it an answer and hear back: a message each way,
     ``told`` bytes in all."""
     return Traffic(control=(centers - 1) * (2 * CONTROL_MESSAGE + answer) + told)

@@ -147,15 +147,15 @@ def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], verdict: Ve
             answers.append(answer)
         turned_down[i] = worst
     rest = [Rest.NOT if load[i] else turned_down[i] for i in range(n)]
-    center, heard = np.array(proposer, dtype=np.int64), np.array(answers, dtype=np.int8)
+    center, received = np.array(proposer, dtype=np.int64), np.array(answers, dtype=np.int8)
     return Plan(
         n=n,
         pairs=np.array(pairs, dtype=np.int64).reshape(-1, 2),
         center=center,
         peer=np.array(asked, dtype=np.int64),
-        answer=heard,
+        answer=received,
         rest=np.array(rest, dtype=np.int8),
-        asked=np.bincount(4 * center + heard, minlength=4 * n).reshape(n, 4).astype(np.int64),
+        asked=np.bincount(4 * center + received, minlength=4 * n).reshape(n, 4).astype(np.int64),
     )
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
 from abps.data.prepare import Prepared, Rows
-from abps.methods.base import Ints, World
+from abps.methods.base import Context, Ints
 
 Name = Literal[
     "label-flip",
@@ -109,7 +109,7 @@ class Attack:
         self,
         sent: Tensor,
         before: Tensor,
-        heard: Tensor | None,
+        received: Tensor | None,
         start: Tensor,
         who: NDArray[np.bool_],
         seed: int,
@@ -138,13 +138,13 @@ class Attack:
                 spoiled[i] = torch.from_numpy((9e5 * (2.0 * signs - 1.0)).astype(np.float32))
             elif self.name == "free-rider":
                 spoiled[i] = before[i]
-            elif self.name == "copy" and heard is not None and heard.shape[1] == sent.shape[1]:
-                spoiled[i] = heard[i]
+            elif self.name == "copy" and received is not None and received.shape[1] == sent.shape[1]:
+                spoiled[i] = received[i]
         return spoiled
 
 
 @dataclass(frozen=True, eq=False)
-class Siege:
+class Attackers:
     """An attack under way.
 
     who: (n,) the attackers.  heard: (n, shared) what each center last received.
@@ -152,19 +152,19 @@ class Siege:
 
     attack: Attack
     who: NDArray[np.bool_]
-    heard: Tensor | None = None
+    received: Tensor | None = None
 
     def published(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n, k) what members publish of themselves."""
         return self.attack.on_published(vectors, self.who)
 
-    def sent(self, sent: Tensor, before: Tensor | None, world: World, t: int) -> Tensor:
+    def sent(self, sent: Tensor, before: Tensor | None, context: Context, t: int) -> Tensor:
         """(n, shared) what leaves the centers."""
         start = torch.zeros(sent.shape[1])
-        known = min(len(start), len(world.learner.start))
-        start[:known] = world.learner.start[:known]
+        known = min(len(start), len(context.learner.start))
+        start[:known] = context.learner.start[:known]
         then = start.expand(len(sent), -1) if before is None else before
-        return self.attack.on_sent(sent, then, self.heard, start, self.who, world.seed, t, world.ids)
+        return self.attack.on_sent(sent, then, self.received, start, self.who, context.seed, t, context.ids)
 
     def arrived(self, sent: Tensor, arrived: Tensor) -> Tensor:
         """(n, shared) what receivers see: an honest codec has no way to write what is no number, an attacker
@@ -176,11 +176,11 @@ class Siege:
         seen[none] = float("nan")
         return seen
 
-    def hear(self, arrived: Tensor, to: Ints, by: Ints) -> Siege:
+    def hear(self, arrived: Tensor, to: Ints, by: Ints) -> Attackers:
         """The siege after a round: attackers keep what they received."""
-        heard = arrived.clone() if self.heard is None else self.heard.clone()
-        heard[torch.from_numpy(to)] = arrived[torch.from_numpy(by)]
-        return replace(self, heard=heard)
+        received = arrived.clone() if self.received is None else self.received.clone()
+        received[torch.from_numpy(to)] = arrived[torch.from_numpy(by)]
+        return replace(self, received=received)
 
 
 def parse(text: str) -> Attack:
@@ -198,12 +198,12 @@ def parse(text: str) -> Attack:
     return Attack(name, **settings)  # type: ignore[arg-type]
 
 
-def besieged(attack: str | Attack, seed: int, ids: NDArray[np.uint64]) -> Siege:
+def attackers_of(attack: str | Attack, seed: int, ids: NDArray[np.uint64]) -> Attackers:
     """An attack on these centers."""
     how = parse(attack) if isinstance(attack, str) else attack
-    return Siege(how, how.attackers(seed, ids))
+    return Attackers(how, how.attackers(seed, ids))
 
 
-def honest(siege: Siege | None) -> NDArray[np.bool_] | None:
+def honest(attackers: Attackers | None) -> NDArray[np.bool_] | None:
     """(n,) who does not attack; nothing where nobody does."""
-    return None if siege is None else ~siege.who
+    return None if attackers is None else ~attackers.who

@@ -9,7 +9,7 @@ import numpy as np
 from abps.core.errors import RequestError
 from abps.data.masked_scales import COUNTS
 from abps.methods.accounting import not_covered, published_privately, releases
-from abps.methods.base import ROWS, Method, World
+from abps.methods.base import ROWS, Context, Method
 from abps.privacy.budget import Account, PrivacyLedger, Release
 
 
@@ -23,10 +23,10 @@ class Spending:
     account: Account
     seen: int = 0
 
-    def after(self, method: Method, world: World, t: int) -> Spending:
+    def after(self, method: Method, context: Context, t: int) -> Spending:
         """After round t; a method that took more steps than a round has cannot be accounted."""
         told = releases(method, t)
-        steps, planned = sum(world.learner.noisy_steps.values()), told[-1].times
+        steps, planned = sum(context.learner.noisy_steps.values()), told[-1].times
         if not 0 < steps - self.seen <= planned:
             raise RequestError(
                 f"dp_epsilon: {steps - self.seen} private steps in round {t}, where {planned} are "
@@ -35,27 +35,27 @@ class Spending:
         return Spending(self.account.spend(*told), steps)
 
 
-def begun(method: Method, world: World) -> tuple[World, Spending | None]:
+def begun(method: Method, context: Context) -> tuple[Context, Spending | None]:
     """Before the first round: what is published, with noise, and the account that was opened by it."""
     budget = method.privacy.budget
     if budget is None:
-        return world, None
+        return context, None
     account, noise = Account(budget, method.privacy.dp_delta), method.training.noise_multiplier
-    if world.data.counted:
+    if context.data.counted:
         account = account.spend(Release(0, "statistics", noise, times=COUNTS))
-    published = method.publish(world)
+    published = method.publish(context)
     if not len(published.names):
-        return world, Spending(account)
+        return context, Spending(account)
     told = np.empty_like(published.vectors)
-    for k, place in enumerate(world.here):
-        told[k] = published_privately(world, published, k, int(world.ids[place]), noise)
+    for k, place in enumerate(context.local_index):
+        told[k] = published_privately(context, published, k, int(context.ids[place]), noise)
     account = account.spend(Release(0, "metadata", noise))
-    rows = world.told
+    rows = context.reported_rows
     if ROWS in published.names:  # nobody knows more of another's rows than it told
         rows = np.rint(np.exp(told[:, published.names.index(ROWS)])).astype(np.float32)
-    return replace(world, bulletin=told, told=rows), Spending(account)
+    return replace(context, published=told, reported_rows=rows), Spending(account)
 
 
-def ledger(method: Method, world: World, spending: Spending) -> PrivacyLedger:
+def ledger(method: Method, context: Context, spending: Spending) -> PrivacyLedger:
     """All centers' accounts, and what they leave out."""
-    return PrivacyLedger(dict.fromkeys(world.data.centers, spending.account), not_covered(method, world))
+    return PrivacyLedger(dict.fromkeys(context.data.centers, spending.account), not_covered(method, context))

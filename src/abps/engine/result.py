@@ -20,12 +20,11 @@ from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
 from abps.data.federation import About
 from abps.data.prepare import Rows
-from abps.engine.belief_check import BeliefCheck
 from abps.engine.clinical import Clinical, Told
 from abps.evaluate.calibration import calibration as calibration_of
 from abps.evaluate.calibration import expit
 from abps.evaluate.roc import FEWEST_EVENTS, area
-from abps.lab.guarantees import Standing
+from abps.lab.guarantees import BeliefSummary
 from abps.models.metrics import Segments, auprc, auroc, brier, labels_of
 from abps.models.outcome_scores import measures
 from abps.privacy.budget import PrivacyLedger
@@ -129,7 +128,7 @@ class History:
     edge_bytes: tuple[int, ...]
     rest: tuple[float, ...]
     rest_causes: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    beliefs: tuple[Standing, ...] = ()
+    beliefs: tuple[BeliefSummary, ...] = ()
 
 
 def versions() -> dict[str, str]:
@@ -162,8 +161,6 @@ class Run:
     device: where centers trained and predicted; another one rounds otherwise.
     attack: members that attacked, as they were asked for; nothing where none did.
     heterogeneity: whether centers differ, for methods that test it.
-    belief_check: what centers believe of their peers, and how that stands against the truth, for methods
-    whose beliefs are about effects (``beliefs`` in ``result.json``).
     outcome: what was predicted. Unless it is binary, ``score`` is its main score, ``measures`` are all of
     them, ``auroc`` is known of classes only (macro), and the curves of ``history`` are those of the main
     score. alive: of survival, times and the chance to live longer (Kaplan-Meier of all centers).
@@ -194,7 +191,6 @@ class Run:
     calibration: Calibrated = field(default_factory=Calibrated)
     versions: dict[str, str] = field(default_factory=versions)
     heterogeneity: Heterogeneity | None = None
-    belief_check: BeliefCheck = field(default_factory=BeliefCheck)
     outcome: str = "binary"
     score: Score | None = None
     measures: dict[str, Accuracy] = field(default_factory=dict)
@@ -229,13 +225,9 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """The content of ``result.json``; what only other outcomes have is not in that of a binary one."""
         names = [name for name in _WRITTEN if self.score is not None or name not in _OF_OTHERS]
-        if not self.belief_check.per_center:
-            names.remove("belief_check")
         if not self.clinical.per_center:
             names.remove("clinical")
-        content = {
-            _CALLED.get(name, name): _plain(msgspec.to_builtins(getattr(self, name))) for name in names
-        }
+        content = {name: _plain(msgspec.to_builtins(getattr(self, name))) for name in names}
         return {"schema": SCHEMA} | content
 
     @staticmethod
@@ -244,11 +236,7 @@ class Run:
         if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
             raise RequestError(f"this is not a result of this version ({SCHEMA})")
         try:
-            there = {
-                name: content[_CALLED.get(name, name)]
-                for name in _WRITTEN
-                if _CALLED.get(name, name) in content
-            }
+            there = {name: content[name] for name in _WRITTEN if name in content}
             stated = {
                 name: msgspec.convert(value if name in _NULLABLE else _undefined(value), _WRITTEN[name])
                 for name, value in there.items()
@@ -286,9 +274,6 @@ UNWRITTEN: Final = ("trail", "models", "beliefs", "answers", "told", "privacy")
 #: What is written, in this order, and its type; and where null says something else than "not defined".
 _WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name not in UNWRITTEN}
 _NULLABLE: Final = ("data", "config", "heterogeneity")
-
-#: What has another name there: of a run that was just computed, ``beliefs`` are as the method keeps them.
-_CALLED: Final = {"belief_check": "beliefs"}
 
 #: What a binary outcome does not have.
 _OF_OTHERS: Final = ("outcome", "score", "measures", "alive")
@@ -335,7 +320,7 @@ def scores_of(
     train: Rows,
     at_best: float = math.nan,
     honest: NDArray[np.bool_] | None = None,
-    learned: Segments | None = None,
+    result: Segments | None = None,
 ) -> dict[str, Any]:
     """The fields of a run that tell how accurate it is, whatever its outcome.
 
@@ -348,7 +333,7 @@ def scores_of(
             "auprc": accuracy(centers, auprc(logits, labels)),
             "brier": accuracy(centers, brier(logits, labels)),
         }
-    found = measures(logits, rows, train, learned)
+    found = measures(logits, rows, train, result)
     name, values = labels.outcome.measure, found[labels.outcome.measure]
     main = accuracy(centers, values, at_best, honest)
     unknown = accuracy(centers, np.full(len(centers), np.nan))

@@ -21,15 +21,14 @@ from abps.core import ledger as bytes_of
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
 from abps.core.matching import Answer, Plan, Rest
 from abps.core.plausibility import distances, plausible
-from abps.data.prepare import Rows
-from abps.engine.attacks import Siege
-from abps.engine.belief_check import Effect, looked_at, true_effects
+from abps.engine.attacks import Attackers
 from abps.engine.private_run import Spending, begun
 from abps.lab.rivals.graphs import both_ways
 from abps.methods import peers
 from abps.methods.accounting import checked, releases
-from abps.methods.base import Decisions, Ints, Method, World, grounded, refusals
-from abps.methods.peers import Heard, Opinion, PeerMethod
+from abps.methods.base import Context, Decisions, Ints, Method, refusals, with_derived
+from abps.methods.coordinated import CoordinatedMethod, coordinators
+from abps.methods.peers import PeerMethod, Preferences, Received
 from abps.methods.star import (
     Server,
     StarMethod,
@@ -49,7 +48,6 @@ class Outcome:
     partners: (n,) how many peers' models each center received.  rest: (n,) a :class:`Rest` each.
     answers: every center's predictions for its own validation and test rows by its new model, where the round
     has made them anyway.
-    effect: what its mixes truly did, where that was looked at.
     """
 
     traffic: Traffic
@@ -57,116 +55,112 @@ class Outcome:
     rest: NDArray[np.int8]
     decisions: Decisions | None = None
     answers: tuple[Segments, Segments] | None = None
-    effect: Effect | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class RunState:
     """A run between two rounds.
 
     server: what a star's server remembers.  unpaid: what centers publish has not been paid for yet.
-    siege: members that attack, if any do.  witness: rows that mixes are tried on, to check beliefs by.
+    siege: members that attack, if any do.
     spending: the privacy account, of a private run.
     """
 
     method: Method
-    world: World
+    context: Context
     state: Any
     ledger: Ledger
     server: Server = field(default_factory=Server)
     unpaid: bool = True
-    siege: Siege | None = None
+    attackers: Attackers | None = None
     spending: Spending | None = None
-    witness: Rows | None = None
 
     @staticmethod
-    def start(method: Method, world: World, siege: Siege | None = None) -> Course:
+    def start(method: Method, context: Context, attackers: Attackers | None = None) -> RunState:
         """Before the first round."""
-        checked(method, world.n)
-        world, spending = begun(method, world)
-        if siege is not None:
-            world = replace(world, bulletin=siege.published(method.publish(world).vectors))
-        world = grounded(method, world)
-        ledger = Ledger(method.budget, Traffic(control=world.data.agreed))
-        server = Server(seed=world.seed, layout=world.learner.layout)
-        return Course(method, world, method.init(world), ledger, server, siege=siege, spending=spending)
+        checked(method, context.n)
+        context, spending = begun(method, context)
+        if attackers is not None:
+            context = replace(context, published=attackers.published(method.publish(context).vectors))
+        context = with_derived(method, context)
+        ledger = Ledger(method.budget, Traffic(control=context.data.agreed))
+        server = Server(seed=context.seed, layout=context.learner.layout)
+        return RunState(
+            method, context, method.init(context), ledger, server, attackers=attackers, spending=spending
+        )
 
-    def on(self, world: World, t: int) -> Course:
+    def on(self, context: Context, t: int) -> RunState:
         """New data take the place of the old before round t."""
-        new = grounded(self.method, world)
-        return replace(self, world=new, state=self.method.moved(self.world, new, self.state, t), unpaid=True)
+        new = with_derived(self.method, context)
+        return replace(
+            self, context=new, state=self.method.moved(self.context, new, self.state, t), unpaid=True
+        )
 
-    def round(self, t: int) -> tuple[Course, Outcome]:
+    def round(self, t: int) -> tuple[RunState, Outcome]:
         """One round t = 1, 2, …"""
         if self.spending is not None:
             if not self.spending.account.affords(*releases(self.method, t)):
                 # Nothing more is learned from rows, so nothing new can leave.
                 return self._rested(self.state, t, Rest.PRIVACY)
             after, outcome = self._open_round(t)
-            spending = self.spending.after(self.method, after.world, t)
+            spending = self.spending.after(self.method, after.context, t)
             return replace(after, spending=spending), outcome
         return self._open_round(t)
 
-    def _open_round(self, t: int) -> tuple[Course, Outcome]:
+    def _open_round(self, t: int) -> tuple[RunState, Outcome]:
         """A round that may be learned in."""
-        if self.method.kind in ("alone", "star"):
-            after, outcome = self._alone(t) if self.method.kind == "alone" else self._star(t)
-        else:
-            told, said = self._roll_calls(cast(PeerMethod, self.method), t)
-            after, outcome = told._peers(t)
-            outcome = replace(outcome, traffic=outcome.traffic + said)
+        drivers = {"alone": self._alone, "star": self._star, "coordinated": self._coordinated}
+        after, outcome = drivers.get(self.method.kind, self._peers)(t)
         return replace(after, ledger=after.ledger.book(outcome.traffic)), outcome
 
-    def _roll_calls(self, method: PeerMethod, t: int) -> tuple[Course, Traffic]:
-        """Before a round: what the board asks all centers, and what they learn from it."""
-        state, said = self.state, Traffic()
-        for k in range(0 if self.ledger.closed else method.questions(t, self.world.horizon)):
-            reply = method.reply(self.world, state, t, k)
-            if self.siege is not None:
-                models = reply.values[:, slice(*reply.weights)]
-                honest = torch.from_numpy(models.astype(np.float32))
-                # A roll call is before training: who is lazy has nothing else to send.
-                models[:] = self.siege.sent(honest, honest, self.world, t).numpy()
-            sizes = self.world.sizes().numpy().astype(np.float64)
-            notice = method.board(reply.values, sizes, t, k)
-            state = method.informed(self.world, state, notice, t, k)
-            others = peers.boards(self.world.seed, t, self.world.ids)[1:]
-            told = sum(notice.size(int(place)) for place in others)
-            said += bytes_of.roll_call(self.world.n, reply.size, told)
-        return replace(self, state=state), said
+    def _coordinated(self, t: int) -> tuple[RunState, Outcome]:
+        """One exchange: all upload, the coordinator aggregates, all apply its broadcast."""
+        method, context, n = cast(CoordinatedMethod, self.method), self.context, self.context.n
+        if self.ledger.closed:
+            return self._rested(self.state, t, Rest.BUDGET)
+        upload = method.upload(context, self.state, t)
+        sizes = context.sizes().numpy().astype(np.float64)
+        broadcast = method.aggregate(upload.values, sizes, t)
+        others = coordinators(context.seed, t, context.ids)[1:]
+        down = sum(broadcast.size(int(member)) for member in others)
+        traffic = bytes_of.exchange_bytes(n, upload.size, down)
+        if not self.ledger.affords(traffic):
+            return self._rested(self.state, t, Rest.BUDGET)
+        state = method.apply_broadcast(context, self.state, broadcast, t)
+        return replace(self, state=state), Outcome(traffic, np.full(n, n - 1), np.zeros(n, dtype=np.int8))
 
-    def _alone(self, t: int) -> tuple[Course, Outcome]:
-        trained = self.method.train(self.world, self.state, t, True)
+    def _alone(self, t: int) -> tuple[RunState, Outcome]:
+        trained = self.method.train(self.context, self.state, t, True)
         return self._rested(trained, t, Rest.NOT)
 
-    def _rested(self, trained: Any, t: int, why: Rest, said: int = 0) -> tuple[Course, Outcome]:
+    def _rested(self, trained: Any, t: int, why: Rest, said: int = 0) -> tuple[RunState, Outcome]:
         """A round without an exchange; said: control bytes that were spent on the way to it."""
-        n, state = self.world.n, self.method.rest(self.world, self.state, trained, t)
+        n, state = self.context.n, self.method.rest(self.context, self.state, trained, t)
         ledger = self.ledger.close() if why is Rest.BUDGET else self.ledger
         outcome = Outcome(Traffic(control=said), np.zeros(n, dtype=np.int64), np.full(n, why, dtype=np.int8))
         return replace(self, state=state, ledger=ledger), outcome
 
-    def _star(self, t: int) -> tuple[Course, Outcome]:
-        method, world, n = cast(StarMethod, self.method), self.world, self.world.n
-        trained = method.train(world, self.state, t, self.ledger.closed)
+    def _star(self, t: int) -> tuple[RunState, Outcome]:
+        method, context, n = cast(StarMethod, self.method), self.context, self.context.n
+        trained = method.train(context, self.state, t, self.ledger.closed)
         if self.ledger.closed:
             return self._rested(trained, t, Rest.BUDGET)
-        up, layout = method.upload(world, self.state, trained, t), world.learner.layout
+        up, layout = method.upload(context, self.state, trained, t), context.learner.layout
         lengths = [message.shape[1] for message in up], method.answers(layout)
         if method.privacy.secure:
             return self._masked_star(trained, up, lengths, t)
         traffic = star_cost(method.line, n, *lengths, method.noted)
         if not self.ledger.affords(traffic):
             return self._rested(trained, t, Rest.BUDGET)
-        up = self._besieged(up, t)
+        up = self._attacked(up, t)
         sent = tuple(
-            method.line.deliver(world, message, method.number(k, t, layout)) for k, message in enumerate(up)
+            method.line.deliver(context, message, method.number(k, t, layout)) for k, message in enumerate(up)
         )
-        if self.siege is not None and up:
-            sent = (self.siege.arrived(up[0], sent[0]), *sent[1:])
+        if self.attackers is not None and up:
+            sent = (self.attackers.arrived(up[0], sent[0]), *sent[1:])
         if method.noted:
-            sent = with_notes(sent, method.note(world, trained))
-        sizes, start, some = world.sizes(), world.learner.start, torch.arange(n)
+            sent = with_notes(sent, method.note(context, trained))
+        sizes, start, some = context.sizes(), context.learner.start, torch.arange(n)
         if method.sends_models:
             far = distances(sent[0].numpy(), start.numpy())
             trusted = plausible(far, np.full(n, np.median(far[np.isfinite(far)])))
@@ -177,119 +171,117 @@ class Course:
         traffic = star_cost(method.line, n, lengths[0], [reply.shape[-1] for reply in replies], method.noted)
         return self._served(trained, replies, memory, some, traffic, t)
 
-    def _besieged(self, up: tuple[Tensor, ...], t: int) -> tuple[Tensor, ...]:
+    def _attacked(self, up: tuple[Tensor, ...], t: int) -> tuple[Tensor, ...]:
         """What attackers make of what centers send to a server; before training they have what it sent."""
-        if self.siege is None or not up:
+        if self.attackers is None or not up:
             return up
         before = None
         if cast(StarMethod, self.method).sends_models:
             before = self.state.models[:, : up[0].shape[1]]
-        siege = self.siege if before is None else replace(self.siege, heard=before)
-        return (siege.sent(up[0], before, self.world, t), *up[1:])
+        attackers = self.attackers if before is None else replace(self.attackers, received=before)
+        return (attackers.sent(up[0], before, self.context, t), *up[1:])
 
     def _masked_star(
         self, trained: Any, up: tuple[Tensor, ...], lengths: tuple[Sequence[int], Sequence[int]], t: int
-    ) -> tuple[Course, Outcome]:
+    ) -> tuple[RunState, Outcome]:
         """A round in which the server sees the sum of what is sent, and nothing else."""
-        method, world = cast(StarMethod, self.method), self.world
-        traffic = masked_cost(method.line, world.n, *lengths) if up else Traffic()
+        method, context = cast(StarMethod, self.method), self.context
+        traffic = masked_cost(method.line, context.n, *lengths) if up else Traffic()
         if not self.ledger.affords(traffic):
             return self._rested(trained, t, Rest.BUDGET)
-        up = self._besieged(up, t)
-        sent, say = up, world.sizes()
+        up = self._attacked(up, t)
+        sent, say = up, context.sizes()
         if up and method.adds is not None:
-            sent, say = masked(up, world.sizes().numpy(), method.adds)
-        replies, memory = method.serve(world.learner.start, self.server, sent, say, t)
-        return self._served(trained, replies, memory, torch.arange(world.n), traffic, t)
+            sent, say = masked(up, context.sizes().numpy(), method.adds)
+        replies, memory = method.serve(context.learner.start, self.server, sent, say, t)
+        return self._served(trained, replies, memory, torch.arange(context.n), traffic, t)
 
     def _served(
         self, trained: Any, replies: tuple[Tensor, ...], memory: Any, some: Tensor, traffic: Traffic, t: int
-    ) -> tuple[Course, Outcome]:
+    ) -> tuple[RunState, Outcome]:
         """What comes down, and what centers make of it; some: whose messages were let in."""
-        method, world, n = cast(StarMethod, self.method), self.world, self.world.n
-        layout = world.learner.layout
+        method, context, n = cast(StarMethod, self.method), self.context, self.context.n
+        layout = context.learner.layout
         down = tuple(
             method.line.answer(
-                world, to_everyone(reply, some, n) if reply.dim() == 2 else reply, method.number(k, t, layout)
+                context,
+                to_everyone(reply, some, n) if reply.dim() == 2 else reply,
+                method.number(k, t, layout),
             )
             for k, reply in enumerate(replies)
         )
-        state = method.receive(world, self.state, trained, down, t)
+        state = method.receive(context, self.state, trained, down, t)
         outcome = Outcome(traffic, np.full(n, n - 1), np.zeros(n, dtype=np.int8))
         return replace(self, state=state, server=replace(self.server, last=down, memory=memory)), outcome
 
-    def _peers(self, t: int) -> tuple[Course, Outcome]:
-        method, world = cast(PeerMethod, self.method), self.world
+    def _peers(self, t: int) -> tuple[RunState, Outcome]:
+        method, context = cast(PeerMethod, self.method), self.context
         # Whom to ask seldom depends on this round's models: centers choose while they train.
-        trained = cache(method.begin(world, self.state, t, self.ledger.closed))
+        trained = cache(method.begin(context, self.state, t, self.ledger.closed))
         if not method.exchanges(t):
             return self._rested(trained(), t, Rest.QUIET)
         if self.ledger.closed:
             return self._rested(trained(), t, Rest.BUDGET)
-        opinion = Opinion() if method.kind == "graph" else method.opine(world, self.state, trained, t)
-        meeting = self._meet(opinion, t)
-        traffic = meeting.said + method.cost(world, meeting.to, meeting.by)
+        preferences = (
+            Preferences() if method.kind == "graph" else method.rank_peers(context, self.state, trained, t)
+        )
+        meeting = self._meet(preferences, t)
+        traffic = meeting.said + method.cost(context, meeting.to, meeting.by)
         if not self.ledger.affords(traffic):
             # That the plan is too dear is known once it is made: its messages were sent.
             return self._rested(trained(), t, Rest.BUDGET, meeting.said.control)
         after = trained()
-        shared = method.wire.shared(world)
-        sent, start = method.sent(self.state, after)[:, :shared], world.learner.start.numpy()
+        shared = method.wire.shared(context)
+        sent, start = method.sent(self.state, after)[:, :shared], context.learner.start.numpy()
         honest = sent
-        if self.siege is not None:
-            sent = self.siege.sent(sent, method.sent(self.state, self.state)[:, :shared], world, t)
-        arrived = method.wire.deliver(world, sent, t)
-        if self.siege is not None:
-            arrived = self.siege.arrived(sent, arrived)
+        if self.attackers is not None:
+            sent = self.attackers.sent(sent, method.sent(self.state, self.state)[:, :shared], context, t)
+        arrived = method.wire.deliver(context, sent, t)
+        if self.attackers is not None:
+            arrived = self.attackers.arrived(sent, arrived)
         far = distances(arrived.numpy(), start)
-        own = far if self.siege is None else distances(honest.numpy(), start)
+        own = far if self.attackers is None else distances(honest.numpy(), start)
         trusted = plausible(far[meeting.by], own[meeting.to])
         refused = (meeting.to[~trusted], meeting.by[~trusted])
         meeting = meeting.only(trusted, np.isfinite(far))
-        listeners = np.bincount(meeting.by, minlength=world.n)
-        notes = method.note(world, after, listeners)
-        heard = Heard(meeting.to, meeting.by, arrived, notes, opinion, refused)
-        learned = method.learn(world, self.state, after, heard, t)
-        effect = None
-        if self.witness is not None and looked_at(t, world.n, world.horizon):
-            mixed = method.mixed(world, after, heard, self.witness)
-            if mixed is not None:
-                center, peer, *answers = mixed
-                effect = true_effects(center, peer, t, answers[0], answers[1], self.witness)
-        degrees = np.bincount(meeting.to, minlength=world.n)
-        outcome = Outcome(traffic, degrees, meeting.rest, meeting.trail, learned.answers, effect)
-        siege = None if self.siege is None else self.siege.hear(arrived, meeting.to, meeting.by)
-        return replace(self, state=learned.state, unpaid=False, siege=siege), outcome
+        listeners = np.bincount(meeting.by, minlength=context.n)
+        notes = method.note(context, after, listeners)
+        received = Received(meeting.to, meeting.by, arrived, notes, preferences, refused)
+        result = method.learn(context, self.state, after, received, t)
+        degrees = np.bincount(meeting.to, minlength=context.n)
+        outcome = Outcome(traffic, degrees, meeting.rest, meeting.trail, result.answers)
+        attackers = None if self.attackers is None else self.attackers.hear(arrived, meeting.to, meeting.by)
+        return replace(self, state=result.state, unpaid=False, attackers=attackers), outcome
 
-    def _meet(self, opinion: Opinion, t: int) -> _Meeting:
+    def _meet(self, preferences: Preferences, t: int) -> _Meeting:
         """Who hears whom, and what was said to find that out."""
-        method, world, n = cast(PeerMethod, self.method), self.world, self.world.n
-        entries = 0 if world.bulletin is None else world.bulletin.shape[1]
+        method, context, n = cast(PeerMethod, self.method), self.context, self.context.n
+        entries = 0 if context.published is None else context.published.shape[1]
         said = bytes_of.directory(n, entries) if self.unpaid and entries else Traffic()
-        if opinion.publishing:
-            said += bytes_of.directory(n, opinion.publishing)
-        said += Traffic(control=opinion.announcing * (n - 1) * CONTROL_MESSAGE)
+        if preferences.publishing:
+            said += bytes_of.directory(n, preferences.publishing)
+        said += Traffic(control=preferences.announcing * (n - 1) * CONTROL_MESSAGE)
         if method.kind == "mutual":
-            plan = peers.agree(method, world, opinion, t)
+            plan = peers.agree(method, context, preferences, t)
             said += bytes_of.pairs(len(plan.pairs), 0, plan.proposals)
-            trail = None if opinion.trail is None else opinion.trail(plan)
+            trail = None if preferences.trail is None else preferences.trail(plan)
             return _Meeting(*both_ways(plan.pairs), plan.rest, said, trail)
         if method.kind == "graph":
-            to, by = method.transfers(world, t)
+            to, by = method.transfers(context, t)
         else:
-            chosen = [list(listed[: method.capacity]) for listed in opinion.rankings]
+            chosen = [list(listed[: method.capacity]) for listed in preferences.rankings]
             to = np.repeat(np.arange(n), [len(each) for each in chosen])
             by = np.array([j for each in chosen for j in each], dtype=np.int64)
             said += Traffic(control=len(by) * CONTROL_MESSAGE)  # a request each
         hears = np.bincount(to, minlength=n)
         rest = np.where(hears > 0, Rest.NOT, Rest.NO_CANDIDATES).astype(np.int8)
         trail = None
-        if opinion.trail is not None:
+        if preferences.trail is not None:
             # Whoever is asked is heard.
             answer = np.full(len(to), Answer.ACCEPTED, dtype=np.int8)
             asked = np.zeros((n, len(Answer)), dtype=np.int64)
             asked[:, Answer.ACCEPTED] = hears
-            trail = opinion.trail(Plan(n, np.stack([to, by], axis=1), to, by, answer, rest, asked))
+            trail = preferences.trail(Plan(n, np.stack([to, by], axis=1), to, by, answer, rest, asked))
         return _Meeting(to, by, rest, said, trail)
 
 

@@ -18,16 +18,13 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
-from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import CAUSES, Rest
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared
 from abps.data.subgroup_names import groups_of
 from abps.data.timeline import timeline
-from abps.engine.attacks import Attack, besieged, honest
-from abps.engine.belief_check import BeliefCheck, Effect, checked, truth_rows
+from abps.engine.attacks import Attack, attackers_of, honest
 from abps.engine.clinical import Clinical, clinical, told
-from abps.engine.penalties import refitted, tried
 from abps.engine.private_run import ledger as ledger_of
 from abps.engine.result import (
     Bytes,
@@ -39,15 +36,13 @@ from abps.engine.result import (
     scored_on,
     scores_of,
 )
-from abps.engine.rounds import Course, Outcome
-from abps.lab.guarantees import Standing, standing
+from abps.engine.rounds import Outcome, RunState
+from abps.lab.guarantees import BeliefSummary, belief_summary
 from abps.methods.accounting import counting_of, with_noise
-from abps.methods.base import Decisions, Method, World
-from abps.methods.peers import PeerMethod
+from abps.methods.base import Context, Decisions, Method
 from abps.methods.settings import configure, describe
 from abps.models.batched import StackedLearner
 from abps.models.devices import device_name, find_device
-from abps.models.joint import without_network
 from abps.models.layout import ModelFactory
 from abps.models.loop import LoopLearner
 from abps.models.metrics import labels_of, log_loss, mean_over_centers
@@ -87,7 +82,7 @@ def simulate(
 
     federation: a :class:`Federation`, or one already prepared for this seed.
     method: a name of the catalog, or a configuration (also of a method of one's own).
-    model: a name (mlp, linear, gam, gam+mlp), ``package.module:FACTORY``, or a function that builds a
+    model: a name (mlp, linear, gam), ``package.module:FACTORY``, or a function that builds a
     ``torch.nn.Module`` for a number of inputs; default: the method's own, the paper's MLP for most.
     device: where centers train and predict: cpu, cuda, cuda:1 and so on, mps, or auto (a GPU where there is
     one). Devices round otherwise, so the result says which one it was.
@@ -121,60 +116,43 @@ def simulate(
     if not data.outcome.binary and config.only_binary:
         raise RequestError(f"{name} with an outcome of {data.outcome.kind}: {config.only_binary}")
     ids = streams.center_ids(data.centers)
-    siege = None if attack is None else besieged(attack, seed, ids)
-    if siege is not None:
-        data = siege.attack.on_rows(data, siege.who)
+    attackers = None if attack is None else attackers_of(attack, seed, ids)
+    if attackers is not None:
+        data = attackers.attack.on_rows(data, attackers.who)
     factory = training.factory
     learner: Learner = (
         LoopLearner(data, training, factory, seed)
         if engine == "debug"
         else StackedLearner(data, training, factory, seed, place)
     )
-    world = World(learner, data, ids, seed, config.stop.rounds)
+    context = Context(learner, data, ids, seed, config.stop.rounds)
 
     track = Track(data.centers)
     # A core each: on products this small threads would wait for each other, and round otherwise.
     with BLAS.limit(limits=1):
-        config, world, took = tried(config, world, siege)
-        course = Course.start(config, world, siege)
-        against = ""
-        if siege is None and isinstance(config, PeerMethod) and config.believing:
-            truth, against = truth_rows(data)
-            course = replace(course, witness=truth)
-        course = replace(course, ledger=replace(course.ledger, spent=course.ledger.spent + took))
+        course = RunState.start(config, context, attackers)
         best = course.state
         for t in range(1, config.stop.rounds + 1):
             if source.at(t) is not window:
-                if siege is not None:
+                if attackers is not None:
                     raise RequestError(
                         "attack: choose a federation that does not change while it is attacked"
                     )
                 window = data = source.at(t)
-                course = course.on(replace(world, data=data, learner=world.learner.on(data)), t)
-                course = replace(course, witness=None)  # risks may change with the rows
+                course = course.on(replace(context, data=data, learner=context.learner.on(data)), t)
             course, outcome = course.round(t)
             if track.add(course, outcome):
                 best = course.state
             if progress is not None:
                 progress(t, config.stop.rounds, track.validation[-1])
-            if config.stop.over(t, track.best):
+            if config.stop.over(t, track.best) or config.finished(course.state):
                 break
-    reached, booked = best if config.stop.restore_best else course.state, course.ledger.rounds
-    final, ledger = proven(course, reached, course.ledger)
-    if config.choosing.refit:
-        if window is not source.at(1):
-            raise RequestError("refit: choose a federation whose rows do not change over the rounds")
-        with BLAS.limit(limits=1):
-            again = track.best if config.stop.restore_best else len(track.validation)
-            course = refitted(replace(course, ledger=ledger), again, siege)
-        alone = final is not reached  # settled on rows that the network had not seen
-        final, ledger = course.state, course.ledger
-        if alone:
-            final = replace(final, models=without_network(course.world.learner.layout, final.models))
-    logits, labels = config.logits(course.world, final, data.test), labels_of(data.test)
+    ledger, booked = course.ledger, course.ledger.rounds
+    final = best if config.stop.restore_best else course.state
+    logits, labels = config.logits(course.context, final, data.test), labels_of(data.test)
     seen = None
     if data.outcome.binary:
-        judged = config.logits(course.world, final, data.validation)
+        judged = config.logits(course.context, final, data.validation)
         seen = told(logits, labels, judged, labels_of(data.validation), data.test.place)
     fedavg = fedavg_bytes(data)
     done = len(track.validation)
@@ -186,16 +164,16 @@ def simulate(
         data=replace(federation.about(), features=data.width),
         config=describe(config),
         device=device_name(place),
-        attack="" if siege is None else str(siege.attack),
+        attack="" if attackers is None else str(attackers.attack),
         **scores_of(
             data.centers,
             logits,
             data.test,
             data.train,
             track.test[track.best - 1],
-            honest(siege),
+            honest(attackers),
             # Relative risks tell absolute ones with a baseline.
-            config.logits(course.world, final, data.train) if data.outcome.way == "cox" else None,
+            config.logits(course.context, final, data.train) if data.outcome.way == "cox" else None,
         ),
         bytes=Bytes(
             ledger.spent.edge,
@@ -215,40 +193,21 @@ def simulate(
             rest_causes={
                 cause.key: tuple(float(np.mean(r == cause)) for r in track.rest) for cause in CAUSES
             },
-            beliefs=tuple(track.standing),
+            beliefs=tuple(track.belief_summary),
         ),
         seconds=round(time.perf_counter() - began, 3),
         trail=track.trail(),
-        heterogeneity=_tested(config, course.world, final),
-        belief_check=_checked(course, track, against),
+        heterogeneity=_tested(config, course.context, final),
         models=getattr(final, "models", None),
         beliefs=config.beliefs(final),
         answers=logits,
-        privacy=None if course.spending is None else ledger_of(config, course.world, course.spending),
+        privacy=None if course.spending is None else ledger_of(config, course.context, course.spending),
         alive=survived(data),
         scored=scored_on(data.centers, logits, labels),
         calibration=calibrated(data.centers, logits, labels),
         clinical=Clinical() if seen is None else clinical(data.centers, seen, parts),
         told=seen,
     )
-
-
-def proven(course: Course, state: Any, ledger: Ledger) -> tuple[Any, Ledger]:
-    """The final state, without the networks on top of additive models that have not earned their place.
-
-    Every center tells its validation loss with and without, four bytes each; the mean decides for all.
-    """
-    world, models = course.world, getattr(state, "models", None)
-    plain = None if models is None else without_network(world.learner.layout, models)
-    if plain is None:
-        return state, ledger
-    rows, simpler = world.data.validation, replace(state, models=plain)
-    with_it, without = (
-        mean_over_centers(log_loss(course.method.logits(world, each, rows), labels_of(rows)))[0]
-        for each in (state, simpler)
-    )
-    told = replace(ledger, spent=ledger.spent + Traffic(control=8 * world.n))
-    return (state if with_it < without else simpler), told
 
 
 def fedavg_bytes(data: Prepared) -> int:
@@ -271,20 +230,10 @@ def _parts(federation: Federation | Prepared, columns: Sequence[str]) -> dict[st
     return {}
 
 
-def _tested(config: Method, world: World, state: Any) -> Heterogeneity | None:
+def _tested(config: Method, context: Context, state: Any) -> Heterogeneity | None:
     """The method's test of whether centers differ, if it makes one."""
-    found = config.heterogeneity(world, state)
+    found = config.heterogeneity(context, state)
     return None if found is None else Heterogeneity(**found)
-
-
-def _checked(course: Course, track: Track, against: str) -> BeliefCheck:
-    """What centers believe of their peers, beside the truth."""
-    if not isinstance(course.method, PeerMethod) or course.world.n > MOST_CHECKED:
-        return BeliefCheck()
-    found = course.method.peer_effects(course.world, course.state)
-    if found is None:
-        return BeliefCheck()
-    return checked(found, track.effects, course.world.data.centers, against)
 
 
 class Track:
@@ -296,17 +245,16 @@ class Track:
         self.test: list[float] = []
         self.rest: list[NDArray[np.int8]] = []
         self.partners: list[float] = []
-        self.standing: list[Standing] = []
+        self.belief_summary: list[BeliefSummary] = []
         self.best = 1
-        self.effects: list[Effect] = []
         self._score: list[float] = []
         self._decisions: list[tuple[int, Decisions]] = []
 
-    def add(self, course: Course, outcome: Outcome) -> bool:
+    def add(self, course: RunState, outcome: Outcome) -> bool:
         """Note a round; True if it is the best so far on validation rows, by what the method goes by."""
-        config, world, state, data = course.method, course.world, course.state, course.world.data
+        config, context, state, data = course.method, course.context, course.state, course.context.data
         # Both splits in one pass over the models.
-        answers = outcome.answers or config.logits(world, state, data.held_out).split(data.validation.sizes)
+        answers = outcome.answers or config.logits(context, state, data.held_out).split(data.validation.sizes)
         for logits, rows, into in zip(
             answers, (data.validation, data.test), (self.validation, self.test), strict=True
         ):
@@ -317,9 +265,7 @@ class Track:
         beliefs = config.beliefs(state)
         if isinstance(beliefs, Beliefs):
             known = beliefs.posterior(*np.divmod(beliefs.key, beliefs.n))
-            self.standing.append(standing(known.mean, known.count, prior=beliefs.prior))
-        if outcome.effect is not None:
-            self.effects.append(outcome.effect)
+            self.belief_summary.append(belief_summary(known.mean, known.count, prior=beliefs.prior))
         if outcome.decisions is not None:
             self._decisions.append((t, outcome.decisions))
         self._score.append(self.validation[-1])

@@ -184,10 +184,10 @@ def _cohort(fitted: Fitted, model: FittedModel) -> Section:
         ]
         rows = [*flow, *rows]
     about = model.about
-    learned, kept = about["rows"], about["events"]
+    result, kept = about["rows"], about["events"]
     rows += [
-        ("… of these learned from", number(learned["learned"]), number(kept["learned"])),
-        ("… of these to judge and calibrate by", number(learned["validation"]), number(kept["validation"])),
+        ("… of these learned from", number(result["learned"]), number(kept["learned"])),
+        ("… of these to judge and calibrate by", number(result["validation"]), number(kept["validation"])),
     ]
     blocks: list[Block] = [
         Text(

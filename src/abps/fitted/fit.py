@@ -138,13 +138,13 @@ def fit(
         check_turns(federation, leave_out)
     split = assign_splits(federation, seed)
     first, scored = _train(federation, config, name, seed, split, progress)
-    learned = np.where(split == 2, 0, split).astype(np.int8)
-    last, run = _train(federation, config, name, seed, learned, progress)
+    result = np.where(split == 2, 0, split).astype(np.int8)
+    last, run = _train(federation, config, name, seed, result, progress)
     making = Making(
         name, run.rounds, seed, federation.size - 1, run.bytes.directed, run.partners_mean, TWO_RUNS
     )
     away = tuple(outsiders(federation, config, name, seed, leave_out)) if leave_out else ()
-    made = put_together(federation, config, making, first, (last, learned), parts)
+    made = put_together(federation, config, making, first, (last, result), parts)
     return replace(made, evaluated=scored, outsiders=away)
 
 
@@ -171,9 +171,9 @@ def put_together(
         column: subgroups(probability, labels.y.astype(np.float64), [names[k] for k in index.tolist()])
         for column, names in groups_of(federation, parts).items()
     }
-    last, learned = final
+    last, result = final
     models = tuple(
-        _model(federation, config, making, last, i, learned, thresholds) for i in range(federation.size)
+        _model(federation, config, making, last, i, result, thresholds) for i in range(federation.size)
     )
     return Fitted(
         federation,
@@ -182,7 +182,7 @@ def put_together(
         evaluations,
         evaluate(probability, labels.y.astype(np.float64), thresholds),
         told,
-        _probabilities(federation, config, last, models, learned, making.seed),
+        _probabilities(federation, config, last, models, result, making.seed),
     )
 
 
@@ -200,15 +200,15 @@ def _put_together_other(
         center: evaluate_other(answers[int(test.start[i]) : int(test.start[i + 1])], test.only(i), train)
         for i, center in enumerate(federation.centers)
     }
-    last, learned = final
-    models = tuple(_model(federation, config, making, last, i, learned, {}) for i in range(federation.size))
+    last, result = final
+    models = tuple(_model(federation, config, making, last, i, result, {}) for i in range(federation.size))
     rows = side_by_side(last.data.train, last.data.validation)
     told = [
         model.in_words(last.networks[i].answers(rows.only(i).x)).with_columns(center=pl.lit(model.center))
         for i, model in enumerate(models)
     ]
     order = _places(rows)
-    where = pl.DataFrame({"row": order, "split": np.where(learned[order] == 0, "learned", "validation")})
+    where = pl.DataFrame({"row": order, "split": np.where(result[order] == 0, "learned", "validation")})
     predictions = pl.concat([where, pl.concat(told, how="diagonal")], how="horizontal").sort("row")
     overall = evaluate_other(answers, test, train)
     return Fitted(federation, making, models, evaluations, overall, {}, predictions)

@@ -1,1 +1,1 @@
-"""The laboratory: rivals, attacks, drift, the paper's experiments, speed. Nothing a hospital runs imports it."""
+"""The laboratory: rivals, drift, the paper's experiments, speed. Nothing a hospital runs imports it."""

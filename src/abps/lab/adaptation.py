@@ -105,7 +105,7 @@ def way_of(run: PlannedRun) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class RunState:
     """One run, round by round.
 
     auroc: (rounds,) mean over centers.  alike: (rounds,) share of partners that follow the same risk function
@@ -134,7 +134,7 @@ class Course:
         return float(self.auroc[max(0, begins - 1 - rounds) : begins - 1].mean())
 
 
-def read(scenario: Scenario, made: Plan, out: Path) -> list[Course]:
+def read(scenario: Scenario, made: Plan, out: Path) -> list[RunState]:
     """The courses of all finished runs."""
     study = StudyFolder(out)
     key_of = {federation.name: key for key, federation in made.federations.items()}
@@ -146,7 +146,7 @@ def read(scenario: Scenario, made: Plan, out: Path) -> list[Course]:
     return courses
 
 
-def _course(scenario: Scenario, run: PlannedRun, result: Run, changing: bool) -> Course:
+def _course(scenario: Scenario, run: PlannedRun, result: Run, changing: bool) -> RunState:
     trail = result.decisions
     knobs = scenario.knobs if changing else replace(scenario.knobs, change="none")
     centers = tuple(sorted(result.auroc.per_center))
@@ -164,7 +164,7 @@ def _course(scenario: Scenario, run: PlannedRun, result: Run, changing: bool) ->
             alike[t] = float((unit[:, None] == unit[None, :])[met[t]].mean())
     raised = trail.filter(pl.col("decision") == "alarm")
     memory = result.config["memory"]
-    return Course(
+    return RunState(
         forget=way_of(run),
         seed=run.seed,
         changing=changing,
@@ -207,7 +207,7 @@ class Difference:
         return float(np.mean([a - b for a, b in self.still])) or 0.0  # no negative zero
 
 
-def differences(scenario: Scenario, courses: Sequence[Course]) -> list[Difference]:
+def differences(scenario: Scenario, courses: Sequence[RunState]) -> list[Difference]:
     """Every way to forget against ``never``."""
     by = {(c.forget, c.seed, c.changing): c for c in courses}
     ways = [w for w in dict.fromkeys(c.forget for c in courses) if w != "never"]
@@ -258,7 +258,7 @@ class Watched:
     by: dict[str, int]
 
 
-def watched(scenario: Scenario, courses: Sequence[Course]) -> list[Watched]:
+def watched(scenario: Scenario, courses: Sequence[RunState]) -> list[Watched]:
     """False alarms, and changes that were noticed."""
     knobs, begins = scenario.knobs, scenario.begins
     starts = [1 + e * knobs.every for e in range(1, knobs.eras)]

@@ -108,7 +108,7 @@ def observations_for(error: float, delta: float, *, prior: Prior = UNIFORM) -> i
 
 
 @dataclass(frozen=True)
-class Standing:
+class BeliefSummary:
     """What Theorem 1 says about the beliefs at hand, in a round of a run.
 
     pairs: beliefs with at least one observation.  radius: the median error that the theorem allows them.
@@ -121,9 +121,9 @@ class Standing:
     harmful: int
 
 
-def standing(
+def belief_summary(
     mean: ArrayLike, count: ArrayLike, delta: float = 0.05, *, prior: Prior = UNIFORM, threshold: float = 0.5
-) -> Standing:
+) -> BeliefSummary:
     """A live reading of Theorem 1: beliefs are looked at in every round, so the bound is that for all times.
 
     ``delta`` is the failure probability of each belief. Discounted counts may be put in.
@@ -131,9 +131,9 @@ def standing(
     m, k = np.asarray(mean, np.float64).ravel(), np.asarray(count, np.float64).ravel()
     m, k = m[k > 0.0], k[k > 0.0]
     if k.size == 0:
-        return Standing(0, math.nan, 0, 0)
+        return BeliefSummary(0, math.nan, 0, 0)
     error = concentration(k, delta, prior=prior, at_all_times=True).total
-    return Standing(
+    return BeliefSummary(
         k.size,
         float(np.median(error)),
         int((m - error > threshold).sum()),

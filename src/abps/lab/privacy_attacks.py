@@ -30,10 +30,10 @@ from torch.nn import functional as F
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
-from abps.engine.rounds import Course
+from abps.engine.rounds import RunState
 from abps.lab.privacy_findings import Finding
 from abps.methods.accounting import with_noise
-from abps.methods.base import Method, World
+from abps.methods.base import Context, Method
 from abps.methods.settings import with_settings
 from abps.methods.star import StarMethod
 from abps.models.batched import StackedLearner
@@ -127,8 +127,8 @@ def exposed(method: Method, data: Prepared, seed: int, rounds: Sequence[int]) ->
     training = method.training
     ids = streams.center_ids(data.centers)
     learner = StackedLearner(data, training, training.factory, seed)
-    world = World(learner, data, ids, seed, method.stop.rounds)
-    course = Course.start(method, world)
+    context = Context(learner, data, ids, seed, method.stop.rounds)
+    course = RunState.start(method, context)
     found = []
     for t in range(1, max(rounds) + 1):
         if t in rounds:
@@ -137,8 +137,8 @@ def exposed(method: Method, data: Prepared, seed: int, rounds: Sequence[int]) ->
                 raise RequestError("this method keeps no model for every center; audit another")
             beside = StackedLearner(data, training, training.factory, seed)
             after = beside.train(models, t)
-            shared = method.line.shared(world)
-            sent = method.line.deliver(world, after[:, :shared].contiguous(), t)
+            shared = method.line.shared(context)
+            sent = method.line.deliver(context, after[:, :shared].contiguous(), t)
             before = models[:, :shared].clone()
             if method.kind == "star" and method.privacy.secure:
                 sent = before + (sent - before).mean(dim=0)

@@ -23,9 +23,9 @@ from torch.nn import functional as F
 
 from abps.cores import available_cores
 from abps.data.prepare import Prepared, Rows
-from abps.engine.rounds import Course
+from abps.engine.rounds import RunState
 from abps.engine.simulate import Track
-from abps.methods.base import World
+from abps.methods.base import Context
 from abps.methods.catalog import find
 from abps.models.batched import StackedLearner
 from abps.models.training import Training
@@ -66,8 +66,8 @@ class _Rounds:
     def __init__(self, name: str, learner: StackedLearner) -> None:
         data = learner.data
         method = find(name)
-        world = World(learner, data, learner.ids, 1, method.stop.rounds)
-        self._course = Course.start(replace(method, budget=None), world)
+        context = Context(learner, data, learner.ids, 1, method.stop.rounds)
+        self._course = RunState.start(replace(method, budget=None), context)
         self._track, self._t = Track(data.centers), 0
 
     def play(self) -> float:

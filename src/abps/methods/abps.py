@@ -28,10 +28,10 @@ from abps.core.matching import Plan, Rest
 from abps.core.selection import Selection, Views
 from abps.core.sparse_selection import select_sparsely
 from abps.data.prepare import Prepared
-from abps.methods.base import Alarm, Decisions, Kind, Models, Published, Weighting, Words, World, shares
+from abps.methods.base import Alarm, Context, Decisions, Kind, Models, Published, Weighting, Words, shares
 from abps.methods.forgetting import Memory, Observed, Watch, keys_of
 from abps.methods.pairing import Floats, Ints, Meeting, Score, judged, meet
-from abps.methods.peers import Heard, Learned, Opinion, PeerMethod, Worth
+from abps.methods.peers import PeerMethod, PeerUtility, Preferences, Received, StepResult
 from abps.models.metrics import auroc, log_loss
 from abps.tensors import Tensor, torch
 
@@ -72,14 +72,14 @@ class Filter:
         """Whether it looks at what peers published."""
         return self.goal != "none" or bool(self.goals) or self.goal_function is not None
 
-    def screen(self, world: World) -> Candidates:
+    def screen(self, context: Context) -> Candidates:
         """The candidate sets C_i of the members that have published their vectors, in their order."""
-        told, known = world.bulletin, world.known
-        vectors = np.zeros((world.n, 0)) if told is None else told[known]
+        told, known = context.published, context.known
+        vectors = np.zeros((context.n, 0)) if told is None else told[known]
         chosen = self
-        if self.goals and len(self.goals) == world.n:
+        if self.goals and len(self.goals) == context.n:
             chosen = replace(self, goals=tuple(g for g, there in zip(self.goals, known) if there))
-        return chosen.sets(self.read(vectors) if vectors.shape[1] else vectors, world.data.groups)
+        return chosen.sets(self.read(vectors) if vectors.shape[1] else vectors, context.data.groups)
 
     def sets(self, vectors: Floats, groups: Sequence[str] | None = None) -> Candidates:
         """The candidate sets of centers that published these vectors (n, k)."""
@@ -165,7 +165,7 @@ class State(Models):
 
 
 @dataclass(frozen=True, eq=False)
-class Ranked(Opinion):
+class Ranked(Preferences):
     """An opinion, and the beliefs that it came from."""
 
     beliefs: Beliefs = field(default_factory=lambda: Beliefs(0))
@@ -237,36 +237,36 @@ class ABPS(PeerMethod):
             )
         return ""
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start and prior beliefs."""
-        return State(world.common_start(), Beliefs(world.n, self.selection.prior))
+        return State(context.common_start(), Beliefs(context.n, self.selection.prior))
 
-    def publish(self, world: World) -> Published:
+    def publish(self, context: Context) -> Published:
         """The metadata, unless nobody looks at them."""
         chosen = self.selection
         if chosen.policy == "random" and chosen.tie_break != "similarity" and not self.filter.compares:
-            return super().publish(world)
-        entries = self.filter.entries(world.data)
-        return Published(world.data.metadata_names[:entries], world.data.metadata[:, :entries])
+            return super().publish(context)
+        entries = self.filter.entries(context.data)
+        return Published(context.data.metadata_names[:entries], context.data.metadata[:, :entries])
 
-    def ground(self, world: World) -> Candidates:
+    def derived(self, context: Context) -> Candidates:
         """Who considers whom, among the members that have published."""
-        return self.filter.screen(world)
+        return self.filter.screen(context)
 
-    def moved(self, before: World, world: World, state: State, t: int) -> State:
+    def moved(self, before: Context, context: Context, state: State, t: int) -> State:
         """New data: each center compares them with the old."""
-        return replace(state, alarms=state.alarms + self.memory.look(before, world, state.models, t))
+        return replace(state, alarms=state.alarms + self.memory.look(before, context, state.models, t))
 
     def hear(self, state: State, alarms: tuple[Alarm, ...]) -> State:
         """Alarms of this center and of others, to reckon with in the coming round."""
         return replace(state, alarms=alarms)
 
-    def begin(self, world: World, state: State, t: int, alone: bool) -> Callable[[], Models]:
+    def begin(self, context: Context, state: State, t: int, alone: bool) -> Callable[[], Models]:
         """Train, while centers choose."""
-        wait = world.learner.begin(state.models, t)
+        wait = context.learner.begin(state.models, t)
         return lambda: Models(wait())
 
-    def rest(self, world: World, state: State, trained: Models, t: int) -> State:
+    def rest(self, context: Context, state: State, trained: Models, t: int) -> State:
         """Beliefs fade all the same."""
         beliefs = self.faded(state, t)
         return replace(state, models=trained.models, beliefs=beliefs, alarms=(), at=t)
@@ -282,41 +282,41 @@ class ABPS(PeerMethod):
         """At random, or by their names."""
         return selection.turns(self.selection, seed, t, ids)
 
-    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Ranked:
+    def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Ranked:
         """Rank the members by what is believed of them."""
-        beliefs, found = self.faded(state, t), world.ground
+        beliefs, found = self.faded(state, t), context.derived
         centers = len({alarm.center for alarm in state.alarms}) if self.memory.announce else 0
 
         def trail(plan: Plan) -> Decisions:
             return self.trail(plan, beliefs, t).after(alarm_trail(state.alarms))
 
-        if world.place is None and (found.table is None or found.n > LISTED_UP_TO):
-            stream = (world.ids, world.seed, t, world.horizon)
+        if context.member_index is None and (found.table is None or found.n > LISTED_UP_TO):
+            stream = (context.ids, context.seed, t, context.horizon)
 
             def plan() -> Plan:
                 return select_sparsely(self.selection, beliefs, found, self.filter.mutual_filter, *stream)
 
             return Ranked(plan=plan, trail=trail, announcing=centers, beliefs=beliefs)
-        seen = self.views(world, beliefs, t)
+        seen = self.views(context, beliefs, t)
         # Views hand out their numbers one by one: few turns look beyond the first of n.
         rankings = [listed.data for listed in seen.rankings]
         return Ranked(rankings, seen.answer, seen.wanted, None, trail, centers, beliefs=beliefs)
 
-    def views(self, world: World, beliefs: Beliefs, t: int) -> Views:
+    def views(self, context: Context, beliefs: Beliefs, t: int) -> Views:
         """What the centers here think of the members."""
-        found, config = world.ground, self.selection
-        known = np.flatnonzero(world.known)
-        mine = np.searchsorted(known, world.here)
-        candidate, similarity = np.zeros((world.r, world.n), dtype=bool), None
+        found, config = context.derived, self.selection
+        known = np.flatnonzero(context.known)
+        mine = np.searchsorted(known, context.local_index)
+        candidate, similarity = np.zeros((context.r, context.n), dtype=bool), None
         candidate[:, known] = found.rows(mine, np.arange(len(known)))
         if config.tie_break == "similarity":
-            similarity = np.zeros((world.r, world.n))
+            similarity = np.zeros((context.r, context.n))
             similarity[:, known] = found.similarity[mine]
         consent = candidate if self.filter.mutual_filter else np.ones_like(candidate)
-        belief = beliefs.rows(world.here)
-        ids = world.ids[world.here]
+        belief = beliefs.rows(context.local_index)
+        ids = context.ids[context.local_index]
         return selection.views(
-            config, belief, candidate, consent, similarity, ids, world.seed, t, world.horizon
+            config, belief, candidate, consent, similarity, ids, context.seed, t, context.horizon
         )
 
     def trail(self, plan: Plan, beliefs: Beliefs, t: int) -> Decisions:
@@ -328,35 +328,41 @@ class ABPS(PeerMethod):
 
         return _unlisted(plan).after(trail_of(plan, numbers))
 
-    def learn(self, world: World, state: State, trained: Models, heard: Heard, t: int) -> Learned:
+    def learn(
+        self, context: Context, state: State, trained: Models, received: Received, t: int
+    ) -> StepResult:
         """Mix, give credit, and update what is believed."""
-        beliefs, partners = heard.opinion.beliefs, heard.partners(world.r)
-        say = shares(world.sizes(), self.weighting)
-        meeting = self.together(world, state.models, trained.models, heard.arrived, say, partners, t)
-        own = tuple(replace(a, center=int(world.row[a.center])) for a in state.alarms)
+        beliefs, partners = received.preferences.beliefs, received.partners(context.r)
+        say = shares(context.sizes(), self.weighting)
+        meeting = self.together(context, state.models, trained.models, received.arrived, say, partners, t)
+        own = tuple(replace(a, center=int(context.row[a.center])) for a in state.alarms)
         watch = self.memory.clear(state.watch, tuple(a for a in own if a.center >= 0))
-        observed = self.observe(world, beliefs, meeting, t)
-        watch, raised = self.memory.surprises(watch, observed, keys_of(world, t))
+        observed = self.observe(context, beliefs, meeting, t)
+        watch, raised = self.memory.surprises(watch, observed, keys_of(context, t))
         watch = self.memory.remember(watch, observed)
-        seen = beliefs.observe(world.here[observed.center], observed.peer, observed.value)
-        alarms = tuple(replace(alarm, center=int(world.here[alarm.center])) for alarm in raised)
-        after = State(meeting.models, self.memory.recalled(seen, watch, world.here), watch, alarms, t)
+        seen = beliefs.observe(context.local_index[observed.center], observed.peer, observed.value)
+        alarms = tuple(replace(alarm, center=int(context.local_index[alarm.center])) for alarm in raised)
+        after = State(
+            meeting.models, self.memory.recalled(seen, watch, context.local_index), watch, alarms, t
+        )
         # All go on with the average, unless a rule of their own says otherwise.
         plain = self.adopt == "always" and not self.smoothing
         answers = (meeting.validation, meeting.test) if plain else None
-        worth = Worth(observed.center, observed.peer, observed.value, np.full(len(observed.value), np.nan))
-        return Learned(after, worth, alarms, answers)
+        worth = PeerUtility(
+            observed.center, observed.peer, observed.value, np.full(len(observed.value), np.nan)
+        )
+        return StepResult(after, worth, alarms, answers)
 
-    def observe(self, world: World, beliefs: Beliefs, meeting: Meeting, t: int) -> Observed:
+    def observe(self, context: Context, beliefs: Beliefs, meeting: Meeting, t: int) -> Observed:
         """A round's observations beside what was believed before."""
         value = self.credit.value(meeting.phi)
-        belief = beliefs.posterior(world.here[meeting.center], meeting.peer)
+        belief = beliefs.posterior(context.local_index[meeting.center], meeting.peer)
         surprise = np.where(belief.count > 0, value - belief.mean, np.nan)
         return Observed(meeting.center, meeting.peer, value, surprise, t)
 
     def together(
         self,
-        world: World,
+        context: Context,
         before: Tensor,
         trained: Tensor,
         arrived: Tensor,
@@ -368,13 +374,13 @@ class ABPS(PeerMethod):
 
         before: (r, P) models at the start of the round.  arrived: (n, shared) what peers received.
         """
-        meeting = meet(world, trained, arrived, weights, partners)
+        meeting = meet(context, trained, arrived, weights, partners)
         if self.selection.policy != "random" or self.adopt == "if_helpful":
             score, budget = (
                 UTILITIES[self.credit.utility],
                 (self.credit.tmc_permutations, self.credit.tmc_tol),
             )
-            meeting = judged(meeting, world, score, trained, arrived, weights, partners, t, *budget)
+            meeting = judged(meeting, context, score, trained, arrived, weights, partners, t, *budget)
         mixed = meeting.models
         if self.adopt == "if_helpful":
             # Shapley values add up to U(all partners) - U(nobody): the worth of the whole mix.
@@ -387,10 +393,10 @@ class ABPS(PeerMethod):
             mixed = torch.cat([torch.where(met, smooth, mixed[:, :shared]), mixed[:, shared:]], dim=1)
         return replace(meeting, models=mixed)
 
-    def evidence(self, world: World, state: State) -> tuple[Ints, Floats, Floats, Floats]:
+    def evidence(self, context: Context, state: State) -> tuple[Ints, Floats, Floats, Floats]:
         """Clipped utilities, for and against, and how many."""
         beliefs = state.beliefs
-        mine = beliefs.key // beliefs.n == world.here[0]
+        mine = beliefs.key // beliefs.n == context.local_index[0]
         return beliefs.key[mine] % beliefs.n, beliefs.gain[mine], beliefs.loss[mine], beliefs.count[mine]
 
 

@@ -10,8 +10,7 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.masked_scales import COUNTS, Counting
 from abps.data.outcome_statistics import told_columns
-from abps.methods.base import ROWS, Floats, Method, Published, World
-from abps.methods.peers import PeerMethod
+from abps.methods.base import ROWS, Context, Floats, Method, Published
 from abps.methods.star import StarMethod
 from abps.privacy.budget import Release, noise_for
 from abps.privacy.published import noisy
@@ -79,46 +78,36 @@ def with_noise(method: Method) -> Method:
     }
     if training.standardise == "common":
         plan["statistics"] = (1.0, COUNTS)
-    told = sum(_scored(method, t) for t in range(1, rounds + 1))
-    if told:
-        plan["scores"] = (1.0, told)
     noise = noise_for(budget, method.privacy.dp_delta, plan)
     return replace(method, training=replace(training, noise_multiplier=noise))
 
 
 def releases(method: Method, t: int) -> tuple[Release, ...]:
-    """What round t releases of a center's training rows: its steps and, before them, scores."""
+    """What round t releases of a center's training rows."""
     training = method.training
     steps = training.private_steps(training.epochs)
-    found = (Release(t, "training", training.noise_multiplier, training.sampling, steps),)
-    if _scored(method, t):
-        return (Release(t, "scores", training.noise_multiplier), *found)
-    return found
+    return (Release(t, "training", training.noise_multiplier, training.sampling, steps),)
 
 
-def _scored(method: Method, t: int) -> bool:
-    return isinstance(method, PeerMethod) and method.scored(t)
-
-
-def published_privately(world: World, published: Published, k: int, center: int, noise: float) -> Floats:
+def published_privately(context: Context, published: Published, k: int, center: int, noise: float) -> Floats:
     """(entries,) what the k-th center here publishes, with noise."""
-    stream = streams.generator(world.seed + world.secret, "private-noise", 0, center)
-    return noisy(published.names, published.vectors[k], int(world.data.train.sizes[k]), noise, stream)
+    stream = streams.generator(context.seed + context.secret, "private-noise", 0, center)
+    return noisy(published.names, published.vectors[k], int(context.data.train.sizes[k]), noise, stream)
 
 
-def not_covered(method: Method, world: World) -> tuple[str, ...]:
+def not_covered(method: Method, context: Context) -> tuple[str, ...]:
     """What an account leaves out, in words."""
     gaps = []
-    if method.training.standardise == "common" and world.data.agreed and not world.data.counted:
+    if method.training.standardise == "common" and context.data.agreed and not context.data.counted:
         gaps.append(
             "common statistics of numeric columns were told without noise; scales in a codebook need none"
         )
     elif method.training.standardise == "own":
         gaps.append("each center standardises by its own rows, and this is not counted")
     gaps.append("names of columns and of category levels in the codebook are not counted")
-    if method.kind == "star" or ROWS not in method.publish(world).names:
+    if method.kind == "star" or ROWS not in method.publish(context).names:
         gaps.append("numbers of training rows, by which models are averaged, are told as they are")
-    if world.learner.looked:
+    if context.learner.looked:
         gaps.append(
             "the method looks at training rows beside training, and what follows from it is not counted"
         )

@@ -10,7 +10,7 @@ has r = n, a hospital r = 1; the functions are the same. A round goes
 
 State is a frozen dataclass of columns, one row per center here, and what a driver writes down between rounds
 (:mod:`abps.methods.memory`). What follows from the data and from what members published is no state: it is
-``world.ground``, made by ``ground`` whenever they change.
+``context.derived``, made by ``derived`` whenever they change.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ ROWS = "log training rows"
 #: The stream number of a star's server.
 SERVER = streams.center_id("the server")
 
-#: How the centers of a method are linked: not at all; to a server; by mutual proposals; by a graph that all
-#: can compute; or by each choosing whom it hears.
-Kind = Literal["alone", "star", "mutual", "graph", "pull"]
+#: How the centers of a method are linked: not at all; to a server; to a coordinator among them; by mutual
+#: proposals; by a graph that all can compute; or by each choosing whom it hears.
+Kind = Literal["alone", "star", "coordinated", "mutual", "graph", "pull"]
 
 #: A center's say in an average: its training rows, or the same for all.
 Weighting = Literal["size", "uniform"]
@@ -70,34 +70,36 @@ class Wire:
         codec(self.codec)
         validate(self)
 
-    def shared(self, world: World) -> int:
+    def shared(self, context: Context) -> int:
         """How many leading columns of a model are shared."""
-        return world.learner.layout.shared(self.private_layers)
+        return context.learner.layout.shared(self.private_layers)
 
-    def payload(self, world: World) -> int:
+    def payload(self, context: Context) -> int:
         """Bytes of the frame that carries one center's shared weights."""
-        return frame_size(codec(self.codec), self.shared(world))
+        return frame_size(codec(self.codec), self.shared(context))
 
     def base(self, start: Tensor, count: int) -> Tensor:
         """(count,) what is subtracted before encoding and added again on arrival."""
         return start[:count] if self.reference == "start" else torch.zeros(count)
 
-    def deliver(self, world: World, weights: Tensor, t: int) -> Tensor:
+    def deliver(self, context: Context, weights: Tensor, t: int) -> Tensor:
         """(r, count) what the centers here send as the receivers see it; t numbers the message."""
-        return self._arrived(world, weights, streams.bits(world.seed, "codec", t, world.ids[world.here]))
+        return self._arrived(
+            context, weights, streams.bits(context.seed, "codec", t, context.ids[context.local_index])
+        )
 
-    def answer(self, world: World, weights: Tensor, t: int) -> Tensor:
+    def answer(self, context: Context, weights: Tensor, t: int) -> Tensor:
         """What a server sends as the centers see it: (count,) the same to all, or (n, count) to each its
         own; t numbers the message."""
         if weights.dim() == 1:
-            return self._arrived(world, weights[None], server_keys(world.seed, t))[0]
-        return self._arrived(world, weights, server_keys(world.seed, t, world.ids))
+            return self._arrived(context, weights[None], server_keys(context.seed, t))[0]
+        return self._arrived(context, weights, server_keys(context.seed, t, context.ids))
 
-    def _arrived(self, world: World, weights: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+    def _arrived(self, context: Context, weights: Tensor, keys: NDArray[np.uint64]) -> Tensor:
         """(senders, count) as the receivers see them; keys: (senders,) of the codec's random bits."""
         common = NOTHING
         if self.reference != "none":
-            common = self.base(world.learner.start, weights.shape[1]).numpy()
+            common = self.base(context.learner.start, weights.shape[1]).numpy()
         arrived = torch.empty(weights.shape)
         sent, seen = weights.numpy(), arrived.numpy()
         blocks = np.array_split(np.arange(len(weights)), -(-len(weights) // 32))
@@ -106,7 +108,7 @@ class Wire:
             some = slice(int(blocks[k][0]), int(blocks[k][-1]) + 1)
             codec(self.codec).arrive(sent[some], keys[some], common, seen[some])
 
-        world.learner.each(work, len(blocks))
+        context.learner.each(work, len(blocks))
         return arrived
 
 
@@ -149,38 +151,15 @@ class Stopping:
         return self.patience is not None and t - max(best, self.grace) >= self.patience
 
 
-@dataclass(frozen=True)
-class Choosing:
-    """What is chosen on validation rows; by default nothing, as in the paper.
-
-    penalties: values of ``weight_decay`` that the federation tries; none: it is what it is.
-    trial_rounds: how long each is tried.
-    refit: whether, after all choices, the models that are scored are fitted anew on training and validation
-    rows, for as many rounds.
-    """
-
-    penalties: tuple[float, ...] = ()
-    trial_rounds: int = 5
-    refit: bool = False
-
-    def __post_init__(self) -> None:
-        validate(self)
-        if any(penalty < 0 for penalty in self.penalties) or self.trial_rounds < 1:
-            raise RequestError(
-                f"penalties={self.penalties}, trial_rounds={self.trial_rounds}: choose penalties from 0 and "
-                "at least 1 round"
-            )
-
-
 @dataclass(frozen=True, eq=False)
-class World:
+class Context:
     """What a method works with: r centers that have their rows here, among n members.
 
     learner, data: of the r centers.  ids: (n,) the members' stream numbers.
-    place: (r,) where the r centers stand among the members; none: they are all of them.
-    told: (n,) training rows of the members, as they told; none: they are in the data.
-    bulletin: (n, k) what members published of themselves, NaN where one has not.
-    ground: what the method makes of all this before any round.
+    member_index: (r,) the indices of the r centers among the members; none: they are all of them.
+    reported_rows: (n,) training rows as the members reported them; none: they are in the data.
+    published: (n, k) metadata vectors that members published, NaN where one has not.
+    derived: what the method makes of all this before any round.
     secret: a number that nobody outside knows, for draws that hide rows; 0 in a simulation, which repeats.
     """
 
@@ -189,10 +168,10 @@ class World:
     ids: NDArray[np.uint64]
     seed: int
     horizon: int
-    place: Ints | None = None
-    told: NDArray[np.float32] | None = None
-    bulletin: Floats | None = None
-    ground: Any = None
+    member_index: Ints | None = None
+    reported_rows: NDArray[np.float32] | None = None
+    published: Floats | None = None
+    derived: Any = None
     secret: int = 0
 
     @property
@@ -206,33 +185,33 @@ class World:
         return self.data.size
 
     @cached_property
-    def here(self) -> Ints:
+    def local_index(self) -> Ints:
         """(r,) where the centers whose rows are here stand among the members."""
-        return np.arange(self.n) if self.place is None else self.place
+        return np.arange(self.n) if self.member_index is None else self.member_index
 
     @cached_property
     def row(self) -> Ints:
         """(n,) the row of every member, -1 where its rows are elsewhere."""
         rows = np.full(self.n, -1)
-        rows[self.here] = np.arange(self.r)
+        rows[self.local_index] = np.arange(self.r)
         return rows
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
         """(n,) the members that have published all that the method asks for."""
-        if self.bulletin is None:
+        if self.published is None:
             return np.ones(self.n, dtype=bool)
-        return np.asarray(~np.isnan(self.bulletin).any(axis=1))
+        return np.asarray(~np.isnan(self.published).any(axis=1))
 
     @cached_property
     def self_mask(self) -> NDArray[np.bool_]:
         """(r, n) a center itself among the members."""
-        return np.asarray(self.here[:, None] == np.arange(self.n))
+        return np.asarray(self.local_index[:, None] == np.arange(self.n))
 
     def sizes(self) -> Tensor:
         """(n,) training rows of the members."""
-        if self.told is not None:
-            return torch.from_numpy(self.told)
+        if self.reported_rows is not None:
+            return torch.from_numpy(self.reported_rows)
         return torch.from_numpy(self.data.train.sizes.astype(np.float32))
 
     def common_start(self) -> Tensor:
@@ -345,7 +324,6 @@ class Method:
     """A method's configuration. Fields are settings; ``--set name=value`` reaches each by its name.
 
     budget: edge bytes after which communication ends, or none.
-    choosing: what is chosen on validation rows.
     """
 
     #: Whether all that it does with tensors of linear models is among :mod:`abps.numpy_tensors`: a site's
@@ -359,7 +337,6 @@ class Method:
     stop: Stopping = field(default_factory=Stopping)
     budget: float | None = None
     privacy: Privacy = field(default_factory=Privacy)
-    choosing: Choosing = field(default_factory=Choosing)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -400,46 +377,50 @@ class Method:
         """Why it cannot run between sites, in half a sentence; nothing if it can."""
         return ""
 
-    def init(self, world: World) -> Any:
+    def init(self, context: Context) -> Any:
         """The state before the first round."""
-        return Models(world.common_start())
+        return Models(context.common_start())
 
-    def publish(self, world: World) -> Published:
+    def publish(self, context: Context) -> Published:
         """What the centers here publish of themselves before the first round; nothing by default."""
-        return Published((), np.zeros((world.r, 0)))
+        return Published((), np.zeros((context.r, 0)))
 
-    def ground(self, world: World) -> Any:
+    def derived(self, context: Context) -> Any:
         """What follows from the data here and from what all published; made anew when they change."""
         return None
 
-    def moved(self, before: World, world: World, state: Any, t: int) -> Any:
+    def moved(self, before: Context, context: Context, state: Any, t: int) -> Any:
         """The state when, before round t, new data took the place of old: nothing to do for most methods."""
         return state
 
-    def train(self, world: World, state: Any, t: int, alone: bool) -> Any:
+    def train(self, context: Context, state: Any, t: int, alone: bool) -> Any:
         """What the centers here do by themselves in round t: the state with new models, or more than that.
 
         alone: nothing will be exchanged any more.
         """
-        return replace(state, models=world.learner.train(state.models, t))
+        return replace(state, models=context.learner.train(state.models, t))
 
-    def begin(self, world: World, state: Any, t: int, alone: bool) -> Callable[[], Any]:
+    def begin(self, context: Context, state: Any, t: int, alone: bool) -> Callable[[], Any]:
         """The same, while the caller may do something else; the result waits for it."""
-        return lambda: self.train(world, state, t, alone)
+        return lambda: self.train(context, state, t, alone)
 
-    def rest(self, world: World, state: Any, trained: Any, t: int) -> Any:
+    def rest(self, context: Context, state: Any, trained: Any, t: int) -> Any:
         """The state after a round in which nothing was exchanged."""
         return trained
 
-    def logits(self, world: World, state: Any, rows: Rows) -> Segments:
+    def logits(self, context: Context, state: Any, rows: Rows) -> Segments:
         """Every center's predictions for its own rows."""
-        return world.learner.logits(state.models, rows)
+        return context.learner.logits(state.models, rows)
+
+    def finished(self, state: Any) -> bool:
+        """Whether nothing is gained by another round."""
+        return False
 
     def beliefs(self, state: Any) -> Any:
         """What the centers believe of each other, for methods that keep beliefs."""
         return getattr(state, "beliefs", None)
 
-    def heterogeneity(self, world: World, state: Any) -> dict[str, Any] | None:
+    def heterogeneity(self, context: Context, state: Any) -> dict[str, Any] | None:
         """Whether the centers differ (p, dimensions, kinds, columns), for methods that test it."""
         return None
 
@@ -449,11 +430,11 @@ def tried(config: Method, **own: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
     return {"lr": tuple(float(f"{config.training.lr * by:.3g}") for by in (1 / 3, 1, 3)), **own}
 
 
-def grounded(method: Method, world: World) -> World:
+def with_derived(method: Method, context: Context) -> Context:
     """The world with what was published in it, if it is complete, and what the method makes of it."""
-    if world.bulletin is None:
-        world = replace(world, bulletin=method.publish(world).vectors)
-    return replace(world, ground=method.ground(world))
+    if context.published is None:
+        context = replace(context, published=method.publish(context).vectors)
+    return replace(context, derived=method.derived(context))
 
 
 def weighted_mean(models: Tensor, weights: Tensor) -> Tensor:

@@ -32,9 +32,7 @@ from abps.methods.base import Method, Stopping, Wire
 from abps.methods.centralized import Centralized
 from abps.methods.fedavg import FedAvg
 from abps.methods.fedprox import FedProx
-from abps.methods.kindred import Kindred, Roll
 from abps.methods.local import Local
-from abps.methods.plus import ABPSPlus, Calling, Public
 from abps.methods.references import (
     CentralizedStopped,
     GlmExact,
@@ -213,41 +211,6 @@ CATALOG: Final[dict[str, Entry]] = {
         "abps",
         "all extensions: two private layers, EMA, early stopping",
         _PAPER,
-    ),
-    "abps-plus": Entry(Kindred(), "extension", "pairs of one kind, on an additive model", "this project"),
-    "abps-plus-random": Entry(
-        Kindred(policy="random", last=()), "extension", "… with partners at random", "ablation"
-    ),
-    "abps-plus-plain": Entry(
-        Kindred(roll=Roll(public=False)), "extension", "… that looks at scores alone", "ablation"
-    ),
-    "abps-plus-v1": Entry(
-        ABPSPlus(), "extension", "the first form: learns from received models, three bits", "this project"
-    ),
-    "abps-plus-v1-int4": Entry(
-        ABPSPlus(wire=Wire("int4", private_layers=1, reference="start")),
-        "extension",
-        "… with four bits a weight",
-        "ablation",
-    ),
-    "abps-plus-v1-bf16": Entry(ABPSPlus(wire=_PQ), "extension", "… in bfloat16", "ablation"),
-    "abps-plus-v1-shapley": Entry(
-        ABPSPlus(utility="auroc"),
-        "extension",
-        "… with the paper's utility, gains on validation rows",
-        "ablation",
-    ),
-    "abps-plus-v1-flat": Entry(
-        ABPSPlus(public=Public(metadata=False, association=False)),
-        "extension",
-        "… without public features",
-        "ablation",
-    ),
-    "abps-plus-v1-open": Entry(
-        ABPSPlus(gate=False), "extension", "… that adopts whatever arrives", "ablation"
-    ),
-    "abps-plus-v1-greedy": Entry(
-        ABPSPlus(calling=Calling(policy="mean")), "extension", "… that never explores", "ablation"
     ),
 }
 

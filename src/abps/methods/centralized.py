@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from abps.data.prepare import Prepared, Rows
-from abps.methods.base import Method, Models, World
+from abps.methods.base import Context, Method, Models
 from abps.models.metrics import Segments
 from abps.models.training import Learner
 
@@ -20,21 +20,21 @@ class Centralized(Method):
         """Never."""
         return "it pools all rows in one place"
 
-    def init(self, world: World) -> Models:
+    def init(self, context: Context) -> Models:
         """One model (1, P), the common start."""
-        return Models(world.learner.start[None].clone())
+        return Models(context.learner.start[None].clone())
 
-    def ground(self, world: World) -> Learner:
+    def derived(self, context: Context) -> Learner:
         """The learner that sees all rows."""
-        return world.learner.on(pool(world.data))
+        return context.learner.on(pool(context.data))
 
-    def train(self, world: World, state: Models, t: int, alone: bool) -> Models:
+    def train(self, context: Context, state: Models, t: int, alone: bool) -> Models:
         """The local epochs of a round, on all rows at once."""
-        return Models(world.ground.train(state.models, t))
+        return Models(context.derived.train(state.models, t))
 
-    def logits(self, world: World, state: Models, rows: Rows) -> Segments:
+    def logits(self, context: Context, state: Models, rows: Rows) -> Segments:
         """The one model on every center's own rows."""
-        return world.learner.logits(state.models.expand(world.n, -1), rows)
+        return context.learner.logits(state.models.expand(context.n, -1), rows)
 
 
 def pool(data: Prepared) -> Prepared:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from abps.core.errors import RequestError
 from abps.lab.rivals.robust import AGGREGATES, Aggregate, trusted
-from abps.methods.base import Weighting, Wire, World, shares
+from abps.methods.base import Context, Weighting, Wire, shares
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 from abps.tensors import Tensor, torch
@@ -56,14 +56,14 @@ class FedAvg(StarMethod):
         """What a center adds to its own loss: nothing here; FedAvg's relatives differ in it."""
         return PLAIN
 
-    def train(self, world: World, state: Any, t: int, alone: bool) -> Any:
+    def train(self, context: Context, state: Any, t: int, alone: bool) -> Any:
         """The local epochs."""
         objective = PLAIN if alone else self.objective(state)
-        return replace(state, models=world.learner.train(state.models, t, objective))
+        return replace(state, models=context.learner.train(state.models, t, objective))
 
-    def upload(self, world: World, state: Any, trained: Any, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: Any, trained: Any, t: int) -> tuple[Tensor, ...]:
         """The shared layers."""
-        return (trained.models[:, : self.wire.shared(world)],)
+        return (trained.models[:, : self.wire.shared(context)],)
 
     def serve(
         self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
@@ -79,7 +79,7 @@ class FedAvg(StarMethod):
             trunk = torch.lerp(trunk, before, self.smoothing)
         return (trunk,), None
 
-    def receive(self, world: World, state: Any, trained: Any, down: tuple[Tensor, ...], t: int) -> Any:
+    def receive(self, context: Context, state: Any, trained: Any, down: tuple[Tensor, ...], t: int) -> Any:
         """The average in the place of the shared layers."""
         return replace(trained, models=under(down[0], trained.models))
 

@@ -21,7 +21,7 @@ from abps.data.prepare import Rows
 from abps.lab.drift import change as drift
 from abps.lab.drift import detectors
 from abps.lab.drift.change import two_sided_p
-from abps.methods.base import Alarm, World
+from abps.methods.base import Alarm, Context
 from abps.models.metrics import Segments, labels_of, row_losses
 from abps.tensors import Tensor
 
@@ -116,26 +116,26 @@ class Memory:
         """The level of one comparison."""
         return self.alarm_level / max(1, len(self.watch))
 
-    def look(self, before: World, world: World, models: Tensor, t: int) -> tuple[Alarm, ...]:
+    def look(self, before: Context, context: Context, models: Tensor, t: int) -> tuple[Alarm, ...]:
         """Alarms on the centers' own data when, before round t, new rows took the place of old."""
         if self.forget != "alarm":
             return ()
         found: list[Alarm] = []
-        keys = keys_of(world, t)
+        keys = keys_of(context, t)
         if "loss" in self.watch:
             old = losses(before, models, before.data.validation)
             new = joined(
-                losses(world, models, world.data.train), losses(world, models, world.data.validation)
+                losses(context, models, context.data.train), losses(context, models, context.data.validation)
             )
             found += self._compare("loss", old, new, keys)
         if "outcome" in self.watch:
             old = joined(labels_of(before.data.train), labels_of(before.data.validation))
-            new = joined(labels_of(world.data.train), labels_of(world.data.validation))
+            new = joined(labels_of(context.data.train), labels_of(context.data.validation))
             found += self._compare("outcome", old, new, keys)
         if "case_mix" in self.watch:
-            found += self._case_mix(before, world)
+            found += self._case_mix(before, context)
         if "relation" in self.watch:
-            found += self._relation(before, world, keys)
+            found += self._relation(before, context, keys)
         return tuple(found)
 
     def _compare(self, statistic: str, old: Segments, new: Segments, keys: Keys) -> list[Alarm]:
@@ -159,26 +159,26 @@ class Memory:
             watcher.update(value / spread)
         return any(watcher.update(value / spread) for value in new.tolist())
 
-    def _case_mix(self, before: World, world: World) -> list[Alarm]:
+    def _case_mix(self, before: Context, context: Context) -> list[Alarm]:
         """The smallest p-value over the binary columns, times their number."""
         binary = [
             k
-            for k in range(world.data.width)
-            if all(np.isin(w.data.train.x[:, k], (0.0, 1.0)).all() for w in (before, world))
+            for k in range(context.data.width)
+            if all(np.isin(w.data.train.x[:, k], (0.0, 1.0)).all() for w in (before, context))
         ]
-        least = np.ones(world.n)
+        least = np.ones(context.n)
         for k in binary:
-            old, new = (Segments(w.data.train.x[:, k], w.data.train.start) for w in (before, world))
+            old, new = (Segments(w.data.train.x[:, k], w.data.train.start) for w in (before, context))
             least = np.minimum(least, p_values(summary_of(old), summary_of(new)))
         p = np.minimum(least * len(binary), 1.0)
         return [Alarm(int(i), "case_mix", float(p[i])) for i in np.flatnonzero(p <= self.level)]
 
-    def _relation(self, before: World, world: World, keys: Keys) -> list[Alarm]:
+    def _relation(self, before: Context, context: Context, keys: Keys) -> list[Alarm]:
         """Permutation tests that have a handful of permutations beyond their level."""
         count = int(np.ceil(_BEYOND / self.level)) - 1
         found = []
-        for i in range(world.n):
-            (x, y), (x_new, y_new) = rows_of(before, i), rows_of(world, i)
+        for i in range(context.n):
+            (x, y), (x_new, y_new) = rows_of(before, i), rows_of(context, i)
             rng = np.random.Generator(np.random.SFC64(int(keys[i])))
             p = relation_p(x, y, x_new, y_new, rng, count)
             found += [Alarm(i, "relation", p)] if p <= self.level else []
@@ -248,14 +248,14 @@ class Memory:
         )
 
 
-def keys_of(world: World, t: int) -> Keys:
+def keys_of(context: Context, t: int) -> Keys:
     """(r,) what the centers' detectors draw from in round t."""
-    return streams.bits(world.seed, "watch", t, world.ids[world.here])
+    return streams.bits(context.seed, "watch", t, context.ids[context.local_index])
 
 
-def rows_of(world: World, i: int) -> tuple[Floats, Floats]:
+def rows_of(context: Context, i: int) -> tuple[Floats, Floats]:
     """Center i's training and validation rows: features (rows, k) and outcomes (rows,)."""
-    parts = [rows.only(i) for rows in (world.data.train, world.data.validation)]
+    parts = [rows.only(i) for rows in (context.data.train, context.data.validation)]
     return (
         np.concatenate([part.x for part in parts]).astype(np.float64),
         np.concatenate([part.y for part in parts]).astype(np.float64),
@@ -289,9 +289,9 @@ def relation_p(
     return (1 + beyond) / (1 + count)
 
 
-def losses(world: World, models: Tensor, rows: Rows) -> Segments:
+def losses(context: Context, models: Tensor, rows: Rows) -> Segments:
     """Every center's deviance residual on each of its rows: the root of twice its log-loss, less skewed."""
-    loss = row_losses(world.learner.logits(models, rows), labels_of(rows))
+    loss = row_losses(context.learner.logits(models, rows), labels_of(rows))
     return Segments(np.sqrt(2.0 * loss.values), loss.start)
 
 

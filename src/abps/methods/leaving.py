@@ -20,8 +20,8 @@ from abps.data.prepare import numbers_of, prepare, told_of
 from abps.data.scales import Summary, sketched
 from abps.data.split import assign_splits
 from abps.methods.accounting import to_count
-from abps.methods.base import Method, World, grounded
-from abps.methods.peers import PeerMethod
+from abps.methods.base import Context, Method, with_derived
+from abps.methods.coordinated import CoordinatedMethod
 from abps.methods.references import GlmExact
 from abps.models.batched import StackedLearner
 from abps.privacy.small_counts import least_rows
@@ -53,7 +53,7 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
     training = method.training
     data = prepare(table, seed, book, standardise=training.standardise, splines=training.splines)
     learner = StackedLearner(data, training, training.factory, seed)
-    world = World(learner, data, streams.center_ids(data.centers), seed, method.stop.rounds)
+    context = Context(learner, data, streams.center_ids(data.centers), seed, method.stop.rounds)
     found = [Value("codebook", column.name, column.kind) for column in book.columns]
     found += [Value("codebook", f"outcome {name}", "a class") for name in book.outcome.names]
     numbers = book.numbers if training.standardise == "common" else ()
@@ -68,17 +68,17 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
         unsettled = replace(table, outcome=asked) if about else table
         for summary in told_of(unsettled, split, (*numbers, *about), book.floor).values():
             found += _statistics(summary)
-    published = method.publish(world)
+    published = method.publish(context)
     if len(published.vectors):
         found += [Value("metadata", name, float(v)) for name, v in zip(published.names, published.vectors[0])]
     if isinstance(method, GlmExact):
-        found += _sums(method, grounded(method, world))
+        found += _sums(method, with_derived(method, context))
     elif method.kind != "alone":
-        shared = method.line.shared(world)
+        shared = method.line.shared(context)
         size = frame_size(codec(method.line.codec), shared)
         found.append(Value("weights", f"{size} bytes as {method.line.codec}", float(shared), "every round"))
-    if isinstance(method, PeerMethod):
-        found += _answers(method, world)
+    if isinstance(method, CoordinatedMethod):
+        found += _uploads(method, context)
     return tuple(found)
 
 
@@ -119,12 +119,12 @@ def _statistics(summary: Summary) -> list[Value]:
     return found
 
 
-def _sums(method: GlmExact, world: World) -> list[Value]:
+def _sums(method: GlmExact, context: Context) -> list[Value]:
     """The sums of a regression at coefficients of zero, which all begin with; later ones follow from all
     centers' totals."""
-    state = method.init(world)
-    sums = method.upload(world, state, state, 1)[0][0].tolist()
-    names = ("the intercept", *world.data.columns)
+    state = method.init(context)
+    sums = method.upload(context, state, state, 1)[0][0].tolist()
+    names = ("the intercept", *context.data.columns)
     half = zip(*np.triu_indices(len(names)))
     told = [f"curvature of {names[i]} and {names[j]}" for i, j in half]
     told += [f"slope of {name}" for name in names]
@@ -133,14 +133,8 @@ def _sums(method: GlmExact, world: World) -> list[Value]:
     return [*found, Value("sums", "the same at other coefficients", float(len(sums)), "later rounds")]
 
 
-def _answers(method: PeerMethod, world: World) -> list[Value]:
-    """What a board asks, by the number of values of an answer: they come of training."""
-    found = []
-    state = method.init(world)
-    for t in range(1, world.horizon + 1):
-        for question in range(method.questions(t, world.horizon)):
-            reply = method.reply(world, state, t, question)
-            entries = float(np.asarray(reply.values).shape[1])
-            name = f"answer {question + 1} to the board, {reply.size} bytes"
-            found.append(Value("scores", name, entries, f"round {t}"))
-    return found
+def _uploads(method: CoordinatedMethod, context: Context) -> list[Value]:
+    """The upload of the first exchange, by its number of values; later ones follow from the broadcasts."""
+    upload = method.upload(context, method.init(context), 1)
+    entries = float(upload.values.shape[1])
+    return [Value("scores", f"upload to the coordinator, {upload.size} bytes", entries, "every exchange")]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import credit, streams
-from abps.methods.base import World
+from abps.methods.base import Context
 from abps.models.metrics import Segments, labels_of
 from abps.models.mixtures import mixtures
 from abps.tensors import Tensor
@@ -62,23 +62,23 @@ class Meeting:
 
 
 def meet(
-    world: World, trained: Tensor, arrived: Tensor, weights: Tensor, partners: Sequence[Ints]
+    context: Context, trained: Tensor, arrived: Tensor, weights: Tensor, partners: Sequence[Ints]
 ) -> Meeting:
     """Average all who have rows here (a hospital has its own alone) with their partners; nobody is judged.
 
     trained: (r, P) own models.  arrived: (n, shared) what each member's partners received from it.
     weights: (n,) of the members.  partners: of every row, by their places.
     """
-    data, say = world.data, weights.numpy()
-    parts = mixtures(np.arange(world.r), *flat(partners), say, own_weights=say[world.here])
-    models, answers = world.learner.settle(trained, arrived, parts, data.held_out)
+    data, say = context.data, weights.numpy()
+    parts = mixtures(np.arange(context.r), *flat(partners), say, own_weights=say[context.local_index])
+    models, answers = context.learner.settle(trained, arrived, parts, data.held_out)
     none = np.zeros(0, dtype=np.int64)
     return Meeting(models, *answers.split(data.validation.sizes), none, none, np.zeros(0))
 
 
 def judged(
     meeting: Meeting,
-    world: World,
+    context: Context,
     score: Score,
     trained: Tensor,
     arrived: Tensor,
@@ -91,12 +91,12 @@ def judged(
     """The meeting, and what every center's partners were worth to it by the score of its model on its
     validation rows: exact up to five partners, sampled above."""
     arrived, say = arrived.contiguous(), weights.numpy()
-    rows = world.data.validation
+    rows = context.data.validation
 
     def utility(owner: Ints, members: Ints, counts: Ints) -> Floats:
         """U_i(S) of each center and coalition."""
-        models = mixtures(owner, members, counts, say, own_weights=say[world.here])
-        answers = world.learner.mixture_logits(trained, arrived, models, rows)
+        models = mixtures(owner, members, counts, say, own_weights=say[context.local_index])
+        answers = context.learner.mixture_logits(trained, arrived, models, rows)
         return score(answers, labels_of(rows, owner))
 
     whole = score(meeting.validation, labels_of(rows))
@@ -114,7 +114,7 @@ def judged(
 
     def sample(k: int) -> None:
         i = int(many[k])
-        rng = streams.generator(world.seed, "permutations", t, int(world.ids[world.here[i]]))
+        rng = streams.generator(context.seed, "permutations", t, int(context.ids[context.local_index[i]]))
         orders = np.stack([rng.permutation(degree[i]) for _ in range(permutations)])
 
         def ask(masks: list[int]) -> Floats:
@@ -122,7 +122,7 @@ def judged(
 
         sampled[k] = credit.sampled_shapley(orders, ask, tolerance)
 
-    world.learner.each(sample, len(many))
+    context.learner.each(sample, len(many))
     center.append(np.repeat(many, degree[many]))
     peer += [partners[i] for i in many.tolist()]
     phi += sampled

@@ -13,7 +13,7 @@ number of a center's own beside them (``note``). The driver sends, encodes, deco
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,16 +22,12 @@ from numpy.typing import NDArray
 
 from abps.core import ledger as bytes_of
 from abps.core import selection as turns_of
-from abps.core import streams
 from abps.core.ledger import Traffic
 from abps.core.matching import Answer, Plan, propose, unwanted
-from abps.core.peer_effects import PeerEffects
 from abps.core.selection import Selection
-from abps.data.prepare import Rows
-from abps.methods.base import Alarm, Decisions, Floats, Ints, Method, Wire, World
+from abps.methods.base import Alarm, Context, Decisions, Floats, Ints, Method, Wire
 from abps.models.metrics import Segments
 from abps.tensors import Tensor
-from abps.wire.numerals import Form, Numerals
 
 
 def accept(row: int, peer: int) -> Answer:
@@ -40,7 +36,7 @@ def accept(row: int, peer: int) -> Answer:
 
 
 @dataclass(frozen=True, eq=False)
-class Opinion:
+class Preferences:
     """What r centers think of the members before anybody has asked anybody.
 
     rankings: for every center here, the members (by their places) that it would ask, best first.
@@ -62,7 +58,7 @@ class Opinion:
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
+class Received:
     """What arrived in a round.
 
     to, by: (transfers,) the row of the receiver, which is here, and the place of the sender.
@@ -75,7 +71,7 @@ class Heard:
     by: Ints
     arrived: Tensor
     notes: Floats
-    opinion: Any = None
+    preferences: Any = None
     refused: tuple[Ints, Ints] = field(default_factory=lambda: (np.zeros(0, np.int64), np.zeros(0, np.int64)))
 
     def partners(self, r: int) -> list[Ints]:
@@ -86,7 +82,7 @@ class Heard:
 
 
 @dataclass(frozen=True, eq=False)
-class Worth:
+class PeerUtility:
     """What peers were worth: to whom (a row), who (a place), how much in [0, 1], and its error."""
 
     center: Ints
@@ -96,7 +92,7 @@ class Worth:
 
 
 @dataclass(frozen=True, eq=False)
-class Learned:
+class StepResult:
     """The state after an exchange, and what else there is to tell.
 
     worth: for a site's record.  alarms: raised in this round.
@@ -104,49 +100,9 @@ class Learned:
     """
 
     state: Any
-    worth: Worth | None = None
+    worth: PeerUtility | None = None
     alarms: tuple[Alarm, ...] = ()
     answers: tuple[Segments, Segments] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Reply:
-    """What r centers answer to a roll call: values (r, entries) as the board reads them, and the bytes that
-    one answer takes.  told: each answer as it is sent; none: they are shared weights, and travel as these
-    do.  weights: from which entry to before which there are shared weights."""
-
-    values: Floats
-    size: int
-    told: tuple[Numerals, ...] = ()
-    weights: tuple[int, int] = (0, 0)
-
-    @staticmethod
-    def of(values: Floats, form: Form, weights: tuple[int, int] = (0, 0)) -> Reply:
-        """Numbers that are written in this form."""
-        told = tuple(Numerals.of(row, form) for row in values)
-        return Reply(np.stack([each.values for each in told]), told[0].size, told, weights)
-
-
-@dataclass(frozen=True, eq=False)
-class Notice:
-    """What the board tells after a roll call: the same to all, and something to a member by its place."""
-
-    common: Numerals
-    own: Mapping[int, Numerals] = field(default_factory=dict)
-
-    def only(self, place: int) -> Floats:
-        """What member ``place`` alone is told."""
-        return self.own[place].values if place in self.own else np.zeros(0)
-
-    def size(self, place: int) -> int:
-        """Bytes of telling a member."""
-        return self.common.size + (self.own[place].size if place in self.own else 0)
-
-
-def boards(seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
-    """(n,) the members in the order in which they are asked to be the board of round t: the first that is
-    there is. Everybody can work it out."""
-    return np.argsort(streams.bits(seed, "board", t, ids), kind="stable")
 
 
 @dataclass(frozen=True)
@@ -157,9 +113,6 @@ class PeerMethod(Method, ABC):
 
     #: Whether a number of its own travels with a center's weights.
     noted: ClassVar[bool] = False
-
-    #: Whether it says what mixes with peers take off a center's loss (``mixed``, ``peer_effects``).
-    believing: ClassVar[bool] = False
 
     @property
     def line(self) -> Wire:
@@ -179,33 +132,11 @@ class PeerMethod(Method, ABC):
         """(n,) the members in the order in which they propose."""
         return turns_of.turns(Selection(), seed, t, ids)
 
-    def questions(self, t: int, horizon: int) -> int:
-        """How many roll calls come before round t. In each all members answer to a board, which works out
-        something from all answers and tells it. The board is one of them, another one in every round, and
-        needs no data for it."""
-        return 0
-
-    def scored(self, t: int) -> bool:
-        """Whether an answer to a roll call before round t holds sums over training rows."""
-        return False
-
-    def reply(self, world: World, state: Any, t: int, question: int) -> Reply:
-        """What the centers here answer; world: of the members that are asked."""
-        raise NotImplementedError
-
-    def board(self, answers: Floats, sizes: Floats, t: int, question: int) -> Notice:
-        """What follows from all answers (n, entries), NaN where a member gave none; sizes: (n,) rows."""
-        raise NotImplementedError
-
-    def informed(self, world: World, state: Any, notice: Notice, t: int, question: int) -> Any:
-        """The state after the board has told what it found; ``ValueError`` if that cannot be."""
-        return state
-
-    def opine(self, world: World, state: Any, trained: Callable[[], Any], t: int) -> Opinion:
+    def rank_peers(self, context: Context, state: Any, trained: Callable[[], Any], t: int) -> Preferences:
         """Whom the centers here want to hear; ``trained()`` waits for their training, if that matters."""
         raise NotImplementedError
 
-    def transfers(self, world: World, t: int) -> tuple[Ints, Ints]:
+    def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
         """(receivers, senders) by their places, of a graph: the same wherever it is worked out."""
         raise NotImplementedError
 
@@ -214,33 +145,22 @@ class PeerMethod(Method, ABC):
         models: Tensor = trained.models
         return models
 
-    def note(self, world: World, trained: Any, listeners: Ints) -> Floats:
+    def note(self, context: Context, trained: Any, listeners: Ints) -> Floats:
         """(r,) the number that goes with a center's weights; listeners: (r,) how many hear it."""
-        return np.zeros(world.r)
+        return np.zeros(context.r)
 
     @abstractmethod
-    def learn(self, world: World, state: Any, trained: Any, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: Any, trained: Any, received: Received, t: int) -> StepResult:
         """What the centers here make of what arrived."""
 
-    def cost(self, world: World, to: Ints, by: Ints) -> Traffic:
+    def cost(self, context: Context, to: Ints, by: Ints) -> Traffic:
         """Bytes of weights, and of notes, over links from places ``by`` to places ``to``."""
-        pairs = np.unique(np.minimum(to, by) * world.n + np.maximum(to, by))
-        payload = self.wire.payload(world)
+        pairs = np.unique(np.minimum(to, by) * context.n + np.maximum(to, by))
+        payload = self.wire.payload(context)
         control = len(to) * bytes_of.CONTROL_MESSAGE * self.noted
         return Traffic(len(pairs) * payload, len(to) * payload, control)
 
-    def mixed(
-        self, world: World, trained: Any, heard: Heard, rows: Rows
-    ) -> tuple[Ints, Ints, Segments, Segments] | None:
-        """Who mixes with whom (rows here, places), and the logits on some rows, a part for each center here,
-        of the models before and after; nothing for methods whose beliefs are about something else."""
-        return None
-
-    def peer_effects(self, world: World, state: Any) -> PeerEffects | None:
-        """What centers believe that mixes with their peers take off their loss, where they do."""
-        return None
-
-    def evidence(self, world: World, state: Any) -> tuple[Ints, Floats, Floats, Floats]:
+    def evidence(self, context: Context, state: Any) -> tuple[Ints, Floats, Floats, Floats]:
         """(place, for, against, count) of the members that the first center here has observed."""
         return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
 
@@ -249,10 +169,10 @@ class PeerMethod(Method, ABC):
         return state
 
 
-def agree(method: PeerMethod, world: World, opinion: Opinion, t: int) -> Plan:
+def agree(method: PeerMethod, context: Context, preferences: Preferences, t: int) -> Plan:
     """Who becomes whose partner when all centers are here."""
-    if opinion.plan is not None:
-        return opinion.plan()
-    order = method.turns(world.seed, t, world.ids).tolist()
-    plan = propose(order, opinion.rankings, opinion.answer, method.capacity)
-    return plan if opinion.wanted is None else unwanted(plan, opinion.rankings, opinion.wanted)
+    if preferences.plan is not None:
+        return preferences.plan()
+    order = method.turns(context.seed, t, context.ids).tolist()
+    plan = propose(order, preferences.rankings, preferences.answer, method.capacity)
+    return plan if preferences.wanted is None else unwanted(plan, preferences.rankings, preferences.wanted)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
-from abps.methods.base import Method, Models, Stopping, World
+from abps.methods.base import Context, Method, Models, Stopping
 from abps.methods.centralized import Centralized
-from abps.methods.patient_sums import told_columns
+from abps.methods.patient_sums import releasable_columns
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.glm import message, message_size, newton_step, width_of, with_intercept
 from abps.models.layout import Layout
@@ -68,33 +68,33 @@ class LocalBest(Reference):
     answers on validation rows is therefore not held out.
     """
 
-    def init(self, world: World) -> Fitted:
+    def init(self, context: Context) -> Fitted:
         """Nothing yet."""
         return Fitted()
 
-    def train(self, world: World, state: Fitted, t: int, alone: bool) -> Fitted:
+    def train(self, context: Context, state: Fitted, t: int, alone: bool) -> Fitted:
         """Choose and fit, once."""
-        return state if state.predictors else self.fit(world)
+        return state if state.predictors else self.fit(context)
 
-    def moved(self, before: World, world: World, state: Fitted, t: int) -> Fitted:
+    def moved(self, before: Context, context: Context, state: Fitted, t: int) -> Fitted:
         """New data: all is fitted anew."""
         return Fitted()
 
-    def fit(self, world: World) -> Fitted:
+    def fit(self, context: Context) -> Fitted:
         """Every center's own choice."""
-        own = world.data.own
+        own = context.data.own
         found: list[tuple[Choice, Predictor]] = [None] * len(own.sizes)  # type: ignore[list-item]
 
         def one(i: int) -> None:
             rows = own.only(i)
             x, y = rows.x.astype(np.float64), rows.y.astype(np.float64)
-            choice = choose(x, y, rows.patient, world.seed, outcome=rows.outcome)
+            choice = choose(x, y, rows.patient, context.seed, outcome=rows.outcome)
             found[i] = choice, fit(choice, x, y, rows.outcome)
 
-        world.learner.each(one, len(found))
+        context.learner.each(one, len(found))
         return Fitted(tuple(c for c, _ in found), tuple(p for _, p in found))
 
-    def logits(self, world: World, state: Fitted, rows: Rows) -> Segments:
+    def logits(self, context: Context, state: Fitted, rows: Rows) -> Segments:
         """Every center's model on its own rows."""
         parts = [state.predictors[i](rows.only(i).x.astype(np.float64))[0] for i in range(len(rows.sizes))]
         return Segments(np.concatenate(parts), rows.start)
@@ -106,26 +106,26 @@ class PooledBest(Reference):
 
     training: Training = field(default_factory=lambda: Training(standardise="common"))
 
-    def init(self, world: World) -> Fitted:
+    def init(self, context: Context) -> Fitted:
         """Nothing yet."""
         return Fitted()
 
-    def train(self, world: World, state: Fitted, t: int, alone: bool) -> Fitted:
+    def train(self, context: Context, state: Fitted, t: int, alone: bool) -> Fitted:
         """Choose and fit, once."""
-        return state if state.predictors else self.fit(world)
+        return state if state.predictors else self.fit(context)
 
-    def moved(self, before: World, world: World, state: Fitted, t: int) -> Fitted:
+    def moved(self, before: Context, context: Context, state: Fitted, t: int) -> Fitted:
         """New data: all is fitted anew."""
         return Fitted()
 
-    def fit(self, world: World) -> Fitted:
+    def fit(self, context: Context) -> Fitted:
         """One choice for all."""
-        own = world.data.own
+        own = context.data.own
         x, y = own.x.astype(np.float64), own.y.astype(np.float64)
-        choice = choose(x, y, own.patient, world.seed, each=world.learner.each, outcome=own.outcome)
+        choice = choose(x, y, own.patient, context.seed, each=context.learner.each, outcome=own.outcome)
         return Fitted((choice,), (fit(choice, x, y, own.outcome),))
 
-    def logits(self, world: World, state: Fitted, rows: Rows) -> Segments:
+    def logits(self, context: Context, state: Fitted, rows: Rows) -> Segments:
         """The one model on all rows."""
         return Segments(state.predictors[0](rows.x.astype(np.float64))[0], rows.start)
 
@@ -154,7 +154,7 @@ class Asked(Models):
     models have it.  done: they are final.  heard: the round in which they came."""
 
     done: bool = False
-    heard: int = 0
+    received: int = 0
 
     @property
     def w(self) -> Floats:
@@ -217,7 +217,7 @@ class GlmExact(StarMethod):
 
     def taken_in(self, state: Asked) -> int:
         """The round of the coefficients that a center is asked about."""
-        return state.heard
+        return state.received
 
     def answered(self, memory: Regression | None) -> int:
         """The round in which coefficients were sent last."""
@@ -227,15 +227,15 @@ class GlmExact(StarMethod):
         """Whether the coefficients are final."""
         return memory is not None and memory.done
 
-    def ground(self, world: World) -> tuple[Rows, Rows, NDArray[np.bool_]]:
+    def derived(self, context: Context) -> tuple[Rows, Rows, NDArray[np.bool_]]:
         """The rows as sums may tell of them."""
-        return told_rows(world.data)
+        return told_rows(context.data)
 
-    def init(self, world: World) -> Asked:
+    def init(self, context: Context) -> Asked:
         """All zero."""
-        return Asked(torch.zeros(world.r, 1 + world.data.width))
+        return Asked(torch.zeros(context.r, 1 + context.data.width))
 
-    def train(self, world: World, state: Asked, t: int, alone: bool) -> Asked:
+    def train(self, context: Context, state: Asked, t: int, alone: bool) -> Asked:
         """Nothing: what a center does is to sum."""
         return state
 
@@ -244,11 +244,11 @@ class GlmExact(StarMethod):
         """Sums, as they are."""
         return "total"
 
-    def upload(self, world: World, state: Asked, trained: Asked, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: Asked, trained: Asked, t: int) -> tuple[Tensor, ...]:
         """The sums at the coefficients that were asked about; nothing once they are final."""
         if state.done:
             return ()
-        train, validation, few = world.ground
+        train, validation, few = context.derived
         sums = message(train, validation, state.w)
         sums[few] = 0.0
         return (torch.from_numpy(sums),)
@@ -284,15 +284,17 @@ class GlmExact(StarMethod):
         w = newton_step(total, state.w, penalty).astype(np.float32).astype(np.float64)
         return replace(state, before=loss, w=w)
 
-    def receive(self, world: World, state: Asked, trained: Asked, down: tuple[Tensor, ...], t: int) -> Asked:
+    def receive(
+        self, context: Context, state: Asked, trained: Asked, down: tuple[Tensor, ...], t: int
+    ) -> Asked:
         """The coefficients to go on with."""
         if not down:
             return state
         w = down[0][1:].roll(-1)  # the intercept is the last
         asked = int(down[0][0])
-        return Asked(w.expand(world.r, -1).clone(), asked < 0, abs(asked))
+        return Asked(w.expand(context.r, -1).clone(), asked < 0, abs(asked))
 
-    def logits(self, world: World, state: Asked, rows: Rows) -> Segments:
+    def logits(self, context: Context, state: Asked, rows: Rows) -> Segments:
         """The one regression on all rows."""
         return Segments(with_intercept(rows.x) @ state.w, rows.start)
 
@@ -305,7 +307,7 @@ def told_rows(data: Prepared) -> tuple[Rows, Rows, NDArray[np.bool_]]:
     train, validation = data.train, data.validation
     if not data.floor:
         return train, validation, np.zeros(data.size, dtype=bool)
-    few, told = told_columns(data)
+    few, told = releasable_columns(data)
     x, held = (
         np.where(np.repeat(told, rows.sizes, axis=0), rows.x, np.float32(0.0)) for rows in (train, validation)
     )
@@ -324,19 +326,19 @@ class Stopped(Models):
 class LocalStopped(Method):
     """Every center alone, each with the model of its own best round."""
 
-    def init(self, world: World) -> Stopped:
+    def init(self, context: Context) -> Stopped:
         """The common start."""
-        return Stopped(world.common_start(), world.common_start(), np.full(world.r, np.inf))
+        return Stopped(context.common_start(), context.common_start(), np.full(context.r, np.inf))
 
-    def train(self, world: World, state: Stopped, t: int, alone: bool) -> Stopped:
+    def train(self, context: Context, state: Stopped, t: int, alone: bool) -> Stopped:
         """Train, and keep what is better."""
-        trained = world.learner.train(state.current, t)
-        answers = world.learner.logits(trained, world.data.validation)
-        return better(state, trained, log_loss(answers, labels_of(world.data.validation)))
+        trained = context.learner.train(state.current, t)
+        answers = context.learner.logits(trained, context.data.validation)
+        return better(state, trained, log_loss(answers, labels_of(context.data.validation)))
 
-    def moved(self, before: World, world: World, state: Stopped, t: int) -> Stopped:
+    def moved(self, before: Context, context: Context, state: Stopped, t: int) -> Stopped:
         """Judged anew on the rows of the window in force."""
-        return replace(state, loss=np.full(world.r, np.inf))
+        return replace(state, loss=np.full(context.r, np.inf))
 
 
 @dataclass(frozen=True)
@@ -345,20 +347,20 @@ class CentralizedStopped(Centralized):
 
     training: Training = field(default_factory=lambda: Training(standardise="common"))
 
-    def init(self, world: World) -> Stopped:
+    def init(self, context: Context) -> Stopped:
         """One model, the common start."""
-        start = world.learner.start[None]
+        start = context.learner.start[None]
         return Stopped(start.clone(), start.clone(), np.full(1, np.inf))
 
-    def train(self, world: World, state: Models, t: int, alone: bool) -> Stopped:
+    def train(self, context: Context, state: Models, t: int, alone: bool) -> Stopped:
         """Train, and keep what is better."""
         assert isinstance(state, Stopped)
-        trained, rows = world.ground.train(state.current, t), world.data.validation
-        answers, whole = self.logits(world, Models(trained), rows), np.array([0, len(rows.y)])
+        trained, rows = context.derived.train(state.current, t), context.data.validation
+        answers, whole = self.logits(context, Models(trained), rows), np.array([0, len(rows.y)])
         loss = log_loss(Segments(answers.values, whole), Segments(rows.y, whole, rows.outcome))
         return better(state, trained, loss)
 
-    def moved(self, before: World, world: World, state: Stopped, t: int) -> Stopped:
+    def moved(self, before: Context, context: Context, state: Stopped, t: int) -> Stopped:
         """Judged anew on the rows of the window in force."""
         return replace(state, loss=np.full(1, np.inf))
 

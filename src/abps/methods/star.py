@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
-from abps.methods.base import Floats, Kind, Method, Wire, World
+from abps.methods.base import Context, Floats, Kind, Method, Wire
 from abps.models.layout import Layout
 from abps.privacy import fixed_point
 from abps.privacy.sum_bytes import NUMBER, protocol_bytes
@@ -83,12 +83,12 @@ class StarMethod(Method, ABC):
         """How long each message is that comes down: as many messages as went up, of shared weights."""
         return (layout.shared(self.line.private_layers),) * self.messages
 
-    def note(self, world: World, trained: Any) -> Floats:
+    def note(self, context: Context, trained: Any) -> Floats:
         """(r,) the number that goes with what a center sends."""
-        return np.zeros(world.r)
+        return np.zeros(context.r)
 
     @abstractmethod
-    def upload(self, world: World, state: Any, trained: Any, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: Any, trained: Any, t: int) -> tuple[Tensor, ...]:
         """What the centers here send: (r, columns) per message."""
 
     @abstractmethod
@@ -103,7 +103,7 @@ class StarMethod(Method, ABC):
         """
 
     @abstractmethod
-    def receive(self, world: World, state: Any, trained: Any, down: tuple[Tensor, ...], t: int) -> Any:
+    def receive(self, context: Context, state: Any, trained: Any, down: tuple[Tensor, ...], t: int) -> Any:
         """The state after what came down: per message (columns,), or (r, columns) where each got its own."""
 
     def taken_in(self, state: Any) -> int:

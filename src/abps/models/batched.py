@@ -28,8 +28,7 @@ from abps.models.common import Common
 from abps.models.devices import CPU
 from abps.models.dropout import random_units
 from abps.models.gaussian import noise
-from abps.models.joint import train_parts
-from abps.models.kernels import JointKernel, LinearKernel, MLPKernel
+from abps.models.kernels import LinearKernel, MLPKernel
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures, mixed
 from abps.models.native.bridge import FusedLinear, FusedNetwork, FusedPrivate, held
@@ -135,8 +134,6 @@ class StackedLearner(Common):
         epochs: int | None = None,
     ) -> Callable[[], Tensor]:
         """Let the centers train while the caller does something else; the result waits for their models."""
-        if isinstance(self.kernel, JointKernel):
-            return lambda: train_parts(self, w, round, objective, columns, epochs)
         after = torch.empty(w.shape)
         after[self._idle] = w[self._idle]
         count = epochs if epochs is not None else self.training.epochs

@@ -10,7 +10,7 @@ from torch import Tensor
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.models.foundation import Foundation
-from abps.models.kernels import JointKernel, Kernel, LinearKernel, kernel_for
+from abps.models.kernels import Kernel, LinearKernel, kernel_for
 from abps.models.layout import Layout, ModelFactory, answering
 from abps.models.models import initial_weights
 
@@ -32,7 +32,7 @@ class Common(Foundation):
             raise RequestError(
                 f"clip: private training is for binary outcomes, not {self.data.outcome.kind}; leave it out"
             )
-        if self.training.optimizer == "descent" and not isinstance(self.kernel, LinearKernel | JointKernel):
+        if self.training.optimizer == "descent" and not isinstance(self.kernel, LinearKernel):
             raise RequestError(
                 "optimizer=descent: its steps follow the curvature of a linear model's loss; "
                 "choose model=gam or model=linear, or another optimizer"

@@ -27,7 +27,6 @@ from abps.data.outcome import BINARY, Outcome
 from abps.models import outcomes
 from abps.models.additive import Linear
 from abps.models.dropout import DropSite
-from abps.models.joint_model import Joint
 from abps.models.layout import Layout
 from abps.models.models import MLP, layout_of
 from abps.models.workspace import Workspace
@@ -358,10 +357,6 @@ class LinearKernel(ModuleKernel):
     """The linear model, told apart because its steps may follow its curvature."""
 
 
-class JointKernel(ModuleKernel):
-    """An additive model and a network, told apart because they learn one beside the other."""
-
-
 class _Representation(nn.Module):
     """A model seen through its ``representation`` method."""
 
@@ -377,5 +372,4 @@ def kernel_for(model: nn.Module, width: int, outcome: Outcome = BINARY) -> Kerne
     """The fast kernel for the built-in network and a binary outcome, the general one for everything else."""
     if type(model) is MLP and outcome.binary:
         return MLPKernel(model)
-    kinds = {Linear: LinearKernel, Joint: JointKernel}
-    return kinds.get(type(model), ModuleKernel)(model, width, outcome)
+    return (LinearKernel if type(model) is Linear else ModuleKernel)(model, width, outcome)

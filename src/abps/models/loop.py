@@ -17,8 +17,7 @@ from abps.models.common import Common
 from abps.models.devices import CPU
 from abps.models.dropout import kept_units
 from abps.models.gaussian import noise
-from abps.models.joint import train_parts
-from abps.models.kernels import JointKernel, with_given_dropout
+from abps.models.kernels import with_given_dropout
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures, mixed
 from abps.models.training import PLAIN, Objective
@@ -36,8 +35,6 @@ class LoopLearner(Common):
         epochs: int | None = None,
     ) -> Tensor:
         """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
-        if isinstance(self.kernel, JointKernel):
-            return train_parts(self, w, round, objective, columns, epochs)
         if self.training.clip is not None:
             count = epochs or self.training.epochs
             private.possible(objective)

@@ -32,7 +32,7 @@ def main_score(logits: Segments, labels: Segments) -> Floats:
     return auroc(logits, labels)
 
 
-def measures(logits: Segments, rows: Rows, train: Rows, learned: Segments | None = None) -> dict[str, Floats]:
+def measures(logits: Segments, rows: Rows, train: Rows, result: Segments | None = None) -> dict[str, Floats]:
     """(centers,) every score of an outcome by its name, the main one first.
 
     learned: the same models' answers to ``train``; with them Cox's model has a baseline and a Brier score.
@@ -48,7 +48,7 @@ def measures(logits: Segments, rows: Rows, train: Rows, learned: Segments | None
         if outcome.way == "pinball":
             found["share below"] = _each(logits, labels, _below)
     elif outcome.kind == "survival":
-        found |= _survival(logits, labels, train, learned)
+        found |= _survival(logits, labels, train, result)
     return found
 
 
@@ -113,14 +113,14 @@ def _hits(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
     return float(np.mean(np.argmax(z, axis=1) == y))
 
 
-def _survival(logits: Segments, labels: Segments, train: Rows, learned: Segments | None) -> dict[str, Floats]:
+def _survival(logits: Segments, labels: Segments, train: Rows, result: Segments | None) -> dict[str, Floats]:
     outcome, n = labels.outcome, len(labels)
     time, event = np.abs(train.y).astype(np.float64), ~np.signbit(train.y)
     watched = survival.censoring(time, event)
     known = watched.value >= STILL_WATCHED
     last = float(watched.time[known][-1]) if known.any() else 0.0
     middle = float(np.median(time[event & (time <= last)])) if (event & (time <= last)).any() else last
-    absolute = outcome.way == "hazard" or learned is not None
+    absolute = outcome.way == "hazard" or result is not None
     ends = outcome.grid if outcome.way == "hazard" else time_grid(train.y) if absolute else ()
     grid = np.array([t for t in ends if t <= last])
     weighted, area, error = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
@@ -132,23 +132,23 @@ def _survival(logits: Segments, labels: Segments, train: Rows, learned: Segments
         weighted[i] = survival.weighted_concordance(t, e, risk, watched, last)
         area[i] = survival.auroc_at(t, e & (t <= last), risk, middle, watched)
         if len(grid):
-            alive = _alive(outcome, logits, train, learned, i, grid)
+            alive = _alive(outcome, logits, train, result, i, grid)
             error[i] = survival.integrated(survival.brier(t, e, alive, grid, watched), grid)
     found = {"C-index (IPCW)": weighted, f"AUROC at {middle:.4g}": area}
     return found | ({"Brier (IPCW)": error} if absolute else {})
 
 
 def _alive(
-    outcome: Outcome, logits: Segments, train: Rows, learned: Segments | None, i: int, grid: Floats
+    outcome: Outcome, logits: Segments, train: Rows, result: Segments | None, i: int, grid: Floats
 ) -> Floats:
     """(rows, grid) the chance to live longer than each time, by center i's model; of Cox's with the baseline
     of the center's own training rows (Breslow)."""
     if outcome.way == "hazard":
         return outcomes.foretold(outcome, logits[i])[:, : len(grid)]
-    assert learned is not None
+    assert result is not None
     mine = train.only(i).y
     if not len(mine):
         return np.full((len(logits[i]), len(grid)), np.nan)
     time, event = np.abs(mine).astype(np.float64), ~np.signbit(mine)
-    curve = survival.breslow(time, event, learned[i].astype(np.float64))
+    curve = survival.breslow(time, event, result[i].astype(np.float64))
     return np.exp(-survival.hazard_at(curve, grid)[None] * np.exp(logits[i].astype(np.float64))[:, None])

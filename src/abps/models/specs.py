@@ -12,6 +12,7 @@ only wants to know what a model looks at does without.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -50,12 +51,6 @@ def _linear(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
     return Linear
 
 
-def _joint(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
-    from abps.models.joint_model import joint
-
-    return joint(hidden, dropout)
-
-
 def _encoders(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
     from abps.models.modalities import encoders
 
@@ -77,13 +72,6 @@ MODELS: Final[dict[str, ModelSpec]] = {
     "linear": ModelSpec(_linear, "logistic regression, penalised", layers=2, training=_CONVEX),
     "gam": ModelSpec(
         _linear, "additive model of smooth terms, penalised", splines=True, layers=2, training=_CONVEX
-    ),
-    "gam+mlp": ModelSpec(
-        _joint,
-        "gam with a small network on top, where validation rows want it",
-        splines=True,
-        layers=4,
-        training=_CONVEX | {"hidden": (16,)},
     ),
     "encoders": ModelSpec(
         _encoders,
@@ -115,6 +103,9 @@ DOOR: Final = Registry(
 def find_model(model: str | ModelFactory | ModelSpec) -> ModelSpec:
     """A model by its name, or one's own."""
     if isinstance(model, str):
+        if model == "gam+mlp":  # an alias for one release
+            warnings.warn("model='gam+mlp' is gone; 'gam' is used instead", DeprecationWarning, stacklevel=2)
+            model = "gam"
         return DOOR.find(model)
     found = _accepted(model)
     if found is None:

@@ -71,7 +71,11 @@ def clinical_part(part: Part, found: Hospitals | None) -> ClinicalPart:
     verdicts: dict[str, str] = {}
     if outside is not None and found is not None:
         told = {h.name: h.under(outside.result.label) for h in found.all}
-        verdicts = {name: standing.verdict for name, standing in told.items() if standing is not None}
+        verdicts = {
+            name: belief_summary.verdict
+            for name, belief_summary in told.items()
+            if belief_summary is not None
+        }
     return ClinicalPart(
         label,
         sentences=tuple(_sentences(part, line)),

@@ -18,7 +18,7 @@ from abps.methods.catalog import CATALOG
 from abps.report.drawing import INK, LATE, Drawing, blank, draw
 from abps.report.statistics import HARM, Part, Results, harmed, spent
 from abps.report.tables import harm, percent
-from abps.report.words import checked_beliefs, fifths, shares_of, small, tested
+from abps.report.words import shares_of, small, tested
 
 #: Colour and name of every family; ABPS-X and ABPS+ stand out of theirs.
 FAMILIES = {
@@ -120,37 +120,12 @@ def draw_all(part: Part, only: str = "") -> list[Drawing]:
             "hospitals together, before any recalibration; mean over seeds. On the diagonal told is seen.",
             reliability,
         ),
-        (
-            len(checked_beliefs(part)) > 0, "beliefs", "Belief against truth",
-            "Share of mixes that truly lowered the center's loss, on test rows, against the probability that "
-            "the center gave it right after the mix, from its validation rows alone; fifths with more than "
-            "20 mixes, all seeds together. On the diagonal, 8 in 10 means 8 in 10. The size of a dot is the "
-            "number of mixes.",
-            belief_against_truth,
-        ),
     ]  # fmt: skip
     return [
         draw(name, title, caption, partial(make, part))
         for possible, name, title, caption, make in wanted
         if possible and only in ("", name)
     ]
-
-
-def belief_against_truth(part: Part) -> Figure:
-    """Reliability of P(helps)."""
-    label, checks = checked_beliefs(part)[0]
-    figure = blank(4.6, 3.6)
-    axes = figure.add_subplot()
-    axes.plot([0, 1], [0, 1], color=INK, alpha=0.4, linewidth=0.8)
-    told, helped, counts = fifths(checks)
-    shown = counts > 20
-    axes.plot(told[shown], helped[shown], color=LATE, linewidth=1.2)
-    size = 12 + 120 * counts[shown] / counts.sum()
-    axes.scatter(told[shown], helped[shown], s=size, color=LATE, label=label)
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="told: P(helps)", ylabel="truly helped")
-    axes.legend(loc="upper left")
-    _grid(axes)
-    return figure
 
 
 def _grid(axes: Axes, axis: str = "both") -> None:

@@ -73,7 +73,7 @@ def in_words(chance: float) -> str:
 
 
 @dataclass(frozen=True)
-class Standing:
+class HospitalResult:
     """One method at one hospital: its AUROC, the gain over training alone with its interval, the verdict.
 
     gain: with its noise taken out.  measured: as it was seen in the seeds that scored both.
@@ -127,7 +127,7 @@ class Hospital:
 
     name: str
     alone: float
-    together: tuple[Standing, ...]
+    together: tuple[HospitalResult, ...]
     partners: tuple[Partner, ...] = ()
     more: int = 0
     rested: Mapping[str, int] = field(default_factory=dict)
@@ -136,24 +136,26 @@ class Hospital:
     dollars: float = math.nan
     scored: Events = Events()
 
-    def under(self, label: str) -> Standing | None:
+    def under(self, label: str) -> HospitalResult | None:
         """This hospital under a certain method."""
-        return next((standing for standing in self.together if standing.method == label), None)
+        return next(
+            (hospital_result for hospital_result in self.together if hospital_result.method == label), None
+        )
 
     @property
     def on_events(self) -> str:
         """``, 12 events``: what its scores stand on, where the runs say it."""
         return f", {self.scored.events:.0f} events" if self.scored.known else ""
 
-    def words(self, standing: Standing) -> str:
+    def words(self, hospital_result: HospitalResult) -> str:
         """The verdict with what it stands on: ``cannot tell: 3 events in 30 rows``."""
-        if standing.verdict in (UNSURE, UNSCORED) and self.scored.known:
+        if hospital_result.verdict in (UNSURE, UNSCORED) and self.scored.known:
             on = f"{self.scored.events:.0f} events in {self.scored.rows:.0f} test rows"
-            return f"{standing.verdict}: {on}"
-        return f"equal within {HARM:g}" if standing.verdict == EQUAL else standing.verdict
+            return f"{hospital_result.verdict}: {on}"
+        return f"equal within {HARM:g}" if hospital_result.verdict == EQUAL else hospital_result.verdict
 
     @property
-    def main(self) -> Standing:
+    def main(self) -> HospitalResult:
         """The method that the page is about."""
         return self.together[0]
 
@@ -179,7 +181,7 @@ class Hospitals:
         """From the largest loss that was measured to the largest gain; those without a score last."""
         return sorted(self.all, key=lambda h: (math.isnan(h.main.measured), h.main.measured, h.name))
 
-    def with_verdict(self, verdict: str, label: str = "") -> list[tuple[Hospital, Standing]]:
+    def with_verdict(self, verdict: str, label: str = "") -> list[tuple[Hospital, HospitalResult]]:
         """Those of which this is said under a method (the page's, unless named), the clearest first."""
         label = label or self.lead.result.label
         found = [(h, h.under(label)) for h in self.all]
@@ -241,20 +243,22 @@ def _average(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan))
 
 
-def standings(result: Results, harm: Harm | None, alone: Results | None) -> list[Standing]:
+def standings(result: Results, harm: Harm | None, alone: Results | None) -> list[HospitalResult]:
     """One method at every center."""
     label, levels = result.label, _means(result)
     if harm is None:
         seen = np.full(len(levels), np.nan) if alone is None else _average(paired(result, alone))
         return [
-            Standing(label, float(v), verdict=NO_VERDICT if math.isfinite(v) else UNSCORED, measured=float(m))
+            HospitalResult(
+                label, float(v), verdict=NO_VERDICT if math.isfinite(v) else UNSCORED, measured=float(m)
+            )
             for v, m in zip(levels, seen)
         ]
     gains = harm.gains
     tail = (1.0 - CONFIDENCE) / 2.0
     lows, highs = gains.quantile(tail), gains.quantile(1.0 - tail)
     return [
-        Standing(
+        HospitalResult(
             label, float(v), float(g), float(low), float(high), _verdict(low, high, raw, error), float(raw)
         )
         for v, g, low, high, raw, error in zip(levels, gains.mean, lows, highs, gains.raw, gains.error)
@@ -280,10 +284,10 @@ def _events(result: Results, centers: Sequence[str]) -> list[Events]:
     ]
 
 
-def _doubted(standing: Standing, on: Events) -> Standing:
+def _doubted(hospital_result: HospitalResult, on: Events) -> HospitalResult:
     """A standing without a verdict where it stands on a few events."""
-    told = standing.verdict in (BETTER, WORSE, EQUAL)
-    return replace(standing, verdict=UNSURE) if told and on.few else standing
+    told = hospital_result.verdict in (BETTER, WORSE, EQUAL)
+    return replace(hospital_result, verdict=UNSURE) if told and on.few else hospital_result
 
 
 def _verdict(low: float, high: float, raw: float, error: float) -> str:
@@ -330,12 +334,10 @@ def _stories(trail: pl.DataFrame, result: Results) -> dict[str, dict[str, Any]]:
     counts = counts.sort("center", "len", "peer", descending=[False, True, False])
     said = trail.filter(pl.col("decision").is_in(["accepted", "proposed"]) & pl.col("reason").is_not_null())
     why = dict(zip(zip(said["center"], said["peer"]), said["reason"]))  # the last word counts
-    belief = _beliefs(result)
     stories: dict[str, dict[str, Any]] = {}
     for (name,), group in counts.group_by("center", maintain_order=True):
         partners = [
-            Partner(peer, often, why.get((name, peer), ""), belief.get((name, peer), math.nan))
-            for _, peer, often in group.iter_rows()
+            Partner(peer, often, why.get((name, peer), ""), math.nan) for _, peer, often in group.iter_rows()
         ]
         named = tuple(partners[:MOST_PARTNERS])
         stories[name] = {"partners": named, "more": len(partners) - len(named)}
@@ -343,16 +345,6 @@ def _stories(trail: pl.DataFrame, result: Results) -> dict[str, dict[str, Any]]:
     for name, reason, often in rested.sort("center", "reason").iter_rows():
         stories.setdefault(name, {}).setdefault("rested", {})[reason] = often
     return {name: {**story, "rounds": rounds} for name, story in stories.items()}
-
-
-def _beliefs(result: Results) -> dict[tuple[str, str], float]:
-    """By center and peer: P(helps), mean over the seeds in which the pair met."""
-    told: dict[tuple[str, str], list[float]] = {}
-    for run in result.runs:
-        for name, peers in run.belief_check.per_center.items():
-            for peer, (_, _, _, helps, _) in peers.items():
-                told.setdefault((name, peer), []).append(helps)
-    return {pair: float(np.mean(values)) for pair, values in told.items()}
 
 
 def _prices(trail: pl.DataFrame, result: Results, centers: Sequence[str]) -> list[tuple[float, float]]:

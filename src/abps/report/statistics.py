@@ -3,9 +3,9 @@
 Methods are compared in pairs: same seed, same splits, same initial weights, same center. The difference
 of two methods is the mean over seeds of the mean over the centers that both could score. Its interval
 (:mod:`abps.evaluate.crossed`) answers for other hospitals and for other splits and starts. *better* and
-*worse* are verdicts after Holm's correction for the number of comparisons with the same method; *equal* says that the
-whole interval lies within a margin; everything else is *cannot tell*. One seed gives no verdict. What single
-centers gain or lose is told with its noise taken out (:mod:`abps.evaluate.shrinkage`).
+*worse* are verdicts after Holm's correction for the number of comparisons with the same method; *equal* says
+that the whole interval lies within a margin; everything else is *cannot tell*. One seed gives no verdict.
+What single centers gain or lose is told with its noise taken out (:mod:`abps.evaluate.shrinkage`).
 """
 
 from __future__ import annotations

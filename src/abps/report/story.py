@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from abps.report.hospitals import NO_VERDICT, Hospital, Hospitals, Standing
+from abps.report.hospitals import NO_VERDICT, Hospital, HospitalResult, Hospitals
 from abps.report.statistics import BETTER, EQUAL, ONE_SEED, UNSURE, WORSE, Difference, Part
 from abps.report.tables import money, number, signed, volume
 from abps.report.words import heterogeneity, interval, listed
@@ -91,7 +91,7 @@ def _losing(hospitals: Hospitals, label: str) -> str:
     return f"{how} is a bad idea for {who}: surely worse off than alone."
 
 
-def _some(hospitals: Sequence[tuple[Hospital, Standing]]) -> str:
+def _some(hospitals: Sequence[tuple[Hospital, HospitalResult]]) -> str:
     names = [f"{h.name} ({signed(s.gain)}{h.on_events})" for h, s in hospitals[:MOST_NAMES]]
     if len(hospitals) > MOST_NAMES:
         return f"{len(hospitals)} hospitals, most of all {listed(names)}"
@@ -104,13 +104,13 @@ def _worst(hospitals: Hospitals, label: str) -> str:
     fallen = [entry for entry in found if math.isfinite(entry[0]) and entry[0] < 0.0]
     if not fallen:
         return ""
-    loss, _, hospital, standing = min(fallen, key=lambda entry: entry[:2])
+    loss, _, hospital, hospital_result = min(fallen, key=lambda entry: entry[:2])
     sure = {WORSE: "surely a loss", NO_VERDICT: "one seed cannot tell"}.get(
-        standing.verdict, "it may be chance"
+        hospital_result.verdict, "it may be chance"
     )
     return (
-        f"{hospital.name} with {label}, {number(hospital.alone)} alone, {number(standing.auroc)} together "
-        f"({signed(loss)}{hospital.on_events}, {sure})"
+        f"{hospital.name} with {label}, {number(hospital.alone)} alone, "
+        f"{number(hospital_result.auroc)} together ({signed(loss)}{hospital.on_events}, {sure})"
     )
 
 

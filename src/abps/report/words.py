@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.engine.belief_check import BeliefCheck
 from abps.engine.result import Heterogeneity
 from abps.report.statistics import (
     ABSENT,
@@ -54,7 +53,6 @@ def summary(part: Part) -> list[str]:
         _against_alone(part),
         _against_fedavg(part),
         heterogeneity(part),
-        beliefs(part),
         *_selection(part),
         _price(part),
         _harm(part),
@@ -137,45 +135,6 @@ def tested(part: Part) -> tuple[str, list[Heterogeneity]] | None:
         if tests:
             return line.result.label, tests
     return None
-
-
-def checked_beliefs(part: Part) -> list[tuple[str, list[BeliefCheck]]]:
-    """The methods whose beliefs were held against the truth, with their checks, one per seed."""
-    found = [
-        (line.result.label, [run.belief_check for run in line.result.runs if run.belief_check.pairs])
-        for line in part.lines
-    ]
-    return [(label, checks) for label, checks in found if checks]
-
-
-def fifths(checks: Sequence[BeliefCheck]) -> tuple[Floats, Floats, Floats]:
-    """(5,) in fifths of P(helps), over all seeds: its mean, the share that truly helped, how many mixes."""
-    counts = np.array([check.counts for check in checks], dtype=np.float64)
-    told, helped = (
-        np.nan_to_num(np.array([getattr(check, name) for check in checks])) for name in ("told", "helped")
-    )
-    total = counts.sum(axis=0)
-    with np.errstate(invalid="ignore"):
-        return (told * counts).sum(axis=0) / total, (helped * counts).sum(axis=0) / total, total
-
-
-def beliefs(part: Part) -> str:
-    """Whether what centers believe of their peers is so."""
-    found = checked_beliefs(part)
-    if not found:
-        return ""
-    label, checks = found[0]
-    pairs = np.array([check.pairs for check in checks], dtype=np.float64)
-    cover = float(pairs @ [check.cover for check in checks] / pairs.sum())
-    told, helped, counts = fifths(checks)
-    most = [abs(t - h) for t, h, count in zip(told, helped, counts) if count > FEWEST_MIXES]
-    off = ""
-    if most:
-        off = f"; in fifths with more than {FEWEST_MIXES} mixes P(helps) is at most {max(most):.2f} off"
-    return (
-        f"Belief against truth: {percent(cover, 1)} of {label}'s 95 % intervals of what a mix does to a "
-        f"hospital's own loss hold the truth ({int(pairs.sum()):,} mixes, {checks[0].against}){off}."
-    )
 
 
 def shares_of(tests: Sequence[Heterogeneity]) -> dict[str, float]:

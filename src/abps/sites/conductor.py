@@ -30,7 +30,8 @@ from abps.core.ledger import Ledger, Traffic
 from abps.core.matching import Rest
 from abps.core.streams import center_ids
 from abps.methods.base import Stopping
-from abps.methods.peers import PeerMethod, boards
+from abps.methods.coordinated import coordinators
+from abps.methods.peers import PeerMethod
 from abps.sites import answers, excuses
 from abps.sites.agreement import Agreement
 from abps.sites.job_report import NOTHING_LEFT, JobReport, RoundReport
@@ -378,7 +379,9 @@ class Conductor:
 
     def _roll_calls(self, t: int, roster: tuple[str, ...], here: list[str], missing: dict[str, str]) -> None:
         """Let all sites answer to a board, which is one of them; another one, if that is gone."""
-        order = [roster[k] for k in boards(self.agreement.seed, t, center_ids(roster)) if roster[k] in here]
+        order = [
+            roster[k] for k in coordinators(self.agreement.seed, t, center_ids(roster)) if roster[k] in here
+        ]
         for question in range(self._questions(t)):
             for attempt, board in enumerate(order[:BOARDS]):
                 if board in missing:

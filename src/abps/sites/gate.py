@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.plausibility import distances, plausible
-from abps.sites.outlook import Outlook
+from abps.sites.outlook import SiteContext
 from abps.tensors import Tensor
 from abps.wire import admission
 from abps.wire.admission import Meter, Reason, Refused
@@ -27,8 +27,8 @@ _HOSTILE = frozenset(Reason) - {
 class Gate:
     """The patience of a site with each of its peers, in one job."""
 
-    def __init__(self, outlook: Outlook, now: Callable[[], float]) -> None:
-        self.outlook, self._now = outlook, now
+    def __init__(self, site_context: SiteContext, now: Callable[[], float]) -> None:
+        self.site_context, self._now = site_context, now
         self._meters: dict[str, Meter] = {}
         self._hostile: dict[str, int] = {}
         self.begin()
@@ -39,8 +39,8 @@ class Gate:
 
     def pass_on(self, peer: str) -> None:
         """Let one more message of a peer in, or refuse it, whatever it says."""
-        limits = self.outlook.limits
-        with self.outlook.lock:
+        limits = self.site_context.limits
+        with self.site_context.lock:
             now = self._now()
             level = self._meters.get(peer) or admission.meter(limits, now)
             self._meters[peer] = level.take(peer, now, limits)
@@ -52,20 +52,20 @@ class Gate:
 
     def quarantined(self, peer: str) -> bool:
         """Whether nothing of a peer is heard any more in this job."""
-        return self._hostile.get(peer, 0) >= self.outlook.limits.refusals
+        return self._hostile.get(peer, 0) >= self.site_context.limits.refusals
 
     def note(self, refused: Refused) -> None:
         """Count a refusal against its peer, and write it down."""
         if refused.reason in (Reason.NOT_FINITE, Reason.TOO_LARGE):
-            self.outlook.round.refused.add(refused.peer)
+            self.site_context.round.refused.add(refused.peer)
         if refused.reason in _HOSTILE:
-            with self.outlook.lock:
+            with self.site_context.lock:
                 self._hostile[refused.peer] = self._hostile.get(refused.peer, 0) + 1
-        self.outlook.store.refused(refused.peer, str(refused.reason), refused.detail)
+        self.site_context.store.refused(refused.peer, str(refused.reason), refused.detail)
 
     def check_distance(self, peer: str, arrived: Tensor, own: NDArray[np.float32]) -> None:
         """Refuse a model that is much farther from the common start than this site's own (shared,)."""
-        start = self.outlook.learner.start.numpy()
+        start = self.site_context.learner.start.numpy()
         near, far = distances(own[None], start), distances(arrived.numpy()[None], start)
         if not plausible(far, near)[0]:
             detail = f"{far[0]:.3g} from the common start, ours is {near[0]:.3g} from it"

@@ -85,7 +85,7 @@ class Memory:
 def answer(site: Site, what: str, arguments: Sequence[Any]) -> Any:
     """What a site says to the conductor; long work is done at once here."""
     if what == "ping":
-        return True if len(site.outlook.roster) > 1 else OPEN
+        return True if len(site.site_context.roster) > 1 else OPEN
     if what == "wake":
         return True
     if what == "start":

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
 from abps.privacy.differencing import FEWEST, may_be_opened
-from abps.sites.outlook import Outlook
+from abps.sites.outlook import SiteContext
 from abps.sites.post import CONDUCTOR, Post
 from abps.sites.signing import Signer
 from abps.sites.telling import Telling
@@ -34,16 +34,23 @@ class MaskedSums:
     """What the conductor may ask a site about the sum of a round."""
 
     def __init__(
-        self, outlook: Outlook, post: Post, telling: Telling, signer: Signer | None, authority: bytes | None
+        self,
+        site_context: SiteContext,
+        post: Post,
+        telling: Telling,
+        signer: Signer | None,
+        authority: bytes | None,
     ) -> None:
-        self.outlook, self.post, self.telling = outlook, post, telling
+        self.site_context, self.post, self.telling = site_context, post, telling
         self._made: SumSteps | None = None
-        if outlook.method.kind == "star" and outlook.method.privacy.secure:
+        if site_context.method.kind == "star" and site_context.method.privacy.secure:
             from abps.sites.masking import Masking  # needs the extra that sites have
             from abps.sites.sum_steps import SumSteps
 
-            context = masking_context(outlook.digest, outlook.job)
-            self._made = SumSteps(Masking(outlook.name, context, signer, authority), self._write, "round")
+            context = masking_context(site_context.digest, site_context.job)
+            self._made = SumSteps(
+                Masking(site_context.name, context, signer, authority), self._write, "round"
+            )
         self.begin()
 
     def begin(self) -> None:
@@ -53,7 +60,7 @@ class MaskedSums:
     @property
     def _steps(self) -> SumSteps:
         if self._made is None:
-            raise RequestError(f"{self.outlook.agreement.method!r} as agreed has no masked sums")
+            raise RequestError(f"{self.site_context.agreement.method!r} as agreed has no masked sums")
         return self._made
 
     def introduce(self) -> list[bytes]:
@@ -68,7 +75,7 @@ class MaskedSums:
 
     def keys(self, round: int, names: Sequence[str]) -> list[bytes]:
         """Step 1: keys of the masks of a round's sum."""
-        self.outlook.need(round, self.summand, "anything to add to a sum")
+        self.site_context.need(round, self.summand, "anything to add to a sum")
         return self._steps.keys(round, names)
 
     def shares(self, round: int, keys: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
@@ -77,8 +84,8 @@ class MaskedSums:
 
     def masked(self, round: int, sealed: Mapping[str, bytes]) -> bytes:
         """Step 3: what this site adds, under its masks, once."""
-        with self.outlook.lock:
-            summand = self.outlook.need(round, self.summand, "a summand that the conductor has not got")
+        with self.site_context.lock:
+            summand = self.site_context.need(round, self.summand, "a summand that the conductor has not got")
             self.summand = None
         return self._steps.masked(round, sealed, summand, "weights", f"our summand of round {round}")
 
@@ -98,15 +105,15 @@ class MaskedSums:
         told = self._steps.opened(round, names, signatures)
         opened, listed = self._opened(), sorted(names)
         if self._of_rows and listed not in opened:
-            self.outlook.store.keep(**{_OPENED: json.dumps([*opened, listed])})
+            self.site_context.store.keep(**{_OPENED: json.dumps([*opened, listed])})
         return told
 
     @property
     def _of_rows(self) -> bool:
-        return cast(StarMethod, self.outlook.method).asks
+        return cast(StarMethod, self.site_context.method).asks
 
     def _opened(self) -> list[list[str]]:
-        return list(json.loads(self.outlook.store.facts().get(_OPENED, "[]")))
+        return list(json.loads(self.site_context.store.facts().get(_OPENED, "[]")))
 
     def _write(self, kind: str, size: int, why: str, number: int, sent: bool = True) -> None:
         self.post.log(CONDUCTOR, kind, size, why, sent, number)

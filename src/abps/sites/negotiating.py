@@ -14,7 +14,7 @@ from abps.core.matching import Answer
 from abps.core.protocol import Kind, Message, Negotiation
 from abps.core.streams import center_ids
 from abps.sites.gate import Gate
-from abps.sites.outlook import Outlook
+from abps.sites.outlook import SiteContext
 from abps.sites.post import Post, Unreachable
 from abps.sites.witnessing import Witnessing
 from abps.wire import admission
@@ -45,8 +45,8 @@ _UNCONFIRMED = 2
 class Negotiating:
     """A site's part in the matching protocol."""
 
-    def __init__(self, outlook: Outlook, post: Post, gate: Gate, witnessing: Witnessing) -> None:
-        self.outlook, self.post, self.gate, self.witnessing = outlook, post, gate, witnessing
+    def __init__(self, site_context: SiteContext, post: Post, gate: Gate, witnessing: Witnessing) -> None:
+        self.site_context, self.post, self.gate, self.witnessing = site_context, post, gate, witnessing
         self._unconfirmed: dict[str, set[int]] = {}  # by peer: rounds in which it was accepted in vain
 
     # At the conductor's word
@@ -54,9 +54,9 @@ class Negotiating:
     def catch_up(self) -> None:
         """Settle the latest of what earlier jobs left in doubt; who does not answer is asked once."""
         silent: set[str] = set()
-        for past in sorted(self.outlook.store.in_doubt(), reverse=True)[:_CATCH_UP]:
-            for peer, message in protocol.overdue(self.outlook.past(past)):
-                if peer in self.outlook.others - silent and not self._try(past, peer, message):
+        for past in sorted(self.site_context.store.in_doubt(), reverse=True)[:_CATCH_UP]:
+            for peer, message in protocol.overdue(self.site_context.past(past)):
+                if peer in self.site_context.others - silent and not self._try(past, peer, message):
                     silent.add(peer)
 
     def turn(self, round: int, gone: Sequence[str] = ()) -> int:
@@ -64,19 +64,19 @@ class Negotiating:
 
         gone: who was there when the round began, and is not any more. Returns the number of proposals made.
         """
-        outlook, now = self.outlook, self.outlook.round
-        now.silent |= set(gone) - {outlook.name}
+        site_context, now = self.site_context, self.site_context.round
+        now.silent |= set(gone) - {site_context.name}
         if now.resting:
             return self.post.tell(0, "how many proposals we made", round)
-        opinion = outlook.need(round, now.opinion, "an opinion")
+        preferences = site_context.need(round, now.preferences, "an opinion")
         now.turned = True
-        ranking = [outlook.members[k] for k in opinion.rankings[0]]
-        if outlook.method.kind == "pull":
-            return self._request(round, ranking[: outlook.capacity])
+        ranking = [site_context.members[k] for k in preferences.rankings[0]]
+        if site_context.method.kind == "pull":
+            return self._request(round, ranking[: site_context.capacity])
         until = self.post.now() + self.post.patience.turn_seconds
         made = 0
         while self.post.now() < until:
-            with outlook.lock:
+            with site_context.lock:
                 asked = [p for p in ranking if p not in now.silent and not self.gate.quarantined(p)]
                 peer = protocol.next_candidate(now.talks, asked)
                 if peer is None:
@@ -85,7 +85,7 @@ class Negotiating:
             made += 1
             if not self._try(round, peer, message):
                 now.silent.add(peer)
-                with outlook.lock:
+                with site_context.lock:
                     now.talks, farewell = protocol.give_up(now.talks, peer)
                 for message in farewell:
                     self._try(round, peer, message)
@@ -94,11 +94,11 @@ class Negotiating:
 
     def settle(self, round: int) -> int:
         """Take no more proposals, and clear up what is in doubt. Returns the number of peers in touch."""
-        outlook, now = self.outlook, self.outlook.round
-        if not outlook.mutual:
+        site_context, now = self.site_context, self.site_context.round
+        if not site_context.mutual:
             touched = len((set(now.asked) | now.listeners) - now.silent)
             return self.post.tell(touched, "how many peers we are in touch with", round)
-        with outlook.lock:
+        with site_context.lock:
             before = protocol.records(now.talks)
             now.talks, farewells = protocol.seal(now.talks)
             if protocol.records(now.talks) != before:
@@ -106,7 +106,7 @@ class Negotiating:
         for peer, message in farewells:
             self._try(round, peer, message)
         self._clear_up(round)
-        with outlook.lock:
+        with site_context.lock:
             for peer in now.talks.in_doubt:
                 self._in_vain(peer, round)
         for peer in sorted(now.talks.partners):
@@ -116,41 +116,41 @@ class Negotiating:
     def _request(self, round: int, wanted: list[str]) -> int:
         """Ask peers for their weights. Returns how many were asked."""
         for peer in wanted:
-            data = pack_request(round, self.outlook.id)
+            data = pack_request(round, self.site_context.id)
             try:
                 self.post.carry(peer, "request", data, f"wish to hear it in round {round}")
-                self.outlook.round.asked.append(peer)
+                self.site_context.round.asked.append(peer)
             except Unreachable:
-                self.outlook.round.silent.add(peer)
+                self.site_context.round.silent.add(peer)
         return len(wanted)
 
     # At a peer's word
 
     def receive(self, peer: str, data: bytes) -> bytes:
         """A message of the protocol, and what there is to answer."""
-        message = admission.admit_message(data, self.outlook.origin(peer))
+        message = admission.admit_message(data, self.site_context.origin(peer))
         self.post.log(peer, "message", len(data), _heard(message), sent=False, round=message.round)
         replies = self.handle(peer, message)
         for reply in replies:
             self.post.log(peer, "message", CONTROL_MESSAGE, _words(reply), round=reply.round)
-        return b"".join(pack_message(reply, self.outlook.id) for reply in replies)
+        return b"".join(pack_message(reply, self.site_context.id) for reply in replies)
 
     def receive_request(self, peer: str, data: bytes) -> bytes:
         """A peer wants to hear this site in this round."""
-        if self.outlook.method.kind != "pull":
+        if self.site_context.method.kind != "pull":
             raise Refused(peer, Reason.PROTOCOL, "requests are no part of this study")
-        admission.admit_request(data, self.outlook.origin(peer))
-        with self.outlook.lock:
-            self.outlook.round.listeners.add(peer)
+        admission.admit_request(data, self.site_context.origin(peer))
+        with self.site_context.lock:
+            self.site_context.round.listeners.add(peer)
         self.post.log(peer, "request", len(data), "its wish to hear us", sent=False)
         return b""
 
     def handle(self, peer: str, message: Message) -> tuple[Message, ...]:
         """Take a message of this round, or of a past one from the record; write promises down first."""
-        with self.outlook.lock:
-            now = self.outlook.round
+        with self.site_context.lock:
+            now = self.site_context.round
             current = message.round == now.number
-            before = now.talks if current else self.outlook.past(message.round)
+            before = now.talks if current else self.site_context.past(message.round)
             step = protocol.handle(before, peer, message, self._judge)
             if protocol.records(step.state) != protocol.records(before):
                 self._promise(step.state)
@@ -163,50 +163,54 @@ class Negotiating:
         return step.replies
 
     def _judge(self, proposer: str) -> str:
-        outlook, opinion = self.outlook, self.outlook.round.opinion
-        if opinion is None or proposer not in outlook.members:
+        site_context, preferences = self.site_context, self.site_context.round.preferences
+        if preferences is None or proposer not in site_context.members:
             return protocol.FILTERED
         if self._early(proposer):
             return protocol.BUSY
         if self.owes(proposer) or self.gate.quarantined(proposer):
             return protocol.FILTERED
-        place = outlook.members.index(proposer)
-        if not outlook.world.known[place]:
+        place = site_context.members.index(proposer)
+        if not site_context.context.known[place]:
             return protocol.FILTERED
-        return _ANSWERS[opinion.answer(0, place)]
+        return _ANSWERS[preferences.answer(0, place)]
 
     def _early(self, proposer: str) -> bool:
         """Whether a peer proposes before its turn, as far as this site knows: its own comes first."""
-        outlook = self.outlook
-        if outlook.round.turned or proposer not in outlook.roster:
+        site_context = self.site_context
+        if site_context.round.turned or proposer not in site_context.roster:
             return False
-        ids = center_ids(outlook.roster)
-        order = outlook.peer_method.turns(outlook.agreement.seed, outlook.round.number, ids)
-        turns = [outlook.roster[k] for k in order]
-        return turns.index(outlook.name) < turns.index(proposer)
+        ids = center_ids(site_context.roster)
+        order = site_context.peer_method.turns(site_context.agreement.seed, site_context.round.number, ids)
+        turns = [site_context.roster[k] for k in order]
+        return turns.index(site_context.name) < turns.index(proposer)
 
     def owes(self, proposer: str) -> bool:
         """Whether a peer was accepted before and has not said what came of it, or did so too often, or takes
         more partners than it may."""
         if len(self._unconfirmed.get(proposer, ())) >= _UNCONFIRMED:
             return True
-        return self.witnessing.harvests(proposer) or proposer in self.outlook.store.debtors()
+        return self.witnessing.harvests(proposer) or proposer in self.site_context.store.debtors()
 
     def _in_vain(self, peer: str, round: int) -> None:
         self._unconfirmed.setdefault(peer, set()).add(round)
 
     def _promise(self, state: Negotiation) -> None:
-        self.outlook.store.promise(state.round, protocol.records(state))
+        self.site_context.store.promise(state.round, protocol.records(state))
 
     # Talks that this site begins
 
     def _clear_up(self, round: int) -> None:
         """Ask the proposers of what is in doubt, in this round or a past one."""
-        outlook = self.outlook
+        site_context = self.site_context
         for _ in range(1 + self.post.patience.repeats):
-            with outlook.lock:
-                state = outlook.round.talks if round == outlook.round.number else outlook.past(round)
-                open_ = [(peer, m) for peer, m in protocol.overdue(state) if peer in outlook.others]
+            with site_context.lock:
+                state = (
+                    site_context.round.talks
+                    if round == site_context.round.number
+                    else site_context.past(round)
+                )
+                open_ = [(peer, m) for peer, m in protocol.overdue(state) if peer in site_context.others]
             if not open_:
                 return
             for peer, message in open_:
@@ -230,17 +234,17 @@ class Negotiating:
         """
         saying: Message | None = message
         while saying is not None:
-            data = pack_message(saying, self.outlook.id)
+            data = pack_message(saying, self.site_context.id)
             repeats = self.post.patience.repeats if saying.kind is Kind.PROPOSE else 0
             reply = self.post.carry(peer, "message", data, _words(saying), repeats, round)
             saying = self._answered(peer, saying, reply) if reply else None
 
     def _answered(self, peer: str, said: Message, reply: bytes) -> Message | None:
         """What to say next, after a peer's answer to what was said; or refused, if that is none."""
-        answer = admission.admit_message(reply, self.outlook.origin(peer))
+        answer = admission.admit_message(reply, self.site_context.origin(peer))
         fits = answer.round == said.round and answer.kind in _ANSWERED_BY.get(said.kind, ())
         if answer.kind is Kind.PROPOSE:  # two proposals have crossed: that of the smaller name stands
-            fits = fits and peer < self.outlook.name
+            fits = fits and peer < self.site_context.name
         else:
             fits = fits and answer.attempt == said.attempt
         if not fits:

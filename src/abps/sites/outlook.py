@@ -21,13 +21,13 @@ from abps.core.protocol import Negotiation
 from abps.core.streams import center_id, center_ids
 from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared
-from abps.methods.base import ROWS, Ints, World, grounded
+from abps.methods.base import ROWS, Context, Ints, with_derived
 from abps.methods.memory import StateError, thaw
-from abps.methods.peers import Opinion, PeerMethod
+from abps.methods.peers import PeerMethod, Preferences
 from abps.models.training import Learner, Training
 from abps.privacy.small_counts import both_enough
 from abps.sites.agreement import Agreement
-from abps.sites.spent import Purse
+from abps.sites.spent import PrivacyBudget
 from abps.sites.store import Store
 from abps.sites.store_rows import AlarmRow
 from abps.tensors import Tensor, numpy_alone, torch
@@ -52,7 +52,7 @@ class Round:
     resting: bool = False
     trained: Any = None
     frames: list[bytes] = field(default_factory=list)
-    opinion: Opinion | None = None
+    preferences: Preferences | None = None
     arrived: dict[str, Tensor] = field(default_factory=dict)
     notes: dict[str, float] = field(default_factory=dict)
     #: Whose weights were no model.
@@ -70,7 +70,7 @@ class Round:
         return self.talks.round
 
 
-class Outlook:
+class SiteContext:
     """What all parts of a site share in a job."""
 
     def __init__(
@@ -105,16 +105,16 @@ class Outlook:
         self.address = ""  # where this site listens, if it does
         self.addresses: dict[str, str] = {}  # where members say that they do
         self._names: tuple[str, ...] | None = None  # of what is published; not known yet
-        self.purse: Purse | None = None
+        self.purse: PrivacyBudget | None = None
         alone = self.world_of((name,))
         self.published = self.method.publish(alone)
-        self.purse = None if self.method.privacy.budget is None else Purse(store, self.method)
+        self.purse = None if self.method.privacy.budget is None else PrivacyBudget(store, self.method)
         told = self.published.vectors[0]
         if self.purse is not None and self.published.names:
             told = self.purse.published(alone, self.published)
         self.vectors[name], self._names = told, self.published.names
         self.members, self.state = self._kept()
-        self._grounded: World | None = None
+        self._grounded: Context | None = None
         self.round = Round(self.past(store.round))
 
     # The method
@@ -156,11 +156,11 @@ class Outlook:
         """The members of this job, without this site."""
         return frozenset(self.roster) - {self.name}
 
-    def origin(self, peer: str, heard: Collection[str] | None = None, round: int | None = None) -> Origin:
+    def origin(self, peer: str, received: Collection[str] | None = None, round: int | None = None) -> Origin:
         """Where something came from: a member, in this round, unless said otherwise."""
         return Origin(
             peer,
-            self.others if heard is None else heard,
+            self.others if received is None else received,
             self.round.number if round is None else round,
             self.limits,
             self.sender_id,
@@ -195,32 +195,34 @@ class Outlook:
     # The world as this site sees it
 
     @property
-    def world(self) -> World:
+    def context(self) -> Context:
         """The world with what the method makes of it."""
         with self.lock:
             if self._grounded is None:
-                self._grounded = grounded(self.method, self.world_of(self.members))
+                self._grounded = with_derived(self.method, self.world_of(self.members))
             return self._grounded
 
     def changed(self) -> None:
         """What is known of the members is not what it was."""
         self._grounded = None
 
-    def world_of(self, members: tuple[str, ...]) -> World:
+    def world_of(self, members: tuple[str, ...]) -> Context:
         """What this site knows of some members, itself among them."""
         ids, names = center_ids(members), self._names
-        told, bulletin = np.ones(len(members), dtype=np.float32), None
+        told, published = np.ones(len(members), dtype=np.float32), None
         if names is not None:
-            bulletin = np.full((len(members), len(names)), np.nan)
+            published = np.full((len(members), len(names)), np.nan)
             for k, member in enumerate(members):
                 if member in self.vectors:
-                    bulletin[k] = self.vectors[member]
+                    published[k] = self.vectors[member]
                 told[k] = self.rows_of(member)
-        if bulletin is None or self.purse is None or ROWS not in self.published.names:  # else as it told
+        if published is None or self.purse is None or ROWS not in self.published.names:  # else as it told
             told[members.index(self.name)] = float(self.data.train.sizes[0])
         place = np.array([members.index(self.name)], dtype=np.int64)
         seed, rounds = self.agreement.seed, self.agreement.rounds
-        return World(self.learner, self.data, ids, seed, rounds, place, told, bulletin, secret=self._secret)
+        return Context(
+            self.learner, self.data, ids, seed, rounds, place, told, published, secret=self._secret
+        )
 
     def rows_of(self, member: str) -> float:
         """A member's training rows: by its own vector, or else as it told the conductor."""
@@ -234,7 +236,7 @@ class Outlook:
 
     def links(self, round: int) -> tuple[Ints, Ints]:
         """Who hears whom in a round, of a method whose graph is given."""
-        return self.peer_method.transfers(self.world, round)
+        return self.peer_method.transfers(self.context, round)
 
     def pack(self, message: Tensor, number: int) -> bytes:
         """A message's frame: the shared columns of (1, P), in the codec of the study."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from abps.sites.chain import canonical
-from abps.sites.outlook import Outlook
+from abps.sites.outlook import SiteContext
 from abps.sites.store_rows import Entry
 
 T = TypeVar("T")
@@ -55,13 +55,13 @@ class Post:
 
     def __init__(
         self,
-        outlook: Outlook,
+        site_context: SiteContext,
         send: Send,
         patience: Patience,
         now: Callable[[], float],
         stamp: Callable[[], str],
     ) -> None:
-        self.outlook, self.patience, self.now = outlook, patience, now
+        self.site_context, self.patience, self.now = site_context, patience, now
         self.send, self._stamp = send, stamp
         self.shut = False  # whether consent was missing when a round should begin
 
@@ -75,9 +75,9 @@ class Post:
         self, peer: str, parts: Sequence[Part], sent: bool = True, round: int | None = None
     ) -> None:
         """The same for things that go together."""
-        number = self.outlook.round.number if round is None else round
+        number = self.site_context.round.number if round is None else round
         at = self._stamp()
-        self.outlook.store.log(*(Entry(at, number, peer, sent, *part) for part in parts))
+        self.site_context.store.log(*(Entry(at, number, peer, sent, *part) for part in parts))
 
     def tell(self, answer: T, why: str, round: int) -> T:
         """Write down what the conductor is told, before it is."""
@@ -106,7 +106,7 @@ class Post:
             again = " (repeated)" if attempt else ""
             self.log_parts(peer, [(kind, size, f"{why}{again}") for kind, size, why in parts], round=round)
             if what != "message":
-                self.outlook.store.sync()
+                self.site_context.store.sync()
             try:
                 reply = self.send(peer, what, data)
             except Unreachable:
@@ -117,5 +117,5 @@ class Post:
 
     def _expects_answer(self, what: str, data: bytes) -> bool:
         if what == "weights":
-            return self.outlook.mutual
+            return self.site_context.mutual
         return what == "place" or (what == "message" and data[0] in (1, 2))  # a proposal, an accept

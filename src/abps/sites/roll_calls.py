@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.core.streams import center_ids
-from abps.methods.base import grounded
-from abps.methods.peers import Notice, boards
+from abps.methods.base import with_derived
+from abps.methods.coordinated import Broadcast, coordinators
 from abps.sites.gate import Gate
-from abps.sites.outlook import Outlook
+from abps.sites.outlook import SiteContext
 from abps.sites.post import Post, Unreachable
 from abps.tensors import torch
 from abps.wire import admission
@@ -30,8 +30,8 @@ BOARDS = 2
 class RollCalls:
     """A site's part in the roll calls of a round."""
 
-    def __init__(self, outlook: Outlook, post: Post, gate: Gate) -> None:
-        self.outlook, self.post, self.gate = outlook, post, gate
+    def __init__(self, site_context: SiteContext, post: Post, gate: Gate) -> None:
+        self.site_context, self.post, self.gate = site_context, post, gate
         self.begin()
 
     def begin(self) -> None:
@@ -44,19 +44,19 @@ class RollCalls:
     def reply(self, round: int, question: int, attempt: int) -> bool:
         """Answer a question to the board; False if this site cannot: it missed what was told after the last
         question, or the board is not there. attempt: boards that were tried before."""
-        outlook = self.outlook
-        outlook.need(round, self._asks(round, question) or None, "such a question")
-        if outlook.round.resting or question > self._informed or attempt not in range(BOARDS):
+        site_context = self.site_context
+        site_context.need(round, self._asks(round, question) or None, "such a question")
+        if site_context.round.resting or question > self._informed or attempt not in range(BOARDS):
             return False
         board = self._boards()[attempt : attempt + 1]
         if question not in self._said:
             self._said[question] = self._answer(round, question)
         if not board:
             return False
-        if board[0] == outlook.name:
+        if board[0] == site_context.name:
             return True
         why = f"our answer to question {question + 1} of the roll call, for the board of round {round}"
-        data = pack_answer(self._said[question][0], round, question, outlook.id)
+        data = pack_answer(self._said[question][0], round, question, site_context.id)
         try:
             self.post.carry(board[0], "answer", data, why, self.post.patience.repeats)
         except Unreachable:
@@ -65,15 +65,17 @@ class RollCalls:
 
     def preside(self, round: int, question: int) -> int:
         """Be the board: work out what follows from all answers, and tell it. Returns how many answered."""
-        outlook = self.outlook
-        outlook.need(round, self._asks(round, question) or None, "such a question")
-        if outlook.name not in self._boards()[:BOARDS] or question not in self._said:
-            raise RequestError(f"{outlook.name} is not the board of question {question} in round {round}")
+        site_context = self.site_context
+        site_context.need(round, self._asks(round, question) or None, "such a question")
+        if site_context.name not in self._boards()[:BOARDS] or question not in self._said:
+            raise RequestError(
+                f"{site_context.name} is not the board of question {question} in round {round}"
+            )
         read: dict[str, NDArray[np.float64]] = {}
         mine, form = self._said[question]
-        with outlook.lock:
-            said = {**self._board.get(question, {}), outlook.name: mine}
-        for peer in (outlook.name, *sorted(outlook.others)):
+        with site_context.lock:
+            said = {**self._board.get(question, {}), site_context.name: mine}
+        for peer in (site_context.name, *sorted(site_context.others)):
             try:
                 if peer in said:
                     read[peer] = self._read(peer, said[peer], round, form)
@@ -81,19 +83,19 @@ class RollCalls:
                 self.gate.note(refused)
         if len(read) < 2:
             return len(read)
-        answers = np.full((len(outlook.roster), len(read[outlook.name])), np.nan)
+        answers = np.full((len(site_context.roster), len(read[site_context.name])), np.nan)
         for peer, values in read.items():
-            answers[outlook.roster.index(peer)] = values
-        sizes = np.array([outlook.rows_of(member) for member in outlook.roster])
-        sizes[outlook.roster.index(outlook.name)] = float(outlook.data.train.sizes[0])
-        notice = outlook.peer_method.board(answers, sizes, round, question)
-        for place, peer in enumerate(outlook.roster):
+            answers[site_context.roster.index(peer)] = values
+        sizes = np.array([site_context.rows_of(member) for member in site_context.roster])
+        sizes[site_context.roster.index(site_context.name)] = float(site_context.data.train.sizes[0])
+        notice = site_context.peer_method.board(answers, sizes, round, question)
+        for place, peer in enumerate(site_context.roster):
             own = notice.own.get(place)
             told = notice.common.data + (b"" if own is None else own.data)
-            if peer == outlook.name:
+            if peer == site_context.name:
                 self._take_notice(peer, told, question)
-            elif peer not in outlook.round.silent:
-                data = pack_notice(told, round, question, outlook.id)
+            elif peer not in site_context.round.silent:
+                data = pack_notice(told, round, question, site_context.id)
                 why = f"what follows from all answers to question {question + 1} of the roll call"
                 with contextlib.suppress(Unreachable):
                     self.post.carry(peer, "notice", data, why, self.post.patience.repeats)
@@ -101,23 +103,26 @@ class RollCalls:
 
     def receive_answer(self, peer: str, data: bytes) -> bytes:
         """A member's answer, to this site as the board."""
-        outlook = self.outlook
-        said, question = admission.admit_answer(data, outlook.origin(peer))
-        if not self._asks(outlook.round.number, question) or outlook.name not in self._boards()[:BOARDS]:
+        site_context = self.site_context
+        said, question = admission.admit_answer(data, site_context.origin(peer))
+        if (
+            not self._asks(site_context.round.number, question)
+            or site_context.name not in self._boards()[:BOARDS]
+        ):
             raise Refused(peer, Reason.PROTOCOL, "this site is not the board of a roll call")
-        with outlook.lock:
+        with site_context.lock:
             self._board.setdefault(question, {})[peer] = said
         self.post.log(peer, "answer", len(data), f"its answer to question {question + 1}", sent=False)
         return b""
 
     def receive_notice(self, peer: str, data: bytes) -> bytes:
         """What the board tells."""
-        outlook = self.outlook
-        told, question = admission.admit_notice(data, outlook.origin(peer))
-        if not self._asks(outlook.round.number, question) or peer not in self._boards()[:BOARDS]:
+        site_context = self.site_context
+        told, question = admission.admit_notice(data, site_context.origin(peer))
+        if not self._asks(site_context.round.number, question) or peer not in self._boards()[:BOARDS]:
             raise Refused(peer, Reason.PROTOCOL, "it is not the board of a roll call")
-        with outlook.lock:
-            if question > self._informed or outlook.round.trained is not None:
+        with site_context.lock:
+            if question > self._informed or site_context.round.trained is not None:
                 raise Refused(peer, Reason.ROUND, "a notice that nobody waits for")
             self._take_notice(peer, told, question)
         self.post.log(peer, "notice", len(data), f"what follows from question {question + 1}", sent=False)
@@ -125,36 +130,42 @@ class RollCalls:
 
     def _asks(self, round: int, question: int) -> bool:
         """Whether there is such a question before a round."""
-        outlook = self.outlook
-        if not outlook.by_peers:
+        site_context = self.site_context
+        if not site_context.by_peers:
             return False
-        return question in range(outlook.peer_method.questions(round, outlook.agreement.rounds))
+        return question in range(site_context.peer_method.questions(round, site_context.agreement.rounds))
 
     def _boards(self) -> list[str]:
         """The members that are there, in the order in which they are asked to be the board."""
-        outlook = self.outlook
-        order = boards(outlook.agreement.seed, outlook.round.number, center_ids(outlook.roster))
-        return [outlook.roster[k] for k in order if outlook.roster[k] not in outlook.round.silent]
+        site_context = self.site_context
+        order = coordinators(
+            site_context.agreement.seed, site_context.round.number, center_ids(site_context.roster)
+        )
+        return [
+            site_context.roster[k] for k in order if site_context.roster[k] not in site_context.round.silent
+        ]
 
     def _answer(self, round: int, question: int) -> tuple[bytes, Form | None]:
         """What this site answers to a roll call, and how it is written."""
-        outlook = self.outlook
-        world = outlook.world
-        if outlook.members != outlook.roster:  # who is not asked does not count
-            world = grounded(outlook.method, outlook.world_of(outlook.roster))
-        answer = outlook.peer_method.reply(world, outlook.state, round, question)
+        site_context = self.site_context
+        context = site_context.context
+        if site_context.members != site_context.roster:  # who is not asked does not count
+            context = with_derived(site_context.method, site_context.world_of(site_context.roster))
+        answer = site_context.peer_method.reply(context, site_context.state, round, question)
         if answer.told:
             return answer.told[0].data, answer.told[0].form
-        return outlook.pack(outlook.state.models, outlook.agreement.rounds + round), None
+        return site_context.pack(site_context.state.models, site_context.agreement.rounds + round), None
 
     def _read(self, peer: str, said: bytes, round: int, form: Form | None) -> NDArray[np.float64]:
         """(entries,) an answer to a roll call; what is no number counts as not told."""
-        outlook = self.outlook
+        site_context = self.site_context
         if form is None:
-            origin = outlook.origin(peer, (peer,), outlook.agreement.rounds + round)
-            weights = admission.admit_weights(said, origin, outlook.codec, outlook.shared)
-            arrived = torch.from_numpy(weights) + outlook.base
-            self.gate.check_distance(peer, arrived, outlook.state.models[0, : outlook.shared].numpy())
+            origin = site_context.origin(peer, (peer,), site_context.agreement.rounds + round)
+            weights = admission.admit_weights(said, origin, site_context.codec, site_context.shared)
+            arrived = torch.from_numpy(weights) + site_context.base
+            self.gate.check_distance(
+                peer, arrived, site_context.state.models[0, : site_context.shared].numpy()
+            )
             return arrived.numpy().astype(np.float64)
         try:
             told, rest = Numerals.read(said)
@@ -166,16 +177,16 @@ class RollCalls:
 
     def _take_notice(self, board: str, told: bytes, question: int) -> None:
         """Go on with what the board told."""
-        outlook = self.outlook
+        site_context = self.site_context
         try:
             common, rest = Numerals.read(told)
             own, rest = Numerals.read(rest) if rest else (None, b"")
-            me = int(outlook.world.here[0])
-            notice = Notice(self._placed(common), {} if own is None else {me: self._placed(own)})
+            me = int(site_context.context.local_index[0])
+            notice = Broadcast(self._placed(common), {} if own is None else {me: self._placed(own)})
             if rest or not all(np.isfinite(each.values).all() for each in (common, own) if each is not None):
                 raise ValueError("it says no numbers, or too many")
-            outlook.state = outlook.peer_method.informed(
-                outlook.world, outlook.state, notice, outlook.round.number, question
+            site_context.state = site_context.peer_method.informed(
+                site_context.context, site_context.state, notice, site_context.round.number, question
             )
         except ValueError as error:
             raise Refused(board, Reason.MALFORMED, f"its notice: {error}") from error
@@ -183,7 +194,7 @@ class RollCalls:
 
     def _placed(self, told: Numerals) -> Numerals:
         """What is told of members by their places in this job, by their places at this site."""
-        place = np.array([self.outlook.members.index(name) for name in self.outlook.roster])
+        place = np.array([self.site_context.members.index(name) for name in self.site_context.roster])
         values, at = told.values.copy(), 0
         for stretch in told.form:
             if stretch.kind == "place":

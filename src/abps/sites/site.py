@@ -23,7 +23,7 @@ import numpy as np
 from abps.core.errors import RequestError
 from abps.core.protocol import Negotiation
 from abps.data.prepare import Prepared
-from abps.methods.base import World
+from abps.methods.base import Context
 from abps.privacy.small_counts import most_patients
 from abps.sites.agreement import Agreement
 from abps.sites.consent import Consent
@@ -32,7 +32,7 @@ from abps.sites.gate import Gate
 from abps.sites.learning import Learning, finite
 from abps.sites.masked_sums import MaskedSums
 from abps.sites.negotiating import Negotiating
-from abps.sites.outlook import Outlook, Round, counts, may_score
+from abps.sites.outlook import Round, SiteContext, counts, may_score
 from abps.sites.post import CONDUCTOR, OPERATOR, Patience, Post, Send, utc
 from abps.sites.roll_calls import RollCalls
 from abps.sites.signing import Signer
@@ -85,20 +85,22 @@ class Site:
         self._ahead = ahead
         self._lost = False  # whether the loss of a trial was told
         self.name, self.agreement, self.store, self.consent = name, agreement, store, consent
-        outlook = Outlook(name, agreement, data, store, limits or Limits(), job, another_table, secret)
-        post = Post(outlook, send, patience or Patience(), now, stamp)
-        gate = Gate(outlook, now)
-        self.outlook, self.post, self.gate = outlook, post, gate
-        outlook.address = address
-        self.witnessing = Witnessing(outlook, post, gate)
-        self.negotiating = Negotiating(outlook, post, gate, self.witnessing)
-        self.swapping = Swapping(outlook, post, gate, self.negotiating, signer)
-        self.roll_calls = RollCalls(outlook, post, gate)
-        self.telling = Telling(outlook, post, signer)
-        self.server = WithServer(outlook, post, gate)
+        site_context = SiteContext(
+            name, agreement, data, store, limits or Limits(), job, another_table, secret
+        )
+        post = Post(site_context, send, patience or Patience(), now, stamp)
+        gate = Gate(site_context, now)
+        self.site_context, self.post, self.gate = site_context, post, gate
+        site_context.address = address
+        self.witnessing = Witnessing(site_context, post, gate)
+        self.negotiating = Negotiating(site_context, post, gate, self.witnessing)
+        self.swapping = Swapping(site_context, post, gate, self.negotiating, signer)
+        self.roll_calls = RollCalls(site_context, post, gate)
+        self.telling = Telling(site_context, post, signer)
+        self.server = WithServer(site_context, post, gate)
         authority = None if consent is None else consent.authority
-        self.sums = MaskedSums(outlook, post, self.telling, signer, authority)
-        self.learning = Learning(outlook, self.server, self.sums)
+        self.sums = MaskedSums(site_context, post, self.telling, signer, authority)
+        self.learning = Learning(site_context, self.server, self.sums)
         self._begun = store.round
         #: What peers may bring, and who takes it in.
         self._takers: dict[str, Callable[[str, bytes], bytes]] = {
@@ -117,29 +119,29 @@ class Site:
     @property
     def models(self) -> Tensor:
         """(1, P) the model."""
-        models: Tensor = self.outlook.state.models
+        models: Tensor = self.site_context.state.models
         return models
 
     @property
     def trained(self) -> Tensor | None:
         """(1, P) the model after the local epochs of this round."""
-        trained = self.outlook.round.trained
+        trained = self.site_context.round.trained
         return None if trained is None else trained.models
 
     @property
     def state(self) -> Any:
         """What the method remembers here."""
-        return self.outlook.state
+        return self.site_context.state
 
     @property
-    def world(self) -> World:
+    def context(self) -> Context:
         """The world as this site sees it."""
-        return self.outlook.world
+        return self.site_context.context
 
     @property
     def talks(self) -> Negotiation:
         """Who is whose partner in this round, as far as this site knows."""
-        return self.outlook.round.talks
+        return self.site_context.round.talks
 
     # Called by peers
 
@@ -161,12 +163,12 @@ class Site:
     def hello(self) -> dict[str, Any]:
         """First words to the conductor: how far this site is, and what it needs to keep the study's rules."""
         store = self.store
-        asked = self.outlook.method.stop.patience and self._scored
+        asked = self.site_context.method.stop.patience and self._scored
         seen = {r.number: r.validation for r in store.rounds()} if asked else {}
         facts = {
             "round": store.round,
             "agreement": self.agreement.digest(),
-            "rows": int(self.outlook.data.train.sizes[0]),
+            "rows": int(self.site_context.data.train.sizes[0]),
             "edges": self._edges_so_far(),
             "validation": {str(t): value for t, value in seen.items() if value is not None},
             "wire": list(versions.NEWEST),
@@ -196,9 +198,9 @@ class Site:
             self.consent.members(members)
             self._ask_consent(first)
         self._understands(wire)
-        self.outlook.speak(wire)
-        with self.outlook.lock:
-            self.outlook.join(members, first, rows or {})
+        self.site_context.speak(wire)
+        with self.site_context.lock:
+            self.site_context.join(members, first, rows or {})
             if first == 1 and all(entry.kind != "statistics" for entry in self.store.traffic(1)):
                 self._log_statistics()
 
@@ -206,7 +208,7 @@ class Site:
         """Write down what was passed on with the codebook, before this site knew of the study."""
         took = self.agreement.book.summarised
         outcome = self.agreement.book.outcome
-        common = self.outlook.method.training.standardise == "common"
+        common = self.site_context.method.training.standardise == "common"
         if (common or outcome.grid or outcome.scale) and took is not None and self.name in took.spent:
             why = "counts, means and groups of our numeric columns in our codebook, and the common scales"
             why += "" if outcome.binary else "; the same of the outcome"
@@ -243,9 +245,9 @@ class Site:
         if not self.agreement.trying or self._lost:
             raise RequestError("a loss is told once, in a trial of a penalty; this is none")
         self._lost = True
-        rows = self.outlook.data.validation
+        rows = self.site_context.data.validation
         judged = most_patients(np.ones(len(rows.y), bool), np.zeros(len(rows.y), int), rows.patient, 1)
-        value = self.learning.loss() if judged >= self.outlook.data.floor else math.nan
+        value = self.learning.loss() if judged >= self.site_context.data.floor else math.nan
         why = "our mean validation loss, to choose a penalty"
         self.post.log(CONDUCTOR, "told", 4, why, round=self.store.round)
         self.store.sync()
@@ -272,8 +274,8 @@ class Site:
 
     def begin(self, round: int, live: Sequence[str]) -> None:
         """Start a round with the members that are there."""
-        outlook = self.outlook
-        with outlook.lock:
+        site_context = self.site_context
+        with site_context.lock:
             if not counts(round) or round > self.agreement.rounds:
                 raise RequestError(f"the study has {self.agreement.rounds} rounds; {round} is none of them")
             if round <= self.store.round:
@@ -285,15 +287,15 @@ class Site:
             self._ask_consent(round)
             self.telling.check_log()
             self._begun = round
-            outlook.round = Round(
-                Negotiation(self.name, round, outlook.capacity),
-                set(outlook.roster) - set(live),
+            site_context.round = Round(
+                Negotiation(self.name, round, site_context.capacity),
+                set(site_context.roster) - set(live),
                 tuple(alarm for alarm in self.store.alarms() if alarm.reckoned is None),
             )
             for part in (self.gate, self.witnessing, self.swapping, self.roll_calls, self.server, self.sums):
                 part.begin()
-            purse = outlook.purse
-            outlook.round.resting = purse is not None and not purse.pays(outlook.world, round)
+            purse = site_context.purse
+            site_context.round.resting = purse is not None and not purse.pays(site_context.context, round)
 
     def reply(self, round: int, question: int, attempt: int = 0) -> bool:
         """Answer a question of a roll call to the board; False if this site cannot."""
@@ -324,9 +326,9 @@ class Site:
 
     def lost(self, gone: Sequence[str]) -> None:
         """Who is gone while this site works: nobody waits for them."""
-        with self.outlook.lock:
-            self.outlook.round.silent |= set(gone) - {self.name}
-            self.outlook.lock.notify_all()
+        with self.site_context.lock:
+            self.site_context.round.silent |= set(gone) - {self.name}
+            self.site_context.lock.notify_all()
 
     def swap(self, round: int) -> int:
         """Exchange weights with peers. Returns how many were reached."""
@@ -338,7 +340,7 @@ class Site:
         rest: why nothing was exchanged (the budget), if so.
         """
         value = self.learning.finish(round, rest)
-        measure = self.outlook.data.outcome.measure
+        measure = self.site_context.data.outcome.measure
         if not self._scored:
             self.post.tell(None, f"no validation {measure}, of which too few patients have a part", round)
             return math.nan
@@ -348,7 +350,7 @@ class Site:
     @functools.cached_property
     def _scored(self) -> bool:
         """Whether enough patients are in a score of the validation rows that it may be told."""
-        data = self.outlook.data
+        data = self.site_context.data
         return may_score(data.validation.y, data.validation.patient, data.outcome, data.floor)
 
     def conclude(self, round: int, rest: str = "") -> list[Any]:
@@ -377,7 +379,7 @@ class Site:
 
     def test_auroc(self) -> float:
         """The current model on this site's own test rows; it stays at the site."""
-        return self.learning.score(self.state, self.outlook.data.test)
+        return self.learning.score(self.state, self.site_context.data.test)
 
     # Sums of a round, of a study with or without a server
 
@@ -391,24 +393,24 @@ class Site:
             "control": sum(
                 e.bytes for e in entries if e.kind == "mask" or (e.sent and e.kind not in _NOT_CONTROL)
             ),
-            "partners": len(self.learning.heard()),
+            "partners": len(self.learning.received()),
             "in_doubt": len(self.talks.in_doubt),
         }
         return self.post.tell(sums, "sums of the round: bytes, partners, matches in doubt", round)
 
     def _edges_so_far(self) -> int:
         """The same of all rounds that are written down."""
-        if not self.outlook.by_peers:
+        if not self.site_context.by_peers:
             return max(2 * self.store.sent_bytes().get("weights", 0), self.store.weight_bytes())
-        return self.store.links() * frame_size(self.outlook.codec, self.outlook.shared)
+        return self.store.links() * frame_size(self.site_context.codec, self.site_context.shared)
 
     def _edges(self, entries: Sequence[Entry]) -> int:
         """Bytes of this site's ends of edges: a payload per peer and round; with a server, both ways."""
         weights = [e for e in entries if e.kind == "weights"]
-        if not self.outlook.by_peers:
+        if not self.site_context.by_peers:
             return max(2 * sum(e.bytes for e in weights if e.sent), sum(e.bytes for e in weights))
         edges = {(e.round, e.peer) for e in weights}
-        return len(edges) * frame_size(self.outlook.codec, self.outlook.shared)
+        return len(edges) * frame_size(self.site_context.codec, self.site_context.shared)
 
     # A study with a server
 

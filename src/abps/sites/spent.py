@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.methods.accounting import not_covered, published_privately, releases
-from abps.methods.base import Method, Published, World
+from abps.methods.base import Context, Method, Published
 from abps.privacy.budget import Account, PrivacyLedger, Release
 from abps.sites.store import Store
 
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 _ACCOUNT, _GAPS, _PUBLISHED = "privacy", "privacy_gaps", "published"
 
 
-class Purse:
+class PrivacyBudget:
     """The account of one study at one site."""
 
     def __init__(self, store: Store, method: Method) -> None:
@@ -34,27 +34,27 @@ class Purse:
         known = account_of(store)
         self.account = known or Account(math.inf if budget is None else budget, method.privacy.dp_delta)
 
-    def published(self, world: World, published: Published) -> Floats:
+    def published(self, context: Context, published: Published) -> Floats:
         """(entries,) what this site publishes of itself, with noise: the same in every job."""
         kept = self._store.facts().get(_PUBLISHED)
         if kept is not None:
             return np.array(json.loads(kept), dtype=np.float64)
         noise = self._method.training.noise_multiplier
-        told = published_privately(world, published, 0, int(world.ids[world.here[0]]), noise)
+        told = published_privately(context, published, 0, int(context.ids[context.local_index[0]]), noise)
         after = self.account.spend(Release(0, "metadata", noise))
-        self._write(after, world, **{_PUBLISHED: json.dumps(told.tolist())})
+        self._write(after, context, **{_PUBLISHED: json.dumps(told.tolist())})
         return told
 
-    def pays(self, world: World, round: int) -> bool:
+    def pays(self, context: Context, round: int) -> bool:
         """Pay for a round, and write it down; False if the account does not afford it."""
         told = releases(self._method, round)
         if not self.account.affords(*told):
             return False
-        self._write(self.account.spend(*told), world)
+        self._write(self.account.spend(*told), context)
         return True
 
-    def _write(self, after: Account, world: World, **more: str) -> None:
-        gaps = json.dumps(list(not_covered(self._method, world)))
+    def _write(self, after: Account, context: Context, **more: str) -> None:
+        gaps = json.dumps(list(not_covered(self._method, context)))
         self._store.keep(**{_ACCOUNT: json.dumps(after.to_json()), _GAPS: gaps}, **more)
         self.account = after
 

@@ -14,7 +14,7 @@ from abps.core.protocol import Kind, Message, Stage
 from abps.sites import audit
 from abps.sites.gate import Gate
 from abps.sites.negotiating import Negotiating
-from abps.sites.outlook import Outlook
+from abps.sites.outlook import SiteContext
 from abps.sites.post import Part, Post, Unreachable
 from abps.sites.signing import Signer
 from abps.sites.store_rows import Head
@@ -29,9 +29,14 @@ class Swapping:
     """A site's exchange of weights with its peers."""
 
     def __init__(
-        self, outlook: Outlook, post: Post, gate: Gate, negotiating: Negotiating, signer: Signer | None
+        self,
+        site_context: SiteContext,
+        post: Post,
+        gate: Gate,
+        negotiating: Negotiating,
+        signer: Signer | None,
     ) -> None:
-        self.outlook, self.post, self.gate, self.negotiating = outlook, post, gate, negotiating
+        self.site_context, self.post, self.gate, self.negotiating = site_context, post, gate, negotiating
         self._signer = signer
         self.begin()
 
@@ -45,20 +50,20 @@ class Swapping:
 
         Returns how many were reached.
         """
-        outlook, now = self.outlook, self.outlook.round
+        site_context, now = self.site_context, self.site_context.round
         reached = 0
         if now.resting:
             return reached
-        outlook.need(round, now.frames or None, "a trained model")
+        site_context.need(round, now.frames or None, "a trained model")
         proposed = {peer for peer, link in now.talks.mine.items() if link.stage is Stage.MATCHED}
-        for peer in sorted(proposed if outlook.mutual else now.listeners - now.silent):
-            if outlook.mutual and not self.negotiating.witnessing.has_place(peer, round):
+        for peer in sorted(proposed if site_context.mutual else now.listeners - now.silent):
+            if site_context.mutual and not self.negotiating.witnessing.has_place(peer, round):
                 continue
             try:
                 parcel = self._parcel(round)
                 rows = self._written(parcel, round)
                 reply = self.post.carry_parts(peer, "weights", parcel, rows, self.post.patience.repeats)
-                if outlook.mutual:
+                if site_context.mutual:
                     self._accept(peer, reply, round)
                 reached += 1
             except Unreachable:
@@ -70,104 +75,108 @@ class Swapping:
     def wait(self) -> None:
         """Until everybody who is to bring weights has, or is gone, or the time is up."""
         clock, until = self.post.now, self.post.now() + self.post.patience.swap_seconds
-        now = self.outlook.round
+        now = self.site_context.round
 
         def awaited() -> set[str]:
-            if self.outlook.mutual:
+            if self.site_context.mutual:
                 bringing = {p for p, link in now.talks.theirs.items() if link.stage is Stage.MATCHED}
             else:
                 bringing = set(now.asked)
             return bringing - now.silent - self._served
 
-        with self.outlook.lock:
+        with self.site_context.lock:
             while awaited() and clock() < until:
-                self.outlook.lock.wait(timeout=min(1.0, max(0.0, until - clock())))
+                self.site_context.lock.wait(timeout=min(1.0, max(0.0, until - clock())))
 
     def receive(self, peer: str, data: bytes) -> bytes:
         """A peer's weights; between partners the answer is this site's own."""
         try:
             return self._take(peer, data)
         finally:  # whatever came of it, nobody waits for this peer any more
-            with self.outlook.lock:
+            with self.site_context.lock:
                 self._served.add(peer)
-                self.outlook.lock.notify_all()
+                self.site_context.lock.notify_all()
 
     def _take(self, peer: str, data: bytes) -> bytes:
-        outlook, now = self.outlook, self.outlook.round
+        site_context, now = self.site_context, self.site_context.round
         round = now.number
-        if not outlook.mutual:
+        if not site_context.mutual:
             self._accept(peer, data, round)
             return b""
-        with outlook.lock:
+        with site_context.lock:
             held = now.talks.theirs.get(peer)
             if held is not None and held.stage is Stage.HELD:
                 # Who sends its weights has confirmed: only its confirmation was lost.
                 self.negotiating.handle(peer, Message(Kind.CONFIRM, round, held.attempt))
             self._fetched[peer] = self._fetched.get(peer, 0) + 1
-            if self._fetched[peer] > outlook.limits.fetches:
-                raise Refused(peer, Reason.RATE, f"more than {outlook.limits.fetches} times in a round")
+            if self._fetched[peer] > site_context.limits.fetches:
+                raise Refused(peer, Reason.RATE, f"more than {site_context.limits.fetches} times in a round")
         if peer in now.talks.partners and not self.negotiating.witnessing.has_place(peer, round):
             raise Refused(peer, Reason.PLACE, f"by its witness of round {round} it has other partners")
-        with outlook.lock:  # who waits for these weights goes on when the answer is written down, too
+        with site_context.lock:  # who waits for these weights goes on when the answer is written down, too
             self._accept(peer, data, round)
             parcel = self._parcel(round)
             self.post.log_parts(peer, self._written(parcel, round))
         return parcel
 
     def _accept(self, peer: str, data: bytes, round: int) -> None:
-        outlook, now = self.outlook, self.outlook.round
+        site_context, now = self.site_context, self.site_context.round
         data, note, head = self.parts(data)
-        partners = now.talks.partners if outlook.mutual else now.asked
+        partners = now.talks.partners if site_context.mutual else now.asked
         weights = admission.admit_weights(
-            data, outlook.origin(peer, partners, round), outlook.codec, outlook.shared
+            data, site_context.origin(peer, partners, round), site_context.codec, site_context.shared
         )
-        noted = outlook.peer_method.noted
-        value = admission.admit_note(note, outlook.origin(peer, round=round)) if noted else 0.0
-        arrived = torch.from_numpy(weights) + outlook.base
+        noted = site_context.peer_method.noted
+        value = admission.admit_note(note, site_context.origin(peer, round=round)) if noted else 0.0
+        arrived = torch.from_numpy(weights) + site_context.base
         self.gate.check_distance(peer, arrived, self._own(peer))
-        with outlook.lock:
+        with site_context.lock:
             now.arrived[peer], now.notes[peer] = arrived, value
         self.post.log(peer, "weights", len(data), f"its shared layers, partner of round {round}", sent=False)
         if note:
             self.post.log(peer, "note", len(note), f"its number beside: {value:g}", sent=False)
         if head:
-            rows, digest, signature, at = admission.admit_head(head, outlook.origin(peer))
-            outlook.store.keep_head(Head(peer, rows, at, digest, signature))
+            rows, digest, signature, at = admission.admit_head(head, site_context.origin(peer))
+            site_context.store.keep_head(Head(peer, rows, at, digest, signature))
             self.post.log(peer, "head", len(head), f"the head of its log: {rows} rows", sent=False)
 
     def _own(self, peer: str) -> NDArray[np.float32]:
         """(shared,) what this site's partners get of it in this round."""
-        outlook = self.outlook
-        with outlook.lock:
-            if not outlook.round.frames:
+        site_context = self.site_context
+        with site_context.lock:
+            if not site_context.round.frames:
                 raise Refused(peer, Reason.PROTOCOL, "weights before this site has trained")
-            return unpack(outlook.round.frames[0], outlook.codec).weights + outlook.base.numpy()
+            return (
+                unpack(site_context.round.frames[0], site_context.codec).weights + site_context.base.numpy()
+            )
 
     # Parcels
 
     def _parcel(self, round: int) -> bytes:
         """This site's weights, the number that goes with them, if there is one, and the head of its log."""
-        outlook, now = self.outlook, self.outlook.round
+        site_context, now = self.site_context, self.site_context.round
         head = self._signed_head(round)
-        if not outlook.peer_method.noted:
+        if not site_context.peer_method.noted:
             return now.frames[0] + head
-        listeners = now.talks.partners if outlook.mutual else now.listeners
-        value = outlook.peer_method.note(outlook.world, now.trained, np.array([len(listeners)]))[0]
+        listeners = now.talks.partners if site_context.mutual else now.listeners
+        value = site_context.peer_method.note(site_context.context, now.trained, np.array([len(listeners)]))[
+            0
+        ]
         return now.frames[0] + pack_note(float(value), round) + head
 
     def _signed_head(self, round: int) -> bytes:
         """The head of this site's log, signed; nothing in a trial without keys."""
-        if self._signer is None or self.outlook.wire < versions.WITH_HEADS:
+        if self._signer is None or self.site_context.wire < versions.WITH_HEADS:
             return b""
-        head = audit.sign_head(self.outlook.store, round, self._signer)
-        return pack_head(head.rows, head.digest, head.signature, round, self.outlook.id)
+        head = audit.sign_head(self.site_context.store, round, self._signer)
+        return pack_head(head.rows, head.digest, head.signature, round, self.site_context.id)
 
     def parts(self, parcel: bytes) -> tuple[bytes, bytes, bytes]:
         """Weights, note and head of a parcel; what is too long stays with the weights, and is refused."""
-        outlook = self.outlook
-        weights, noted = frame_size(outlook.codec, outlook.shared), outlook.peer_method.noted
+        site_context = self.site_context
+        weights, noted = frame_size(site_context.codec, site_context.shared), site_context.peer_method.noted
         note = weights + CONTROL_MESSAGE * noted
-        if len(parcel) > note and outlook.wire < versions.WITH_HEADS:
+        if len(parcel) > note and site_context.wire < versions.WITH_HEADS:
             return parcel, b"", b""
         if noted and len(parcel) < note:
             return parcel[:-CONTROL_MESSAGE], parcel[-CONTROL_MESSAGE:], b""

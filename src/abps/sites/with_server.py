@@ -7,7 +7,7 @@ from typing import Any, cast
 from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
 from abps.sites.gate import Gate
-from abps.sites.outlook import Outlook
+from abps.sites.outlook import SiteContext
 from abps.sites.post import CONDUCTOR, Post
 from abps.tensors import Tensor, torch
 from abps.wire import admission
@@ -18,8 +18,8 @@ from abps.wire.messages import pack_note
 class WithServer:
     """The line between a site and the server of its study; other studies have none."""
 
-    def __init__(self, outlook: Outlook, post: Post, gate: Gate) -> None:
-        self.outlook, self.post, self.gate = outlook, post, gate
+    def __init__(self, site_context: SiteContext, post: Post, gate: Gate) -> None:
+        self.site_context, self.post, self.gate = site_context, post, gate
         self.begin()
 
     def begin(self) -> None:
@@ -29,44 +29,44 @@ class WithServer:
     @property
     def method(self) -> StarMethod:
         """The method, of a study with a server."""
-        return cast(StarMethod, self.outlook.method)
+        return cast(StarMethod, self.site_context.method)
 
     def messages(self, before: Any, trained: Any, round: int) -> tuple[Tensor, ...]:
         """(1, numbers) each: what this site has to say to the server after its training; nothing, if all is
         said."""
-        messages = tuple(self.method.upload(self.outlook.world, before, trained, round))
+        messages = tuple(self.method.upload(self.site_context.context, before, trained, round))
         sent = tuple(message.shape[1] for message in messages)
-        agreed = self.method.uploads(self.outlook.world.learner.layout)
+        agreed = self.method.uploads(self.site_context.context.learner.layout)
         if messages and sent != agreed:
             raise RequestError(
-                f"{self.outlook.agreement.method!r} sends {list(sent)} numbers; between sites a message has "
-                f"the {self.outlook.shared} shared weights, or what the method's uploads() says"
+                f"{self.site_context.agreement.method!r} sends {list(sent)} numbers; between sites a message "
+                f"has the {self.site_context.shared} shared weights, or what the method's uploads() says"
             )
         return messages
 
     def frames(self, messages: tuple[Tensor, ...], trained: Any, round: int) -> list[bytes]:
         """The same in the codec of the study, and the number that goes with it, if there is one."""
-        world = self.outlook.world
-        layout = world.learner.layout
+        context = self.site_context.context
+        layout = context.learner.layout
         frames = [
-            self.outlook.pack(message, self.method.number(k, round, layout))
+            self.site_context.pack(message, self.method.number(k, round, layout))
             for k, message in enumerate(messages)
         ]
         if self.method.noted:
-            frames.append(pack_note(float(self.method.note(world, trained)[0]), round))
+            frames.append(pack_note(float(self.method.note(context, trained)[0]), round))
         return frames
 
     def upload(self, round: int) -> list[bytes]:
         """What this site sends to the server, once in a round."""
-        outlook, now = self.outlook, self.outlook.round
-        if outlook.method.kind != "star":
+        site_context, now = self.site_context, self.site_context.round
+        if site_context.method.kind != "star":
             raise RequestError(
-                f"{outlook.agreement.method!r} has no server: {outlook.name} sends it no weights"
+                f"{site_context.agreement.method!r} has no server: {site_context.name} sends it no weights"
             )
         if now.resting:
             return []
-        with outlook.lock:
-            frames = outlook.need(round, now.frames or None, "weights that the server has not got")
+        with site_context.lock:
+            frames = site_context.need(round, now.frames or None, "weights that the server has not got")
             now.frames = []
         for k, frame in enumerate(frames):
             what = "weights" if k < self.method.messages else "note"
@@ -75,27 +75,28 @@ class WithServer:
 
     def taken_in(self, round: int) -> int:
         """The round of the server's last answer that this site has, of a method that asks."""
-        outlook = self.outlook
-        if outlook.method.kind != "star" or not self.method.asks:
-            raise RequestError(f"{outlook.agreement.method!r} asks sites for no sums at what it sent")
-        told = self.method.taken_in(outlook.need(round, outlook.round.trained, "begun"))
+        site_context = self.site_context
+        if site_context.method.kind != "star" or not self.method.asks:
+            raise RequestError(f"{site_context.agreement.method!r} asks sites for no sums at what it sent")
+        told = self.method.taken_in(site_context.need(round, site_context.round.trained, "begun"))
         return self.post.tell(told, "which answer of the server we have", round)
 
     def download(self, round: int, frames: list[bytes]) -> None:
         """What the server sends back."""
-        outlook = self.outlook
-        if outlook.method.kind != "star":
+        site_context = self.site_context
+        if site_context.method.kind != "star":
             raise RequestError(
-                f"{outlook.agreement.method!r} has no server: {outlook.name} takes no weights from it"
+                f"{site_context.agreement.method!r} has no server: {site_context.name} takes no "
+                "weights from it"
             )
-        outlook.need(round, outlook.round.trained, "a trained model")
-        layout, start = outlook.world.learner.layout, outlook.world.learner.start
+        site_context.need(round, site_context.round.trained, "a trained model")
+        layout, start = site_context.context.learner.layout, site_context.context.learner.start
         counts = self.method.answers(layout)
         down = []
         try:
             for k, (count, data) in enumerate(zip(counts, frames)):
-                origin = outlook.origin(CONDUCTOR, (CONDUCTOR,), self.method.number(k, round, layout))
-                weights = admission.admit_weights(data, origin, outlook.codec, count)
+                origin = site_context.origin(CONDUCTOR, (CONDUCTOR,), self.method.number(k, round, layout))
+                weights = admission.admit_weights(data, origin, site_context.codec, count)
                 down.append(torch.from_numpy(weights) + self.method.line.base(start, count))
                 why = f"the server's answer in round {round}"
                 self.post.log(CONDUCTOR, "weights", len(data), why, sent=False)

@@ -141,14 +141,14 @@ class Origin:
     """
 
     peer: str
-    heard: Collection[str]
+    received: Collection[str]
     round: int = 0
     limits: Limits = Limits()
     sender_id: SenderId = center_id
 
     def member(self) -> None:
         """Only members of the federation are heard."""
-        if self.peer not in self.heard:
+        if self.peer not in self.received:
             raise Refused(self.peer, Reason.STRANGER, "it is not in this federation")
 
     def sent_by(self, sender: int) -> None:
@@ -178,7 +178,7 @@ def admit_message(data: bytes, origin: Origin) -> Message:
 def admit_weights(data: bytes, origin: Origin, codec: Codec, count: int) -> NDArray[np.float32]:
     """(count,) the weights of a frame for this round; heard are partners alone."""
     peer, limits = origin.peer, origin.limits
-    if peer not in origin.heard:
+    if peer not in origin.received:
         raise Refused(peer, Reason.NOT_PARTNER, f"no partner in round {origin.round}")
     wanted = frame_size(codec, count)
     if len(data) > wanted:

@@ -18,10 +18,10 @@ from abps.models.training import Training
 QUIET = Training(weight_decay=0.0, dropout=0.0)
 
 
-def test_without_spread_it_is_fedavg(world, play) -> None:
+def test_without_spread_it_is_fedavg(context, play) -> None:
     # SGD, so that rounding stays rounding; with Adam a vanishing gradient turns it into a step.
     training = Training(weight_decay=0.0, dropout=0.0, optimizer="sgd", lr=0.1)
-    here = world(training)
+    here = context(training)
     plain = play(FedAvg(training=training), here, 3)[-1].models
     distance = []
     for sigma in (1e-2, 1e-4, 1e-6):
@@ -31,8 +31,8 @@ def test_without_spread_it_is_fedavg(world, play) -> None:
     assert distance[2] < 1e-5
 
 
-def test_without_spread_its_predictions_are_fedavgs(world, play) -> None:
-    here = world(QUIET)
+def test_without_spread_its_predictions_are_fedavgs(context, play) -> None:
+    here = context(QUIET)
     plain = play(FedAvg(training=QUIET), here, 2)[-1]
     bayes = State(plain.models, raw_of(torch.full_like(plain.models, 1e-7)))
     rows = here.data.test
@@ -42,9 +42,9 @@ def test_without_spread_its_predictions_are_fedavgs(world, play) -> None:
 
 
 @pytest.mark.parametrize("prior", ["zero", "global"])
-def test_gradient_is_autograds_of_the_bound(world, one_step, prior) -> None:
+def test_gradient_is_autograds_of_the_bound(context, one_step, prior) -> None:
     """One full-batch SGD step on (m, r) against autograd on BCE(m + softplus(r) e) + kl / N * KL."""
-    here = world(one_step)
+    here = context(one_step)
     method = BNN(training=one_step, kl=5.0, prior=prior, prior_sigma=0.3, sigma=0.05)
     state = method.init(here)
     size = here.learner.layout.size
@@ -91,8 +91,8 @@ def test_averages_of_gaussians() -> None:
     assert center.item() == pytest.approx(0.0625 / 0.8125)
 
 
-def test_predictions_are_the_mean_probability(world) -> None:
-    here = world(QUIET)
+def test_predictions_are_the_mean_probability(context) -> None:
+    here = context(QUIET)
     method = BNN(sigma=0.2, samples=60)
     state = method.init(here)
     found = method.logits(here, state, here.data.test).values
@@ -110,8 +110,8 @@ def test_predictions_are_the_mean_probability(world) -> None:
     np.testing.assert_allclose(1 / (1 + np.exp(-found)), (total / 60).numpy(), atol=1e-5)
 
 
-def test_predictions_of_one_model_held_by_all_are_each_centers_own(world) -> None:
-    here = world(QUIET)
+def test_predictions_of_one_model_held_by_all_are_each_centers_own(context) -> None:
+    here = context(QUIET)
     method = BNN(sigma=0.2)
     each = method.init(here)
     common = State(each.models[:1].expand(here.n, -1), each.raw[:1].expand(here.n, -1))
@@ -120,6 +120,6 @@ def test_predictions_of_one_model_held_by_all_are_each_centers_own(world) -> Non
     np.testing.assert_array_equal(one, other)
 
 
-def test_weight_decay_is_refused(world) -> None:
+def test_weight_decay_is_refused(context) -> None:
     with pytest.raises(RequestError, match="weight_decay"):
-        BNN(training=Training()).init(world(Training()))
+        BNN(training=Training()).init(context(Training()))

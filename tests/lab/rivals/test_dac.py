@@ -8,7 +8,7 @@ import torch
 
 from abps import simulate
 from abps.core.errors import RequestError
-from abps.engine.rounds import Course
+from abps.engine.rounds import RunState
 from abps.lab.rivals.choosing import drawn
 from abps.lab.rivals.dac import DAC, passed_on, zscores
 from abps.lab.rivals.pens import PENS
@@ -25,8 +25,8 @@ def test_without_tau_it_is_random_pulling_to_the_last_byte(tiny) -> None:
     assert one.bytes == two.bytes
 
 
-def test_draws_follow_their_probabilities(world, one_step) -> None:
-    place = world(one_step)
+def test_draws_follow_their_probabilities(context, one_step) -> None:
+    place = context(one_step)
     logits = np.tile(np.log(np.arange(1.0, 7.0)), (6, 1))
     first = np.array([[peers[0] for peers in drawn(place, logits, t)] for t in range(4000)])
     assert (first != np.arange(6)).all()
@@ -37,12 +37,12 @@ def test_draws_follow_their_probabilities(world, one_step) -> None:
         np.testing.assert_allclose(found, wanted, atol=4 * np.sqrt(0.25 / 4000))
 
 
-def test_large_scores_do_not_overflow(world, one_step) -> None:
-    place = world(one_step)
+def test_large_scores_do_not_overflow(context, one_step) -> None:
+    place = context(one_step)
     method = DAC(training=one_step, tau=1e6, peers=1)
     state = method.init(place)
     state.score[:, 3], state.count[:, 3] = 1e6, 1
-    rankings = method.opine(place, state, lambda: state, 5).rankings
+    rankings = method.rank_peers(place, state, lambda: state, 5).rankings
     assert all(peers[0] == 3 for i, peers in enumerate(rankings) if i != 3)
 
 
@@ -63,8 +63,8 @@ def test_zscores_of_what_was_seen() -> None:
     np.testing.assert_allclose(found, [[0, -1, 1, 0], [0, 0, 0, 0]])
 
 
-def test_rounds_by_hand(world, play, one_step) -> None:
-    place, method = world(one_step), DAC(training=one_step, peers=2, tau=1.0)
+def test_rounds_by_hand(context, play, one_step) -> None:
+    place, method = context(one_step), DAC(training=one_step, peers=2, tau=1.0)
     states = play(method, place, 3)
     sizes = place.sizes().numpy().astype(float)
     models = states[0].models.numpy()
@@ -75,17 +75,17 @@ def test_rounds_by_hand(world, play, one_step) -> None:
         before, asked = score.copy(), drawn(place, score, t)
         models = np.zeros_like(models)
         for i in range(6):
-            heard = asked[i][:2]
-            for j in heard:
+            received = asked[i][:2]
+            for j in received:
                 logits = place.learner.logits(trained[j][None], rows, np.array([i]))
                 score[i, j] = 1 / log_loss(logits, labels_of(rows, np.array([i])))[0]
                 seen[i, j] = True
             for m in range(6):
-                known = [j for j in heard if before[j, m] > 0]
+                known = [j for j in received if before[j, m] > 0]
                 if m != i and not seen[i, m] and known:
                     score[i, m] = before[max(known, key=lambda j: score[i, j]), m]
-            total = sizes[i] + sum(sizes[j] for j in heard)
-            models[i] = sum(sizes[j] / total * trained[j].numpy() for j in [i, *heard])
+            total = sizes[i] + sum(sizes[j] for j in received)
+            models[i] = sum(sizes[j] / total * trained[j].numpy() for j in [i, *received])
         np.testing.assert_allclose(states[t].score, score, rtol=1e-4)
         np.testing.assert_allclose(states[t].models.numpy(), models, atol=1e-5)
     assert (np.diag(states[3].score) == 0).all()
@@ -103,9 +103,9 @@ def test_bytes_and_trail(tiny) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"metric": "weights"}, {"metric": "updates", "mix": "score"}])
-def test_other_metrics_are_cosines(world, one_step, settings) -> None:
-    place, method = world(one_step), DAC(training=one_step, peers=2, two_hop=False, **settings)
-    course, _ = Course.start(method, place).round(1)
+def test_other_metrics_are_cosines(context, one_step, settings) -> None:
+    place, method = context(one_step), DAC(training=one_step, peers=2, two_hop=False, **settings)
+    course, _ = RunState.start(method, place).round(1)
     known = course.state.score != 0
     assert known.sum() == 12 and (np.abs(course.state.score) <= 1 + 1e-9).all()
     trained = place.learner.train(place.common_start(), 1).numpy()
@@ -115,7 +115,7 @@ def test_other_metrics_are_cosines(world, one_step, settings) -> None:
     assert course.state.score[i, j] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-4)
 
 
-def test_rising(world) -> None:
+def test_rising(context) -> None:
     method = DAC(schedule="rising", tau=30)
     assert method.sharpness(0) == pytest.approx(1.0)
     assert method.sharpness(1000) == pytest.approx(31.0)

@@ -28,8 +28,8 @@ def matrix(method: DeceFL, here) -> np.ndarray:
 
 
 @pytest.mark.parametrize("graph", graphs.GRAPHS)
-def test_mixing_is_symmetric_doubly_stochastic_and_connected(world, graph) -> None:
-    here = world(Training())
+def test_mixing_is_symmetric_doubly_stochastic_and_connected(context, graph) -> None:
+    here = context(Training())
     m = matrix(DeceFL(graph=graph), here)
     np.testing.assert_allclose(m, m.T, atol=1e-7)
     np.testing.assert_allclose(m.sum(1), 1, atol=1e-6)
@@ -39,9 +39,9 @@ def test_mixing_is_symmetric_doubly_stochastic_and_connected(world, graph) -> No
         assert sorted(np.round(m[0], 6)) == sorted(np.round([1 / 3, 1 / 3, 1 / 3, 0, 0, 0], 6))
 
 
-def test_on_a_complete_graph_one_step_is_averaged_descent(world, play, one_step) -> None:
+def test_on_a_complete_graph_one_step_is_averaged_descent(context, play, one_step) -> None:
     """Adapt-then-combine is gradient descent on the mean loss; the method's own order has that mean."""
-    here = world(one_step)
+    here = context(one_step)
     w = here.learner.start
     for _ in range(3):
         w = w - 0.1 * here.learner.gradient(w.expand(here.n, -1), here.data.train).mean(0)
@@ -54,8 +54,8 @@ def test_on_a_complete_graph_one_step_is_averaged_descent(world, play, one_step)
         torch.testing.assert_close(after.models, wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_combining_trained_models_on_a_complete_graph_is_uniform_fedavg(world, play) -> None:
-    here = world(Training())
+def test_combining_trained_models_on_a_complete_graph_is_uniform_fedavg(context, play) -> None:
+    here = context(Training())
     torch.testing.assert_close(
         play(DeceFL(graph="complete", order="adapt-then-combine"), here, 1)[-1].models,
         play(FedAvg(weighting="uniform"), here, 1)[-1].models,
@@ -66,17 +66,17 @@ def test_combining_trained_models_on_a_complete_graph_is_uniform_fedavg(world, p
 
 @pytest.mark.parametrize("graph", graphs.GRAPHS)
 @pytest.mark.parametrize("name", ["decefl", "dpsgd"])
-def test_the_mean_moves_by_the_mean_displacement_only(world, play, name, graph) -> None:
+def test_the_mean_moves_by_the_mean_displacement_only(context, play, name, graph) -> None:
     config = CATALOG[name].config
-    here = world(config.training)
+    here = context(config.training)
     before, after = play(DeceFL(training=config.training, graph=graph), here, 2)[-2:]
     moved = here.learner.train(before.models, 2) - before.models
     torch.testing.assert_close(after.models.mean(0), (before.models + moved).mean(0), rtol=1e-5, atol=1e-6)
 
 
-def test_what_a_neighbour_learns_arrives_a_round_later(world, play) -> None:
+def test_what_a_neighbour_learns_arrives_a_round_later(context, play) -> None:
     """In round 1 all models are equal, so mixing changes nothing: every center has its own training."""
-    here = world(Training())
+    here = context(Training())
     trained = here.learner.train(here.common_start(), 1)
     torch.testing.assert_close(play(DeceFL(), here, 1)[-1].models, trained, rtol=1e-5, atol=1e-6)
 
@@ -85,8 +85,8 @@ def test_dpsgd_is_decefl_with_one_epoch() -> None:
     assert CATALOG["dpsgd"].config == DeceFL(training=Training(epochs=1))
 
 
-def test_ring_orders(world) -> None:
-    here = world(Training())
+def test_ring_orders(context) -> None:
+    here = context(Training())
     index = DeceFL(ring_order="index").edges(here, 1)
     assert {tuple(sorted(e)) for e in index.tolist()} == {(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 5)}
     still, turning = DeceFL(), DeceFL(graph="changing-ring")
@@ -126,6 +126,6 @@ def test_connected_against_a_walk(case) -> None:
     assert graphs.connected(n, edges) == (len(reach) == n)
 
 
-def test_a_random_graph_that_falls_apart_is_refused(world) -> None:
+def test_a_random_graph_that_falls_apart_is_refused(context) -> None:
     with pytest.raises(RequestError, match="edge_probability"):
-        DeceFL(graph="random", edge_probability=0.01).edges(world(Training()), 1)
+        DeceFL(graph="random", edge_probability=0.01).edges(context(Training()), 1)

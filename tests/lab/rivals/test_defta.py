@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from abps.engine.rounds import Course
+from abps.engine.rounds import RunState
 from abps.lab.rivals.defta import DeFTA, Hearing, crelu, hearing_weights, judge
-from abps.methods.base import World
-from abps.methods.peers import Opinion
+from abps.methods.base import Context
+from abps.methods.peers import Preferences
 from abps.models.metrics import labels_of, log_loss
 from abps.models.training import Training
 
@@ -25,7 +25,7 @@ def outdegree_weights(size, receiver, sender):
 def transfers(method, here, confidence, t):
     """(receiver, sender, rest, traffic) of a round, from the driver."""
     rankings = method.rankings(here, confidence, t)
-    meeting = Course.start(method, here)._meet(Opinion(rankings), t)
+    meeting = RunState.start(method, here)._meet(Preferences(rankings), t)
     return meeting.to, meeting.by, meeting.rest, meeting.said + method.cost(here, meeting.to, meeting.by)
 
 
@@ -75,14 +75,14 @@ def test_the_correction_keeps_every_center_in_proportion_to_its_rows() -> None:
 
 
 def test_confidence_falls_when_the_loss_rises() -> None:
-    heard = Hearing(np.array([0, 0, 1]), np.array([1, 2, 0]), np.array([0.2, 0.3, 0.5]))
-    after = judge(np.zeros((3, 3)), heard, np.array([0.1, -0.4, 9.0]))
+    received = Hearing(np.array([0, 0, 1]), np.array([1, 2, 0]), np.array([0.2, 0.3, 0.5]))
+    after = judge(np.zeros((3, 3)), received, np.array([0.1, -0.4, 9.0]))
     np.testing.assert_allclose(after, [[0, -0.02, -0.03], [0.2, 0, 0], [0, 0, 0]])
 
 
-def test_peers_are_drawn_from_trust(world) -> None:
+def test_peers_are_drawn_from_trust(context) -> None:
     """The first peer drawn follows softmax(cReLU(c))."""
-    here = world(Training())
+    here = context(Training())
     confidence = np.tile(np.array([0.0, 5.0, -1.0, 0.0, -3.0, 0.0]), (6, 1))
     method = DeFTA()
     first = np.array([method.rankings(here, confidence, t)[0][0] for t in range(1, 3001)])
@@ -91,20 +91,20 @@ def test_peers_are_drawn_from_trust(world) -> None:
     np.testing.assert_allclose(np.bincount(first, minlength=6) / 3000, odds / odds.sum(), atol=0.03)
 
 
-def test_trust_is_judged_by_the_next_training(world, play) -> None:
-    here = world(Training())
+def test_trust_is_judged_by_the_next_training(context, play) -> None:
+    here = context(Training())
     states = play(DeFTA(), here, 3)
     assert not states[1].confidence.any()
     before, after = states[1], states[2]
-    expected = judge(np.zeros((6, 6)), before.heard, after.loss - before.loss)
+    expected = judge(np.zeros((6, 6)), before.received, after.loss - before.loss)
     np.testing.assert_allclose(after.confidence, expected)
     assert after.confidence.any()
 
 
 @pytest.mark.parametrize("links", ["mutual", "pull"])
-def test_it_is_the_authors_loop(world, play, links) -> None:
+def test_it_is_the_authors_loop(context, play, links) -> None:
     """Aggregate, test, train, judge, publish, told plainly: a round here ends where theirs tests."""
-    here = world(Training(optimizer="sgd", lr=0.1))
+    here = context(Training(optimizer="sgd", lr=0.1))
     method, n = DeFTA(links=links), here.n
     size = here.data.train.sizes
     confidence = np.zeros((n, n))
@@ -114,37 +114,37 @@ def test_it_is_the_authors_loop(world, play, links) -> None:
         np.testing.assert_allclose(state.confidence, confidence, atol=1e-6)
         receiver, sender, _, _ = transfers(method, here, state.confidence, t)
         hears = [[i, *(int(j) for k, j in zip(receiver, sender) if k == i)] for i in range(n)]
-        listeners = [sum(j in heard for heard in hears) for j in range(n)]
+        listeners = [sum(j in received for received in hears) for j in range(n)]
         own = torch.empty_like(published)
         share = np.zeros((n, n))
-        for i, heard in enumerate(hears):
-            total = sum(size[j] / listeners[j] for j in heard)
-            for j in heard:
+        for i, received in enumerate(hears):
+            total = sum(size[j] / listeners[j] for j in received)
+            for j in received:
                 share[i, j] = size[j] / listeners[j] / total
-            own[i] = sum(float(share[i, j]) * published[j] for j in heard)
+            own[i] = sum(float(share[i, j]) * published[j] for j in received)
         torch.testing.assert_close(state.models, own, rtol=1e-4, atol=1e-6)  # what is tested
         published = here.learner.train(own, t + 1)
         after = log_loss(here.learner.logits(published, here.data.train), labels_of(here.data.train))
-        for i, heard in enumerate(hears):
-            for j in heard[1:]:
+        for i, received in enumerate(hears):
+            for j in received[1:]:
                 confidence[i, j] -= share[i, j] * (after[i] - before[i])
         before = after
     assert confidence.any()
 
 
-def test_a_ruined_model_returns_to_the_best_and_blames_its_peers(world, play) -> None:
-    here = world(Training())
+def test_a_ruined_model_returns_to_the_best_and_blames_its_peers(context, play) -> None:
+    here = context(Training())
     method = DeFTA()
     good = play(method, here, 3)[-1]
     spoiled = good.models.clone()
     spoiled[2] = torch.nan
-    course = Course.start(method, here)
+    course = RunState.start(method, here)
     after = replace(course, state=replace(good, models=spoiled)).round(4)[0].state
     clean = replace(course, state=good).round(4)[0].state
     assert after.models.isfinite().all()
-    mine = good.heard.receiver == 2
-    dropped = good.confidence[2, good.heard.sender[mine]] - after.confidence[2, good.heard.sender[mine]]
-    np.testing.assert_allclose(dropped, 10.0 * good.heard.weight[mine], rtol=1e-6)
+    mine = good.received.receiver == 2
+    dropped = good.confidence[2, good.received.sender[mine]] - after.confidence[2, good.received.sender[mine]]
+    np.testing.assert_allclose(dropped, 10.0 * good.received.weight[mine], rtol=1e-6)
     others = np.setdiff1d(np.arange(6), [2])
     np.testing.assert_allclose(after.confidence[others], clean.confidence[others])
     retrained = here.learner.train(good.best, 4)[2]
@@ -154,8 +154,8 @@ def test_a_ruined_model_returns_to_the_best_and_blames_its_peers(world, play) ->
 
 
 @pytest.mark.parametrize("links", ["mutual", "pull"])
-def test_links(world, links) -> None:
-    here: World = world(Training())
+def test_links(context, links) -> None:
+    here: Context = context(Training())
     method = DeFTA(links=links)
     receiver, sender, rest, traffic = transfers(method, here, np.zeros((6, 6)), 1)
     payload = method.wire.payload(here)
@@ -163,11 +163,11 @@ def test_links(world, links) -> None:
     assert (receiver != sender).all()
     assert traffic.directed == len(receiver) * payload
     assert traffic.edge == len(touching) * payload
-    heard = np.bincount(receiver, minlength=6)
+    received = np.bincount(receiver, minlength=6)
     if links == "pull":
-        assert (heard == 2).all()
+        assert (received == 2).all()
     else:
-        assert heard.max() <= 2
+        assert received.max() <= 2
         assert len(touching) in (5, 6)
         assert sorted(zip(receiver.tolist(), sender.tolist())) == sorted(
             zip(sender.tolist(), receiver.tolist())
@@ -175,8 +175,8 @@ def test_links(world, links) -> None:
     assert not rest.any()
 
 
-def test_a_pool_limits_whom_a_center_knows(world) -> None:
-    here = world(Training())
+def test_a_pool_limits_whom_a_center_knows(context) -> None:
+    here = context(Training())
     method = DeFTA(pool=2)
     known = [set(r) for r in method.rankings(here, np.zeros((6, 6)), 1)]
     assert all(len(k) == 2 for k in known)

@@ -25,8 +25,8 @@ def test_regular_graphs(n: int, degree: int) -> None:
     assert sorted(found) == [wanted - 1] + [wanted] * (n - 1) if odd else (found == wanted).all()
 
 
-def test_one_head_is_gossip_of_pairs(world, play, one_step) -> None:
-    method, place = Facade(training=one_step, clusters=1, degree=1, spread=0.0), world(one_step)
+def test_one_head_is_gossip_of_pairs(context, play, one_step) -> None:
+    method, place = Facade(training=one_step, clusters=1, degree=1, spread=0.0), context(one_step)
     states = play(method, place, 2)
     models = states[0].models
     for t in (1, 2):
@@ -38,8 +38,8 @@ def test_one_head_is_gossip_of_pairs(world, play, one_step) -> None:
         torch.testing.assert_close(states[t].models, models, atol=1e-6, rtol=1e-5)
 
 
-def test_a_round_by_hand(world, play, one_step) -> None:
-    method, place = Facade(training=one_step, clusters=3, degree=2, spread=0.5), world(one_step)
+def test_a_round_by_hand(context, play, one_step) -> None:
+    method, place = Facade(training=one_step, clusters=3, degree=2, spread=0.5), context(one_step)
     before, after = play(method, place, 1)
     at = method.trunk(place)
     trained = place.learner.train(before.models, 1)
@@ -48,11 +48,11 @@ def test_a_round_by_hand(world, play, one_step) -> None:
     for i in range(6):
         heads[i, before.cluster[i]] = trained[i, at:]
     for i in range(6):
-        heard = by[to == i]
-        trunk = (trained[i, :at] + sum(trained[j, :at] for j in heard)) / 3
+        received = by[to == i]
+        trunk = (trained[i, :at] + sum(trained[j, :at] for j in received)) / 3
         torch.testing.assert_close(after.models[i, :at], trunk, atol=1e-6, rtol=1e-5)
         for k in range(3):
-            same = [trained[j, at:] for j in heard if before.cluster[j] == k]
+            same = [trained[j, at:] for j in received if before.cluster[j] == k]
             wanted = (heads[i, k] + sum(same)) / (1 + len(same)) if same else heads[i, k]
             torch.testing.assert_close(after.heads[i, k], wanted, atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(after.models[i, at:], after.heads[i, after.cluster[i]])

@@ -13,16 +13,16 @@ from abps.models.training import Objective, Training
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
-def test_server_state_is_the_mean_of_the_centers_states(world, play, weighting) -> None:
-    for state in play(FedDyn(weighting=weighting), world(Training()), 4)[1:]:
+def test_server_state_is_the_mean_of_the_centers_states(context, play, weighting) -> None:
+    for state in play(FedDyn(weighting=weighting), context(Training()), 4)[1:]:
         torch.testing.assert_close(state.h, state.moved.mean(0), rtol=1e-4, atol=1e-6)
         assert state.h.abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
-def test_it_is_the_papers_recursion(world, play, weighting) -> None:
+def test_it_is_the_papers_recursion(context, play, weighting) -> None:
     """Against the printed form: linear terms g_i, server h, w = mean - h / alpha."""
-    here, alpha = world(Training(optimizer="sgd", lr=0.1)), 0.7
+    here, alpha = context(Training(optimizer="sgd", lr=0.1)), 0.7
     strength = alpha * torch.ones(here.n)
     if weighting == "size":
         size = here.sizes()
@@ -41,9 +41,9 @@ def test_it_is_the_papers_recursion(world, play, weighting) -> None:
         torch.testing.assert_close(-alpha * state.h, g.mean(0), rtol=1e-4, atol=1e-6)
 
 
-def test_a_center_can_work_out_the_mean_from_the_clouds(world, play) -> None:
+def test_a_center_can_work_out_the_mean_from_the_clouds(context, play) -> None:
     """So evaluating the mean costs no byte: m = (w_t + w_{t-1} - h_{t-1}) / 2."""
-    states = play(FedDyn(), world(Training()), 3)
+    states = play(FedDyn(), context(Training()), 3)
     h = torch.zeros_like(states[0].h)
     for before, after in itertools.pairwise(states):
         mean = (after.cloud[0] + before.cloud[0] - h) / 2
@@ -51,16 +51,16 @@ def test_a_center_can_work_out_the_mean_from_the_clouds(world, play) -> None:
         h = h + mean - before.cloud[0]
 
 
-def test_first_round_of_equal_weights_is_fedavg_with_a_proximal_term(world, play) -> None:
+def test_first_round_of_equal_weights_is_fedavg_with_a_proximal_term(context, play) -> None:
     """Nothing is remembered yet; without server_h and with a tiny alpha it is FedAvg's uniform mean."""
-    here = world(Training(optimizer="sgd", lr=0.1))
+    here = context(Training(optimizer="sgd", lr=0.1))
     dyn = play(FedDyn(alpha=1e-9, weighting="uniform"), here, 1)[-1]
     plain = play(FedAvg(weighting="uniform"), here, 1)[-1]
     torch.testing.assert_close(dyn.models, plain.models, rtol=1e-5, atol=1e-7)
 
 
-def test_evaluate_cloud_and_server_h(world, play) -> None:
-    here = world(Training())
+def test_evaluate_cloud_and_server_h(context, play) -> None:
+    here = context(Training())
     cloud = play(FedDyn(evaluate="cloud"), here, 2)[-1]
     assert torch.equal(cloud.models, cloud.cloud)
     off = play(FedDyn(server_h=False), here, 2)[-1]

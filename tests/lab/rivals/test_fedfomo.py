@@ -13,7 +13,7 @@ from abps.lab.rivals.dpfl import DPFL
 from abps.lab.rivals.ehrfl import EHRFL, nearest
 from abps.lab.rivals.fedfomo import FedFomo, gains, positive_shares
 from abps.methods.base import Models
-from abps.methods.peers import Heard
+from abps.methods.peers import Received
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
@@ -25,11 +25,11 @@ def test_weights() -> None:
     np.testing.assert_allclose(positive_shares(own, theirs, to), [0.75, 0, 0])  # nobody helps the second
 
 
-def test_a_round_by_hand(world, play, one_step) -> None:
-    method, place = FedFomo(training=one_step, peers=2), world(one_step)
+def test_a_round_by_hand(context, play, one_step) -> None:
+    method, place = FedFomo(training=one_step, peers=2), context(one_step)
     before, after = play(method, place, 1)
     trained = place.learner.train(before.models, 1)
-    peers = method.opine(place, before, lambda: before, 1).rankings
+    peers = method.rank_peers(place, before, lambda: before, 1).rankings
 
     def loss(model, i):
         models = place.common_start()
@@ -47,14 +47,16 @@ def test_a_round_by_hand(world, play, one_step) -> None:
             assert after.preference[i, j] == pytest.approx(w[j] / abs(sum(w.values())), rel=1e-3)
 
 
-def test_without_exploring_the_preferred_are_heard(world, one_step) -> None:
-    place = world(one_step)
+def test_without_exploring_the_preferred_are_heard(context, one_step) -> None:
+    place = context(one_step)
     method = FedFomo(training=one_step, peers=2, explore=0.0)
     state = method.init(place)
     state.preference[:] = [0, 5, 1, 9, -3, 2]
-    rankings = method.opine(place, state, lambda: state, 1).rankings
+    rankings = method.rank_peers(place, state, lambda: state, 1).rankings
     assert rankings == [[3, 1], [3, 5], [3, 1], [1, 5], [3, 1], [3, 1]]
-    daring = FedFomo(training=one_step, peers=2, explore=1.0).opine(place, state, lambda: state, 1).rankings
+    daring = (
+        FedFomo(training=one_step, peers=2, explore=1.0).rank_peers(place, state, lambda: state, 1).rankings
+    )
     assert daring != rankings and all(len(set(d)) == 2 and i not in d for i, d in enumerate(daring))
 
 
@@ -74,8 +76,8 @@ def test_the_nearest() -> None:
     assert 4 not in found[:4] and nearest(means[:4], 9).shape == (4, 3)
 
 
-def test_partners_are_near_after_the_warm_up(world, play, one_step) -> None:
-    place, method = world(one_step), EHRFL(training=one_step, near=2, warmup=2)
+def test_partners_are_near_after_the_warm_up(context, play, one_step) -> None:
+    place, method = context(one_step), EHRFL(training=one_step, near=2, warmup=2)
     states = play(method, place, 4)
     assert (states[2].near == -1).all()
     means = method.means(place, states[2].models)
@@ -83,12 +85,12 @@ def test_partners_are_near_after_the_warm_up(world, play, one_step) -> None:
         hidden = place.learner.representation(states[2].models[i][None], torch.from_numpy(x)[None])[0]
         np.testing.assert_allclose(means[i], hidden.mean(0).numpy(), atol=1e-5)
     np.testing.assert_array_equal(states[3].near, nearest(means.astype(np.float32).astype(float), 2))
-    rankings = method.opine(place, states[3], lambda: states[3], 4).rankings
+    rankings = method.rank_peers(place, states[3], lambda: states[3], 4).rankings
     assert all(set(peers) == set(near) for peers, near in zip(rankings, states[3].near.tolist()))
 
 
-def test_noise_on_means(world, one_step) -> None:
-    place = world(one_step)
+def test_noise_on_means(context, one_step) -> None:
+    place = context(one_step)
     models = place.common_start()
     plain, noisy = EHRFL(clip=1e6).means(place, models), EHRFL(clip=1e6, noise=1e-9).means(place, models)
     np.testing.assert_allclose(plain, noisy, atol=1e-3)
@@ -97,17 +99,17 @@ def test_noise_on_means(world, one_step) -> None:
     np.testing.assert_allclose(loud.std(axis=1) * sizes / 10.0, 1.0, atol=0.35)
 
 
-def test_a_search_by_hand(world, one_step) -> None:
+def test_a_search_by_hand(context, one_step) -> None:
     """The double greedy search told with sets."""
     from abps.core import streams
 
-    place, method = world(one_step), DPFL(training=one_step, most=4)
+    place, method = context(one_step), DPFL(training=one_step, most=4)
     own = place.learner.train(place.common_start(), 1)
     rng = np.random.default_rng(1)
     arrived = own + 0.05 * torch.from_numpy(rng.normal(size=tuple(own.shape))).float()
     to = np.repeat(np.arange(6), 5)
     by = np.concatenate([rng.permutation(np.delete(np.arange(6), i)) for i in range(6)])
-    found = method.search(place, own, Heard(to, by, arrived, np.zeros(6)), 3)
+    found = method.search(place, own, Received(to, by, arrived, np.zeros(6)), 3)
     sizes = place.sizes().numpy().astype(float)
 
     def reward(i, members):
@@ -131,15 +133,17 @@ def test_a_search_by_hand(world, one_step) -> None:
         assert set(np.flatnonzero(found[i]).tolist()) == inside
 
 
-def test_who_is_heard_in_a_search(world, play, one_step) -> None:
-    place, method = world(one_step), DPFL(training=one_step, most=3)
+def test_who_is_heard_in_a_search(context, play, one_step) -> None:
+    place, method = context(one_step), DPFL(training=one_step, most=3)
     states = play(method, place, 3)
     assert [s.searches for s in states] == [0, 1, 1, 2]
     assert (states[1].kept.sum(1) <= 2).all() and (states[3].kept == states[1].kept).all()
-    again = method.opine(place, states[1], lambda: states[1], 3).rankings
+    again = method.rank_peers(place, states[1], lambda: states[1], 3).rankings
     assert [set(peers) for peers in again] == [set(np.flatnonzero(k).tolist()) for k in states[1].kept]
     few = DPFL(training=one_step, most=3, candidates=1)
-    assert [len(peers) for peers in few.opine(place, few.init(place), lambda: None, 1).rankings] == [1] * 6
+    assert [len(peers) for peers in few.rank_peers(place, few.init(place), lambda: None, 1).rankings] == [
+        1
+    ] * 6
     assert isinstance(states[1], Models)
 
 

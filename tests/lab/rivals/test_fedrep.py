@@ -12,9 +12,9 @@ from abps.methods.catalog import CATALOG
 from abps.models.training import Training
 
 
-def test_head_first_on_the_received_trunk_then_the_trunk(world, play, one_step) -> None:
+def test_head_first_on_the_received_trunk_then_the_trunk(context, play, one_step) -> None:
     """Both phases by hand: the trunk's gradient is taken at the head that was just fitted."""
-    here = world(one_step)
+    here = context(one_step)
     method = FedRep(training=one_step)
     cut = method.wire.shared(here)
     start = here.common_start()
@@ -29,8 +29,8 @@ def test_head_first_on_the_received_trunk_then_the_trunk(world, play, one_step) 
     assert not torch.equal(after[0, cut:], after[1, cut:])
 
 
-def test_what_is_held_still_does_not_decay(world) -> None:
-    here = world(Training(weight_decay=0.5))
+def test_what_is_held_still_does_not_decay(context) -> None:
+    here = context(Training(weight_decay=0.5))
     start = here.common_start()
     cut = here.learner.layout.shared(1)
     head = here.learner.train(start, 1, columns=slice(cut, None))
@@ -40,8 +40,8 @@ def test_what_is_held_still_does_not_decay(world) -> None:
     assert torch.equal(trunk[:, cut:], start[:, cut:])
 
 
-def test_epochs_of_both_phases_count(world, play) -> None:
-    here = world(Training())
+def test_epochs_of_both_phases_count(context, play) -> None:
+    here = context(Training())
     one, ten = (play(FedRep(head_epochs=h), here, 1)[-1].models for h in (1, 10))
     cut = here.learner.layout.shared(1)
     start = here.learner.start[cut:]

@@ -30,8 +30,8 @@ def test_merge_against_one_message_at_a_time(n: int, messages: int, seed: int) -
     np.testing.assert_array_equal(ages, old)
 
 
-def test_ages_count_rows_and_travel_with_models(world, play) -> None:
-    here = world(Training())
+def test_ages_count_rows_and_travel_with_models(context, play) -> None:
+    here = context(Training())
     method = Gossip()
     first = play(method, here, 1)[-1]
     seen = 2.0 * here.data.train.sizes
@@ -40,8 +40,8 @@ def test_ages_count_rows_and_travel_with_models(world, play) -> None:
         assert first.age[i] == max([seen[i], *seen[to == i]])
 
 
-def test_nobody_sends_to_itself_and_all_are_reached(world) -> None:
-    here = world(Training())
+def test_nobody_sends_to_itself_and_all_are_reached(context) -> None:
+    here = context(Training())
     drawn = np.stack([Gossip().receivers(here, t) for t in range(1, 601)])
     assert (drawn != np.arange(6)).all()
     for i in range(6):
@@ -49,8 +49,8 @@ def test_nobody_sends_to_itself_and_all_are_reached(world) -> None:
         np.testing.assert_allclose(share, 0.2, atol=0.06)
 
 
-def test_messages_go_one_way(world) -> None:
-    here = world(Training())
+def test_messages_go_one_way(context) -> None:
+    here = context(Training())
     method = Gossip()
     payload = method.wire.payload(here)
     spent = method.cost(here, np.array([1, 0, 4]), np.array([0, 1, 2]))

@@ -44,9 +44,9 @@ def planted(groups: int = 2):
 LINEAR = Training.of("linear")
 
 
-def test_one_cluster_is_fedavg(world, play, one_step) -> None:
-    found = play(IFCA(training=one_step, clusters=1, warmup=0, spread=0.0), world(one_step), 3)[-1]
-    wanted = play(FedAvg(training=one_step), world(one_step), 3)[-1]
+def test_one_cluster_is_fedavg(context, play, one_step) -> None:
+    found = play(IFCA(training=one_step, clusters=1, warmup=0, spread=0.0), context(one_step), 3)[-1]
+    wanted = play(FedAvg(training=one_step), context(one_step), 3)[-1]
     torch.testing.assert_close(found.models, wanted.models, atol=1e-6, rtol=1e-6)
 
 
@@ -55,14 +55,14 @@ def test_one_cluster_is_fedavg(world, play, one_step) -> None:
     IFCA(training=LINEAR, clusters=2, warmup=0, spread=0.3, shared_trunk=True, head_layers=2),
     DFCA(training=LINEAR, clusters=2, spread=0.3, most=3),
 ])  # fmt: skip
-def test_planted_clusters_are_found(world, play, method) -> None:
-    states = play(method, world(method.training, planted()), 6)
+def test_planted_clusters_are_found(context, play, method) -> None:
+    states = play(method, context(method.training, planted()), 6)
     found = states[-1].cluster
     assert len(set(found[::2])) == 1 and len(set(found[1::2])) == 1 and found[0] != found[1]
 
 
-def test_names_of_clusters_mean_nothing(world, one_step) -> None:
-    place = world(one_step)
+def test_names_of_clusters_mean_nothing(context, one_step) -> None:
+    place = context(one_step)
     rng = np.random.default_rng(0)
     options = (
         place.learner.start + 0.3 * torch.from_numpy(rng.normal(size=(3, place.learner.layout.size))).float()
@@ -112,8 +112,8 @@ def test_heads() -> None:
     assert head_start(layout, 1) == 2 and head_start(layout, 2) == head_start(layout, 9) == 0
 
 
-def test_a_round_of_dfca_by_hand(world, play, one_step) -> None:
-    method, place = DFCA(training=one_step, clusters=2, spread=0.2, fewest=2, most=2), world(one_step)
+def test_a_round_of_dfca_by_hand(context, play, one_step) -> None:
+    method, place = DFCA(training=one_step, clusters=2, spread=0.2, fewest=2, most=2), context(one_step)
     before, after = play(method, place, 1)
     trained = place.learner.train(before.models, 1)
     copies = before.copies.clone()

@@ -34,8 +34,8 @@ def test_gradient_of_a_representation_of_zero_is_zero() -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_first_round_pulls_nowhere_and_is_fedavg(world, play, compiled) -> None:
-    here = world(Training())
+def test_first_round_pulls_nowhere_and_is_fedavg(context, play, compiled) -> None:
+    here = context(Training())
     if not compiled:
         here.learner._fused = None
     method = MOON(mu=10.0)
@@ -44,14 +44,14 @@ def test_first_round_pulls_nowhere_and_is_fedavg(world, play, compiled) -> None:
     assert not torch.equal(moon[2].models, plain[2].models)
 
 
-def test_without_the_term_it_is_fedavg(world, play) -> None:
-    here = world(Training())
+def test_without_the_term_it_is_fedavg(context, play) -> None:
+    here = context(Training())
     assert torch.equal(play(MOON(mu=0.0), here, 3)[-1].models, play(FedAvg(), here, 3)[-1].models)
 
 
-def test_second_round_follows_the_whole_loss(world, play, one_step) -> None:
+def test_second_round_follows_the_whole_loss(context, play, one_step) -> None:
     """A full-batch SGD step against autograd on BCE + mu * contrast."""
-    here = world(one_step)
+    here = context(one_step)
     method = MOON(training=one_step, mu=3.0)
     state = play(method, here, 1)[-1]
     after = here.learner.train(state.models, 2, method.objective(state))
@@ -72,8 +72,8 @@ def test_second_round_follows_the_whole_loss(world, play, one_step) -> None:
         torch.testing.assert_close(after[i], state.models[i] - 0.1 * slope, rtol=1e-4, atol=1e-5)
 
 
-def test_previous_is_the_centers_own_trained_model(world, play) -> None:
-    here = world(Training())
+def test_previous_is_the_centers_own_trained_model(context, play) -> None:
+    here = context(Training())
     state = play(MOON(), here, 1)[-1]
     trained = here.learner.train(here.common_start(), 1)
     assert torch.equal(state.previous, trained)

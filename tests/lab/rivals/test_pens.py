@@ -28,8 +28,8 @@ def test_neighbours_are_chosen_more_often_than_chance() -> None:
     np.testing.assert_array_equal(neighbours(chosen), [[False, True, False, False], [True] * 4])
 
 
-def test_rounds_by_hand(world, play, one_step) -> None:
-    place, method = world(one_step), PENS(training=one_step, sampled=3, best=1, first=2, later=2)
+def test_rounds_by_hand(context, play, one_step) -> None:
+    place, method = context(one_step), PENS(training=one_step, sampled=3, best=1, first=2, later=2)
     states = play(method, place, 4)
     sizes = place.sizes().numpy().astype(float)
     models, chosen, rows = states[0].models.numpy(), np.zeros((6, 6)), place.data.train
@@ -40,21 +40,21 @@ def test_rounds_by_hand(world, play, one_step) -> None:
         asked = drawn(place, np.zeros((6, 6)), t, known)
         models = np.zeros_like(models)
         for i in range(6):
-            heard = asked[i][: 3 if t <= 2 else 2]
+            received = asked[i][: 3 if t <= 2 else 2]
             if t <= 2:
                 loss = {
                     j: log_loss(
                         place.learner.logits(trained[j][None], rows, np.array([i])),
                         labels_of(rows, np.array([i])),
                     )[0]
-                    for j in heard
+                    for j in received
                 }
-                heard = [min(loss, key=loss.get)]
-                chosen[i, heard] += 1
+                received = [min(loss, key=loss.get)]
+                chosen[i, received] += 1
             else:
-                assert all(known[i, j] for j in heard)  # it never leaves its neighbours
-            total = sizes[i] + sum(sizes[j] for j in heard)
-            models[i] = sum(sizes[j] / total * trained[j].numpy() for j in [i, *heard])
+                assert all(known[i, j] for j in received)  # it never leaves its neighbours
+            total = sizes[i] + sum(sizes[j] for j in received)
+            models[i] = sum(sizes[j] / total * trained[j].numpy() for j in [i, *received])
         np.testing.assert_array_equal(states[t].chosen, chosen)
         np.testing.assert_allclose(states[t].models.numpy(), models, atol=1e-5)
 

@@ -10,7 +10,7 @@ import torch
 
 from abps import simulate
 from abps.core.errors import RequestError
-from abps.engine.rounds import Course
+from abps.engine.rounds import RunState
 from abps.lab.rivals.pfedgraph import PFedGraph, PFedGraphPeers, collaboration, likeness, pull
 from abps.methods.base import Wire
 from abps.methods.fedavg import FedAvg
@@ -45,10 +45,10 @@ def test_the_pull_is_the_slope_of_the_cosine() -> None:
     torch.testing.assert_close(pull(models, towards, 0.3), w.grad)
 
 
-def test_two_rounds_by_hand(world, play, one_step) -> None:
+def test_two_rounds_by_hand(context, play, one_step) -> None:
     """Plain loops over centers in NumPy, training aside."""
     method = PFedGraph(training=one_step, alpha=0.3)
-    place = world(one_step)
+    place = context(one_step)
     states = play(method, place, 2)
     start = place.learner.start.double().numpy()
     sizes = place.sizes().numpy().astype(float)
@@ -72,9 +72,9 @@ def test_two_rounds_by_hand(world, play, one_step) -> None:
         torch.testing.assert_close(states[t].models, models, atol=1e-5, rtol=1e-4)
 
 
-def test_without_cosines_it_is_fedavg(world, play, one_step) -> None:
-    found = play(PFedGraph(training=one_step, alpha=1e9), world(one_step), 3)[-1]
-    wanted = play(FedAvg(training=one_step), world(one_step), 3)[-1]
+def test_without_cosines_it_is_fedavg(context, play, one_step) -> None:
+    found = play(PFedGraph(training=one_step, alpha=1e9), context(one_step), 3)[-1]
+    wanted = play(FedAvg(training=one_step), context(one_step), 3)[-1]
     torch.testing.assert_close(found.models, wanted.models, atol=1e-5, rtol=1e-5)
 
 
@@ -86,20 +86,20 @@ def test_bytes_up_and_down(tiny) -> None:
     assert not torch.equal(plain.models, pulled.models)
 
 
-def test_a_private_head_is_neither_sent_nor_compared(world, one_step) -> None:
+def test_a_private_head_is_neither_sent_nor_compared(context, one_step) -> None:
     method = PFedGraph(training=one_step, wire=Wire(private_layers=1))
-    place = world(one_step)
+    place = context(one_step)
     shared = method.wire.shared(place)
-    course, _ = Course.start(method, place).round(1)
+    course, _ = RunState.start(method, place).round(1)
     trained = place.learner.train(place.common_start(), 1)
     torch.testing.assert_close(course.state.models[:, shared:], trained[:, shared:])
     assert not torch.allclose(course.state.models[:, :shared], trained[:, :shared])
 
 
-def test_one_partner_without_a_server(world, one_step) -> None:
+def test_one_partner_without_a_server(context, one_step) -> None:
     method = PFedGraphPeers(training=one_step, entries=4096)
-    place = world(one_step)
-    _, outcome = Course.start(method, place).round(1)
+    place = context(one_step)
+    _, outcome = RunState.start(method, place).round(1)
     assert outcome.traffic.edge == 3 * method.wire.payload(place)
     assert outcome.traffic.control >= 6 * 5 * (16 + 4 * 4096)
     # A long projection keeps cosines.

@@ -28,9 +28,9 @@ def alike(ready: Prepared) -> Prepared:
 
 
 @pytest.mark.parametrize("control", ["gradient", "displacement"])
-def test_equal_centers_need_no_correction(world, play, alike, one_step, control) -> None:
+def test_equal_centers_need_no_correction(context, play, alike, one_step, control) -> None:
     """One full-batch step: streams differ between centers, the batch does not."""
-    here = world(one_step, alike)
+    here = context(one_step, alike)
     states = play(Scaffold(training=one_step, control=control), here, 3)
     for state in states[1:]:
         assert state.common.abs().max() > 1e-3
@@ -39,18 +39,18 @@ def test_equal_centers_need_no_correction(world, play, alike, one_step, control)
     torch.testing.assert_close(states[-1].models, plain.models, rtol=1e-4, atol=1e-6)
 
 
-def test_both_options_agree_after_one_full_step(world, play, one_step) -> None:
+def test_both_options_agree_after_one_full_step(context, play, one_step) -> None:
     """With one full-batch SGD step the displacement over the step size is the gradient at the start."""
-    here = world(one_step)
+    here = context(one_step)
     one, two = (
         play(Scaffold(training=one_step, control=c), here, 1)[-1] for c in ("gradient", "displacement")
     )
     torch.testing.assert_close(one.own, two.own, rtol=1e-3, atol=1e-5)
 
 
-def test_corrected_steps_of_all_centers_are_the_mean_step(world, play, one_step) -> None:
+def test_corrected_steps_of_all_centers_are_the_mean_step(context, play, one_step) -> None:
     """In round 2 every center's first step follows g_i - c_i + c, by hand."""
-    here = world(one_step)
+    here = context(one_step)
     method = Scaffold(training=one_step, weighting="uniform")
     first, second = play(method, here, 2)[1:]
     slope = here.learner.gradient(first.models, here.data.train)
@@ -60,13 +60,13 @@ def test_corrected_steps_of_all_centers_are_the_mean_step(world, play, one_step)
     torch.testing.assert_close(second.common, second.own.mean(0), rtol=1e-4, atol=1e-6)
 
 
-def test_the_first_round_is_fedavg(world, play) -> None:
-    here = world(Training())
+def test_the_first_round_is_fedavg(context, play) -> None:
+    here = context(Training())
     torch.testing.assert_close(
         play(Scaffold(), here, 1)[-1].models, play(FedAvg(), here, 1)[-1].models, rtol=1e-5, atol=1e-6
     )
 
 
-def test_displacement_with_adam_is_refused(world) -> None:
+def test_displacement_with_adam_is_refused(context) -> None:
     with pytest.raises(RequestError, match="optimizer=sgd"):
-        Scaffold(control="displacement").init(world(Training()))
+        Scaffold(control="displacement").init(context(Training()))

@@ -7,14 +7,14 @@ import torch
 
 from abps.lab.rivals.graphs import both_ways
 from abps.lab.rivals.wpfed import WPFed, codes, hamming, ranked, scores, set_aside, teach
-from abps.methods.base import grounded
-from abps.methods.peers import Opinion, agree
+from abps.methods.base import with_derived
+from abps.methods.peers import Preferences, agree
 from abps.models.training import Training
 
 
 def choose(method, here, weight, t):
     """Mutual links, each center asking peers best first."""
-    return agree(method, here, Opinion(method.rankings(here, weight, t)), t)
+    return agree(method, here, Preferences(method.rankings(here, weight, t)), t)
 
 
 def test_reference_rows_come_from_training_and_are_not_trained_on(ready) -> None:
@@ -29,14 +29,14 @@ def test_reference_rows_come_from_training_and_are_not_trained_on(ready) -> None
         assert not kept & held
 
 
-def test_codes_are_of_what_was_learnt(world, play) -> None:
+def test_codes_are_of_what_was_learnt(context, play) -> None:
     """Under a common start, codes of the weights are nearly alike; codes of theta - theta_0 are not."""
-    here = world(Training())
+    here = context(Training())
     method = WPFed()
-    ground = method.ground(here)
-    trained = ground.learner.train(here.common_start(), 1)
-    raw = hamming(codes(trained, ground.sketch))
-    moved = hamming(codes(trained - here.learner.start, ground.sketch))
+    derived = method.derived(here)
+    trained = derived.learner.train(here.common_start(), 1)
+    raw = hamming(codes(trained, derived.sketch))
+    moved = hamming(codes(trained - here.learner.start, derived.sketch))
     other = ~np.eye(6, dtype=bool)
     assert raw[other].max() < 0.1
     assert moved[other].mean() > 3 * raw[other].mean()
@@ -60,9 +60,9 @@ def test_rankings_become_scores() -> None:
     np.testing.assert_allclose(found, [0.5, 1.0, (0.5 + 1.0) / 2, 0.5])
 
 
-def test_nobody_is_overrun(world) -> None:
+def test_nobody_is_overrun(context) -> None:
     """All prefer center 3, which takes two."""
-    here = world(Training())
+    here = context(Training())
     weight = np.full((6, 6), 0.2)
     weight[:, 3] = 0.9
     plan = choose(WPFed(), here, weight, 1)
@@ -71,14 +71,14 @@ def test_nobody_is_overrun(world) -> None:
     assert len(plan.pairs) in (5, 6)
 
 
-def test_parameters_are_averaged_with_the_weights(world, play) -> None:
-    here = world(Training())
+def test_parameters_are_averaged_with_the_weights(context, play) -> None:
+    here = context(Training())
     method = WPFed(gamma=2.0)
     before, after = play(method, here, 2)[-2:]
-    ground = method.ground(here)
-    trained = ground.learner.train(before.models, 2)
+    derived = method.derived(here)
+    trained = derived.learner.train(before.models, 2)
     score = scores(6, before.ranking)
-    weight = method.weights(codes(trained - here.learner.start, ground.sketch), score)
+    weight = method.weights(codes(trained - here.learner.start, derived.sketch), score)
     partners = choose(method, here, weight, 2).partners()
     for i, mine in enumerate(partners):
         say = torch.tensor([1.0, *weight[i, mine]], dtype=torch.float32)
@@ -86,9 +86,9 @@ def test_parameters_are_averaged_with_the_weights(world, play) -> None:
         torch.testing.assert_close(after.models[i], (say / say.sum()) @ models, rtol=1e-4, atol=1e-6)
 
 
-def test_the_teacher_is_the_weighted_mean_prediction(world, play) -> None:
-    here = world(Training())
-    state = WPFed().ground(here)
+def test_the_teacher_is_the_weighted_mean_prediction(context, play) -> None:
+    here = context(Training())
+    state = WPFed().derived(here)
     to, by, say = np.array([0, 0, 4]), np.array([1, 2, 3]), np.array([0.5, 1.5, 0.7])
     models = torch.randn(6, here.learner.layout.size, generator=torch.Generator().manual_seed(1)) * 0.1
     answers = here.learner.logits(models[torch.from_numpy(by)], state.reference, to)
@@ -99,9 +99,9 @@ def test_the_teacher_is_the_weighted_mean_prediction(world, play) -> None:
     np.testing.assert_allclose(teacher.rows.only(4).y, p[2], rtol=1e-5)
 
 
-def test_distillation_steps_follow_both_losses(world, play, one_step) -> None:
+def test_distillation_steps_follow_both_losses(context, play, one_step) -> None:
     """By hand: w <- w - lr (alpha g_own + (1 - alpha) g_teacher)."""
-    here = world(one_step)
+    here = context(one_step)
     method = WPFed(training=one_step, exchange="kd", alpha=0.3)
     first, second = play(method, here, 2)[1:]
     own = here.learner.gradient(first.models, set_aside(here.data, 0.1)[0])
@@ -111,13 +111,13 @@ def test_distillation_steps_follow_both_losses(world, play, one_step) -> None:
     torch.testing.assert_close(second.models, wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_distillation_costs_predictions_and_shows_rows(world, play) -> None:
+def test_distillation_costs_predictions_and_shows_rows(context, play) -> None:
     method = WPFed(exchange="kd")
-    here = grounded(method, world(Training()))
+    here = with_derived(method, context(Training()))
     plan = choose(method, here, np.ones((6, 6)), 1)
     to, by = both_ways(plan.pairs)
     spent = method.cost(here, to, by)
-    rows = here.ground.reference.sizes[plan.pairs.ravel()]
+    rows = here.derived.reference.sizes[plan.pairs.ravel()]
     assert spent.directed == int((32 + 4 * rows).sum())
     assert spent.edge == spent.directed // 2
     full = WPFed().cost(here, to, by)

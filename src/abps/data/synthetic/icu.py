@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.lab.spectrum import own_intercept
 
 Floats = NDArray[np.float64]
 
@@ -632,3 +631,16 @@ def _most_severe(severity: Floats, stratum: NDArray[np.int64], mortality: Floats
         deaths = round(rate * len(rows))
         died[rows[np.argsort(-severity[rows], kind="stable")[:deaths]]] = True
     return died
+
+
+def own_intercept(offset: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """The intercept that a center's outcomes ask for beside the given log-odds (rows,); Newton's steps."""
+    rate = float(np.clip(y.mean(), 0.5 / len(y), 1.0 - 0.5 / len(y)))
+    intercept = math.log(rate / (1.0 - rate)) - float(offset.mean())
+    for _ in range(50):
+        p = 1.0 / (1.0 + np.exp(-(offset + intercept)))
+        step = float(np.clip((rate * len(y) - p.sum()) / max((p * (1.0 - p)).sum(), 1e-9), -2.0, 2.0))
+        intercept += step
+        if abs(step) < 1e-10:
+            break
+    return intercept

@@ -23,7 +23,7 @@ import numpy as np
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
-from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
+from abps.methods.base import Context, Models, Weighting, Wire, shares, weighted_mean
 from abps.methods.star import Server, StarMethod
 from abps.models.gaussian import Gaussian
 from abps.models.metrics import Segments
@@ -84,24 +84,24 @@ class BNN(StarMethod):
         """Whole models."""
         return Wire(self.codec)
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start as means, one spread for all weights."""
         if self.training.weight_decay:
             raise RequestError(
                 f"weight_decay={self.training.weight_decay}: it would widen every weight's spread; "
                 "set weight_decay=0 and steer with kl and prior_sigma"
             )
-        start = world.common_start()
+        start = context.common_start()
         return State(start, raw_of(torch.full_like(start, self.sigma)))
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """Train means and spreads."""
         size = state.models.shape[1]
-        both = torch.cat([state.models[state.held], state.raw[state.held]], dim=1).expand(world.r, -1)
-        trained = world.learner.train(both, t, self.objective(world, state))
+        both = torch.cat([state.models[state.held], state.raw[state.held]], dim=1).expand(context.r, -1)
+        trained = context.learner.train(both, t, self.objective(context, state))
         return State(trained[:, :size].contiguous(), trained[:, size:].contiguous())
 
-    def upload(self, world: World, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
         """Means and raw spreads."""
         return trained.models, trained.raw
 
@@ -113,32 +113,34 @@ class BNN(StarMethod):
         center, spread = pooled(sent[0], spreads, shares(sizes, self.weighting), self.average)
         return (center, raw_of(spread)), None
 
-    def receive(self, world: World, state: State, trained: State, down: tuple[Tensor, ...], t: int) -> State:
+    def receive(
+        self, context: Context, state: State, trained: State, down: tuple[Tensor, ...], t: int
+    ) -> State:
         """All hold the average."""
-        return State(down[0].expand(world.r, -1), down[1].expand(world.r, -1))
+        return State(down[0].expand(context.r, -1), down[1].expand(context.r, -1))
 
-    def objective(self, world: World, state: State) -> Objective:
+    def objective(self, context: Context, state: State) -> Objective:
         """Means and raw spreads are trained; the prior, and its say in a center's loss."""
         center, spread = (
-            torch.zeros(world.learner.layout.size),
+            torch.zeros(context.learner.layout.size),
             torch.full_like(state.raw[0], self.prior_sigma),
         )
-        own = world.sizes()[torch.from_numpy(world.here)]
+        own = context.sizes()[torch.from_numpy(context.local_index)]
         if self.prior == "global":
-            center = state.models[state.held].expand(world.r, -1)
-            spread = torch.nn.functional.softplus(state.raw[state.held]).expand(world.r, -1)
+            center = state.models[state.held].expand(context.r, -1)
+            spread = torch.nn.functional.softplus(state.raw[state.held]).expand(context.r, -1)
         return Objective(gaussian=Gaussian(center, spread, self.kl / own.clamp_min(1.0)))
 
-    def logits(self, world: World, state: State, rows: Rows) -> Segments:
+    def logits(self, context: Context, state: State, rows: Rows) -> Segments:
         """Log-odds of the mean probability over the draws."""
         if self.evaluate == "means":
-            return world.learner.logits(state.models, rows)
-        rng = streams.generator(world.seed, "sample-weights")
+            return context.learner.logits(state.models, rows)
+        rng = streams.generator(context.seed, "sample-weights")
         mean, spread = state.models[state.held], torch.nn.functional.softplus(state.raw[state.held])
         total = torch.zeros(len(rows.y), dtype=torch.float64)
         for _ in range(self.samples):
             noise = torch.from_numpy(rng.standard_normal(spread.shape[1], dtype=np.float32))
-            answer = world.learner.logits((mean + spread * noise).expand(world.r, -1), rows)
+            answer = context.learner.logits((mean + spread * noise).expand(context.r, -1), rows)
             total += torch.sigmoid(torch.from_numpy(answer.values).double())
         return Segments(torch.logit(total / self.samples, eps=1e-12).float().numpy(), rows.start)
 

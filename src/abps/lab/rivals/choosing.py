@@ -12,7 +12,7 @@ from abps.core import streams
 from abps.core.matching import Plan
 from abps.data.prepare import Rows
 from abps.methods.abps import trail_of
-from abps.methods.base import Decisions, Floats, Ints, World
+from abps.methods.base import Context, Decisions, Floats, Ints
 from abps.models.metrics import labels_of, log_loss
 from abps.models.mixtures import Mixtures
 from abps.tensors import Tensor
@@ -25,19 +25,21 @@ Links = Literal["pull", "mutual"]
 
 
 def drawn(
-    world: World, logits: Floats, t: int, known: NDArray[np.bool_] | None = None, purpose: str = "policy"
+    context: Context, logits: Floats, t: int, known: NDArray[np.bool_] | None = None, purpose: str = "policy"
 ) -> list[list[int]]:
     """Every center's peers in the order of draws without replacement, probabilities proportional to
     exp(logits) (r, n); known: (r, n) those that can be drawn, else everybody."""
-    known = ~world.self_mask if known is None else known & ~world.self_mask
-    u = streams.uniforms(world.seed, purpose, t, world.ids[world.here][:, None], world.ids[None, :])
+    known = ~context.self_mask if known is None else known & ~context.self_mask
+    u = streams.uniforms(
+        context.seed, purpose, t, context.ids[context.local_index][:, None], context.ids[None, :]
+    )
     # The largest of log-probability plus Gumbel noise is a draw; in descending order, draws in turn.
     noisy = logits - np.log(-np.log(np.maximum(u, 1e-300)))
     order = np.argsort(np.where(known, -noisy, np.inf), axis=1, kind="stable")
-    return [order[i, : int(known[i].sum())].tolist() for i in range(world.r)]
+    return [order[i, : int(known[i].sum())].tolist() for i in range(context.r)]
 
 
-def losses(world: World, own: Tensor, arrived: Tensor, to: Ints, by: Ints, judge: Judge) -> Floats:
+def losses(context: Context, own: Tensor, arrived: Tensor, to: Ints, by: Ints, judge: Judge) -> Floats:
     """(transfers,) mean loss of what came from place ``by`` on the rows of the center in row ``to``; its
     private layers are the center's own. 0 where a center has no such rows: they tell nothing.
 
@@ -53,25 +55,25 @@ def losses(world: World, own: Tensor, arrived: Tensor, to: Ints, by: Ints, judge
     )
 
     def measured(rows: Rows) -> Floats:
-        return log_loss(world.learner.mixture_logits(own, arrived, parts, rows), labels_of(rows, to))
+        return log_loss(context.learner.mixture_logits(own, arrived, parts, rows), labels_of(rows, to))
 
-    return _over(world, judge, to, measured)
+    return _over(context, judge, to, measured)
 
 
-def own_losses(world: World, models: Tensor, judge: Judge) -> Floats:
+def own_losses(context: Context, models: Tensor, judge: Judge) -> Floats:
     """(r,) mean loss of every center's model (r, P) on its own rows; 0 where it has none."""
-    everyone = np.arange(world.r)
+    everyone = np.arange(context.r)
     return _over(
-        world, judge, everyone, lambda rows: log_loss(world.learner.logits(models, rows), labels_of(rows))
+        context, judge, everyone, lambda rows: log_loss(context.learner.logits(models, rows), labels_of(rows))
     )
 
 
-def _over(world: World, judge: Judge, who: Ints, measured: Callable[[Rows], Floats]) -> Floats:
+def _over(context: Context, judge: Judge, who: Ints, measured: Callable[[Rows], Floats]) -> Floats:
     """(k,) what was measured on the rows that judge, each row with the same weight."""
     kinds = {"train": ("train",), "validation": ("validation",), "all": ("train", "validation")}[judge]
     total, count = np.zeros(len(who)), np.zeros(len(who))
     for kind in kinds:
-        rows: Rows = getattr(world.data, kind)
+        rows: Rows = getattr(context.data, kind)
         size = rows.sizes[who]
         total += np.where(size > 0, np.nan_to_num(measured(rows), nan=1e30, posinf=1e30) * size, 0.0)
         count += size

@@ -24,8 +24,8 @@ from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, Links, drawn, in_place, losses, own_losses, trail_with
-from abps.methods.base import Floats, Ints, Kind, Models, World, tried
-from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.tensors import Tensor, torch
 
 #: A loss of zero has no inverse.
@@ -86,10 +86,10 @@ class DAC(PeerMethod):
         """Rows of scores do not travel there."""
         return "its centers pass on rows of scores (two_hop), which no site sends" if self.two_hop else ""
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start; nothing is known of anybody."""
-        nothing = np.zeros((world.r, world.n))
-        return State(world.common_start(), nothing, nothing)
+        nothing = np.zeros((context.r, context.n))
+        return State(context.common_start(), nothing, nothing)
 
     def sharpness(self, t: int) -> float:
         """tau in round t."""
@@ -97,50 +97,50 @@ class DAC(PeerMethod):
             return self.tau
         return 2.0 * self.tau / (1.0 + float(np.exp(-0.2 * t))) - self.tau + 1.0
 
-    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+    def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
         """Peers in the order of draws by their scores."""
         scaled = zscores(state.score) if self.standardise else state.score
-        rankings = drawn(world, self.sharpness(t) * scaled, t)
-        return Opinion(rankings, trail=trail_with(state.score, state.count))
+        rankings = drawn(context, self.sharpness(t) * scaled, t)
+        return Preferences(rankings, trail=trail_with(state.score, state.count))
 
-    def cost(self, world: World, to: Ints, by: Ints) -> Traffic:
+    def cost(self, context: Context, to: Ints, by: Ints) -> Traffic:
         """Models, and a row of scores with each."""
-        rows = len(to) * 4 * world.n * self.two_hop
-        return super().cost(world, to, by) + Traffic(control=rows)
+        rows = len(to) * 4 * context.n * self.two_hop
+        return super().cost(context, to, by) + Traffic(control=rows)
 
-    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Look at what arrived, and average with all of it."""
-        to, by = heard.to, heard.by
-        measured = self.scores(world, trained.models, heard)
+        to, by = received.to, received.by
+        measured = self.scores(context, trained.models, received)
         score, count = state.score.copy(), state.count.copy()
         score[to, by] = measured
         count[to, by] += 1
         if self.two_hop:
-            told = state.score[world.row[by]]  # as it was when the model was sent
-            score = passed_on(score, count > 0, to, by, told, world.self_mask)
-        weight = graphs.by_size(world, to, by)
+            told = state.score[context.row[by]]  # as it was when the model was sent
+            score = passed_on(score, count > 0, to, by, told, context.self_mask)
+        weight = graphs.by_size(context, to, by)
         if self.mix == "score":
-            given, own = np.maximum(measured, 0.0), self.own_scores(world, trained.models)
-            total = own + np.bincount(to, weights=given, minlength=world.r)
+            given, own = np.maximum(measured, 0.0), self.own_scores(context, trained.models)
+            total = own + np.bincount(to, weights=given, minlength=context.r)
             weight = given / np.maximum(total[to], 1e-300)
-        mixed = graphs.combine(trained.models, heard.arrived, to, by, weight)
-        return Learned(State(mixed, score, count))
+        mixed = graphs.combine(trained.models, received.arrived, to, by, weight)
+        return StepResult(State(mixed, score, count))
 
-    def scores(self, world: World, own: Tensor, heard: Heard) -> Floats:
+    def scores(self, context: Context, own: Tensor, received: Received) -> Floats:
         """(transfers,) the score of every model heard."""
         if self.metric == "loss":
-            return inverse(losses(world, own, heard.arrived, heard.to, heard.by, self.judge))
-        shared = heard.arrived.shape[1]
-        base = world.learner.start[:shared] if self.metric == "updates" else torch.zeros(shared)
-        mine = own[torch.from_numpy(heard.to), :shared] - base
-        theirs = heard.arrived[torch.from_numpy(heard.by)] - base
+            return inverse(losses(context, own, received.arrived, received.to, received.by, self.judge))
+        shared = received.arrived.shape[1]
+        base = context.learner.start[:shared] if self.metric == "updates" else torch.zeros(shared)
+        mine = own[torch.from_numpy(received.to), :shared] - base
+        theirs = received.arrived[torch.from_numpy(received.by)] - base
         return torch.nn.functional.cosine_similarity(mine.double(), theirs.double(), dim=1).numpy()
 
-    def own_scores(self, world: World, own: Tensor) -> Floats:
+    def own_scores(self, context: Context, own: Tensor) -> Floats:
         """(r,) the score of a center's own model."""
         if self.metric != "loss":
-            return np.ones(world.r)
-        return inverse(own_losses(world, own, self.judge))
+            return np.ones(context.r)
+        return inverse(own_losses(context, own, self.judge))
 
 
 def inverse(loss: Floats) -> Floats:

@@ -22,8 +22,8 @@ import numpy as np
 
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
-from abps.methods.base import Kind, Models, World
-from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.methods.base import Context, Kind, Models
+from abps.methods.peers import PeerMethod, Received, StepResult
 from abps.tensors import Tensor
 
 
@@ -50,29 +50,31 @@ class DeceFL(PeerMethod):
         """The graph is agreed on beforehand: no proposals, no answers."""
         return "graph"
 
-    def edges(self, world: World, t: int) -> graphs.Ints:
+    def edges(self, context: Context, t: int) -> graphs.Ints:
         """(e, 2) this round's graph."""
         if self.graph == "complete":
-            return graphs.complete(world.n)
+            return graphs.complete(context.n)
         if self.graph == "random":
-            return graphs.random_connected(world, self.edge_probability)
+            return graphs.random_connected(context, self.edge_probability)
         if self.graph == "ring" and self.ring_order == "index":
-            return graphs.ring(np.arange(world.n))
-        return graphs.ring(graphs.shuffled(world, t if self.graph == "changing-ring" else 0))
+            return graphs.ring(np.arange(context.n))
+        return graphs.ring(graphs.shuffled(context, t if self.graph == "changing-ring" else 0))
 
-    def transfers(self, world: World, t: int) -> tuple[graphs.Ints, graphs.Ints]:
+    def transfers(self, context: Context, t: int) -> tuple[graphs.Ints, graphs.Ints]:
         """Both ways over every edge."""
-        return graphs.both_ways(self.edges(world, t))
+        return graphs.both_ways(self.edges(context, t))
 
     def sent(self, state: Models, trained: Models) -> Tensor:
         """Models of the start of the round, or trained ones."""
         return trained.models if self.order == "adapt-then-combine" else state.models
 
-    def learn(self, world: World, state: Models, trained: Models, heard: Heard, t: int) -> Learned:
+    def learn(
+        self, context: Context, state: Models, trained: Models, received: Received, t: int
+    ) -> StepResult:
         """Mix with the neighbours."""
-        degree = np.bincount(self.edges(world, t).ravel(), minlength=world.n)
-        weight = np.full(len(heard.to), 1.0 / (degree.max(initial=0) + 1))
-        mixed = graphs.combine(self.sent(state, trained), heard.arrived, heard.to, heard.by, weight)
+        degree = np.bincount(self.edges(context, t).ravel(), minlength=context.n)
+        weight = np.full(len(received.to), 1.0 / (degree.max(initial=0) + 1))
+        mixed = graphs.combine(self.sent(state, trained), received.arrived, received.to, received.by, weight)
         if self.order == "displacement":
             mixed = mixed + (trained.models - state.models)
-        return Learned(Models(mixed))
+        return StepResult(Models(mixed))

@@ -27,8 +27,8 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import drawn
-from abps.methods.base import Floats, Ints, Kind, Models, Weighting, World, shares
-from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting, shares
+from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.models.metrics import labels_of, log_loss
 from abps.tensors import Tensor, torch
 
@@ -53,14 +53,14 @@ class State(Models):
     loss: Floats
     best: Tensor
     best_loss: Floats
-    heard: Hearing | None
+    received: Hearing | None
 
     def placed(self, place: Ints, n: int) -> State:
         """With members in other places; new ones are neither trusted nor distrusted."""
         confidence = np.zeros((len(self.confidence), n))
         confidence[:, place] = self.confidence
-        heard = self.heard and replace(self.heard, sender=place[self.heard.sender])
-        return replace(self, confidence=confidence, heard=heard)
+        received = self.received and replace(self.received, sender=place[self.received.sender])
+        return replace(self, confidence=confidence, received=received)
 
 
 @dataclass(frozen=True)
@@ -103,29 +103,29 @@ class DeFTA(PeerMethod):
         """The number of links, or of pulls."""
         return self.peers
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start; no opinion of anybody."""
-        start, unknown = world.common_start(), np.full(world.r, np.inf)
-        return State(start, np.zeros((world.r, world.n)), unknown, start, unknown, None)
+        start, unknown = context.common_start(), np.full(context.r, np.inf)
+        return State(start, np.zeros((context.r, context.n)), unknown, start, unknown, None)
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """Train, and judge those heard last round."""
-        trained, loss, change = self.descend(world, state, t)
+        trained, loss, change = self.descend(context, state, t)
         better = loss < state.best_loss
         best = torch.where(torch.from_numpy(better)[:, None], trained, state.best)
         best_loss = np.where(better, loss, state.best_loss)
-        confidence = judge(state.confidence * self.trust_decay, state.heard, change)
+        confidence = judge(state.confidence * self.trust_decay, state.received, change)
         return State(trained, confidence, loss, best, best_loss, None)
 
-    def descend(self, world: World, state: State, t: int) -> tuple[Tensor, Floats, Floats]:
+    def descend(self, context: Context, state: State, t: int) -> tuple[Tensor, Floats, Floats]:
         """Trained models, their losses, and the change of loss each center saw; ruined ones roll back."""
-        rows = world.data.train if self.loss == "train" else world.data.validation
+        rows = context.data.train if self.loss == "train" else context.data.validation
 
         def measure(models: Tensor) -> Floats:
-            found = log_loss(world.learner.logits(models, rows), labels_of(rows))
+            found = log_loss(context.learner.logits(models, rows), labels_of(rows))
             return np.where(rows.sizes > 0, found, 0.0)  # without rows there is nothing to judge by
 
-        trained = world.learner.train(state.models, t)
+        trained = context.learner.train(state.models, t)
         loss = measure(trained)
         first = ~np.isfinite(state.loss)
         change = np.where(first, 0.0, loss - np.where(first, 0.0, state.loss))
@@ -133,35 +133,35 @@ class DeFTA(PeerMethod):
         if ruined.any():
             back = torch.from_numpy(ruined)[:, None]
             # Everybody's backup is trained, the ruined ones' is used: rare enough.
-            trained = torch.where(back, world.learner.train(state.best, t), trained)
+            trained = torch.where(back, context.learner.train(state.best, t), trained)
             loss = np.where(ruined, measure(trained), loss)
             change = np.where(ruined, self.penalty, change)
         return trained, loss, change
 
-    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+    def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
         """Peers in the order of a draw from trust; whoever asks is welcome."""
-        return Opinion(self.rankings(world, trained().confidence, t))
+        return Preferences(self.rankings(context, trained().confidence, t))
 
-    def rankings(self, world: World, confidence: Floats, t: int) -> list[list[int]]:
+    def rankings(self, context: Context, confidence: Floats, t: int) -> list[list[int]]:
         """Every center's known peers in the order of a draw without replacement from its trust."""
-        known, mine = ~world.self_mask, world.ids[world.here][:, None]
-        if self.pool is not None and self.pool < world.n - 1:
-            lot = streams.uniforms(world.seed, "graph", 0, mine, world.ids[None, :])
+        known, mine = ~context.self_mask, context.ids[context.local_index][:, None]
+        if self.pool is not None and self.pool < context.n - 1:
+            lot = streams.uniforms(context.seed, "graph", 0, mine, context.ids[None, :])
             lot[~known] = 2.0
             known &= np.argsort(np.argsort(lot, axis=1), axis=1) < self.pool
-        return drawn(world, crelu(confidence, self.slope), t, known)
+        return drawn(context, crelu(confidence, self.slope), t, known)
 
-    def note(self, world: World, trained: State, listeners: Ints) -> Floats:
+    def note(self, context: Context, trained: State, listeners: Ints) -> Floats:
         """How many hear a center."""
         return listeners.astype(np.float64)
 
-    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Average own and received models, corrected for how many hear each."""
-        size = shares(world.sizes(), self.weighting).numpy().astype(np.float64)
-        say = size / (1.0 + heard.notes)
-        weight = hearing_weights(say, say[world.here], heard.to, heard.by)
-        mixed = graphs.combine(trained.models, heard.arrived, heard.to, heard.by, weight)
-        return Learned(replace(trained, models=mixed, heard=Hearing(heard.to, heard.by, weight)))
+        size = shares(context.sizes(), self.weighting).numpy().astype(np.float64)
+        say = size / (1.0 + received.notes)
+        weight = hearing_weights(say, say[context.local_index], received.to, received.by)
+        mixed = graphs.combine(trained.models, received.arrived, received.to, received.by, weight)
+        return StepResult(replace(trained, models=mixed, received=Hearing(received.to, received.by, weight)))
 
 
 def crelu(x: Floats, slope: float) -> Floats:
@@ -179,10 +179,10 @@ def hearing_weights(say: Floats, own: Floats, receiver: Ints, sender: Ints) -> F
     return say[sender] / total[receiver]
 
 
-def judge(confidence: Floats, heard: Hearing | None, change: Floats) -> Floats:
+def judge(confidence: Floats, received: Hearing | None, change: Floats) -> Floats:
     """Confidence (r, n) after the centers saw their losses change by (r,): c_ij falls by weight * change."""
-    if heard is None:
+    if received is None:
         return confidence
     judged = confidence.copy()
-    judged[heard.receiver, heard.sender] -= heard.weight * change[heard.receiver]
+    judged[received.receiver, received.sender] -= received.weight * change[received.receiver]
     return judged

@@ -18,8 +18,8 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import Judge
 from abps.lab.rivals.several_models import choose, positive, spread_out, under_head
-from abps.methods.base import Floats, Ints, Kind, Models, World, tried
-from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.peers import PeerMethod, Received, StepResult
 from abps.tensors import Tensor, torch
 
 
@@ -70,51 +70,55 @@ class DFCA(PeerMethod):
         """Who sends to whom follows from the seed."""
         return "graph"
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """K copies of the common start, apart; each center takes one."""
-        start, shared = world.common_start(), self.wire.shared(world)
-        copies = spread_out(world.learner.start[:shared], self.clusters, self.spread, world.seed)
-        return self._taken(world, start, copies.repeat(world.r, 1, 1))
+        start, shared = context.common_start(), self.wire.shared(context)
+        copies = spread_out(context.learner.start[:shared], self.clusters, self.spread, context.seed)
+        return self._taken(context, start, copies.repeat(context.r, 1, 1))
 
-    def _taken(self, world: World, own: Tensor, copies: Tensor) -> State:
+    def _taken(self, context: Context, own: Tensor, copies: Tensor) -> State:
         """Every center with the copy that suits it."""
-        cluster = choose(world, own, copies, self.judge)
-        mine = copies[torch.arange(world.r), torch.from_numpy(cluster)]
+        cluster = choose(context, own, copies, self.judge)
+        mine = copies[torch.arange(context.r), torch.from_numpy(cluster)]
         return State(under_head(mine, own), copies, cluster)
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """The local epochs of a center's cluster."""
-        models = world.learner.train(state.models, t)
+        models = context.learner.train(state.models, t)
         copies = state.copies.clone()
-        mine = torch.arange(world.r), torch.from_numpy(state.cluster)
-        copies[mine] = models[:, : self.wire.shared(world)]
+        mine = torch.arange(context.r), torch.from_numpy(state.cluster)
+        copies[mine] = models[:, : self.wire.shared(context)]
         return replace(state, models=models, copies=copies)
 
-    def transfers(self, world: World, t: int) -> tuple[Ints, Ints]:
+    def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
         """Every center to some others: how many, and which, at random."""
-        n = world.n
-        luck = streams.uniforms(world.seed, "graph", t, world.ids)
+        n = context.n
+        luck = streams.uniforms(context.seed, "graph", t, context.ids)
         many = np.minimum(self.fewest + (luck * (self.most - self.fewest + 1)).astype(np.int64), n - 1)
-        draw = streams.uniforms(world.seed, "graph", t, world.ids[:, None], world.ids[None, :])
+        draw = streams.uniforms(context.seed, "graph", t, context.ids[:, None], context.ids[None, :])
         np.fill_diagonal(draw, 2.0)
         order = np.argsort(draw, axis=1, kind="stable")
         by = np.repeat(np.arange(n), many)
         to = order[by, np.arange(len(by)) - np.repeat(np.cumsum(many) - many, many)]
         return to, by
 
-    def note(self, world: World, trained: State, listeners: Ints) -> Floats:
+    def note(self, context: Context, trained: State, listeners: Ints) -> Floats:
         """The cluster's number."""
         return trained.cluster.astype(np.float64)
 
-    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Blend what arrives into the copies, then choose again."""
-        number = np.rint(heard.notes).astype(np.int64).clip(0, self.clusters - 1)
+        number = np.rint(received.notes).astype(np.int64).clip(0, self.clusters - 1)
         place = streams.uniforms(
-            world.seed, "proposal-order", t, world.ids[world.here[heard.to]], world.ids[heard.by]
+            context.seed,
+            "proposal-order",
+            t,
+            context.ids[context.local_index[received.to]],
+            context.ids[received.by],
         )
         copies = trained.copies.clone()
-        for k in np.lexsort((place, heard.to)).tolist():
-            i, j = int(heard.to[k]), int(heard.by[k])
+        for k in np.lexsort((place, received.to)).tolist():
+            i, j = int(received.to[k]), int(received.by[k])
             stays = self.own_same if number[j] == trained.cluster[i] else self.own_other
-            copies[i, number[j]] = torch.lerp(heard.arrived[j], copies[i, number[j]], stays)
-        return Learned(self._taken(world, trained.models, copies))
+            copies[i, number[j]] = torch.lerp(received.arrived[j], copies[i, number[j]], stays)
+        return StepResult(self._taken(context, trained.models, copies))

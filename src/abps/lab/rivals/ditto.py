@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
-from abps.methods.base import Models, World, tried
+from abps.methods.base import Context, Models, tried
 from abps.methods.fedavg import FedAvg, under
 from abps.models.metrics import Segments
 from abps.models.training import Objective
@@ -52,26 +52,26 @@ class Ditto(FedAvg):
         """The learning rate and lam."""
         return tried(self, lam=(0.1, 1.0))
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """Both models at the common start."""
-        start = world.common_start()
+        start = context.common_start()
         return State(start, start)
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> Trained:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> Trained:
         """The global model as FedAvg does, and the personal one with the global one as anchor."""
         near = Objective(strength=self.lam, anchor=state.received)
-        return Trained(world.learner.train(state.received, t), world.learner.train(state.models, t, near))
+        return Trained(context.learner.train(state.received, t), context.learner.train(state.models, t, near))
 
     def receive(
-        self, world: World, state: State, trained: Trained, down: tuple[Tensor, ...], t: int
+        self, context: Context, state: State, trained: Trained, down: tuple[Tensor, ...], t: int
     ) -> State:
         """The new global model."""
         return State(trained.personal, under(down[0], trained.models))
 
-    def rest(self, world: World, state: State, trained: Trained, t: int) -> State:
+    def rest(self, context: Context, state: State, trained: Trained, t: int) -> State:
         """Without an exchange the last global model stays the anchor."""
         return State(trained.personal, state.received)
 
-    def logits(self, world: World, state: State, rows: Rows) -> Segments:
+    def logits(self, context: Context, state: State, rows: Rows) -> Segments:
         """The personal models' predictions, or the global one's."""
-        return world.learner.logits(state.models if self.evaluate == "personal" else state.received, rows)
+        return context.learner.logits(state.models if self.evaluate == "personal" else state.received, rows)

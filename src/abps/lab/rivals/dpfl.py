@@ -25,8 +25,8 @@ from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, drawn, in_place, trail_with
 from abps.lab.rivals.several_models import losses_of
-from abps.methods.base import Floats, Ints, Kind, Models, World, tried
-from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.tensors import Tensor, torch
 
 
@@ -85,63 +85,65 @@ class DPFL(PeerMethod):
         """Whether there is a search in round t."""
         return (t - 1) % self.period == 0
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start; nobody was found."""
-        return State(world.common_start(), np.zeros((world.r, world.n)), 0)
+        return State(context.common_start(), np.zeros((context.r, context.n)), 0)
 
-    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+    def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
         """The candidates in random order."""
         kept = state.kept > 0
         if self.candidates is not None:
             some = np.zeros_like(kept)
-            for i, peers in enumerate(drawn(world, np.zeros_like(state.kept), t, ~kept, "explore-peer")):
+            for i, peers in enumerate(drawn(context, np.zeros_like(state.kept), t, ~kept, "explore-peer")):
                 some[i, peers[: self.candidates]] = True
             kept = kept | some
         elif state.searches == 0:
             kept = np.ones_like(kept)
-        rankings = drawn(world, np.zeros_like(state.kept), t, kept)
-        return Opinion(rankings, trail=trail_with(state.kept))
+        rankings = drawn(context, np.zeros_like(state.kept), t, kept)
+        return Preferences(rankings, trail=trail_with(state.kept))
 
-    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Search, and go on from the average of what was found."""
-        found = self.search(world, trained.models, heard, t)
+        found = self.search(context, trained.models, received, t)
         to, by = np.nonzero(found)
-        models = graphs.combine(trained.models, heard.arrived, to, by, graphs.by_size(world, to, by))
+        models = graphs.combine(trained.models, received.arrived, to, by, graphs.by_size(context, to, by))
         first = state.searches == 0 or self.candidates is not None
         kept = found.astype(np.float64) if first else state.kept
-        return Learned(State(models, kept, state.searches + 1))
+        return StepResult(State(models, kept, state.searches + 1))
 
-    def search(self, world: World, own: Tensor, heard: Heard, t: int) -> NDArray[np.bool_]:
+    def search(self, context: Context, own: Tensor, received: Received, t: int) -> NDArray[np.bool_]:
         """(r, n) whom the double greedy search takes into each center's set."""
-        size = world.sizes().numpy().astype(np.float64)
-        shared = heard.arrived.shape[1]
-        chosen = np.zeros((world.r, world.n), dtype=bool)
-        partners = [heard.by[heard.to == i] for i in range(world.r)]
+        size = context.sizes().numpy().astype(np.float64)
+        shared = received.arrived.shape[1]
+        chosen = np.zeros((context.r, context.n), dtype=bool)
+        partners = [received.by[received.to == i] for i in range(context.r)]
         # Sums of weighted models: those taken, and those not yet refused.
-        taken = own[:, :shared].double() * torch.from_numpy(size[world.here])[:, None]
-        weight = size[world.here].copy()
+        taken = own[:, :shared].double() * torch.from_numpy(size[context.local_index])[:, None]
+        weight = size[context.local_index].copy()
         open_, open_weight = taken.clone(), weight.copy()
         for i, mine in enumerate(partners):
-            open_[i] += torch.from_numpy(size[mine]) @ heard.arrived[torch.from_numpy(mine)].double()
+            open_[i] += torch.from_numpy(size[mine]) @ received.arrived[torch.from_numpy(mine)].double()
             open_weight[i] += size[mine].sum()
 
         def reward(total: Tensor, weights: Floats) -> Floats:
             average = (total / torch.from_numpy(weights)[:, None]).float()
-            return (10.0 - losses_of(world, own, average, self.judge)) / 10.0
+            return (10.0 - losses_of(context, own, average, self.judge)) / 10.0
 
-        luck = streams.uniforms(world.seed, "accept", t, world.ids[world.here][:, None], world.ids[None, :])
+        luck = streams.uniforms(
+            context.seed, "accept", t, context.ids[context.local_index][:, None], context.ids[None, :]
+        )
         for step in range(max((len(mine) for mine in partners), default=0)):
             active = np.array([step < len(mine) for mine in partners]) & (chosen.sum(1) + 1 < self.most)
             if not active.any():
                 break
             j = np.array([mine[step] if on else 0 for mine, on in zip(partners, active)])
-            part = heard.arrived[torch.from_numpy(j)].double() * torch.from_numpy(size[j])[:, None]
+            part = received.arrived[torch.from_numpy(j)].double() * torch.from_numpy(size[j])[:, None]
             # Rounding must not turn an empty sum into a weight below zero.
-            less = np.maximum(open_weight - size[j], size[world.here])
+            less = np.maximum(open_weight - size[j], size[context.local_index])
             gain = np.maximum(0.0, reward(taken + part, weight + size[j]) - reward(taken, weight))
             loss = np.maximum(0.0, reward(open_ - part, less) - reward(open_, open_weight))
             chance = np.where(gain + loss > 0, gain / np.where(gain + loss > 0, gain + loss, 1.0), 1.0)
-            joins = active & (luck[np.arange(world.r), j] < chance)
+            joins = active & (luck[np.arange(context.r), j] < chance)
             leaves = active & ~joins
             chosen[np.flatnonzero(joins), j[joins]] = True
             taken[torch.from_numpy(joins)] += part[torch.from_numpy(joins)]

@@ -1,9 +1,9 @@
 """EHRFL's selection (Kim et al. 2026): hospitals work with those whose average patient looks like theirs.
 
 For ``warmup`` rounds partners are drawn at random, so that all models mean the same by their hidden layer.
-Then every center tells a board the mean of that layer over its training rows (of an additive model: what
-every term adds to the logit), the board tells each its ``near`` nearest by Euclidean distance of z-scored
-means, and from then on a center's partner is a random one of these; whoever asks is welcome.
+Then every center publishes the mean of that layer over its training rows (of an additive model: what every
+term adds to the logit), and from then on its partner is a random one of its ``near`` nearest peers by
+Euclidean distance of z-scored means; whoever asks is welcome.
 
 The authors have one host that asks others; their text promises noise on the means, their code adds none.
 Here ``noise`` above 0 adds it: rows are cut to the length ``clip``, one patient moves a mean by at most 2
@@ -22,10 +22,9 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import drawn, trail_with
-from abps.methods.base import Floats, Ints, Kind, Models, World, tried
-from abps.methods.peers import Heard, Learned, Notice, Opinion, PeerMethod, Reply
+from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.tensors import Tensor, torch
-from abps.wire.numerals import Numerals, Stretch
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,62 +67,52 @@ class EHRFL(PeerMethod):
         """Links are mutual."""
         return "mutual"
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start; nobody is near."""
-        return State(world.common_start(), np.full((world.r, min(self.near, max(1, world.n - 1))), -1))
+        return State(context.common_start(), np.full((context.r, min(self.near, max(1, context.n - 1))), -1))
 
-    def questions(self, t: int, horizon: int) -> int:
-        """One, when the warm-up is over."""
-        return int(t == self.warmup + 1)
+    def between_sites(self) -> str:
+        """Mean patients are published once, in the middle of a run."""
+        return "its centers publish their mean patient after the warm-up, which no site sends"
 
-    def reply(self, world: World, state: State, t: int, question: int) -> Reply:
-        """The mean patient."""
-        means = self.means(world, state.models)
-        return Reply.of(means, (Stretch("single", means.shape[1]),))
+    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
+        """The local epochs; once the warm-up is over, first find the nearest by the published means."""
+        if t == self.warmup + 1:
+            state = replace(state, near=nearest(self.means(context, state.models), self.near))
+        return replace(state, models=context.learner.train(state.models, t))
 
-    def means(self, world: World, models: Tensor) -> Floats:
+    def means(self, context: Context, models: Tensor) -> Floats:
         """(r, units) of the hidden layer over every center's training rows; 0 without rows."""
-        rows, found = world.data.train, []
-        for i in range(world.r):
+        rows, found = context.data.train, []
+        for i in range(context.r):
             x = torch.from_numpy(rows.x[rows.start[i] : rows.start[i + 1]])
-            seen = world.learner.representation(models[i][None], x[None])[0].double()
+            seen = context.learner.representation(models[i][None], x[None])[0].double()
             if self.noise > 0:
                 seen = seen * (self.clip / seen.norm(dim=1).clamp_min(self.clip))[:, None]
             mean = seen.sum(0).numpy() / max(1, len(x))
             if self.noise > 0:
-                rng = streams.generator(world.seed, "sketch", 2, int(world.ids[world.here[i]]))
+                rng = streams.generator(context.seed, "sketch", 2, int(context.ids[context.local_index[i]]))
                 scale = self.noise * 2.0 * self.clip / max(1, len(x))
                 mean = mean + scale * rng.standard_normal(len(mean))
             found.append(mean)
         return np.stack(found)
 
-    def board(self, answers: Floats, sizes: Floats, t: int, question: int) -> Notice:
-        """Tell everybody its nearest."""
-        near = nearest(answers, self.near).astype(np.float64)
-        own = {i: Numerals.of(mine, (Stretch("place", len(mine)),)) for i, mine in enumerate(near)}
-        return Notice(Numerals.of(np.zeros(0), ()), own)
-
-    def informed(self, world: World, state: State, notice: Notice, t: int, question: int) -> State:
-        """Remember who is near."""
-        told = [notice.only(int(place)) for place in world.here]
-        if any(len(mine) > world.n or (mine >= world.n).any() for mine in told):
-            raise ValueError("no members of this study")
-        return replace(state, near=np.stack(told).astype(np.int64))
-
-    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+    def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
         """A random one of the nearest; before that of all."""
-        known = np.zeros((world.r, world.n), dtype=bool)
-        row, column = np.nonzero(state.near >= 0)
-        known[row, state.near[row, column]] = True
+        known = np.zeros((context.r, context.n), dtype=bool)
+        near = trained().near if t == self.warmup + 1 else state.near
+        row, column = np.nonzero(near >= 0)
+        known[row, near[row, column]] = True
         known[~known.any(axis=1)] = True
-        rankings = drawn(world, np.zeros((world.r, world.n)), t, known)
-        return Opinion(rankings, trail=trail_with(known.astype(np.float64)))
+        rankings = drawn(context, np.zeros((context.r, context.n)), t, known)
+        entries = self.means(context, state.models[:1]).shape[1] if t == self.warmup + 1 else 0
+        return Preferences(rankings, trail=trail_with(known.astype(np.float64)), publishing=entries)
 
-    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Average with the partner, by size."""
-        weight = graphs.by_size(world, heard.to, heard.by)
-        models = graphs.combine(trained.models, heard.arrived, heard.to, heard.by, weight)
-        return Learned(replace(trained, models=models))
+        weight = graphs.by_size(context, received.to, received.by)
+        models = graphs.combine(trained.models, received.arrived, received.to, received.by, weight)
+        return StepResult(replace(trained, models=models))
 
 
 def nearest(means: Floats, k: int) -> Ints:

@@ -22,8 +22,8 @@ from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge
 from abps.lab.rivals.several_models import choose, head_start, positive, spread_out
-from abps.methods.base import Floats, Ints, Kind, Models, World, tried
-from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.peers import PeerMethod, Received, StepResult
 from abps.tensors import Tensor, torch
 
 
@@ -76,50 +76,52 @@ class Facade(PeerMethod):
         """The number of neighbours."""
         return self.degree
 
-    def trunk(self, world: World) -> int:
+    def trunk(self, context: Context) -> int:
         """How many columns the trunk has."""
-        return head_start(world.learner.layout, self.head_layers)
+        return head_start(context.learner.layout, self.head_layers)
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common trunk under K heads, and each center takes one."""
-        start = world.common_start()
-        heads = spread_out(world.learner.start[self.trunk(world) :], self.clusters, self.spread, world.seed)
-        return self._taken(world, start, heads.repeat(world.r, 1, 1))
+        start = context.common_start()
+        heads = spread_out(
+            context.learner.start[self.trunk(context) :], self.clusters, self.spread, context.seed
+        )
+        return self._taken(context, start, heads.repeat(context.r, 1, 1))
 
-    def _taken(self, world: World, models: Tensor, heads: Tensor) -> State:
+    def _taken(self, context: Context, models: Tensor, heads: Tensor) -> State:
         """Every center with the head that suits it; models: (r, P), of which the trunk counts."""
-        trunk = models[:, : self.trunk(world)]
+        trunk = models[:, : self.trunk(context)]
         whole = torch.cat([trunk[:, None].expand(-1, self.clusters, -1), heads], dim=2)
-        cluster = choose(world, models, whole, self.judge)
-        return State(whole[torch.arange(world.r), torch.from_numpy(cluster)], heads, cluster)
+        cluster = choose(context, models, whole, self.judge)
+        return State(whole[torch.arange(context.r), torch.from_numpy(cluster)], heads, cluster)
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """The local epochs, of the trunk and the chosen head."""
-        models = world.learner.train(state.models, t)
+        models = context.learner.train(state.models, t)
         heads = state.heads.clone()
-        heads[torch.arange(world.r), torch.from_numpy(state.cluster)] = models[:, self.trunk(world) :]
+        heads[torch.arange(context.r), torch.from_numpy(state.cluster)] = models[:, self.trunk(context) :]
         return replace(state, models=models, heads=heads)
 
-    def transfers(self, world: World, t: int) -> tuple[Ints, Ints]:
+    def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
         """Both ways over every edge of the round's graph."""
-        return graphs.both_ways(graphs.regular(graphs.shuffled(world, t), self.degree))
+        return graphs.both_ways(graphs.regular(graphs.shuffled(context, t), self.degree))
 
-    def note(self, world: World, trained: State, listeners: Ints) -> Floats:
+    def note(self, context: Context, trained: State, listeners: Ints) -> Floats:
         """The head's number."""
         return trained.cluster.astype(np.float64)
 
-    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """The mean trunk, and the mean of every head with those of its number."""
-        to, by, at = heard.to, heard.by, self.trunk(world)
-        weight = evenly(to, world.r)
-        trunk = graphs.combine(trained.models[:, :at], heard.arrived[:, :at], to, by, weight)
-        number = np.rint(heard.notes[by]).astype(np.int64).clip(0, self.clusters - 1)
+        to, by, at = received.to, received.by, self.trunk(context)
+        weight = evenly(to, context.r)
+        trunk = graphs.combine(trained.models[:, :at], received.arrived[:, :at], to, by, weight)
+        number = np.rint(received.notes[by]).astype(np.int64).clip(0, self.clusters - 1)
         # A center's K heads are K rows of their own.
         rows = to * self.clusters + number
-        share = evenly(rows, world.r * self.clusters)
-        own = trained.heads.reshape(world.r * self.clusters, -1)
-        heads = graphs.combine(own, heard.arrived[:, at:], rows, by, share).view_as(trained.heads)
-        return Learned(self._taken(world, torch.cat([trunk, trained.models[:, at:]], dim=1), heads))
+        share = evenly(rows, context.r * self.clusters)
+        own = trained.heads.reshape(context.r * self.clusters, -1)
+        heads = graphs.combine(own, received.arrived[:, at:], rows, by, share).view_as(trained.heads)
+        return StepResult(self._taken(context, torch.cat([trunk, trained.models[:, at:]], dim=1), heads))
 
 
 def evenly(to: Ints, count: int) -> Floats:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from abps.core.errors import RequestError
-from abps.methods.base import Models, Weighting, Wire, World, shares, tried, weighted_mean
+from abps.methods.base import Context, Models, Weighting, Wire, shares, tried, weighted_mean
 from abps.methods.fedavg import under
 from abps.methods.star import Adding, Server, StarMethod
 from abps.tensors import Tensor, torch
@@ -62,9 +62,9 @@ class FedAvgM(StarMethod):
         """A mean."""
         return self.weighting
 
-    def upload(self, world: World, state: Any, trained: Models, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: Any, trained: Models, t: int) -> tuple[Tensor, ...]:
         """The shared layers."""
-        return (trained.models[:, : self.wire.shared(world)],)
+        return (trained.models[:, : self.wire.shared(context)],)
 
     def serve(
         self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
@@ -76,6 +76,8 @@ class FedAvgM(StarMethod):
         model = before.model - self.server_lr * velocity
         return (model,), Momentum(model, velocity)
 
-    def receive(self, world: World, state: Any, trained: Models, down: tuple[Tensor, ...], t: int) -> Models:
+    def receive(
+        self, context: Context, state: Any, trained: Models, down: tuple[Tensor, ...], t: int
+    ) -> Models:
         """The server's model in the place of the shared layers."""
         return Models(under(down[0], trained.models))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from abps.core.errors import RequestError
-from abps.methods.base import Models, Weighting, Wire, World, shares, tried
+from abps.methods.base import Context, Models, Weighting, Wire, shares, tried
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 from abps.tensors import Tensor, torch
@@ -79,27 +79,27 @@ class FedDyn(StarMethod):
         """Whole models."""
         return Wire(self.codec)
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start; nobody has moved."""
-        start = world.common_start()
-        return State(start, start, torch.zeros_like(start), torch.zeros_like(world.learner.start))
+        start = context.common_start()
+        return State(start, start, torch.zeros_like(start), torch.zeros_like(context.learner.start))
 
-    def strengths(self, world: World) -> Tensor:
+    def strengths(self, context: Context) -> Tensor:
         """(r,) alpha_i."""
-        weights = shares(world.sizes(), self.weighting)
-        return (self.alpha * weights.mean() / weights)[torch.from_numpy(world.here)]
+        weights = shares(context.sizes(), self.weighting)
+        return (self.alpha * weights.mean() / weights)[torch.from_numpy(context.local_index)]
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> Models:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> Models:
         """Train on the bent loss."""
-        bent = PLAIN if alone else Objective(self.strengths(world), state.cloud - state.moved)
-        return Models(world.learner.train(state.cloud, t, bent))
+        bent = PLAIN if alone else Objective(self.strengths(context), state.cloud - state.moved)
+        return Models(context.learner.train(state.cloud, t, bent))
 
     @property
     def adds(self) -> Adding | None:
         """A mean."""
         return "uniform"
 
-    def upload(self, world: World, state: State, trained: Models, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: State, trained: Models, t: int) -> tuple[Tensor, ...]:
         """The trained models."""
         return (trained.models,)
 
@@ -112,14 +112,18 @@ class FedDyn(StarMethod):
         h = before + (mean - (server.last[0] if server.last else start))
         return (mean + h if self.server_h else mean,), Drift(h)
 
-    def receive(self, world: World, state: State, trained: Models, down: tuple[Tensor, ...], t: int) -> State:
+    def receive(
+        self, context: Context, state: State, trained: Models, down: tuple[Tensor, ...], t: int
+    ) -> State:
         """Start from the cloud; the mean follows from it and the one before."""
         cloud, before = down[0], state.cloud[0]
         mean = (cloud + before - state.h) / 2 if self.server_h else cloud
         moved = state.moved + (trained.models - state.cloud)
         shown = mean if self.evaluate == "mean" else cloud
-        return State(shown.expand(world.r, -1), cloud.expand(world.r, -1), moved, state.h + (mean - before))
+        return State(
+            shown.expand(context.r, -1), cloud.expand(context.r, -1), moved, state.h + (mean - before)
+        )
 
-    def rest(self, world: World, state: State, trained: Models, t: int) -> State:
+    def rest(self, context: Context, state: State, trained: Models, t: int) -> State:
         """Every center goes on from its own model."""
         return State(trained.models, trained.models, state.moved, state.h)

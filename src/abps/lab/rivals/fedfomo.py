@@ -26,8 +26,8 @@ from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, in_place, losses, own_losses, trail_with
-from abps.methods.base import Floats, Ints, Kind, Models, World, tried
-from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.tensors import torch
 
 
@@ -82,22 +82,22 @@ class FedFomo(PeerMethod):
             return ""
         return "no server hands on models to whom asks for them; links=pull hears the same ones directly"
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start; nobody is preferred."""
-        return State(world.common_start(), np.zeros((world.r, world.n)))
+        return State(context.common_start(), np.zeros((context.r, context.n)))
 
-    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+    def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
         """The preferred ones, now and then a random one in their place."""
-        mine = world.ids[world.here][:, None]
-        luck = streams.uniforms(world.seed, "tie-break", t, mine, world.ids[None, :])
-        order = np.lexsort((luck, np.where(world.self_mask, np.inf, -state.preference)), axis=-1)[:, :-1]
-        many = min(self.peers, world.n - 1)
-        chance = self.explore * max(0.0, 1.0 - t / world.horizon)
-        dare = streams.uniforms(world.seed, "explore", t, mine, np.arange(many)[None, :]) < chance
+        mine = context.ids[context.local_index][:, None]
+        luck = streams.uniforms(context.seed, "tie-break", t, mine, context.ids[None, :])
+        order = np.lexsort((luck, np.where(context.self_mask, np.inf, -state.preference)), axis=-1)[:, :-1]
+        many = min(self.peers, context.n - 1)
+        chance = self.explore * max(0.0, 1.0 - t / context.horizon)
+        dare = streams.uniforms(context.seed, "explore", t, mine, np.arange(many)[None, :]) < chance
         # A random place of what is left: the same numbers for all who have the same peers left.
-        which = streams.uniforms(world.seed, "explore-peer", t, mine, world.ids[None, :])
+        which = streams.uniforms(context.seed, "explore-peer", t, mine, context.ids[None, :])
         rankings = []
-        for i in range(world.r):
+        for i in range(context.r):
             left = order[i].tolist()
             chosen = []
             for slot in range(many):
@@ -105,35 +105,38 @@ class FedFomo(PeerMethod):
                 left.remove(pick)
                 chosen.append(pick)
             rankings.append(chosen)
-        return Opinion(rankings, trail=trail_with(state.preference))
+        return Preferences(rankings, trail=trail_with(state.preference))
 
-    def cost(self, world: World, to: Ints, by: Ints) -> Traffic:
+    def cost(self, context: Context, to: Ints, by: Ints) -> Traffic:
         """Over a server: one model up from everybody, and down those asked for."""
         if self.links == "pull":
-            return super().cost(world, to, by)
-        payload = self.wire.payload(world)
-        directed = (world.n + len(to)) * payload
+            return super().cost(context, to, by)
+        payload = self.wire.payload(context)
+        directed = (context.n + len(to)) * payload
         return Traffic((directed + 1) // 2, directed)
 
-    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Weigh what arrived, and the own model, by what each takes off the loss."""
-        to, by, before = heard.to, heard.by, own_losses(world, state.models, self.judge)
-        shared = heard.arrived.shape[1]
+        to, by, before = received.to, received.by, own_losses(context, state.models, self.judge)
+        shared = received.arrived.shape[1]
         base = state.models[:, :shared]
         theirs = gains(
-            before[to] - losses(world, trained.models, heard.arrived, to, by, self.judge),
-            (heard.arrived[torch.from_numpy(by)] - base[torch.from_numpy(to)]).double().norm(dim=1).numpy(),
+            before[to] - losses(context, trained.models, received.arrived, to, by, self.judge),
+            (received.arrived[torch.from_numpy(by)] - base[torch.from_numpy(to)])
+            .double()
+            .norm(dim=1)
+            .numpy(),
         )
         own = gains(
-            before - own_losses(world, trained.models, self.judge),
+            before - own_losses(context, trained.models, self.judge),
             (trained.models[:, :shared] - base).double().norm(dim=1).numpy(),
         )
         weight = positive_shares(own, theirs, to)
-        models = graphs.combine(trained.models, heard.arrived, to, by, weight)
-        total = np.abs(own + np.bincount(to, weights=theirs, minlength=world.r))
+        models = graphs.combine(trained.models, received.arrived, to, by, weight)
+        total = np.abs(own + np.bincount(to, weights=theirs, minlength=context.r))
         preference = state.preference.copy()
         preference[to, by] += theirs / np.where(total[to] > 0, total[to], 1.0)
-        return Learned(State(models, preference))
+        return StepResult(State(models, preference))
 
 
 def gains(drop: Floats, distance: Floats) -> Floats:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from abps.core.errors import RequestError
-from abps.methods.base import Models, Wire, World
+from abps.methods.base import Context, Models, Wire
 from abps.methods.fedavg import FedAvg
 
 
@@ -31,11 +31,13 @@ class FedRep(FedAvg):
                 f"head_epochs={self.head_epochs}, trunk_epochs={self.trunk_epochs}: choose at least 1 each"
             )
 
-    def train(self, world: World, state: Models, t: int, alone: bool) -> Models:
+    def train(self, context: Context, state: Models, t: int, alone: bool) -> Models:
         """Train the head, then the trunk."""
-        shared = self.wire.shared(world)
+        shared = self.wire.shared(context)
         # Two phases, two numbers, so that the second does not repeat the first one's batches.
-        fitted = world.learner.train(
+        fitted = context.learner.train(
             state.models, 2 * t - 1, columns=slice(shared, None), epochs=self.head_epochs
         )
-        return Models(world.learner.train(fitted, 2 * t, columns=slice(0, shared), epochs=self.trunk_epochs))
+        return Models(
+            context.learner.train(fitted, 2 * t, columns=slice(0, shared), epochs=self.trunk_epochs)
+        )

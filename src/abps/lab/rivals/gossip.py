@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from abps.core import streams
-from abps.methods.base import Floats, Ints, Kind, Models, World
-from abps.methods.peers import Heard, Learned, PeerMethod
+from abps.methods.base import Context, Floats, Ints, Kind, Models
+from abps.methods.peers import PeerMethod, Received, StepResult
 from abps.tensors import Tensor, torch
 
 
@@ -36,42 +36,44 @@ class Gossip(PeerMethod):
         """Who sends to whom follows from the seed."""
         return "graph"
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start, of age zero."""
-        return State(world.common_start(), np.zeros(world.r))
+        return State(context.common_start(), np.zeros(context.r))
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """The local epochs."""
-        age = state.age + self.training.epochs * world.data.train.sizes
-        return State(world.learner.train(state.models, t), age)
+        age = state.age + self.training.epochs * context.data.train.sizes
+        return State(context.learner.train(state.models, t), age)
 
-    def transfers(self, world: World, t: int) -> tuple[Ints, Ints]:
+    def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
         """Every center to its receiver."""
-        to = self.receivers(world, t)
+        to = self.receivers(context, t)
         by = np.flatnonzero(to >= 0)
         return to[by], by
 
-    def receivers(self, world: World, t: int) -> Ints:
+    def receivers(self, context: Context, t: int) -> Ints:
         """(n,) the peer that each center sends to, uniformly among the others; -1 without any other."""
-        n = world.n
+        n = context.n
         if n < 2:
             return np.full(n, -1)
-        draw = streams.uniforms(world.seed, "graph", t, world.ids[:, None], world.ids[None, :])
+        draw = streams.uniforms(context.seed, "graph", t, context.ids[:, None], context.ids[None, :])
         np.fill_diagonal(draw, -1.0)
         chosen: Ints = np.argmax(draw, axis=1)
         return chosen
 
-    def note(self, world: World, trained: State, listeners: Ints) -> Floats:
+    def note(self, context: Context, trained: State, listeners: Ints) -> Floats:
         """A model's age."""
         return trained.age
 
-    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Merge what arrives."""
-        to, by = heard.to, heard.by
+        to, by = received.to, received.by
         # Every message has its own place in the receiver's queue, whatever order centers are listed in.
-        receivers = world.ids[world.here[to]]
-        place = streams.uniforms(world.seed, "proposal-order", t, receivers, world.ids[by])
-        return Learned(State(*merge(trained.models, trained.age, heard.arrived, heard.notes, by, to, place)))
+        receivers = context.ids[context.local_index[to]]
+        place = streams.uniforms(context.seed, "proposal-order", t, receivers, context.ids[by])
+        return StepResult(
+            State(*merge(trained.models, trained.age, received.arrived, received.notes, by, to, place))
+        )
 
 
 def merge(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.errors import RequestError
-from abps.methods.base import World
+from abps.methods.base import Context
 from abps.tensors import Tensor, torch
 
 Ints = NDArray[np.int64]
@@ -48,20 +48,20 @@ def regular(order: Ints, degree: int) -> Ints:
     return np.concatenate(edges)
 
 
-def random_connected(world: World, p: float) -> Ints:
+def random_connected(context: Context, p: float) -> Ints:
     """Erdős–Rényi: every pair with probability p, drawn anew until all centers hang together."""
-    pairs = complete(world.n)
-    if world.n < 2:
+    pairs = complete(context.n)
+    if context.n < 2:
         return pairs
     # A pair's draw belongs to the pair, whichever of the two centers is listed first.
-    low = np.minimum(world.ids[pairs[:, 0]], world.ids[pairs[:, 1]])
-    high = np.maximum(world.ids[pairs[:, 0]], world.ids[pairs[:, 1]])
+    low = np.minimum(context.ids[pairs[:, 0]], context.ids[pairs[:, 1]])
+    high = np.maximum(context.ids[pairs[:, 0]], context.ids[pairs[:, 1]])
     for attempt in range(1, 101):
-        drawn = pairs[streams.uniforms(world.seed, "graph", attempt, low, high) < p]
-        if connected(world.n, drawn):
+        drawn = pairs[streams.uniforms(context.seed, "graph", attempt, low, high) < p]
+        if connected(context.n, drawn):
             return drawn
     raise RequestError(
-        f"edge_probability={p}: 100 random graphs of {world.n} centers all fell apart; choose a larger one"
+        f"edge_probability={p}: 100 random graphs of {context.n} centers all fell apart; choose a larger one"
     )
 
 
@@ -77,9 +77,9 @@ def connected(n: int, edges: Ints) -> bool:
             return bool((label == 0).all())
 
 
-def shuffled(world: World, t: int = 0) -> Ints:
+def shuffled(context: Context, t: int = 0) -> Ints:
     """(n,) the centers in random order, the same for all, whatever order they are listed in."""
-    return np.argsort(streams.bits(world.seed, "graph", t, world.ids), kind="stable")
+    return np.argsort(streams.bits(context.seed, "graph", t, context.ids), kind="stable")
 
 
 def both_ways(edges: Ints) -> tuple[Ints, Ints]:
@@ -87,10 +87,10 @@ def both_ways(edges: Ints) -> tuple[Ints, Ints]:
     return np.concatenate([edges[:, 0], edges[:, 1]]), np.concatenate([edges[:, 1], edges[:, 0]])
 
 
-def by_size(world: World, receiver: Ints, sender: Ints) -> NDArray[np.float64]:
+def by_size(context: Context, receiver: Ints, sender: Ints) -> NDArray[np.float64]:
     """(transfers,) the weight of each model received in a size-weighted mean with the own one."""
-    say = world.sizes().numpy().astype(np.float64)
-    total = say[world.here] + np.bincount(receiver, weights=say[sender], minlength=world.r)
+    say = context.sizes().numpy().astype(np.float64)
+    total = say[context.local_index] + np.bincount(receiver, weights=say[sender], minlength=context.r)
     return np.asarray(say[sender] / total[receiver])
 
 

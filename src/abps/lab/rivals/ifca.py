@@ -19,7 +19,7 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import Judge
 from abps.lab.rivals.several_models import choose, head_start, positive, spread_out, under_head
-from abps.methods.base import Floats, Ints, Models, Wire, World, tried, weighted_mean
+from abps.methods.base import Context, Floats, Ints, Models, Wire, tried, weighted_mean
 from abps.methods.star import Server, StarMethod
 from abps.models.layout import Layout
 from abps.tensors import Tensor, torch
@@ -89,11 +89,11 @@ class IFCA(StarMethod):
             return (shared,) * self.clusters
         return (common + self.clusters * (shared - common),)
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start; or K of them, and each center takes one."""
-        start = world.common_start()
-        options = self._begin(world.learner.start, world.seed, world.learner.layout)
-        return self._taken(world, start, options)
+        start = context.common_start()
+        options = self._begin(context.learner.start, context.seed, context.learner.layout)
+        return self._taken(context, start, options)
 
     def _begin(self, start: Tensor, seed: int, layout: Layout) -> Tensor:
         """(K, shared) the clusters before the first round."""
@@ -108,16 +108,16 @@ class IFCA(StarMethod):
             copies[:, common:] = spread_out(model[common:], self.clusters, self.spread, seed)
         return copies
 
-    def _taken(self, world: World, own: Tensor, options: Tensor) -> State:
+    def _taken(self, context: Context, own: Tensor, options: Tensor) -> State:
         """Every center with the option (K, shared) that suits it."""
-        cluster = choose(world, own, options, self.judge)
+        cluster = choose(context, own, options, self.judge)
         return State(under_head(options[torch.from_numpy(cluster)], own), cluster)
 
-    def upload(self, world: World, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
         """The shared layers."""
-        return (trained.models[:, : self.wire.shared(world)],)
+        return (trained.models[:, : self.wire.shared(context)],)
 
-    def note(self, world: World, trained: State) -> Floats:
+    def note(self, context: Context, trained: State) -> Floats:
         """The cluster's number."""
         return trained.cluster.astype(float)
 
@@ -154,10 +154,12 @@ class IFCA(StarMethod):
         heads = messages[0][common:].view(self.clusters, -1)
         return torch.cat([messages[0][:common].expand(self.clusters, -1), heads], dim=1)
 
-    def receive(self, world: World, state: State, trained: State, down: tuple[Tensor, ...], t: int) -> State:
+    def receive(
+        self, context: Context, state: State, trained: State, down: tuple[Tensor, ...], t: int
+    ) -> State:
         """Every center takes the cluster that suits it."""
-        return self._taken(world, trained.models, self._unpacked(down, world.learner.layout))
+        return self._taken(context, trained.models, self._unpacked(down, context.learner.layout))
 
-    def rest(self, world: World, state: State, trained: State, t: int) -> State:
+    def rest(self, context: Context, state: State, trained: State, t: int) -> State:
         """Every center goes on with its own."""
         return replace(trained, cluster=state.cluster)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from abps.core.errors import RequestError
-from abps.methods.base import Models, World, tried
+from abps.methods.base import Context, Models, tried
 from abps.methods.fedavg import FedAvg
 from abps.models.contrast import Contrast
 from abps.models.training import PLAIN, Objective
@@ -51,14 +51,14 @@ class MOON(FedAvg):
         """The learning rate and mu."""
         return tried(self, mu=(1.0, 5.0))
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start is everybody's previous model."""
-        start = world.common_start()
+        start = context.common_start()
         return State(start, start)
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """The local epochs; what they lead to is the next round's previous model."""
-        trained: State = super().train(world, state, t, alone)
+        trained: State = super().train(context, state, t, alone)
         return State(trained.models, trained.models)
 
     def objective(self, state: State) -> Objective:

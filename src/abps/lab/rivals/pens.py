@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, drawn, in_place, losses, trail_with
-from abps.methods.base import Floats, Ints, Kind, Models, Weighting, World, shares, tried
-from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting, shares, tried
+from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
 #: The share of all rounds that the first phase takes, unless its rounds are told.
 FIRST_PHASE = 0.3
@@ -79,36 +79,36 @@ class PENS(PeerMethod):
         """The most that a center hears in a round."""
         return max(self.sampled, self.later)
 
-    def looking(self, world: World, t: int) -> bool:
+    def looking(self, context: Context, t: int) -> bool:
         """Whether round t is one of phase 1."""
-        first = max(1, round(FIRST_PHASE * world.horizon)) if self.first is None else self.first
+        first = max(1, round(FIRST_PHASE * context.horizon)) if self.first is None else self.first
         return t <= first
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start; nobody was chosen."""
-        return State(world.common_start(), np.zeros((world.r, world.n)))
+        return State(context.common_start(), np.zeros((context.r, context.n)))
 
-    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Opinion:
+    def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Preferences:
         """Random peers; later, random ones of the neighbours."""
-        nobody_preferred = np.zeros((world.r, world.n))
-        if self.looking(world, t):
-            rankings, many = drawn(world, nobody_preferred, t), self.sampled
+        nobody_preferred = np.zeros((context.r, context.n))
+        if self.looking(context, t):
+            rankings, many = drawn(context, nobody_preferred, t), self.sampled
         else:
-            rankings, many = drawn(world, nobody_preferred, t, neighbours(state.chosen)), self.later
-        return Opinion([peers[:many] for peers in rankings], trail=trail_with(state.chosen))
+            rankings, many = drawn(context, nobody_preferred, t, neighbours(state.chosen)), self.later
+        return Preferences([peers[:many] for peers in rankings], trail=trail_with(state.chosen))
 
-    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Average with the best, and count them; later with all."""
-        to, by, chosen = heard.to, heard.by, state.chosen
-        if self.looking(world, t):
-            loss = losses(world, trained.models, heard.arrived, to, by, self.judge)
-            kept = best_of(to, loss, world.ids[by], self.best)
+        to, by, chosen = received.to, received.by, state.chosen
+        if self.looking(context, t):
+            loss = losses(context, trained.models, received.arrived, to, by, self.judge)
+            kept = best_of(to, loss, context.ids[by], self.best)
             to, by, chosen = to[kept], by[kept], chosen.copy()
             chosen[to, by] += 1
-        say = shares(world.sizes(), self.weighting).numpy().astype(np.float64)
-        total = say[world.here] + np.bincount(to, weights=say[by], minlength=world.r)
-        mixed = graphs.combine(trained.models, heard.arrived, to, by, say[by] / total[to])
-        return Learned(State(mixed, chosen))
+        say = shares(context.sizes(), self.weighting).numpy().astype(np.float64)
+        total = say[context.local_index] + np.bincount(to, weights=say[by], minlength=context.r)
+        mixed = graphs.combine(trained.models, received.arrived, to, by, say[by] / total[to])
+        return StepResult(State(mixed, chosen))
 
 
 def best_of(to: Ints, loss: Floats, tie: NDArray[np.uint64], many: int) -> NDArray[np.bool_]:

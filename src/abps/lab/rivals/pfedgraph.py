@@ -27,8 +27,8 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs, simplex
 from abps.lab.rivals.choosing import Links, trail_with
-from abps.methods.base import Floats, Kind, Models, Wire, World, tried
-from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.methods.base import Context, Floats, Kind, Models, Wire, tried
+from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.methods.star import Server, StarMethod
 from abps.models.layout import Layout
 from abps.models.training import PLAIN, Objective
@@ -108,20 +108,20 @@ class PFedGraph(StarMethod):
         """A model, and what to turn to where training does."""
         return (layout.shared(self.wire.private_layers),) * (1 + (self.lam > 0))
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start; nothing to turn to."""
-        return State(world.common_start(), torch.zeros(world.r, self.wire.shared(world)))
+        return State(context.common_start(), torch.zeros(context.r, self.wire.shared(context)))
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """The local epochs, turned towards the aggregate."""
         objective = PLAIN
         if self.lam > 0 and t > 1 and not alone:
             objective = Objective(shift=pull(state.models, state.towards, self.lam))
-        return replace(state, models=world.learner.train(state.models, t, objective))
+        return replace(state, models=context.learner.train(state.models, t, objective))
 
-    def upload(self, world: World, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
         """The shared layers."""
-        return (trained.models[:, : self.wire.shared(world)],)
+        return (trained.models[:, : self.wire.shared(context)],)
 
     def serve(
         self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
@@ -135,7 +135,9 @@ class PFedGraph(StarMethod):
             return (mixed,), None
         return (mixed, share @ torch.nn.functional.normalize(models, dim=1)), None
 
-    def receive(self, world: World, state: State, trained: State, down: tuple[Tensor, ...], t: int) -> State:
+    def receive(
+        self, context: Context, state: State, trained: State, down: tuple[Tensor, ...], t: int
+    ) -> State:
         """The own mix in the place of the shared layers."""
         mine = [torch.atleast_2d(message) for message in down]
         models = torch.cat([mine[0], trained.models[:, mine[0].shape[1] :]], dim=1)
@@ -180,37 +182,43 @@ class PFedGraphPeers(PeerMethod):
         """Projections are published in every round."""
         return "its centers publish a projection of their model in every round, which no site sends"
 
-    def opine(self, world: World, state: Models, trained: Callable[[], Any], t: int) -> Opinion:
+    def rank_peers(self, context: Context, state: Models, trained: Callable[[], Any], t: int) -> Preferences:
         """Peers by their shares; ties at random."""
-        share = self.shares(world, trained().models)
-        tie = streams.bits(world.seed, "tie-break", t, world.ids[world.here][:, None], world.ids[None, :])
-        order = np.lexsort((tie, np.where(world.self_mask, np.inf, -share)), axis=-1)
+        share = self.shares(context, trained().models)
+        tie = streams.bits(
+            context.seed, "tie-break", t, context.ids[context.local_index][:, None], context.ids[None, :]
+        )
+        order = np.lexsort((tie, np.where(context.self_mask, np.inf, -share)), axis=-1)
         return Graph(order[:, :-1].tolist(), publishing=self.entries, trail=trail_with(share), share=share)
 
-    def shares(self, world: World, models: Tensor) -> Floats:
+    def shares(self, context: Context, models: Tensor) -> Floats:
         """(r, n) rows of the graph, as the projections tell."""
-        alike = likeness(self.projected(world, models), self.centre)
-        return collaboration(alike, world.sizes().double().numpy(), self.alpha)
+        alike = likeness(self.projected(context, models), self.centre)
+        return collaboration(alike, context.sizes().double().numpy(), self.alpha)
 
-    def projected(self, world: World, models: Tensor) -> Tensor:
+    def projected(self, context: Context, models: Tensor) -> Tensor:
         """(r, entries) what centers publish of their models."""
-        moved = (models - world.learner.start)[:, : self.wire.shared(world)]
-        rng = streams.generator(world.seed, "sketch", 1)
+        moved = (models - context.learner.start)[:, : self.wire.shared(context)]
+        rng = streams.generator(context.seed, "sketch", 1)
         shape = (moved.shape[1], self.entries)
         return moved @ torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
 
-    def learn(self, world: World, state: Models, trained: Models, heard: Heard, t: int) -> Learned:
+    def learn(
+        self, context: Context, state: Models, trained: Models, received: Received, t: int
+    ) -> StepResult:
         """The own model and those heard, by their shares."""
-        share = heard.opinion.share
-        own = share[np.arange(world.r), world.here]
-        given = share[heard.to, heard.by]
-        total = own + np.bincount(heard.to, weights=given, minlength=world.r)
-        weight = np.where(total[heard.to] > 0, given / np.maximum(total[heard.to], 1e-300), 0.0)
-        return Learned(Models(graphs.combine(trained.models, heard.arrived, heard.to, heard.by, weight)))
+        share = received.preferences.share
+        own = share[np.arange(context.r), context.local_index]
+        given = share[received.to, received.by]
+        total = own + np.bincount(received.to, weights=given, minlength=context.r)
+        weight = np.where(total[received.to] > 0, given / np.maximum(total[received.to], 1e-300), 0.0)
+        return StepResult(
+            Models(graphs.combine(trained.models, received.arrived, received.to, received.by, weight))
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Graph(Opinion):
+class Graph(Preferences):
     """An opinion, and the shares (r, n) that it came from."""
 
     share: Floats = field(default_factory=lambda: np.zeros((0, 0)))

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from abps.core.errors import RequestError
-from abps.methods.base import Models, Weighting, Wire, World, shares, weighted_mean
+from abps.methods.base import Context, Models, Weighting, Wire, shares, weighted_mean
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 from abps.tensors import Tensor, torch
@@ -60,30 +60,30 @@ class Scaffold(StarMethod):
         """The server steps from where it was."""
         return True
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start, all control variates zero."""
         if self.control == "displacement" and self.training.optimizer != "sgd":
             raise RequestError(
                 "control=displacement reads steps as gradients, which needs optimizer=sgd; "
                 "set that, or control=gradient"
             )
-        start = world.common_start()
-        return State(start, torch.zeros_like(start), torch.zeros_like(world.learner.start))
+        start = context.common_start()
+        return State(start, torch.zeros_like(start), torch.zeros_like(context.learner.start))
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """Train with the correction, and renew the control variates."""
         if alone:
-            return State(world.learner.train(state.models, t, PLAIN), state.own, state.common)
+            return State(context.learner.train(state.models, t, PLAIN), state.own, state.common)
         corrected = Objective(shift=state.common - state.own)
-        trained = world.learner.train(state.models, t, corrected)
-        return State(trained, self.renewed(world, state, trained), state.common)
+        trained = context.learner.train(state.models, t, corrected)
+        return State(trained, self.renewed(context, state, trained), state.common)
 
     @property
     def adds(self) -> Adding | None:
         """Two means."""
         return self.weighting
 
-    def upload(self, world: World, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
         """Model and control variate."""
         return trained.models, trained.own
 
@@ -95,18 +95,20 @@ class Scaffold(StarMethod):
         mean, common = (weighted_mean(each, weights) for each in sent)
         return (torch.lerp(server.last[0] if server.last else start, mean, self.server_lr), common), None
 
-    def receive(self, world: World, state: State, trained: State, down: tuple[Tensor, ...], t: int) -> State:
+    def receive(
+        self, context: Context, state: State, trained: State, down: tuple[Tensor, ...], t: int
+    ) -> State:
         """All start from the server's model, with its mean control variate."""
-        return State(down[0].expand(world.r, -1), trained.own, down[1])
+        return State(down[0].expand(context.r, -1), trained.own, down[1])
 
-    def rest(self, world: World, state: State, trained: State, t: int) -> State:
+    def rest(self, context: Context, state: State, trained: State, t: int) -> State:
         """The control variates stay as they are."""
         return State(trained.models, state.own, state.common)
 
-    def renewed(self, world: World, state: State, trained: Tensor) -> Tensor:
+    def renewed(self, context: Context, state: State, trained: Tensor) -> Tensor:
         """(r, P) every center's control variate after the round."""
         if self.control == "gradient":
-            return world.learner.gradient(state.models, world.data.train)
-        steps = self.training.epochs * -(-world.data.train.sizes // self.training.batch)
+            return context.learner.gradient(state.models, context.data.train)
+        steps = self.training.epochs * -(-context.data.train.sizes // self.training.batch)
         scale = torch.from_numpy((1.0 / (np.maximum(steps, 1) * self.training.lr)).astype(np.float32))
         return state.own - state.common + (state.models - trained) * scale[:, None]

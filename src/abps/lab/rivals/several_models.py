@@ -7,7 +7,7 @@ import numpy as np
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import Judge, losses
-from abps.methods.base import Floats, Ints, World
+from abps.methods.base import Context, Floats, Ints
 from abps.models.layout import Layout
 from abps.tensors import Tensor, torch
 
@@ -28,23 +28,23 @@ def spread_out(start: Tensor, clusters: int, spread: float, seed: int) -> Tensor
     return start + spread * torch.from_numpy(np.stack(noise))
 
 
-def choose(world: World, own: Tensor, options: Tensor, judge: Judge) -> Ints:
+def choose(context: Context, own: Tensor, options: Tensor, judge: Judge) -> Ints:
     """(r,) which option has the smallest loss on a center's own rows; the first of equals.
 
     own: (r, P), whose columns after those of the options are a center's own.
     options: (r, K, columns) of each, or (K, columns) the same for all.
     """
     found: Floats = np.stack(
-        [losses_of(world, own, options[..., k, :], judge) for k in range(options.shape[-2])], axis=1
+        [losses_of(context, own, options[..., k, :], judge) for k in range(options.shape[-2])], axis=1
     )
     return np.argmin(found, axis=1)
 
 
-def losses_of(world: World, own: Tensor, option: Tensor, judge: Judge) -> Floats:
+def losses_of(context: Context, own: Tensor, option: Tensor, judge: Judge) -> Floats:
     """(r,) the loss of an option, (columns,) or (r, columns), on every center's own rows."""
-    everyone = np.arange(world.r)
-    by = everyone if option.dim() == 2 else np.zeros(world.r, dtype=np.int64)
-    return losses(world, own, torch.atleast_2d(option).contiguous(), everyone, by, judge)
+    everyone = np.arange(context.r)
+    by = everyone if option.dim() == 2 else np.zeros(context.r, dtype=np.int64)
+    return losses(context, own, torch.atleast_2d(option).contiguous(), everyone, by, judge)
 
 
 def under_head(option: Tensor, own: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
 from abps.data.prepare import Prepared, Rows
 from abps.lab.rivals import graphs
-from abps.methods.base import Floats, Ints, Kind, Models, World, tried
-from abps.methods.peers import Heard, Learned, Opinion, PeerMethod
+from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
+from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.models.metrics import Segments, labels_of, log_loss
 from abps.models.training import PLAIN, Learner, Lesson, Objective
 from abps.tensors import Tensor, torch
@@ -69,7 +69,7 @@ class Ground:
 
 
 @dataclass(frozen=True, eq=False)
-class Weighed(Opinion):
+class Weighed(Preferences):
     """An opinion, and the weights w_ij (n, n) that it came from."""
 
     weight: Floats | None = None
@@ -122,68 +122,73 @@ class WPFed(PeerMethod):
             return "exchange=kd shows patients' rows to neighbours"
         return "its centers publish a code of their model and a ranking in every round, which no site sends"
 
-    def init(self, world: World) -> State:
+    def init(self, context: Context) -> State:
         """The common start; nobody has ranked anybody."""
-        return State(world.common_start(), np.full((world.r, self.neighbours), -1), None)
+        return State(context.common_start(), np.full((context.r, self.neighbours), -1), None)
 
-    def ground(self, world: World) -> Ground:
+    def derived(self, context: Context) -> Ground:
         """The reference rows are set aside."""
-        train, reference = set_aside(world.data, self.reference_share)
-        rng = streams.generator(world.seed, "sketch")
-        shape = (world.learner.layout.size, self.bits)
+        train, reference = set_aside(context.data, self.reference_share)
+        rng = streams.generator(context.seed, "sketch")
+        shape = (context.learner.layout.size, self.bits)
         sketch = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
-        return Ground(world.learner.on(replace(world.data, train=train)), reference, sketch)
+        return Ground(context.learner.on(replace(context.data, train=train)), reference, sketch)
 
-    def train(self, world: World, state: State, t: int, alone: bool) -> State:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """Train without the reference rows, or with the neighbours' opinion of them."""
         objective = PLAIN if state.teacher is None else self.distil(state.teacher)
-        trained = world.ground.learner.train(state.models, t, objective)
+        trained = context.derived.learner.train(state.models, t, objective)
         return replace(state, models=trained, teacher=None)
 
-    def opine(self, world: World, state: State, trained: Callable[[], Any], t: int) -> Weighed:
+    def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Weighed:
         """Peers best first; ties at random."""
-        moved = trained().models - world.learner.start
-        weight = self.weights(codes(moved, world.ground.sketch), scores(world.n, state.ranking))
+        moved = trained().models - context.learner.start
+        weight = self.weights(codes(moved, context.derived.sketch), scores(context.n, state.ranking))
         entries = -(-self.bits // 32) + self.neighbours
-        return Weighed(self.rankings(world, weight, t), publishing=entries, weight=weight)
+        return Weighed(self.rankings(context, weight, t), publishing=entries, weight=weight)
 
-    def rankings(self, world: World, weight: Floats, t: int) -> list[list[int]]:
+    def rankings(self, context: Context, weight: Floats, t: int) -> list[list[int]]:
         """Everybody else, best first."""
-        tie = streams.bits(world.seed, "tie-break", t, world.ids[:, None], world.ids[None, :])
-        order = np.lexsort((tie, np.where(world.self_mask, np.inf, -weight)), axis=-1)
-        listed: list[list[int]] = order[:, : world.n - 1].tolist()
+        tie = streams.bits(context.seed, "tie-break", t, context.ids[:, None], context.ids[None, :])
+        order = np.lexsort((tie, np.where(context.self_mask, np.inf, -weight)), axis=-1)
+        listed: list[list[int]] = order[:, : context.n - 1].tolist()
         return listed
 
-    def learn(self, world: World, state: State, trained: State, heard: Heard, t: int) -> Learned:
+    def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Rank the neighbours, and average with them or listen to their predictions."""
-        order = np.argsort(heard.to, kind="stable")
-        to, by = heard.to[order], heard.by[order]
-        ground, models, arrived, weight = world.ground, trained.models, heard.arrived, heard.opinion.weight
+        order = np.argsort(received.to, kind="stable")
+        to, by = received.to[order], received.by[order]
+        derived, models, arrived, weight = (
+            context.derived,
+            trained.models,
+            received.arrived,
+            received.preferences.weight,
+        )
         # What a neighbour's model says about the own reference rows: the neighbour predicts with all of its
         # model, or the center with what it received and its own private layers.
         seen = models[torch.from_numpy(by if self.exchange == "kd" else to)]
         if self.exchange == "params":
             seen[:, : arrived.shape[1]] = arrived[torch.from_numpy(by)]
-        answers = ground.learner.logits(seen, ground.reference, to)
-        loss = log_loss(answers, labels_of(ground.reference, to))
-        after = replace(trained, ranking=ranked(to, by, loss, world.r, self.neighbours))
+        answers = derived.learner.logits(seen, derived.reference, to)
+        loss = log_loss(answers, labels_of(derived.reference, to))
+        after = replace(trained, ranking=ranked(to, by, loss, context.r, self.neighbours))
         if self.exchange == "kd":
-            return Learned(replace(after, teacher=teach(ground.reference, answers, to, weight[to, by])))
-        total = 1.0 + np.bincount(to, weights=weight[to, by], minlength=world.n)
+            return StepResult(replace(after, teacher=teach(derived.reference, answers, to, weight[to, by])))
+        total = 1.0 + np.bincount(to, weights=weight[to, by], minlength=context.n)
         mixed = graphs.combine(models, arrived, to, by, weight[to, by] / total[to])
-        return Learned(replace(after, models=mixed))
+        return StepResult(replace(after, models=mixed))
 
     def weights(self, code: NDArray[np.bool_], score: Floats) -> Floats:
         """(n, n) w_ij."""
         return score[None, :] * np.exp(-self.gamma * hamming(code))
 
-    def cost(self, world: World, to: Ints, by: Ints) -> Traffic:
+    def cost(self, context: Context, to: Ints, by: Ints) -> Traffic:
         """Models over every link; or a center's reference rows out, and a number per row back."""
         if self.exchange == "params":
-            return super().cost(world, to, by)
-        rows = world.ground.reference.sizes[to]
+            return super().cost(context, to, by)
+        rows = context.derived.reference.sizes[to]
         answers = sum(frame_size(codec("fp32"), int(r)) for r in rows)
-        return Traffic(answers // 2, answers, 4 * world.data.width * int(rows.sum()))
+        return Traffic(answers // 2, answers, 4 * context.data.width * int(rows.sum()))
 
     def distil(self, teacher: Teacher) -> Objective:
         """The own loss and, on the reference rows, the divergence from the neighbours' prediction."""

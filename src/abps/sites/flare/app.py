@@ -463,7 +463,7 @@ class FlareSite:
         """The answer over a direct line; None if there is none."""
         if self._caller is None:
             return None
-        address = self._site.outlook.addresses.get(peer, "")
+        address = self._site.site_context.addresses.get(peer, "")
         if not address:
             return None
         return self._caller.carry(peer, address, what, data, self.call_seconds)

@@ -124,9 +124,9 @@ def install() -> None:
             sfm_conn.__dict__.setdefault(KEY, Packer())
 
     def process_frame(self: Any, sfm_conn: Any, frame: Any) -> None:
-        heard = sfm_conn.__dict__.setdefault(KEY + " heard", Unpacker())
+        received = sfm_conn.__dict__.setdefault(KEY + " heard", Unpacker())
         try:
-            frame = unpacked(frame, heard)
+            frame = unpacked(frame, received)
         except ValueError as error:
             log.warning("closed a line: %s", error)
             sfm_conn.conn.close()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from abps.study.records import StudyFolder
 
 #: What workers said: (number of the worker, event), or nothing when it is gone.
-Heard = queue.Queue[tuple[int, dict[str, Any] | None]]
+Received = queue.Queue[tuple[int, dict[str, Any] | None]]
 
 
 def share_cores(cores: Sequence[int], jobs: int | None, runs: int) -> list[list[int]]:
@@ -46,7 +46,7 @@ def share_cores(cores: Sequence[int], jobs: int | None, runs: int) -> list[list[
 class _Worker:
     """A worker process, and the thread that hears it."""
 
-    def __init__(self, number: int, heard: Heard) -> None:
+    def __init__(self, number: int, received: Received) -> None:
         self.number = number
         self.run: PlannedRun | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
@@ -64,9 +64,9 @@ class _Worker:
         def hear() -> None:
             assert self.process.stdout is not None
             for line in self.process.stdout:
-                heard.put((number, json.loads(line)))
+                received.put((number, json.loads(line)))
             self.process.wait()
-            heard.put((number, None))
+            received.put((number, None))
 
         threading.Thread(target=hear, daemon=True).start()
 
@@ -109,7 +109,7 @@ class Local:
 
     def __init__(self, jobs: int | None = None) -> None:
         self._jobs = jobs
-        self._heard: Heard = queue.Queue()
+        self._heard: Received = queue.Queue()
         self._ready: dict[int, _Worker] = {}
 
     def __enter__(self) -> Local:

@@ -192,14 +192,14 @@ def collect(
     """Wait until every run is stored, failed, or lost; or until the deadline (minutes) has passed."""
     open_runs = {run.key: run for run in todo}
     gone_since: dict[str, float] = {}
-    began = heard = time.monotonic()
+    began = received = time.monotonic()
     while open_runs:
         try:
             waiting = queue()
-            heard = time.monotonic()
+            received = time.monotonic()
         except Silent as error:
             waiting = None
-            if time.monotonic() - heard > SILENT_FOR:
+            if time.monotonic() - received > SILENT_FOR:
                 board.say(
                     f"Slurm is silent for {clock(SILENT_FOR)} ({error}); the same command goes on from here"
                 )
