@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from abps.models.joint import without_network
 from sklearn.linear_model import LogisticRegression
 
 import abps
@@ -21,7 +22,6 @@ from abps.methods.settings import configure
 from abps.models.additive import Linear
 from abps.models.batched import StackedLearner
 from abps.models.curvature import largest_curvature
-from abps.models.joint import without_network
 from abps.models.loop import LoopLearner
 from abps.models.metrics import labels_of, log_loss
 from abps.models.mixtures import mixtures

@@ -10,7 +10,6 @@ import polars as pl
 
 from abps.core.beliefs import Beliefs
 from abps.core.protocol import Stage
-from abps.core.usefulness import Usefulness
 from abps.data.codebook import Codebook
 from abps.data.column_statistics import agreed
 from abps.data.federation import Federation
@@ -110,20 +109,6 @@ def same_beliefs(stores: dict[str, Store], beliefs: Beliefs) -> None:
             )
             stored += 1
     assert stored == beliefs.observed
-
-
-def same_usefulness(stores: dict[str, Store], beliefs: Usefulness) -> None:
-    """Every site's stored belief is the simulation's, as often as it measured."""
-    names = sorted(stores)
-    alpha, beta = beliefs.beta()
-    for i, name in enumerate(names):
-        kept = stores[name].beliefs()
-        assert set(kept) == {peer for j, peer in enumerate(names) if beliefs.count[i, j]}
-        for peer, e in kept.items():
-            j = names.index(peer)
-            np.testing.assert_allclose(e.gain / (e.gain + e.loss), beliefs.mean[i, j], atol=1e-9)
-            np.testing.assert_allclose([e.gain, e.loss], [alpha[i, j], beta[i, j]], rtol=1e-6)
-            assert e.count == beliefs.count[i, j]
 
 
 def agree_about_partners(stores: dict[str, Store], kappa: int, doubt: bool) -> None:

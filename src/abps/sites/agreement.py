@@ -76,13 +76,6 @@ class Agreement:
         sums_needed(config)
         if config.stop.metric != "auroc":
             raise RequestError("metric=loss: sites tell each other validation AUROCs; set metric=auroc")
-        if config.choosing.refit:
-            raise RequestError("refit=yes: sites do not fit anew on validation rows; leave it out")
-        if config.choosing.penalties and config.training.noise_multiplier:
-            raise RequestError(
-                "penalties read the rows once more, which the account of privacy does not reckon with; "
-                "choose without noise, or set weight_decay"
-            )
         outcome, counted = self.book.outcome, to_count(config, self.book)
         if not outcome.binary and config.only_binary:
             raise RequestError(f"{self.method!r} with an outcome of {outcome.kind}: {config.only_binary}")
@@ -116,7 +109,7 @@ class Agreement:
 
     def penalties(self) -> tuple[float, ...]:
         """The penalties that the sites try before the study; none: it has its own."""
-        return self.config().choosing.penalties
+        return ()
 
     def trial(self, place: int) -> Agreement:
         """The short study in which the penalty at a place is tried."""

@@ -375,7 +375,7 @@ class Conductor:
 
     def _questions(self, t: int) -> int:
         """How many questions are asked around before a round."""
-        return cast(PeerMethod, self.method).questions(t, self.agreement.rounds)
+        return int(self.method.kind == "coordinated")
 
     def _roll_calls(self, t: int, roster: tuple[str, ...], here: list[str], missing: dict[str, str]) -> None:
         """Let all sites answer to a board, which is one of them; another one, if that is gone."""

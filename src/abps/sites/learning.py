@@ -55,14 +55,10 @@ class Learning:
     def look_ahead(self, round: int) -> None:
         """Train for the next round in a thread, where nothing that it starts from can still come in."""
         site_context = self.site_context
-        asks = site_context.by_peers and site_context.peer_method.questions(
-            round, site_context.agreement.rounds
-        )
         if (
             round > site_context.agreement.rounds
             or site_context.purse is not None
             or site_context.method.announces
-            or asks
         ):
             return
         ahead = self._ahead = _Ahead(round, site_context.state, site_context.context)

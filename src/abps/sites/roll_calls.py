@@ -133,7 +133,7 @@ class RollCalls:
         site_context = self.site_context
         if not site_context.by_peers:
             return False
-        return question in range(site_context.peer_method.questions(round, site_context.agreement.rounds))
+        return False
 
     def _boards(self) -> list[str]:
         """The members that are there, in the order in which they are asked to be the board."""

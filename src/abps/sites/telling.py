@@ -115,7 +115,8 @@ class Telling:
             raise Declined(
                 Excuse.LOG,
                 f"{self.site_context.store.path} is older than what this site told its partners, or was "
-                "changed; look with `abps site verify`, and bring back the latest backup with `abps site restore`",
+                "changed; look with `abps site verify`, and bring back the latest backup with "
+                "`abps site restore`",
             )
 
     def receive_vector(self, peer: str, data: bytes) -> bytes:
