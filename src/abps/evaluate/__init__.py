@@ -1,1 +1,1 @@
-"""Measures of accuracy, calibration and clinical use, with their uncertainty."""
+"""How good models are, how sure that is, and what may be said about it."""

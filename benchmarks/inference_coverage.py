@@ -1,0 +1,327 @@
+"""How often intervals hold the truth, and how often claims are false, in worlds whose truth is known.
+
+    python benchmarks/inference_coverage.py                    # all worlds, about twenty minutes
+    python benchmarks/inference_coverage.py --worlds null,lda --draws 100 --json
+
+Every world makes patients, trains or perturbs models in five folds and several repeats, and hands the rows'
+scores to the same functions as a study. Two kinds of worlds:
+
+* ``scores``: scores are drawn with a true gain per hospital, training runs that shift all hospitals or one,
+  and patients who keep their peculiarity over the repeats.
+* ``lda``: class means are estimated from training rows, alone or from all hospitals, so that luck of the
+  training data is real. True AUROCs have a closed form, and fresh training sets give the expectation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from abps.core import streams
+from abps.evaluate.hospitals import hospital_gains
+from abps.evaluate.inference import Scope, average_gain, fold_inflation
+from abps.evaluate.paired import ScoredRows, auroc_values, paired_cells
+from abps.evaluate.verdicts import HospitalVerdict, alpha_at_look, hospital_verdicts
+
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class World:
+    """One setting. events: median events of a hospital.  gain, spread: of true gains between hospitals.
+
+    run, run_center: standard deviation of what one training run adds at all hospitals, and at one.
+    lda: whether models are trained; then ``spread`` is that of the hospitals' coefficients.
+    stays: rows per patient.
+    """
+
+    name: str
+    centers: int = 40
+    events: float = 25.0
+    gain: float = 0.03
+    spread: float = 0.03
+    run: float = 0.006
+    run_center: float = 0.01
+    repeats: int = 3
+    lda: bool = False
+    null: bool = False
+    features: int = 8
+    stays: int = 1
+
+
+WORLDS = [
+    World("null", gain=0.0, spread=0.0),
+    World("null, one repeat", gain=0.0, spread=0.0, repeats=1),
+    World("small gain", gain=0.01),
+    World("gain", gain=0.03),
+    World("gain, one repeat", gain=0.03, repeats=1),
+    World("large gain", gain=0.08),
+    World("no gain on average", gain=0.0, spread=0.03),
+    World("15 hospitals", centers=15),
+    World("6 large hospitals", centers=6, events=120.0),
+    World("230 small hospitals", centers=230, events=8.0, gain=0.01),
+    World("unstable training", run=0.02),
+    World("three stays a patient", stays=3, events=40.0),
+    World("lda null", lda=True, null=True, spread=0.3),
+    World("lda, hospitals alike", lda=True, spread=0.1),
+    World("lda, hospitals differ", lda=True, spread=0.5),
+    World("lda, one repeat", lda=True, spread=0.3, repeats=1),
+    World("lda, 100 small hospitals", lda=True, spread=0.3, centers=100, events=10.0),
+    World("lda, 10 hospitals, many features", lda=True, spread=0.3, centers=10, features=25),
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """One simulated study. truth: (C,) expected gains.  here: (C,) gains of the models that were trained.
+    population: expected gain of the population.  further: gain of one more hospital."""
+
+    rows: ScoredRows
+    a: np.ndarray
+    b: np.ndarray
+    truth: np.ndarray
+    here: np.ndarray
+    population: float
+    further: float
+
+
+def patients_of(rng, world):
+    """Rows of all hospitals: center, y, patient; at least six events and six others a hospital."""
+    events = np.maximum(6, np.exp(rng.normal(np.log(world.events), 0.7, world.centers))).astype(int)
+    others = np.maximum(6, (events * np.exp(rng.normal(np.log(7.0), 0.4, world.centers))).astype(int))
+    center = np.concatenate([np.repeat(np.arange(world.centers), n) for n in (events, others)])
+    y = np.repeat([1.0, 0.0], [events.sum(), others.sum()])
+    person = np.empty(len(y), np.int64)
+    for c in range(world.centers):
+        for label in (0.0, 1.0):
+            mine = np.flatnonzero((center == c) & (y == label))
+            person[mine] = mine[(np.arange(len(mine)) // world.stays) * world.stays]
+    return center, y, person
+
+
+def folds_of(rng, center, y, person, repeats):
+    """(repeats, rows) folds: one per patient, dealt out in turn within hospital and class."""
+    whom, first, at = np.unique(person, return_index=True, return_inverse=True)
+    result = np.empty((repeats, len(y)), np.int64)
+    for r in range(repeats):
+        order = np.lexsort((rng.random(len(whom)), y[first], center[first]))
+        fold = np.empty(len(whom), np.int64)
+        fold[order] = np.arange(len(whom)) % FOLDS
+        result[r] = fold[at]
+    return result
+
+
+def noise_of(rng, person, stays, width=None):
+    """Standard normal noise per row; with several stays half of its variance is the patient's."""
+    shape = (len(person),) if width is None else (len(person), width)
+    own = rng.normal(size=shape)
+    return own if stays == 1 else (own + rng.normal(size=shape)[person]) / np.sqrt(2.0)
+
+
+def draw_scores(rng, world, center, y, person, fold):
+    """Scores with a known AUROC per hospital and run, and an intercept of every model's own."""
+    C, runs = world.centers, world.repeats * FOLDS
+    base = np.clip(rng.normal(0.78, 0.04, C), 0.6, 0.9)
+    truth = rng.normal(world.gain, world.spread, C)
+    further = float(rng.normal(world.gain, world.spread))
+    common, local = rng.normal(0, world.run, (2, runs, 1)), rng.normal(0, world.run_center, (2, runs, C))
+    area = np.clip(np.stack([base + truth, base])[:, None] + common + local, 0.51, 0.985)
+    signal = np.sqrt(2.0) * ndtri(area)  # (2, runs, C)
+    shared, own = noise_of(rng, person, world.stays), [noise_of(rng, person, world.stays) for _ in range(2)]
+    scores = [[], []]
+    for r in range(world.repeats):
+        run = r * FOLDS + fold[r]
+        for k in range(2):
+            luck = rng.normal(size=len(y))
+            z = np.sqrt(0.6) * shared + np.sqrt(0.3) * own[k] + np.sqrt(0.1) * luck
+            scores[k].append(signal[k][run, center] * y + z + rng.normal(0, 1, runs)[run])
+    here = (area[0] - area[1]).mean(axis=0)
+    return *(np.concatenate(s) for s in scores), truth, here, world.gain, further
+
+
+def lda_models(m1, m0, size, noise, null):
+    """(…, C, p) coefficients of the method and of its rival: class means of all hospitals mixed with a
+    hospital's own, against its own alone; in a null world both mix alike and differ by their noise."""
+    own = m1 - m0
+    weight = size / size.sum(axis=-1, keepdims=True)
+    pooled = (weight[..., None] * own).sum(axis=-2, keepdims=True)
+    share = (size / (size + 40.0))[..., None]
+    mixed = share * own + (1.0 - share) * pooled
+    return mixed + noise[0], (mixed if null else own) + noise[1]
+
+
+def lda_area(w, theta):
+    """(…, C) true AUROC of linear scores where classes are normal with means 0 and theta."""
+    return ndtr((w * theta).sum(axis=-1) / np.sqrt(2.0) / np.linalg.norm(w, axis=-1))
+
+
+def draw_lda(rng, world, center, y, person, fold):
+    """Models that are trained on the rows outside the fold, and the truth about them."""
+    C, p, seed_noise = world.centers, world.features, 0.03
+    middle = rng.normal(size=p)
+    middle *= 1.1 / np.linalg.norm(middle)
+    theta = middle + rng.normal(0, world.spread / np.sqrt(p) * 1.5, (C, p))
+    x = noise_of(rng, person, world.stays, p) + y[:, None] * theta[center]
+    scores, here = [[], []], []
+    for r in range(world.repeats):
+        got = np.empty((2, len(y)))
+        for k in range(FOLDS):
+            out = fold[r] == k
+            n1, n0 = (np.bincount(center[~out & (y == v)], minlength=C) for v in (1, 0))
+            m1, m0 = np.zeros((C, p)), np.zeros((C, p))
+            np.add.at(m1, center[~out & (y == 1)], x[~out & (y == 1)])
+            np.add.at(m0, center[~out & (y == 0)], x[~out & (y == 0)])
+            noise = seed_noise * rng.normal(size=(2, 1, p))
+            models = lda_models(m1 / n1[:, None], m0 / n0[:, None], n1.astype(float), noise, world.null)
+            here.append(lda_area(models[0], theta) - lda_area(models[1], theta))
+            for j in range(2):
+                got[j, out] = (x[out] * models[j][center[out]]).sum(axis=1) + rng.normal()
+        for j in range(2):
+            scores[j].append(got[j])
+    n1, n0 = (np.bincount(center[y == v], minlength=C) for v in (1, 0))
+    truth = expected_lda(rng, world, theta, n1, n0, seed_noise)
+    many = middle + rng.normal(0, world.spread / np.sqrt(p) * 1.5, (50, C, p))
+    population = float(np.mean([expected_lda(rng, world, t, n1, n0, seed_noise, 4).mean() for t in many]))
+    other = theta.copy()
+    pick = int(rng.integers(C))
+    other[pick] = many[0, pick]
+    further = float(expected_lda(rng, world, other, n1, n0, seed_noise)[pick])
+    return *(np.concatenate(s) for s in scores), truth, np.mean(here, axis=0), population, further
+
+
+def expected_lda(rng, world, theta, n1, n0, seed_noise, draws=200):
+    """(C,) expected gain over fresh training sets of four fifths of the rows: class means are normal.
+
+    Rows of one patient share half of their variance, which leaves fewer independent rows.
+    """
+    C, p = theta.shape
+    fewer = (1.0 + world.stays) / 2.0 if world.stays > 1 else 1.0
+    m1 = theta + rng.normal(size=(draws, C, p)) * np.sqrt(fewer / (0.8 * n1))[:, None]
+    m0 = rng.normal(size=(draws, C, p)) * np.sqrt(fewer / (0.8 * n0))[:, None]
+    noise = seed_noise * rng.normal(size=(2, draws, 1, p))
+    models = lda_models(m1, m0, np.broadcast_to(0.8 * n1, (draws, C)), noise, world.null)
+    return (lda_area(models[0], theta) - lda_area(models[1], theta)).mean(axis=0)
+
+
+def draw(rng, world):
+    """One study of a world."""
+    center, y, person = patients_of(rng, world)
+    fold = folds_of(rng, center, y, person, world.repeats)
+    made = (draw_lda if world.lda else draw_scores)(rng, world, center, y, person, fold)
+    row = np.tile(np.arange(len(y)), world.repeats)
+    run = (np.arange(world.repeats)[:, None] * FOLDS + fold).ravel()
+    rows = ScoredRows(row, person[row], center[row], run, y[row], world.centers, world.repeats * FOLDS)
+    return Draw(rows, *made)
+
+
+def studied(world, draws, seed):
+    """Coverage, false positives and calibration of one world, from so many simulated studies."""
+    rng = streams.generator(seed, "generate", center=streams.center_id(world.name))
+    found = {
+        name: [] for name in ("these", "like", "next", "called", "width", "up", "gained", "words", "right")
+    }
+    inflation = fold_inflation(FOLDS)
+    for _ in range(draws):
+        study = draw(rng, world)
+        cells = paired_cells(study.rows, auroc_values(study.rows, {"a": study.a, "b": study.b}), "a", "b")
+        gain = average_gain(cells, inflation)
+        each = hospital_gains(cells, inflation, gain.runs)
+        found["these"].append(abs(gain.estimate - study.truth.mean()) <= gain.half_width())
+        half = gain.half_width(scope=Scope.LIKE_THESE)
+        found["like"].append(abs(gain.estimate - study.population) <= half)
+        low, high = each.further.interval()
+        found["next"].append(low[0] <= study.further <= high[0])
+        found["called"].append(gain.p() < 0.05)
+        found["width"].append(gain.half_width())
+        found["up"].append(each.model.above(0.0))
+        found["gained"].append(study.here > 0)
+        words = hospital_verdicts(each, cells)
+        found["words"].append(words)
+        for word, true in zip(words, study.here):
+            if word in (HospitalVerdict.GAINS, HospitalVerdict.LOSES):
+                found["right"].append((word is HospitalVerdict.GAINS) == (true > 0))
+    return summary(world, found)
+
+
+def summary(world, found):
+    """The figures of one world; calibration is the largest gap in tenths with a hundred hospitals or more."""
+    up, gained = np.concatenate(found["up"]), np.concatenate(found["gained"])
+    gaps = []
+    for k in range(10):
+        part = (up >= k / 10) & (up <= (k + 1) / 10)
+        if part.sum() >= 100:
+            gaps.append(abs(up[part].mean() - gained[part].mean()))
+    words = [word for each in found["words"] for word in each]
+    return {
+        "world": world.name,
+        "these": float(np.mean(found["these"])),
+        "like": float(np.mean(found["like"])),
+        "next": float(np.mean(found["next"])),
+        "called": float(np.mean(found["called"])),
+        "half_width": float(np.mean(found["width"])),
+        "claims": len(found["right"]) / len(words),
+        "probably": sum(w.value.startswith("probably") for w in words) / len(words),
+        "false_claims": float(1.0 - np.mean(found["right"])) if found["right"] else 0.0,
+        "calibration_gap": float(max(gaps)) if gaps else float("nan"),
+    }
+
+
+def looked(draws, seed, counts=(1, 2, 3, 5)):
+    """How often a study without a true gain is called a difference at any of several looks."""
+    rng = streams.generator(seed, "generate", center=streams.center_id("looks"))
+    world = replace(WORLDS[0], repeats=max(counts))
+    fixed = spent = 0
+    for _ in range(draws):
+        study = draw(rng, world)
+        p = []
+        for repeats in counts:
+            part = study.rows.run < repeats * FOLDS
+            r = study.rows
+            rows = ScoredRows(
+                r.row[part],
+                r.patient[part],
+                r.center[part],
+                r.run[part],
+                r.y[part],
+                r.centers,
+                repeats * FOLDS,
+            )
+            values = auroc_values(rows, {"a": study.a[part], "b": study.b[part]})
+            p.append(average_gain(paired_cells(rows, values, "a", "b"), fold_inflation(FOLDS)).p())
+        fixed += min(p) < 0.05
+        spent += any(value < alpha_at_look(k + 1) for k, value in enumerate(p))
+    return {"looks": list(counts), "all_at_five_percent": fixed / draws, "spent": spent / draws}
+
+
+def main() -> None:
+    """The tables of docs/statistics.md."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--draws", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--worlds", help="names, separated by commas; 'looks' for repeated looks")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    wanted = options.worlds.split(",") if options.worlds else [*(w.name for w in WORLDS), "looks"]
+    rows = []
+    for world in WORLDS:
+        if world.name not in wanted:
+            continue
+        row = studied(world, options.draws, options.seed)
+        rows.append(row)
+        if not options.json:
+            shown = [f"{100 * row[k]:.0f}" for k in ("these", "like", "next", "called", "claims", "probably")]
+            more = [f"{100 * row['false_claims']:.1f}", f"{row['calibration_gap']:.2f}"]
+            print(f"| {row['world']} | {' | '.join(shown + more)} |", flush=True)
+    looks = looked(options.draws, options.seed) if "looks" in wanted else None
+    if options.json:
+        print(json.dumps({"schema": "abps.inference-coverage/1", "worlds": rows, "looks": looks}))
+    elif looks is not None:
+        print(looks)
+
+
+if __name__ == "__main__":
+    main()

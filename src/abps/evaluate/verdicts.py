@@ -1,0 +1,197 @@
+"""One verdict per pair of methods, one per hospital, and what would settle an open question."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from scipy.special import stdtrit
+
+from abps.evaluate.hospitals import HospitalGains
+from abps.evaluate.inference import CONFIDENCE, AverageGain
+from abps.evaluate.paired import Floats, PairedCells
+
+ALPHA = 1.0 - CONFIDENCE
+
+#: Two methods are equal if the 90 % interval of their difference lies within this margin.
+MARGIN = 0.01
+
+#: A gain or loss of this size matters to a hospital.
+RELEVANT = 0.02
+
+#: Posterior probability of a claim, and of a "probably".
+SURE, PROBABLE = 0.95, 0.80
+
+#: Hospitals with fewer events (or others) get no estimate of their own.
+FEWEST_EVENTS = 5
+
+#: Normal quantiles of a two-sided 5 % test with a power of 80 %.
+_TEST, _POWER = 1.959964, 0.841621
+
+
+class Verdict(Enum):
+    """What is said about a pair of methods."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    EQUAL = "equal"
+    INCONCLUSIVE = "inconclusive"
+    NO_INTERVAL = "no interval"
+    REFERENCE = "reference"
+
+
+class HospitalVerdict(Enum):
+    """What is said about one hospital's gain."""
+
+    GAINS = "gains"
+    PROBABLY_GAINS = "probably gains"
+    SAME = "no difference that matters"
+    INCONCLUSIVE = "inconclusive"
+    PROBABLY_LOSES = "probably loses"
+    LOSES = "loses"
+    TOO_FEW = "too few events"
+
+    @property
+    def answers(self) -> bool:
+        """Whether this is an answer, if only a probable one."""
+        return self not in (HospitalVerdict.INCONCLUSIVE, HospitalVerdict.TOO_FEW)
+
+
+class Cause(Enum):
+    """What makes an interval too wide."""
+
+    PATIENTS = "patients"
+    RUNS = "training runs"
+
+
+@dataclass(frozen=True)
+class Settles:
+    """What would settle an inconclusive comparison.
+
+    repeats: in all, if further training runs suffice.  events: in all, over all hospitals, otherwise.
+    """
+
+    cause: Cause
+    repeats: int | None = None
+    events: int | None = None
+
+
+def alpha_at_look(look: int) -> float:
+    """The level of the k-th look at a study that keeps growing: 0.05, then 0.05 / (k (k + 1)).
+
+    >>> [round(alpha_at_look(k), 4) for k in (1, 2, 3)]
+    [0.05, 0.0083, 0.0042]
+    """
+    return ALPHA if look <= 1 else ALPHA / (look * (look + 1))
+
+
+def verdict(
+    gain: AverageGain, p: float | None = None, alpha: float = ALPHA, margin: float = MARGIN
+) -> Verdict:
+    """The verdict on a pair: p (corrected for its family, if it has one) against the level of this look.
+
+    *equal* needs two one-sided tests at 5 %: the 90 % interval lies within the margin.
+    """
+    p = gain.p() if p is None else p
+    if math.isnan(p):
+        return Verdict.NO_INTERVAL
+    if p < alpha:
+        return Verdict.BETTER if gain.estimate > 0 else Verdict.WORSE
+    low, high = gain.interval(1.0 - 2.0 * alpha)
+    return Verdict.EQUAL if -margin <= low and high <= margin else Verdict.INCONCLUSIVE
+
+
+def settles(
+    gain: AverageGain, events: float, folds: int, alpha: float = ALPHA, margin: float = MARGIN
+) -> Settles:
+    """What would settle an inconclusive comparison.
+
+    Further repeats, if training runs are the larger part of the interval and repeating can help; else events.
+
+    The difference is taken as estimated, but not below the margin.
+    """
+    target = max(abs(gain.estimate), margin)
+    by_patients, by_runs = gain.parts(1.0 - alpha)
+    if math.isnan(by_patients):
+        return Settles(Cause.RUNS, repeats=2)
+    if by_runs > by_patients and by_patients < target**2:
+        runs = gain.run_freedom + 1
+        per_repeat = max(folds, 1)
+        for repeats in range(runs // per_repeat + 1, 51):
+            more = repeats * per_repeat
+            t = float(stdtrit(more - 1, alpha / 2.0))
+            if by_patients + t**2 * gain.runs * runs / more <= target**2:
+                return Settles(Cause.RUNS, repeats=repeats)
+    factor = (by_patients + by_runs) / target**2
+    return Settles(Cause.PATIENTS, events=math.ceil(events * max(factor, 1.0)))
+
+
+def hospital_verdicts(
+    gains: HospitalGains, cells: PairedCells, margin: float = RELEVANT
+) -> list[HospitalVerdict]:
+    """(C,) verdicts. A claim needs the posterior and the hospital's own patients."""
+    up, far_up, not_far_down = (gains.model.above(limit) for limit in (0.0, margin, -margin))
+    enough = np.minimum(cells.events, np.where(cells.others > 0, cells.others, np.inf)) >= FEWEST_EVENTS
+    return [
+        _hospital_verdict(gains.measured[c], up[c], far_up[c], not_far_down[c])
+        if enough[c] and np.isfinite(gains.measured[c])
+        else HospitalVerdict.TOO_FEW
+        for c in range(len(gains.measured))
+    ]
+
+
+def _hospital_verdict(measured: float, up: float, far_up: float, not_far_down: float) -> HospitalVerdict:
+    if up >= SURE and measured > 0:
+        return HospitalVerdict.GAINS
+    if up <= 1.0 - SURE and measured < 0:
+        return HospitalVerdict.LOSES
+    if not_far_down - far_up >= SURE:
+        return HospitalVerdict.SAME
+    if up >= PROBABLE:
+        return HospitalVerdict.PROBABLY_GAINS
+    if up <= 1.0 - PROBABLE:
+        return HospitalVerdict.PROBABLY_LOSES
+    return HospitalVerdict.INCONCLUSIVE
+
+
+def events_needed(gains: HospitalGains, cells: PairedCells, inflation: float) -> Floats:
+    """(C,) events with which a hospital's own patients would show its estimated gain with a power of 80 %.
+
+    The gain is taken as estimated, but not below 0.02.
+    """
+    variance, _ = cells.moderated
+    size = np.maximum(np.abs(gains.model.mean), RELEVANT)
+    return cells.events * inflation * variance * (_TEST + _POWER) ** 2 / size**2
+
+
+class Agreement(Enum):
+    """Whether the paired log-loss says the same as the ranking."""
+
+    AGREES = "agrees"
+    UNCLEAR = "unclear"
+    DISAGREES = "disagrees"
+
+
+def agreement(ranking: AverageGain, log_loss: AverageGain) -> Agreement:
+    """Whether log-loss confirms the sign of a difference in ranking, leaves it open, or contradicts it."""
+    if math.isnan(log_loss.p()) or log_loss.p() >= ALPHA:
+        return Agreement.UNCLEAR
+    same = (log_loss.estimate > 0) == (ranking.estimate > 0)
+    return Agreement.AGREES if same else Agreement.DISAGREES
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's correction of a family of p-values; NaN stays and does not count.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    defined = sorted((value, k) for k, value in enumerate(p) if not math.isnan(value))
+    adjusted, largest = [math.nan] * len(p), 0.0
+    for rank, (value, k) in enumerate(defined):
+        largest = max(largest, min(1.0, value * (len(defined) - rank)))
+        adjusted[k] = largest
+    return adjusted
