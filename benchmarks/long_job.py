@@ -17,8 +17,8 @@ import psutil
 from abps.data.prepare import codebook
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
-from abps.sites.agreement import Agreement
 from abps.sites.conductor import Conductor
+from abps.sites.consent.agreement import Agreement
 from abps.sites.loopback import Memory
 from abps.sites.site import Site
 from abps.sites.steps import Seconds

@@ -38,8 +38,8 @@ def steps(folder: Path, name: str) -> None:
     show("+ our side of it: the process waits for a job")
     from abps import tensors
     from abps.models.metrics import auroc, labels_of
-    from abps.sites import sitefile
-    from abps.sites.agreement import Agreement
+    from abps.sites.consent import sitefile
+    from abps.sites.consent.agreement import Agreement
 
     agreement = Agreement.from_json(json.loads((folder / "agreement.json").read_text()))
     method = agreement.config()

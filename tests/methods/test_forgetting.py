@@ -25,7 +25,7 @@ from abps.methods.forgetting import Memory, Observed, Watch, joined, p_values, r
 from abps.methods.settings import configure
 from abps.models.metrics import Segments
 from abps.models.training import Training
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
 
 ALARM = Memory(forget="alarm", kept=0.25)
 

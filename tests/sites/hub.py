@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from abps.data.table import own_table
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
 from abps.sites.loopback import answer
 from abps.sites.post import Patience, Unreachable
 from abps.sites.site import Site

@@ -21,9 +21,9 @@ from abps.lab.drift import change as drift
 from abps.methods.abps import State
 from abps.methods.memory import thaw
 from abps.methods.settings import configure
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.policy import Policy
 from abps.sites.loopback import Memory
-from abps.sites.policy import Policy
 from abps.sites.site import Site
 from abps.sites.store import Store
 from abps.sites.store_rows import Evidence

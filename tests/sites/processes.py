@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from abps.sites.consent.policy import Policy
+from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits, on_one_machine
 from abps.sites.flare.launchers import VARIABLE
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import Outcome, submit
-from abps.sites.policy import Policy
-from abps.sites.sitefile import SiteFile
 from abps.sites.store import Store
 
 from .network import OPEN, Hospitals

@@ -9,7 +9,7 @@ sys.argv = sys.argv[:1]
 
 from nvflare.recipe import SimEnv  # noqa: E402
 
-from abps.sites.agreement import Agreement  # noqa: E402
+from abps.sites.consent.agreement import Agreement  # noqa: E402
 from abps.sites.flare.recipe import ABPSRecipe, Waits  # noqa: E402
 
 if __name__ == "__main__":

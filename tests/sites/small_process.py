@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from abps.sites.agreement import Agreement
 from abps.sites.conductor import Conductor
+from abps.sites.consent.agreement import Agreement
 from abps.sites.loopback import Memory
 from abps.sites.steps import Seconds
 from abps.tensors import use_numpy

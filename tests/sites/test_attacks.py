@@ -16,9 +16,9 @@ from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id, center_ids
 from abps.sites import excuses
 from abps.sites.conductor import Conductor, _far_ahead
+from abps.sites.consent.proposal import Proposal, Signed
+from abps.sites.consent.sitefile import SiteFile
 from abps.sites.loopback import Memory
-from abps.sites.proposal import Proposal, Signed
-from abps.sites.sitefile import SiteFile
 from abps.sites.steps import Seconds
 from abps.sites.store import Store
 from abps.sites.witness import witnesses

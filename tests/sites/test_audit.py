@@ -19,11 +19,12 @@ from abps import files
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
-from abps.sites import audit, backup
+from abps.sites import audit
 from abps.sites.conductor import Conductor
+from abps.sites.consent import backup
+from abps.sites.consent.signing import Signer
+from abps.sites.consent.sitefile import SiteFile
 from abps.sites.loopback import Memory
-from abps.sites.signing import Signer
-from abps.sites.sitefile import SiteFile
 from abps.sites.steps import Seconds
 from abps.sites.store import Store
 from abps.sites.store_file import MIGRATIONS

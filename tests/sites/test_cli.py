@@ -13,10 +13,10 @@ from abps.cli.main import main
 from abps.data.codebook import Codebook
 from abps.evaluate.roc import area
 from abps.fitted.folder import load_model
-from abps.sites import sitefile
 from abps.sites.conductor import Conductor
+from abps.sites.consent import sitefile
+from abps.sites.consent.sitefile import SiteFile
 from abps.sites.loopback import Memory
-from abps.sites.sitefile import SiteFile
 from abps.sites.steps import Seconds
 
 from .network import close, open_site

@@ -11,16 +11,17 @@ import pytest
 from abps.cli.main import main
 from abps.cli.site_options import own_file
 from abps.core.errors import RequestError
-from abps.sites import consent, excuses
+from abps.sites import excuses
 from abps.sites.conductor import Conductor
-from abps.sites.consent import Consent, Verdict
+from abps.sites.consent import approval
+from abps.sites.consent.approval import Consent, Verdict
+from abps.sites.consent.journal import Journal
+from abps.sites.consent.policy import Policy
+from abps.sites.consent.proposal import Proposal, Signed, sign
+from abps.sites.consent.signing import root, signer
+from abps.sites.consent.sitefile import SiteFile
 from abps.sites.excuses import Declined, Excuse
-from abps.sites.journal import Journal
 from abps.sites.loopback import Memory
-from abps.sites.policy import Policy
-from abps.sites.proposal import Proposal, Signed, sign
-from abps.sites.signing import root, signer
-from abps.sites.sitefile import SiteFile
 from abps.sites.steps import Seconds
 
 from .network import OPEN, close, open_site
@@ -239,7 +240,7 @@ def test_a_changed_journal_is_found(network, four, tmp_path, change):
 
 
 def test_a_journal_goes_on_in_a_new_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("abps.sites.journal.ROTATE", 1000)
+    monkeypatch.setattr("abps.sites.consent.journal.ROTATE", 1000)
     journal = Journal(tmp_path)
     for k in range(30):
         journal.write("told", to="server", code=f"{k}")
@@ -251,21 +252,21 @@ def test_a_journal_goes_on_in_a_new_file(tmp_path, monkeypatch):
 
 
 def test_proposals_do_not_fill_the_disk(four, tmp_path, monkeypatch):
-    monkeypatch.setattr("abps.sites.consent.MOST", 3)
+    monkeypatch.setattr("abps.sites.consent.approval.MOST", 3)
     journal = Journal(tmp_path)
     for k in range(3):
-        consent.keep(tmp_path, journal, Signed(Proposal(f"s{k}")), "op")
+        approval.keep(tmp_path, journal, Signed(Proposal(f"s{k}")), "op")
     with pytest.raises(RequestError, match="holds 3 proposals"):
-        consent.keep(tmp_path, journal, Signed(Proposal("more")), "op")
+        approval.keep(tmp_path, journal, Signed(Proposal("more")), "op")
 
 
 def test_a_proposal_that_was_put_into_the_folder_is_noticed(four, tmp_path):
     journal = Journal(tmp_path)
-    consent.keep(tmp_path, journal, Signed(Proposal("icu")), "op")
+    approval.keep(tmp_path, journal, Signed(Proposal("icu")), "op")
     (path,) = (tmp_path / "proposals").glob("*.json")
     path.write_text(path.read_text().replace('"members": []', '"members": ["x"]'))
     with pytest.raises(RequestError, match="put there or changed"):
-        consent.decide(tmp_path, journal, "icu", Verdict.APPROVED, "Ada")
+        approval.decide(tmp_path, journal, "icu", Verdict.APPROVED, "Ada")
 
 
 def test_wrong_decisions_get_one_sentence(home, capsys):
@@ -280,8 +281,8 @@ def test_wrong_decisions_get_one_sentence(home, capsys):
 
 def consenting(folder: Path, name: str, signed: Signed, policy=ASKING) -> Consent:
     journal = Journal(folder / name)
-    consent.keep(folder / name, journal, signed, "op")
-    consent.decide(folder / name, journal, signed.proposal.study, Verdict.APPROVED, "Ada")
+    approval.keep(folder / name, journal, signed, "op")
+    approval.decide(folder / name, journal, signed.proposal.study, Verdict.APPROVED, "Ada")
     return Consent(folder / name, journal, policy, signed, None)
 
 
@@ -311,7 +312,7 @@ def test_a_site_that_withdraws_takes_no_part_from_the_next_round_on(four, tmp_pa
     def withdraw(t, consents):
         if t == 3:
             own = consents[gone]
-            consent.decide(own.folder, own.journal, "test", Verdict.WITHDRAWN, "Ada Example")
+            approval.decide(own.folder, own.journal, "test", Verdict.WITHDRAWN, "Ada Example")
 
     network, conductor = running(four, tmp_path, between=withdraw)
     report = conductor.run(four.names)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from abps.core.errors import RequestError
-from abps.sites import sitefile
+from abps.sites.consent import sitefile
 from abps.sites.direct import Broken, Caller, Direct, Listener, host_and_port
 
 ALL = frozenset({"north", "south", "east"})

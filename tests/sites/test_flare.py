@@ -24,14 +24,14 @@ from abps.data.prepare import codebook, prepare
 from abps.engine.simulate import simulate
 from abps.models.batched import StackedLearner
 from abps.sites import audit, measuring
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.proposal import Proposal, sign
+from abps.sites.consent.signing import signer
+from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare.app import only_sealed
 from abps.sites.flare.recipe import ABPSRecipe, Waits
 from abps.sites.flare.submit import connected, session
-from abps.sites.proposal import Proposal, sign
-from abps.sites.signing import signer
-from abps.sites.sitefile import SiteFile
 from abps.sites.spent import account_of
 from abps.sites.store import Store
 

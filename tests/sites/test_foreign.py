@@ -10,9 +10,9 @@ import pytest
 
 from abps import simulate
 from abps.core.errors import RequestError
-from abps.sites import sitefile
-from abps.sites.agreement import Agreement
 from abps.sites.conductor import Conductor
+from abps.sites.consent import sitefile
+from abps.sites.consent.agreement import Agreement
 from abps.sites.loopback import Memory
 from abps.sites.steps import Seconds
 

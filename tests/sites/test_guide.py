@@ -20,7 +20,7 @@ import pytest
 
 from abps.cli.main import main
 from abps.core.errors import RequestError
-from abps.sites import sitefile
+from abps.sites.consent import sitefile
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import free_port, own_home
 from abps.sites.flare.submit import connected

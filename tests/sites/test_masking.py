@@ -11,9 +11,9 @@ import pytest
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
 from abps.sites.conductor import Conductor
+from abps.sites.consent.signing import signer
 from abps.sites.loopback import Memory
 from abps.sites.masking import Masking
-from abps.sites.signing import signer
 from abps.sites.steps import Seconds
 
 from .network import close, open_site

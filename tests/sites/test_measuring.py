@@ -15,9 +15,9 @@ from abps.engine.simulate import simulate
 from abps.methods.accounting import counting_of
 from abps.methods.settings import configure
 from abps.sites import measuring
-from abps.sites.agreement import Agreement
 from abps.sites.conductor import Conductor
-from abps.sites.proposal import Proposal
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.proposal import Proposal
 from abps.sites.spent import account_of
 from abps.sites.steps import Seconds
 from abps.sites.store import Store

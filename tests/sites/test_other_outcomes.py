@@ -18,14 +18,14 @@ from abps.data.table import federate
 from abps.engine.simulate import simulate
 from abps.methods.settings import configure
 from abps.privacy.small_counts import FLOOR
-from abps.sites.agreement import Agreement
 from abps.sites.conductor import Conductor
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.preview import preview
+from abps.sites.consent.proposal import Proposal
+from abps.sites.consent.sitefile import SiteFile, read
 from abps.sites.loopback import Memory
 from abps.sites.outlook import may_score
-from abps.sites.preview import preview
-from abps.sites.proposal import Proposal
 from abps.sites.site import Site
-from abps.sites.sitefile import SiteFile, read
 from abps.sites.status import summary
 from abps.sites.steps import Seconds
 from abps.sites.store import Store

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from abps.cli.main import main
-from abps.sites import preflight
+from abps.sites.consent import preflight
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import free_port
 from abps.sites.now import NOW, Board, read_now

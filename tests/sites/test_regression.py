@@ -17,7 +17,7 @@ from abps.models.glm import message
 from abps.models.models import layout_of
 from abps.privacy.differencing import may_be_opened
 from abps.sites.conductor import Conductor
-from abps.sites.policy import Policy
+from abps.sites.consent.policy import Policy
 from abps.sites.star_server import StarServer
 from abps.sites.steps import Seconds
 

@@ -18,8 +18,8 @@ from abps.data.roles import Roles
 from abps.data.table import MIN_CLASS, federate
 from abps.engine.simulate import simulate
 from abps.fitted.folder import load_model
-from abps.sites import sitefile
-from abps.sites.agreement import Agreement
+from abps.sites.consent import sitefile
+from abps.sites.consent.agreement import Agreement
 from abps.sites.flare import on_one_machine
 from abps.sites.flare.rehearsal import Plan
 from abps.sites.store import Store

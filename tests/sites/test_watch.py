@@ -16,14 +16,15 @@ import psutil
 import pytest
 
 from abps.core.errors import RequestError
-from abps.sites import sitefile, watch
+from abps.sites import watch
 from abps.sites.conductor import Conductor
+from abps.sites.consent import sitefile
+from abps.sites.consent.preflight import read_kit
+from abps.sites.consent.sitefile import SiteFile, Watch
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import free_port
 from abps.sites.loopback import Memory
 from abps.sites.now import NOW, Board
-from abps.sites.preflight import read_kit
-from abps.sites.sitefile import SiteFile, Watch
 from abps.sites.steps import Seconds
 from abps.sites.watch import Watchman
 

@@ -35,7 +35,7 @@ def verify(
     Example: abps site verify kits/north --study icu --partner south-export/heads.json
     """
     from abps.sites import audit
-    from abps.sites.signing import signer
+    from abps.sites.consent.signing import signer
 
     own = own_file(kit)
     lines = len(own.journal(kit).lines())
@@ -63,7 +63,7 @@ def backup(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
 
     Example: abps site backup kits/north --out backups/2026-11-17
     """
-    from abps.sites import backup as copies
+    from abps.sites.consent import backup as copies
 
     store = study_store(kit, study)
     store.close()
@@ -93,8 +93,8 @@ def restore(
     Example: abps site restore kits/north --study icu --from backups/2026-11-17 --by "Ada Example"
     """
     from abps.sites import audit
-    from abps.sites import backup as copies
-    from abps.sites.signing import signer
+    from abps.sites.consent import backup as copies
+    from abps.sites.consent.signing import signer
 
     own = own_file(kit)
     path = own.store_of(study)

@@ -57,7 +57,7 @@ def doctor(
 
 
 def _show(kit: Path, book: Codebook | None, as_json: bool, stuck: bool, after: float = 0.0) -> None:
-    from abps.sites import preflight
+    from abps.sites.consent import preflight
     from abps.sites.diagnosis import diagnose
 
     given = preflight.read_kit(kit)

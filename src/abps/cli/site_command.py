@@ -39,8 +39,8 @@ from abps.core.errors import RequestError
 from abps.data.codebook import merged
 from abps.data.prepare import codebook, not_told, with_statistics
 from abps.privacy.small_counts import FLOOR
-from abps.sites import sitefile
 from abps.sites import status as account
+from abps.sites.consent import sitefile
 
 HELP = """The real federation: hospitals that keep their tables, over NVIDIA FLARE.
 
@@ -255,7 +255,7 @@ def submit(
     need_engine()
     # Without a handler the engine's loggers would write to the terminal; what matters is in our sentences.
     logging.getLogger().addHandler(logging.NullHandler())
-    from abps.sites.agreement import Agreement
+    from abps.sites.consent.agreement import Agreement
     from abps.sites.flare import submit as jobs
 
     book = merged([read_codebook(path) for path in codebook_])

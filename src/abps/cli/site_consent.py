@@ -71,10 +71,10 @@ def proposals(kit: Kit, as_json: options.Json = False) -> None:
 
     Example: abps site proposals kits/north
     """
-    from abps.sites import consent
+    from abps.sites.consent import approval
 
     own = own_file(kit)
-    found = consent.pending(Path(own.store), own.journal(kit))
+    found = approval.pending(Path(own.store), own.journal(kit))
     if as_json:
         typer.echo(json.dumps([_told(each) for each in found]))
         return
@@ -86,10 +86,10 @@ def proposals(kit: Kit, as_json: options.Json = False) -> None:
 
 
 def _decide(kit: Path, study: str, verdict: str, by: str, digest: str | None, as_json: bool) -> None:
-    from abps.sites import consent
+    from abps.sites.consent import approval
 
     own = own_file(kit)
-    done = consent.decide(Path(own.store), own.journal(kit), study, consent.Verdict(verdict), by, digest)
+    done = approval.decide(Path(own.store), own.journal(kit), study, approval.Verdict(verdict), by, digest)
     if as_json:
         typer.echo(json.dumps(_told(done)))
         return

@@ -30,7 +30,7 @@ def share(kit: Kit, by: By, as_json: options.Json = False) -> None:
 
     Example: abps site share kits/north --by "Dr. Ada Example"
     """
-    from abps.sites import sharing
+    from abps.sites.consent import sharing
 
     own = own_file(kit)
     local = kit / "local" if (kit / "local").is_dir() else kit

@@ -74,8 +74,8 @@ def request(
 
     Example: abps site request north --out north.csr
     """
-    from abps.sites import own_key
-    from abps.sites.preflight import read_kit
+    from abps.sites.consent import own_key
+    from abps.sites.consent.preflight import read_kit
 
     made = own_key.ask(read_kit(kit), out)
     if as_json:
@@ -102,7 +102,7 @@ def certify(
     Example: abps site certify north.csr --kits kits
     """
     need_engine()
-    from abps.sites import own_key
+    from abps.sites.consent import own_key
     from abps.sites.flare.authority import Authority
 
     asked = own_key.read(request)
@@ -120,8 +120,8 @@ def install(
 
     Example: abps site install north --certificate client.crt
     """
-    from abps.sites import own_key
-    from abps.sites.preflight import read_kit
+    from abps.sites.consent import own_key
+    from abps.sites.consent.preflight import read_kit
 
     paper = own_key.install(read_kit(kit), certificate)
     until = paper.not_valid_after_utc

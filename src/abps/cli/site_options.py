@@ -12,7 +12,7 @@ import typer
 from abps.cli import options
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
-from abps.sites import sitefile
+from abps.sites.consent import sitefile
 from abps.sites.store import Store
 
 Kit = Annotated[Path, typer.Argument(help="A startup kit, or the folder of a site's abps-site.json.")]

@@ -19,7 +19,7 @@ from abps.cli.site_options import Kit, own_file, say, say_not_told
 from abps.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from abps.sites.preview import Leaving
+    from abps.sites.consent.preview import Leaving
 
 
 def register(site: typer.Typer) -> None:
@@ -42,15 +42,15 @@ def preview(
 
     Example: abps site preview kits/north icu --out leaving.csv
     """
-    from abps.sites import consent
-    from abps.sites import preview as values
+    from abps.sites.consent import approval
+    from abps.sites.consent import preview as values
 
     own = own_file(kit)
     proposal = None
     if study is None:
         found = values.codebook_values(values.codebook_of(own))
     else:
-        known = consent.pending(Path(own.store), own.journal(kit), study)
+        known = approval.pending(Path(own.store), own.journal(kit), study)
         if not known:
             raise RequestError(f"no proposal of a study {study!r} has arrived at {own.site}")
         proposal = known[-1].proposal

@@ -15,7 +15,7 @@ import typer
 
 from abps.cli.site_options import need_engine, say
 from abps.core.errors import RequestError
-from abps.sites import sitefile
+from abps.sites.consent import sitefile
 
 #: Seconds that the engine's process gets to end when it is asked to.
 GRACE = 20.0
@@ -41,7 +41,8 @@ def start(
     """
     need_engine()
     kit = kit.absolute()
-    from abps.sites import preflight, watch
+    from abps.sites import watch
+    from abps.sites.consent import preflight
     from abps.sites.flare import kits
 
     if not kits.is_relay(kit):
@@ -68,7 +69,7 @@ def start(
 
 def _watched(given: object, watching: sitefile.Watch, command: list[str], environment: dict[str, str]) -> int:
     """Run the engine's process and watch over it; its exit code."""
-    from abps.sites.preflight import Kit
+    from abps.sites.consent.preflight import Kit
     from abps.sites.watch import Watchman
 
     assert isinstance(given, Kit)

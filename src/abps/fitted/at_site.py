@@ -11,8 +11,8 @@ from abps.data.codebook import Codebook
 from abps.data.prepare import prepare
 from abps.data.split import assign_splits
 from abps.fitted.fit import Fitted, Making, put_together, trained
-from abps.sites.agreement import Agreement
-from abps.sites.sitefile import SiteFile
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.sitefile import SiteFile
 from abps.sites.store import Store
 
 MEASURED = (

@@ -15,7 +15,7 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.sites import chain
-from abps.sites.signing import Signer
+from abps.sites.consent.signing import Signer
 from abps.sites.store import Store
 from abps.sites.store_rows import Head
 

@@ -33,7 +33,7 @@ from abps.methods.base import Stopping
 from abps.methods.coordinated import coordinators
 from abps.methods.peers import PeerMethod
 from abps.sites import answers, excuses
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
 from abps.sites.job_report import NOTHING_LEFT, JobReport, RoundReport
 from abps.sites.roll_calls import BOARDS
 from abps.sites.sizes import Sizes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from abps.sites.consent.preflight import Check, Kit, State
 from abps.sites.now import STEPS, read_now
-from abps.sites.preflight import Check, Kit, State
 
 
 def diagnose(kit: Kit, after: float) -> Iterator[Check]:

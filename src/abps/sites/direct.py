@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from abps.core.errors import RequestError
-from abps.sites import signing
+from abps.sites.consent import signing
 
 log = logging.getLogger("abps")
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
 from abps.privacy.differencing import FEWEST, may_be_opened
+from abps.sites.consent.signing import Signer
 from abps.sites.outlook import SiteContext
 from abps.sites.post import CONDUCTOR, Post
-from abps.sites.signing import Signer
 from abps.sites.telling import Telling
 
 if TYPE_CHECKING:

@@ -40,11 +40,11 @@ from abps.privacy.secure_sum import SumError
 from abps.privacy.small_counts import least_rows
 from abps.privacy.sum_bytes import masked_bytes
 from abps.sites import answers, masking
-from abps.sites.agreement import Agreement
 from abps.sites.chain import canonical
-from abps.sites.consent import Consent
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.approval import Consent
+from abps.sites.consent.signing import Signer
 from abps.sites.masking import Masking
-from abps.sites.signing import Signer
 from abps.sites.spent import pay
 from abps.sites.steps import Line, Seconds, decided
 from abps.sites.store import Entry, Store

@@ -26,7 +26,7 @@ from abps.methods.memory import StateError, thaw
 from abps.methods.peers import PeerMethod, Preferences
 from abps.models.training import Learner, Training
 from abps.privacy.small_counts import both_enough
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
 from abps.sites.spent import PrivacyBudget
 from abps.sites.store import Store
 from abps.sites.store_rows import AlarmRow

@@ -25,8 +25,9 @@ from abps.core.protocol import Negotiation
 from abps.data.prepare import Prepared
 from abps.methods.base import Context
 from abps.privacy.small_counts import most_patients
-from abps.sites.agreement import Agreement
-from abps.sites.consent import Consent
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.approval import Consent
+from abps.sites.consent.signing import Signer
 from abps.sites.excuses import Declined, Excuse
 from abps.sites.gate import Gate
 from abps.sites.learning import Learning, finite
@@ -35,7 +36,6 @@ from abps.sites.negotiating import Negotiating
 from abps.sites.outlook import Round, SiteContext, counts, may_score
 from abps.sites.post import CONDUCTOR, OPERATOR, Patience, Post, Send, utc
 from abps.sites.roll_calls import RollCalls
-from abps.sites.signing import Signer
 from abps.sites.store import Store
 from abps.sites.store_rows import Entry
 from abps.sites.swapping import Swapping

@@ -8,7 +8,7 @@ from abps.data.outcome import BINARY
 from abps.methods.base import Method
 from abps.methods.star import StarMethod, masked_cost, star_cost
 from abps.models.layout import Layout, linear_layout
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 

@@ -36,7 +36,7 @@ from abps.methods.star import (
 from abps.models.small_linear import linear_start
 from abps.privacy.differencing import may_be_opened
 from abps.sites import answers
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
 from abps.sites.masked_sums import masking_context
 from abps.sites.post import CONDUCTOR
 from abps.sites.sizes import Sizes

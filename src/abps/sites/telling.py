@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from abps.sites import audit
+from abps.sites.consent.signing import Signer
 from abps.sites.excuses import Declined, Excuse
 from abps.sites.outlook import SiteContext
 from abps.sites.post import Post, Unreachable
-from abps.sites.signing import Signer
 from abps.sites.store_rows import Head
 from abps.wire import admission, versions
 from abps.wire.admission import Reason, Refused

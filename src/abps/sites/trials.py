@@ -16,7 +16,7 @@ import numpy as np
 
 from abps.core.errors import RequestError
 from abps.sites import answers
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
 from abps.sites.steps import Line, Seconds
 
 #: Which study a site is to open: a trial, or the one with the chosen penalty; and the penalty's place.

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from abps.core.errors import RequestError
-from abps.sites import sitefile, status
+from abps.sites import status
+from abps.sites.consent import sitefile
+from abps.sites.consent.preflight import WARN_DAYS, Kit, certificate, days_left
+from abps.sites.consent.sitefile import Watch
 from abps.sites.now import STEPS, Now, read_now
-from abps.sites.preflight import WARN_DAYS, Kit, certificate, days_left
-from abps.sites.sitefile import Watch
 from abps.sites.store import Store
 
 log = logging.getLogger("abps.watch")

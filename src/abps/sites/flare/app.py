@@ -27,19 +27,19 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites import excuses
+from abps.sites.consent.membership import Known
 from abps.sites.direct import Broken, Caller, Listener
 from abps.sites.excuses import Excuse
 from abps.sites.flare import economy
 from abps.sites.flare.intake import Intake
-from abps.sites.membership import Known
 from abps.sites.now import Board, note_clock
 from abps.sites.steps import BUSY, NEW, OPEN, Seconds
 from abps.wire.admission import Reason
 
 if TYPE_CHECKING:
-    from abps.sites.agreement import Agreement
-    from abps.sites.journal import Journal
-    from abps.sites.sitefile import SiteFile
+    from abps.sites.consent.agreement import Agreement
+    from abps.sites.consent.journal import Journal
+    from abps.sites.consent.sitefile import SiteFile
 
 log = logging.getLogger("abps")
 
@@ -301,8 +301,9 @@ class FlareSite:
 
     def _chosen(self) -> int:
         """The place of the penalty that was chosen in an earlier job; -1: none is known here."""
-        from abps.sites import measuring, sitefile, trials
-        from abps.sites.proposal import Signed
+        from abps.sites import measuring, trials
+        from abps.sites.consent import sitefile
+        from abps.sites.consent.proposal import Signed
         from abps.sites.store import Store
 
         agreement = Signed.from_json(json.loads(self.proposal)).proposal.agreement
@@ -336,7 +337,7 @@ class FlareSite:
         self._which, self._scales = which, scales
         if self._site is not None:
             return
-        from abps.sites import sitefile
+        from abps.sites.consent import sitefile
 
         self._stage, self._looked = Excuse.FILE, time.monotonic()
         own = sitefile.find(self._name, self._local)
@@ -346,8 +347,8 @@ class FlareSite:
 
     def _letter(self) -> dict[str, Any]:
         """The site's codebook for the operator, if somebody here has shared it."""
-        from abps.sites import sharing, sitefile
-        from abps.sites.proposal import Signed
+        from abps.sites.consent import sharing, sitefile
+        from abps.sites.consent.proposal import Signed
 
         self._stage = Excuse.FILE
         own = sitefile.find(self._name, self._local)
@@ -372,10 +373,11 @@ class FlareSite:
     def _opened(self, own: SiteFile, journal: Journal) -> Any:
         """The site's part in the study, or in counting what it lacks."""
         from abps import tensors
-        from abps.sites import measuring, signing, trials
-        from abps.sites.consent import Consent
+        from abps.sites import measuring, trials
+        from abps.sites.consent import signing
+        from abps.sites.consent.approval import Consent
+        from abps.sites.consent.proposal import Signed
         from abps.sites.post import Patience
-        from abps.sites.proposal import Signed
         from abps.sites.site import Site
         from abps.sites.spent import inherit
         from abps.sites.store import Store
@@ -544,7 +546,7 @@ class FlareConductor:
     @collab.main
     def run(self) -> None:
         """Run the job and write down what happened."""
-        from abps.sites.proposal import Signed
+        from abps.sites.consent.proposal import Signed
 
         job = str(collab.fl_ctx.get_job_id())
         folder = Path(collab.workspace.get_result_root(job))
@@ -556,7 +558,7 @@ class FlareConductor:
             proposal = Signed.from_json(json.loads(self.proposal)).proposal
             line = _Line({proxy.name: proxy for proxy in collab.clients})
             if proposal.agreement is None:
-                from abps.sites.gathering import gather
+                from abps.sites.consent.gathering import gather
 
                 told = gather(line, proposal.members or sorted(line.sites), seconds, log.info)
                 files.write_json(folder / RESULT, told)

@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 
 from abps import files
 from abps.core.errors import RequestError, nearest
-from abps.sites import membership
+from abps.sites.consent import membership
+from abps.sites.consent.membership import Revoked
+from abps.sites.consent.own_key import Request, replace_papers
+from abps.sites.consent.preflight import read_kit
 from abps.sites.flare import kits
 from abps.sites.flare.certificates import without_keys
-from abps.sites.membership import Revoked
-from abps.sites.own_key import Request, replace_papers
-from abps.sites.preflight import read_kit
 
 #: Days that a new certificate is good for, if the authority lives as long.
 DAYS = 360

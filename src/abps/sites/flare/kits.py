@@ -95,7 +95,7 @@ def provision(
     """Make certificates and startup kits; a second call with more sites adds kits and keeps the others.
 
     host: the name by which the sites reach the relay; ``localhost`` keeps everything on this machine.
-    own_keys: sites make their keys themselves (:mod:`abps.sites.own_key`), and their kits bring none.
+    own_keys: sites make their keys themselves (:mod:`abps.sites.consent.own_key`), and their kits bring none.
 
     A kit is made once. The authority keeps no key of a member, so a kit that is not here any more is left
     where it is.

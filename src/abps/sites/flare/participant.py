@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from abps.sites.consent.membership import Known, Revoked
 from abps.sites.flare.returning import give_back, go_on
-from abps.sites.membership import Known, Revoked
 
 log = logging.getLogger("abps")
 

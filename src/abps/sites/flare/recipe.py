@@ -17,9 +17,9 @@ from nvflare.recipe import PocEnv, SimEnv
 from nvflare.recipe.spec import ExecEnv
 
 from abps.core.errors import RequestError
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.proposal import Proposal, Signed
 from abps.sites.flare.app import FlareConductor, FlareSite
-from abps.sites.proposal import Proposal, Signed
 
 #: What a site must allow for our jobs, and nothing more.
 ALLOW = (

@@ -24,15 +24,15 @@ from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.methods.settings import configure
 from abps.privacy.small_counts import FLOOR
-from abps.sites import sitefile
-from abps.sites.agreement import Agreement
+from abps.sites.consent import sitefile
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.policy import Policy
+from abps.sites.consent.sitefile import SiteFile
 from abps.sites.direct import Direct
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import Processes, Say, free_port, free_ports, own_home, running
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import COMPLETED, Outcome, connected, submit
-from abps.sites.policy import Policy
-from abps.sites.sitefile import SiteFile
 
 #: Names for the first hospitals; more are numbered.
 NAMES = ("north", "south", "east", "west")

@@ -17,13 +17,13 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.proposal import Proposal, sign
+from abps.sites.consent.sharing import open_letter
+from abps.sites.consent.signing import root, signer
 from abps.sites.flare.app import RESULT
 from abps.sites.flare.recipe import ABPSRecipe, Waits
 from abps.sites.job_report import NOTHING_LEFT
-from abps.sites.proposal import Proposal, sign
-from abps.sites.sharing import open_letter
-from abps.sites.signing import root, signer
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites import audit
-from abps.sites.signing import Signer
+from abps.sites.consent.signing import Signer
 from abps.sites.store import Store
 from abps.sites.store_rows import Entry
 

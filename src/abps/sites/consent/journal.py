@@ -19,7 +19,7 @@ from typing import Any
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites import chain
-from abps.sites.signing import Signer
+from abps.sites.consent.signing import Signer
 
 try:
     import fcntl

@@ -7,7 +7,7 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.sites import answers
-from abps.sites.sharing import MOST_BYTES
+from abps.sites.consent.sharing import MOST_BYTES
 from abps.sites.steps import Line, Seconds, decided
 
 SCHEMA = "abps.gathered/1"

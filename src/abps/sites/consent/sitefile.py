@@ -18,10 +18,10 @@ from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.outcome_label import Labelled
 from abps.data.table import own_outcome, own_table
+from abps.sites.consent.journal import Journal
+from abps.sites.consent.policy import Policy
+from abps.sites.consent.signing import signer
 from abps.sites.direct import Direct
-from abps.sites.journal import Journal
-from abps.sites.policy import Policy
-from abps.sites.signing import signer
 from abps.wire.admission import Limits
 
 #: The name of the file, in a site's folder or in the ``local`` folder of its startup kit.

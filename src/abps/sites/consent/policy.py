@@ -13,7 +13,7 @@ from abps.core.errors import RequestError
 from abps.privacy.small_counts import FLOOR
 
 if TYPE_CHECKING:
-    from abps.sites.agreement import Agreement
+    from abps.sites.consent.agreement import Agreement
 
 
 @dataclass(frozen=True)

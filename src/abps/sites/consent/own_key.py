@@ -28,8 +28,8 @@ from cryptography.x509.oid import NameOID
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites import signing
-from abps.sites.preflight import Kit
+from abps.sites.consent import signing
+from abps.sites.consent.preflight import Kit
 
 #: Where a kit keeps a key that was asked for and has no certificate yet.
 PENDING = "pending"

@@ -15,11 +15,11 @@ from abps.data.prepare import codebook, not_told
 from abps.data.split import assign_splits
 from abps.methods.leaving import leaving
 from abps.privacy.small_counts import FLOOR
-from abps.sites.agreement import Agreement
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.proposal import Proposal
+from abps.sites.consent.sitefile import SiteFile
 from abps.sites.excuses import Excuse
 from abps.sites.outlook import may_score
-from abps.sites.proposal import Proposal
-from abps.sites.sitefile import SiteFile
 
 
 @dataclass(frozen=True)

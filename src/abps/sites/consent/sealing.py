@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from abps.core.errors import RequestError
-from abps.sites.signing import Signer
+from abps.sites.consent.signing import Signer
 
 #: Bytes of the key of one letter, and of what makes every letter another.
 _KEY, _NONCE = 32, 12

@@ -29,9 +29,9 @@ from cryptography.x509.oid import NameOID
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.release import VERSION
-from abps.sites import sitefile
+from abps.sites.consent import sitefile
+from abps.sites.consent.membership import Known
 from abps.sites.direct import host_and_port
-from abps.sites.membership import Known
 from abps.sites.now import read_clock
 from abps.sites.store import Store
 

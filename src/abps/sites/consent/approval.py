@@ -18,11 +18,11 @@ from pathlib import Path
 
 from abps import files
 from abps.core.errors import RequestError
+from abps.sites.consent.journal import Journal, Line
+from abps.sites.consent.policy import Policy
+from abps.sites.consent.proposal import Proposal, Signed
+from abps.sites.consent.sitefile import safe_name
 from abps.sites.excuses import Declined, Excuse
-from abps.sites.journal import Journal, Line
-from abps.sites.policy import Policy
-from abps.sites.proposal import Proposal, Signed
-from abps.sites.sitefile import safe_name
 
 #: Where proposals wait, beside the stores.
 FOLDER = "proposals"
