@@ -17,12 +17,12 @@ import psutil
 from abps.data.prepare import codebook
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
-from abps.sites.conductor import Conductor
 from abps.sites.consent.agreement import Agreement
-from abps.sites.loopback import Memory
-from abps.sites.site import Site
-from abps.sites.steps import Seconds
-from abps.sites.store import Store
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.node.site import Site
+from abps.sites.protocol.steps import Seconds
+from abps.sites.store.store import Store
 
 
 def main() -> None:

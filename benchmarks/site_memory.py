@@ -32,7 +32,7 @@ def steps(folder: Path, name: str) -> None:
     show("Python")
     importlib.import_module("nvflare.private.fed.app.client.worker_process")
     show("+ the engine")
-    for module in ("abps.sites.site", "abps.sites.flare.app", "abps.data.table"):
+    for module in ("abps.sites.node.site", "abps.sites.flare.app", "abps.data.table"):
         importlib.import_module(module)
 
     show("+ our side of it: the process waits for a job")

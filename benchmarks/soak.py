@@ -27,14 +27,14 @@ import psutil
 
 from abps.core.errors import RequestError
 from abps.core.protocol import Stage
-from abps.sites import audit
 from abps.sites.consent import sitefile
 from abps.sites.consent.signing import signer
 from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, own_home, running
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.rehearsal import Plan, prepare
 from abps.sites.flare.submit import submit
-from abps.sites.store import Store
+from abps.sites.store import audit
+from abps.sites.store.store import Store
 
 #: The harms.
 HARMS = ("kill site", "pause site", "full disk", "kill relay", "kill one process")

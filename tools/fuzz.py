@@ -38,11 +38,11 @@ from abps.engine.output import load_run
 from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.references import Regression
 from abps.privacy.budget import Account, PrivacyLedger, Release, recomputed
-from abps.sites import answers, masking
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal, Signed
-from abps.sites.measuring import with_scales
+from abps.sites.protocol import answers, masking
+from abps.sites.protocol.measuring import with_scales
 from abps.study.records import StudyFolder
 from abps.wire import admission, messages
 from abps.wire.codecs import CODECS, codec

@@ -150,9 +150,9 @@ def _simulation(federation: Callable[[], abps.Federation], method: str, rounds: 
 
 def _job(method: str) -> dict[str, Any]:
     """A job between six sites in this process: the one place here that knows the package from inside."""
-    from abps.sites.conductor import Conductor
-    from abps.sites.loopback import Memory
-    from abps.sites.steps import Seconds
+    from abps.sites.coordinator.loopback import Memory
+    from abps.sites.coordinator.scheduler import Conductor
+    from abps.sites.protocol.steps import Seconds
     from sites.network import close, hospitals, open_site
 
     with tempfile.TemporaryDirectory() as name:

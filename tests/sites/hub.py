@@ -24,10 +24,10 @@ import torch
 
 from abps.data.table import own_table
 from abps.sites.consent.agreement import Agreement
-from abps.sites.loopback import answer
-from abps.sites.post import Patience, Unreachable
-from abps.sites.site import Site
-from abps.sites.store import Store
+from abps.sites.coordinator.loopback import answer
+from abps.sites.node.site import Site
+from abps.sites.node.transport import Patience, Unreachable
+from abps.sites.store.store import Store
 
 from .network import Hospitals
 

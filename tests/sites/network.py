@@ -23,10 +23,10 @@ from abps.methods.memory import thaw
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.policy import Policy
-from abps.sites.loopback import Memory
-from abps.sites.site import Site
-from abps.sites.store import Store
-from abps.sites.store_rows import Evidence
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.node.site import Site
+from abps.sites.store.rows import Evidence
+from abps.sites.store.store import Store
 
 #: Sites that let every study in, for tests of something else.
 OPEN = Policy("auto", server=True, rows=1, events=1, floor=0)

@@ -11,7 +11,7 @@ from abps.sites.flare import kits, on_one_machine
 from abps.sites.flare.launchers import VARIABLE
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import Outcome, submit
-from abps.sites.store import Store
+from abps.sites.store.store import Store
 
 from .network import OPEN, Hospitals
 

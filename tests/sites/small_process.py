@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from abps.sites.conductor import Conductor
 from abps.sites.consent.agreement import Agreement
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol.steps import Seconds
 from abps.tensors import use_numpy
 
 from .network import Hospitals, close, hospitals, open_site

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from abps.sites.conductor import Conductor
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol.steps import Seconds
 
 from .network import close, hospitals, open_site
 

@@ -14,14 +14,14 @@ from abps.cli.site_command import _show_report
 from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id, center_ids
-from abps.sites import excuses
-from abps.sites.conductor import Conductor, _far_ahead
 from abps.sites.consent.proposal import Proposal, Signed
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
-from abps.sites.store import Store
-from abps.sites.witness import witnesses
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor, _far_ahead
+from abps.sites.node.witness import witnesses
+from abps.sites.protocol import decline_codes as excuses
+from abps.sites.protocol.steps import Seconds
+from abps.sites.store.store import Store
 from abps.wire.frames import pack
 from abps.wire.messages import pack_message, pack_place, pack_vector
 

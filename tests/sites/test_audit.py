@@ -19,16 +19,16 @@ from abps import files
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
-from abps.sites import audit
-from abps.sites.conductor import Conductor
 from abps.sites.consent import backup
 from abps.sites.consent.signing import Signer
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
-from abps.sites.store import Store
-from abps.sites.store_file import MIGRATIONS
-from abps.sites.store_rows import Entry
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol.steps import Seconds
+from abps.sites.store import audit
+from abps.sites.store.file import MIGRATIONS
+from abps.sites.store.rows import Entry
+from abps.sites.store.store import Store
 from abps.wire import admission, versions
 from abps.wire.frames import pack
 from abps.wire.messages import pack_head, pack_message

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.sites import audit
-from abps.sites.conductor import Conductor
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
-from abps.sites.store import Store
-from abps.sites.store_rows import Entry, Finished
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol.steps import Seconds
+from abps.sites.store import audit
+from abps.sites.store.rows import Entry, Finished
+from abps.sites.store.store import Store
 
 from .network import agree_about_partners, close, counted_once, open_site
 

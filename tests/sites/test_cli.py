@@ -13,11 +13,11 @@ from abps.cli.main import main
 from abps.data.codebook import Codebook
 from abps.evaluate.roc import area
 from abps.fitted.folder import load_model
-from abps.sites.conductor import Conductor
 from abps.sites.consent import sitefile
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol.steps import Seconds
 
 from .network import close, open_site
 

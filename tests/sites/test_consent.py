@@ -11,8 +11,6 @@ import pytest
 from abps.cli.main import main
 from abps.cli.site_options import own_file
 from abps.core.errors import RequestError
-from abps.sites import excuses
-from abps.sites.conductor import Conductor
 from abps.sites.consent import approval
 from abps.sites.consent.approval import Consent, Verdict
 from abps.sites.consent.journal import Journal
@@ -20,9 +18,11 @@ from abps.sites.consent.policy import Policy
 from abps.sites.consent.proposal import Proposal, Signed, sign
 from abps.sites.consent.signing import root, signer
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.excuses import Declined, Excuse
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol import decline_codes as excuses
+from abps.sites.protocol.decline_codes import Declined, Excuse
+from abps.sites.protocol.steps import Seconds
 
 from .network import OPEN, close, open_site
 

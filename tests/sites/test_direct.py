@@ -11,7 +11,7 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.sites.consent import sitefile
-from abps.sites.direct import Broken, Caller, Direct, Listener, host_and_port
+from abps.sites.node.direct import Broken, Caller, Direct, Listener, host_and_port
 
 ALL = frozenset({"north", "south", "east"})
 

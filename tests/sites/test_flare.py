@@ -23,7 +23,6 @@ from abps.core.errors import RequestError
 from abps.data.prepare import codebook, prepare
 from abps.engine.simulate import simulate
 from abps.models.batched import StackedLearner
-from abps.sites import audit, measuring
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.signing import signer
@@ -32,8 +31,10 @@ from abps.sites.flare import kits
 from abps.sites.flare.app import only_sealed
 from abps.sites.flare.recipe import ABPSRecipe, Waits
 from abps.sites.flare.submit import connected, session
-from abps.sites.spent import account_of
-from abps.sites.store import Store
+from abps.sites.node.privacy_ledger import account_of
+from abps.sites.protocol import measuring
+from abps.sites.store import audit
+from abps.sites.store.store import Store
 
 from .network import OPEN, agree_about_partners, counted_once, same_beliefs
 from .processes import LONG, Processes

@@ -10,11 +10,11 @@ import pytest
 
 from abps import simulate
 from abps.core.errors import RequestError
-from abps.sites.conductor import Conductor
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol.steps import Seconds
 
 from .network import close, open_site
 

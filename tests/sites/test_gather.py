@@ -10,16 +10,16 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, joining, merged
-from abps.sites import excuses
 from abps.sites.consent import sharing, signing, sitefile
 from abps.sites.consent.gathering import gather
 from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.sealing import seal, unseal
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.excuses import Declined, Excuse
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import own_home
-from abps.sites.steps import Seconds
+from abps.sites.protocol import decline_codes as excuses
+from abps.sites.protocol.decline_codes import Declined, Excuse
+from abps.sites.protocol.steps import Seconds
 
 from .network import OPEN
 from .test_cli import call

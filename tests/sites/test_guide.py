@@ -24,7 +24,7 @@ from abps.sites.consent import sitefile
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import free_port, own_home
 from abps.sites.flare.submit import connected
-from abps.sites.store import Store
+from abps.sites.store.store import Store
 
 from .processes import LONG
 
@@ -39,7 +39,7 @@ FOREIGN = """
 import importlib.abc, sys
 class Later(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "abps.sites.site":
+        if name == "abps.sites.node.site":
             from abps.wire import versions
             versions.NEWEST = (2, 0)
         return None

@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from abps.sites.conductor import Conductor
-from abps.sites.steps import Seconds
-from abps.sites.store import Store
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol.steps import Seconds
+from abps.sites.store.store import Store
 
 from .hub import Hub, RelayGone
 from .network import agree_about_partners, counted_once, replayed

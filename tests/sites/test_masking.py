@@ -10,11 +10,11 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
-from abps.sites.conductor import Conductor
 from abps.sites.consent.signing import signer
-from abps.sites.loopback import Memory
-from abps.sites.masking import Masking
-from abps.sites.steps import Seconds
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol.masking import Masking
+from abps.sites.protocol.steps import Seconds
 
 from .network import close, open_site
 

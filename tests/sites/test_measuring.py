@@ -14,13 +14,13 @@ from abps.data.split import assign_splits
 from abps.engine.simulate import simulate
 from abps.methods.accounting import counting_of
 from abps.methods.settings import configure
-from abps.sites import measuring
-from abps.sites.conductor import Conductor
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal
-from abps.sites.spent import account_of
-from abps.sites.steps import Seconds
-from abps.sites.store import Store
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.node.privacy_ledger import account_of
+from abps.sites.protocol import measuring
+from abps.sites.protocol.steps import Seconds
+from abps.sites.store.store import Store
 
 from .network import close, open_site
 from .test_masking import LOST, Relay

@@ -18,19 +18,19 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from abps.core.errors import RequestError
-from abps.sites import excuses
-from abps.sites.conductor import Conductor
 from abps.sites.consent import membership, own_key
 from abps.sites.consent.membership import Known, Revoked
 from abps.sites.consent.own_key import replace_papers
 from abps.sites.consent.preflight import read_kit
 from abps.sites.consent.signing import FORMER
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
 from abps.sites.flare import app, authority, kits
 from abps.sites.flare.authority import Authority
 from abps.sites.flare.on_one_machine import own_home
 from abps.sites.flare.submit import connected
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
+from abps.sites.protocol import decline_codes as excuses
+from abps.sites.protocol.steps import Seconds
 
 from .network import close, open_site
 from .processes import LONG, Processes

@@ -18,17 +18,17 @@ from abps.data.table import federate
 from abps.engine.simulate import simulate
 from abps.methods.settings import configure
 from abps.privacy.small_counts import FLOOR
-from abps.sites.conductor import Conductor
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.preview import preview
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile, read
-from abps.sites.loopback import Memory
-from abps.sites.outlook import may_score
-from abps.sites.site import Site
-from abps.sites.status import summary
-from abps.sites.steps import Seconds
-from abps.sites.store import Store
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.node.context import may_score
+from abps.sites.node.site import Site
+from abps.sites.node.status import summary
+from abps.sites.protocol.steps import Seconds
+from abps.sites.store.store import Store
 
 from .network import close
 

@@ -21,7 +21,7 @@ from abps.cli.main import main
 from abps.sites.consent import preflight
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import free_port
-from abps.sites.now import NOW, Board, read_now
+from abps.sites.node.status_file import NOW, Board, read_now
 
 from .test_cli import call
 

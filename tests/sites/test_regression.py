@@ -16,10 +16,10 @@ from abps.methods.references import GlmExact, told_rows
 from abps.models.glm import message
 from abps.models.models import layout_of
 from abps.privacy.differencing import may_be_opened
-from abps.sites.conductor import Conductor
 from abps.sites.consent.policy import Policy
-from abps.sites.star_server import StarServer
-from abps.sites.steps import Seconds
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.star_server import StarServer
+from abps.sites.protocol.steps import Seconds
 
 from .network import close, open_site
 from .test_masking import LOST, Looking, Relay

@@ -22,7 +22,7 @@ from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.flare import on_one_machine
 from abps.sites.flare.rehearsal import Plan
-from abps.sites.store import Store
+from abps.sites.store.store import Store
 
 from .processes import LONG
 from .test_cli import call

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from abps.engine.simulate import simulate
-from abps.sites.conductor import Conductor
-from abps.sites.loopback import Memory
-from abps.sites.post import Patience
-from abps.sites.steps import BUSY, NEW, Seconds, enough
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.node.transport import Patience
+from abps.sites.protocol.steps import BUSY, NEW, Seconds, enough
 
 from .network import agree_about_partners, close, counted_once, open_site
 

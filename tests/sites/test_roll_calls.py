@@ -16,9 +16,9 @@ from abps.data.prepare import codebook, with_statistics
 from abps.engine.simulate import simulate
 from abps.methods.patient_sums import score_columns
 from abps.methods.peers import coordinators
-from abps.sites.conductor import Conductor
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol.steps import Seconds
 from abps.wire.messages import pack_answer, pack_notice
 from abps.wire.numerals import Numerals, Stretch
 

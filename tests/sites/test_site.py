@@ -15,10 +15,10 @@ from abps.engine.simulate import simulate
 from abps.methods.forgetting import Memory as Forgetting
 from abps.methods.forgetting import Observed, Watch
 from abps.methods.memory import freeze, thaw
-from abps.sites.conductor import Conductor
-from abps.sites.loopback import Memory
-from abps.sites.post import Patience, Unreachable
-from abps.sites.steps import Seconds
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.node.transport import Patience, Unreachable
+from abps.sites.protocol.steps import Seconds
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
 from abps.wire.messages import pack_alarm, pack_message, pack_vector, vector_size

@@ -11,12 +11,12 @@ import pytest
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
-from abps.sites import status
-from abps.sites.conductor import Conductor
-from abps.sites.loopback import Memory
-from abps.sites.spent import account_of
-from abps.sites.steps import Seconds
-from abps.sites.store import Store
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.node import status
+from abps.sites.node.privacy_ledger import account_of
+from abps.sites.protocol.steps import Seconds
+from abps.sites.store.store import Store
 
 from .network import close, open_site
 

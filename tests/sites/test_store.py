@@ -13,9 +13,9 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
-from abps.sites import store_file as module
-from abps.sites.store import Store
-from abps.sites.store_rows import AlarmRow, Entry, Evidence, Finished
+from abps.sites.store import file as module
+from abps.sites.store.rows import AlarmRow, Entry, Evidence, Finished
+from abps.sites.store.store import Store
 
 
 def finished(t=1, **changes):

@@ -9,10 +9,10 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
-from abps.sites import trials
-from abps.sites.conductor import Conductor
-from abps.sites.loopback import Memory
-from abps.sites.steps import Seconds
+from abps.sites.coordinator import trials
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.protocol.steps import Seconds
 
 from .network import close, open_site
 

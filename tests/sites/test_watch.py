@@ -16,17 +16,17 @@ import psutil
 import pytest
 
 from abps.core.errors import RequestError
-from abps.sites import watch
-from abps.sites.conductor import Conductor
 from abps.sites.consent import sitefile
 from abps.sites.consent.preflight import read_kit
 from abps.sites.consent.sitefile import SiteFile, Watch
+from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.scheduler import Conductor
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import free_port
-from abps.sites.loopback import Memory
-from abps.sites.now import NOW, Board
-from abps.sites.steps import Seconds
-from abps.sites.watch import Watchman
+from abps.sites.node import monitor as watch
+from abps.sites.node.monitor import Watchman
+from abps.sites.node.status_file import NOW, Board
+from abps.sites.protocol.steps import Seconds
 
 from .network import close, open_site
 from .processes import LONG

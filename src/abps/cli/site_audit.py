@@ -34,8 +34,8 @@ def verify(
 
     Example: abps site verify kits/north --study icu --partner south-export/heads.json
     """
-    from abps.sites import audit
     from abps.sites.consent.signing import signer
+    from abps.sites.store import audit
 
     own = own_file(kit)
     lines = len(own.journal(kit).lines())
@@ -92,9 +92,9 @@ def restore(
 
     Example: abps site restore kits/north --study icu --from backups/2026-11-17 --by "Ada Example"
     """
-    from abps.sites import audit
     from abps.sites.consent import backup as copies
     from abps.sites.consent.signing import signer
+    from abps.sites.store import audit
 
     own = own_file(kit)
     path = own.store_of(study)

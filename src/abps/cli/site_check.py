@@ -58,7 +58,7 @@ def doctor(
 
 def _show(kit: Path, book: Codebook | None, as_json: bool, stuck: bool, after: float = 0.0) -> None:
     from abps.sites.consent import preflight
-    from abps.sites.diagnosis import diagnose
+    from abps.sites.node.diagnosis import diagnose
 
     given = preflight.read_kit(kit)
     found = list(diagnose(given, after)) if stuck else []

@@ -39,8 +39,8 @@ from abps.core.errors import RequestError
 from abps.data.codebook import merged
 from abps.data.prepare import codebook, not_told, with_statistics
 from abps.privacy.small_counts import FLOOR
-from abps.sites import status as account
 from abps.sites.consent import sitefile
+from abps.sites.node import status as account
 
 HELP = """The real federation: hospitals that keep their tables, over NVIDIA FLARE.
 

@@ -13,7 +13,7 @@ from abps.cli import options
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.sites.consent import sitefile
-from abps.sites.store import Store
+from abps.sites.store.store import Store
 
 Kit = Annotated[Path, typer.Argument(help="A startup kit, or the folder of a site's abps-site.json.")]
 Study = Annotated[str | None, typer.Option(help="The study, if the site takes part in several.")]

@@ -13,7 +13,7 @@ from abps import files
 from abps.cli import options
 from abps.cli.site_options import Kit, Study, own_file, say, study_store
 from abps.core.errors import RequestError
-from abps.sites import status as account
+from abps.sites.node import status as account
 
 PAGE = "report.html"
 

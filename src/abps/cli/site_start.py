@@ -41,9 +41,9 @@ def start(
     """
     need_engine()
     kit = kit.absolute()
-    from abps.sites import watch
     from abps.sites.consent import preflight
     from abps.sites.flare import kits
+    from abps.sites.node import monitor as watch
 
     if not kits.is_relay(kit):
         sitefile.find(kits.site_name(kit), kit / "local")  # a site without a table is of no use
@@ -70,7 +70,7 @@ def start(
 def _watched(given: object, watching: sitefile.Watch, command: list[str], environment: dict[str, str]) -> int:
     """Run the engine's process and watch over it; its exit code."""
     from abps.sites.consent.preflight import Kit
-    from abps.sites.watch import Watchman
+    from abps.sites.node.monitor import Watchman
 
     assert isinstance(given, Kit)
     engine = subprocess.Popen(command, env=environment)
@@ -106,7 +106,7 @@ def _end(engine: subprocess.Popen[bytes]) -> None:
 def _page(told: object, store: object, sentence: str) -> str:
     """The status page, made anew whenever somebody looks."""
     from abps.report.pages.site_page import Now, site_page
-    from abps.sites.store import Store
+    from abps.sites.store.store import Store
 
     assert isinstance(told, dict) and isinstance(store, Store)
     at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -2,7 +2,7 @@
 
 The driver: it asks the method what to send, looks whether that can be afforded, delivers it through the
 codec, books the bytes, ends communication when the budget is reached, and tells who rested. The other driver
-is a real site (:mod:`abps.sites.site`) with its conductor; the methods are the same.
+is a real site (:mod:`abps.sites.node.site`) with its conductor; the methods are the same.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from abps.data.split import assign_splits
 from abps.fitted.fit import Fitted, Making, put_together, trained
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.store import Store
+from abps.sites.store.store import Store
 
 MEASURED = (
     "How good the model is was measured on this site's own test rows, which it has not learned from. What "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from abps.report.pages.document import render
-from abps.sites.store_rows import RoundRow
+from abps.sites.store.rows import RoundRow
 
 if TYPE_CHECKING:  # a page that is served while a job runs is made without figures
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ def site_page(
     why_no_model: str = "",
     now: Now | None = None,
 ) -> str:
-    """The page from a store's summary (:func:`abps.sites.status.summary`) and its rounds.
+    """The page from a store's summary (:func:`abps.sites.node.status.summary`) and its rounds.
 
     evaluation, card: of the site's model on its own test rows, and where its card is; or why there is none.
     """

@@ -104,7 +104,7 @@ class Agreement:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """What sites have to count before the study can begin (:mod:`abps.sites.measuring`)."""
+        """What sites have to count before the study can begin (:mod:`abps.sites.protocol.measuring`)."""
         return to_count(self.config(), self.book)
 
     def penalties(self) -> tuple[float, ...]:

@@ -22,7 +22,7 @@ from abps.sites.consent.journal import Journal, Line
 from abps.sites.consent.policy import Policy
 from abps.sites.consent.proposal import Proposal, Signed
 from abps.sites.consent.sitefile import safe_name
-from abps.sites.excuses import Declined, Excuse
+from abps.sites.protocol.decline_codes import Declined, Excuse
 
 #: Where proposals wait, beside the stores.
 FOLDER = "proposals"

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites import audit
 from abps.sites.consent.signing import Signer
-from abps.sites.store import Store
-from abps.sites.store_rows import Entry
+from abps.sites.store import audit
+from abps.sites.store.rows import Entry
+from abps.sites.store.store import Store
 
 
 def backup(path: Path, out: Path) -> list[Path]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from abps.core.errors import RequestError
-from abps.sites import answers
 from abps.sites.consent.sharing import MOST_BYTES
-from abps.sites.steps import Line, Seconds, decided
+from abps.sites.protocol import answers
+from abps.sites.protocol.steps import Line, Seconds, decided
 
 SCHEMA = "abps.gathered/1"
 

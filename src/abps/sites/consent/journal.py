@@ -18,8 +18,8 @@ from typing import Any
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites import chain
 from abps.sites.consent.signing import Signer
+from abps.sites.store import chain
 
 try:
     import fcntl

@@ -31,9 +31,9 @@ from abps.data.codebook import Codebook
 from abps.release import VERSION
 from abps.sites.consent import sitefile
 from abps.sites.consent.membership import Known
-from abps.sites.direct import host_and_port
-from abps.sites.now import read_clock
-from abps.sites.store import Store
+from abps.sites.node.direct import host_and_port
+from abps.sites.node.status_file import read_clock
+from abps.sites.store.store import Store
 
 #: Days before the end of a certificate from which on every check warns.
 WARN_DAYS = 60

@@ -18,8 +18,8 @@ from abps.privacy.small_counts import FLOOR
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.excuses import Excuse
-from abps.sites.outlook import may_score
+from abps.sites.node.context import may_score
+from abps.sites.protocol.decline_codes import Excuse
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 from abps.core.errors import RequestError
 from abps.data.outcome import Outcome
-from abps.sites import chain
 from abps.sites.consent import signing
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.signing import Signer
+from abps.sites.store import chain
 from abps.wire import versions
 
 SCHEMA = "abps.proposal/1"

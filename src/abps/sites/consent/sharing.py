@@ -14,14 +14,14 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
-from abps.sites import chain
 from abps.sites.consent import signing, sitefile
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.journal import Journal, Line
 from abps.sites.consent.proposal import Signed
 from abps.sites.consent.sealing import seal, unseal
 from abps.sites.consent.signing import Signer
-from abps.sites.excuses import Declined, Excuse
+from abps.sites.protocol.decline_codes import Declined, Excuse
+from abps.sites.store import chain
 
 #: The word of the journal, and what signatures of codebooks are for.
 SHARED = "shared"

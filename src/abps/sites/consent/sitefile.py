@@ -21,7 +21,7 @@ from abps.data.table import own_outcome, own_table
 from abps.sites.consent.journal import Journal
 from abps.sites.consent.policy import Policy
 from abps.sites.consent.signing import signer
-from abps.sites.direct import Direct
+from abps.sites.node.direct import Direct
 from abps.wire.admission import Limits
 
 #: The name of the file, in a site's folder or in the ``local`` folder of its startup kit.

@@ -26,14 +26,14 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites import excuses
 from abps.sites.consent.membership import Known
-from abps.sites.direct import Broken, Caller, Listener
-from abps.sites.excuses import Excuse
 from abps.sites.flare import economy
 from abps.sites.flare.intake import Intake
-from abps.sites.now import Board, note_clock
-from abps.sites.steps import BUSY, NEW, OPEN, Seconds
+from abps.sites.node.direct import Broken, Caller, Listener
+from abps.sites.node.status_file import Board, note_clock
+from abps.sites.protocol import decline_codes as excuses
+from abps.sites.protocol.decline_codes import Excuse
+from abps.sites.protocol.steps import BUSY, NEW, OPEN, Seconds
 from abps.wire.admission import Reason
 
 if TYPE_CHECKING:
@@ -301,10 +301,11 @@ class FlareSite:
 
     def _chosen(self) -> int:
         """The place of the penalty that was chosen in an earlier job; -1: none is known here."""
-        from abps.sites import measuring, trials
         from abps.sites.consent import sitefile
         from abps.sites.consent.proposal import Signed
-        from abps.sites.store import Store
+        from abps.sites.coordinator import trials
+        from abps.sites.protocol import measuring
+        from abps.sites.store.store import Store
 
         agreement = Signed.from_json(json.loads(self.proposal)).proposal.agreement
         with contextlib.suppress(RequestError):
@@ -373,14 +374,15 @@ class FlareSite:
     def _opened(self, own: SiteFile, journal: Journal) -> Any:
         """The site's part in the study, or in counting what it lacks."""
         from abps import tensors
-        from abps.sites import measuring, trials
         from abps.sites.consent import signing
         from abps.sites.consent.approval import Consent
         from abps.sites.consent.proposal import Signed
-        from abps.sites.post import Patience
-        from abps.sites.site import Site
-        from abps.sites.spent import inherit
-        from abps.sites.store import Store
+        from abps.sites.coordinator import trials
+        from abps.sites.node.privacy_ledger import inherit
+        from abps.sites.node.site import Site
+        from abps.sites.node.transport import Patience
+        from abps.sites.protocol import measuring
+        from abps.sites.store.store import Store
 
         self._stage = Excuse.AGREEMENT
         signed = Signed.from_json(json.loads(self.proposal))
@@ -442,7 +444,7 @@ class FlareSite:
 
     def _carry(self, peer: str, what: str, data: bytes) -> bytes:
         """Bytes to a peer and its answer back, encrypted end to end where there are certificates."""
-        from abps.sites.post import Unreachable
+        from abps.sites.node.transport import Unreachable
 
         proxy = self._peers.get(peer)
         if proxy is None or self._expelled(peer):
@@ -481,22 +483,22 @@ def _study(text: str) -> str:
 
 def _kept_scales(own: SiteFile, agreement: Agreement) -> dict[str, Any] | None:
     """What this site has counted with the others for a study."""
-    from abps.sites import measuring
+    from abps.sites.protocol import measuring
 
     return _looked_up(own, agreement, measuring.kept_in)
 
 
 def _spent_before(own: SiteFile, agreement: Agreement) -> Any:
     """What this site's account of privacy has spent on that."""
-    from abps.sites.spent import account_of
+    from abps.sites.node.privacy_ledger import account_of
 
     return _looked_up(own, agreement, account_of)
 
 
 def _looked_up(own: SiteFile, agreement: Agreement, read: Callable[[Any], Any]) -> Any:
     """Something in the store of what was counted for a study; None if nothing was."""
-    from abps.sites import measuring
-    from abps.sites.store import Store
+    from abps.sites.protocol import measuring
+    from abps.sites.store.store import Store
 
     path = own.store_of(measuring.store_name(agreement.study))
     if not path.is_file():
@@ -563,9 +565,10 @@ class FlareConductor:
                 told = gather(line, proposal.members or sorted(line.sites), seconds, log.info)
                 files.write_json(folder / RESULT, told)
                 return
-            from abps.sites import measuring, trials
-            from abps.sites.conductor import Conductor
-            from abps.sites.job_report import JobReport
+            from abps.sites.coordinator import trials
+            from abps.sites.coordinator.job_report import JobReport
+            from abps.sites.coordinator.scheduler import Conductor
+            from abps.sites.protocol import measuring
 
             memory = Path(collab.workspace.get_root_dir()) / "abps-server"
             board = Board(Path(collab.workspace.get_site_config_dir()), proposal.study)

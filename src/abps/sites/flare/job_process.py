@@ -23,7 +23,7 @@ SITE = "nvflare.private.fed.app.client.worker_process"
 RELAY = "nvflare.private.fed.app.server.runner_process"
 
 #: The engine's modules that run a job, and what of ours each will need.
-NEEDS = {SITE: "abps.sites.site", RELAY: "abps.sites.conductor"}
+NEEDS = {SITE: "abps.sites.node.site", RELAY: "abps.sites.coordinator.scheduler"}
 
 #: The word by which a process is a spare; and the mark of a job's process, for what it starts.
 SPARE = "spare"

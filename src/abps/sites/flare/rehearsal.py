@@ -28,11 +28,11 @@ from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.policy import Policy
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.direct import Direct
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import Processes, Say, free_port, free_ports, own_home, running
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import COMPLETED, Outcome, connected, submit
+from abps.sites.node.direct import Direct
 
 #: Names for the first hospitals; more are numbered.
 NAMES = ("north", "south", "east", "west")

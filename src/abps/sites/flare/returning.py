@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from abps.sites.steps import enough
+from abps.sites.protocol.steps import enough
 
 log = logging.getLogger("abps")
 

@@ -21,9 +21,9 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.sharing import open_letter
 from abps.sites.consent.signing import root, signer
+from abps.sites.coordinator.job_report import NOTHING_LEFT
 from abps.sites.flare.app import RESULT
 from abps.sites.flare.recipe import ABPSRecipe, Waits
-from abps.sites.job_report import NOTHING_LEFT
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,12 @@ from abps.methods.star import (
 )
 from abps.models.small_linear import linear_start
 from abps.privacy.differencing import may_be_opened
-from abps.sites import answers
 from abps.sites.consent.agreement import Agreement
-from abps.sites.masked_sums import masking_context
-from abps.sites.post import CONDUCTOR
-from abps.sites.sizes import Sizes
-from abps.sites.steps import Line, Seconds
+from abps.sites.coordinator.sizes import Sizes
+from abps.sites.node.masked_sums import masking_context
+from abps.sites.node.transport import CONDUCTOR
+from abps.sites.protocol import answers
+from abps.sites.protocol.steps import Line, Seconds
 from abps.tensors import Tensor, torch
 from abps.wire.admission import Origin, Refused, SenderId, admit_note, admit_weights
 from abps.wire.codecs import codec
@@ -185,7 +185,7 @@ class StarServer:
         """
         if not self.method.privacy.secure:
             return {}
-        from abps.sites import masking
+        from abps.sites.protocol import masking
 
         said, failed = self.line.ask(names, "sum_introduce", seconds=self.seconds.talk)
         told, lies = answers.sorted_out(said, masking.introduced)
@@ -205,7 +205,7 @@ class StarServer:
     ) -> Rest:
         """A round of a server that sees the sum of what sites send, and nothing else."""
         from abps.privacy.secure_sum import SumError
-        from abps.sites import masking
+        from abps.sites.protocol import masking
 
         method, adding = self.method, self.method.adds
         lengths = method.uploads(self.sizes.layout)

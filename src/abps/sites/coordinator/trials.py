@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from abps.core.errors import RequestError
-from abps.sites import answers
 from abps.sites.consent.agreement import Agreement
-from abps.sites.steps import Line, Seconds
+from abps.sites.protocol import answers
+from abps.sites.protocol.steps import Line, Seconds
 
 #: Which study a site is to open: a trial, or the one with the chosen penalty; and the penalty's place.
 TRIAL, CHOSEN = "try", "chosen"

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.sites.masking import Masking
+from abps.sites.protocol.masking import Masking
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from abps.core.errors import RequestError
-from abps.sites import excuses
-from abps.sites.excuses import Declined
-from abps.sites.post import Unreachable
-from abps.sites.site import Site
-from abps.sites.steps import OPEN
+from abps.sites.node.site import Site
+from abps.sites.node.transport import Unreachable
+from abps.sites.protocol import decline_codes as excuses
+from abps.sites.protocol.decline_codes import Declined
+from abps.sites.protocol.steps import OPEN
 
 #: Called with (sender, receiver, what) before a payload and, with ``back=True``, before its answer;
 #: True if it gets lost.

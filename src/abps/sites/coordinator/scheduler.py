@@ -2,7 +2,7 @@
 
 It says when a round begins, whose turn it is to propose, when to swap and when to finish. It never sees a
 model, a metadata vector or a belief, and it decides nothing about who works with whom. (Star methods, which
-are there for comparison, need a server: :mod:`.star_server`.)
+are there for comparison, need a server: :mod:`abps.sites.coordinator.star_server`.)
 
 Proposers take their turns one after the other, in the order that the seed gives: so the partners are
 those of the simulation. Nobody is waited for longer than the stated seconds; who does not answer, or is later
@@ -32,14 +32,15 @@ from abps.core.streams import center_ids
 from abps.methods.base import Stopping
 from abps.methods.coordinated import coordinators
 from abps.methods.peers import PeerMethod
-from abps.sites import answers, excuses
 from abps.sites.consent.agreement import Agreement
-from abps.sites.job_report import NOTHING_LEFT, JobReport, RoundReport
-from abps.sites.roll_calls import BOARDS
-from abps.sites.sizes import Sizes
-from abps.sites.star_server import StarServer
-from abps.sites.steps import BUSY, NEW, Line, Seconds, decided, started
-from abps.sites.trials import Which
+from abps.sites.coordinator.job_report import NOTHING_LEFT, JobReport, RoundReport
+from abps.sites.coordinator.sizes import Sizes
+from abps.sites.coordinator.star_server import StarServer
+from abps.sites.coordinator.trials import Which
+from abps.sites.node.exchanges import BOARDS
+from abps.sites.protocol import answers
+from abps.sites.protocol import decline_codes as excuses
+from abps.sites.protocol.steps import BUSY, NEW, Line, Seconds, decided, started
 from abps.wire import versions
 from abps.wire.admission import Limits
 
@@ -91,7 +92,7 @@ class Conductor:
         revoked: the authority's list as it stands, to be passed on, and the members that it expels.
         job: its name, the same at all sites.
         which: of the studies in which a penalty is chosen, if this is one of them.
-        scales: what was counted for the study before (:mod:`abps.sites.measuring`), to be named to sites.
+        scales: what was counted for the study before (:mod:`..protocol.measuring`), to be named to sites.
         """
         if rounds < 1:
             raise RequestError(f"rounds={rounds}: a job needs at least 1 round")

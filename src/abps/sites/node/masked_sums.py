@@ -1,6 +1,6 @@
 """A site's part in the masked sums of a study whose server sees nothing else.
 
-The steps: :mod:`abps.sites.sum_steps`; the masks: :mod:`abps.sites.masking`. All of it goes through the
+The steps: :mod:`.sum_steps`; the masks: :mod:`abps.sites.protocol.masking`. All of it goes through the
 conductor. Of sums over rows that the server may ask for twice, two that differ by few sites would show these:
 such a sum is not opened (:mod:`abps.privacy.differencing`). Whose sums were opened stays in the store, over
 all jobs of the study.
@@ -19,12 +19,12 @@ from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
 from abps.privacy.differencing import FEWEST, may_be_opened
 from abps.sites.consent.signing import Signer
-from abps.sites.outlook import SiteContext
-from abps.sites.post import CONDUCTOR, Post
-from abps.sites.telling import Telling
+from abps.sites.node.context import SiteContext
+from abps.sites.node.publishing import Telling
+from abps.sites.node.transport import CONDUCTOR, Post
 
 if TYPE_CHECKING:
-    from abps.sites.sum_steps import SumSteps
+    from abps.sites.node.sum_steps import SumSteps
 
 #: The fact of a store that says whose sums were opened.
 _OPENED = "opened"
@@ -44,8 +44,8 @@ class MaskedSums:
         self.site_context, self.post, self.telling = site_context, post, telling
         self._made: SumSteps | None = None
         if site_context.method.kind == "star" and site_context.method.privacy.secure:
-            from abps.sites.masking import Masking  # needs the extra that sites have
-            from abps.sites.sum_steps import SumSteps
+            from abps.sites.node.sum_steps import SumSteps
+            from abps.sites.protocol.masking import Masking  # needs the extra that sites have
 
             context = masking_context(site_context.digest, site_context.job)
             self._made = SumSteps(

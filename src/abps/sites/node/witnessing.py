@@ -1,6 +1,6 @@
 """A site asks the witnesses of its partners whether these have a place, and is a witness itself.
 
-Who stands witness for whom, and why: :mod:`abps.sites.witness`.
+Who stands witness for whom, and why: :mod:`abps.sites.node.witness`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from abps.core import protocol
 from abps.core.ledger import CONTROL_MESSAGE
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id
-from abps.sites.gate import Gate
-from abps.sites.outlook import SiteContext
-from abps.sites.post import Post, Unreachable
-from abps.sites.witness import ENOUGH, Places, witnesses
+from abps.sites.node.context import SiteContext
+from abps.sites.node.gate import Gate
+from abps.sites.node.transport import Post, Unreachable
+from abps.sites.node.witness import ENOUGH, Places, witnesses
 from abps.wire import admission, versions
 from abps.wire.admission import Reason, Refused
 from abps.wire.messages import pack_message, pack_place

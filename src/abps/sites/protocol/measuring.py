@@ -39,16 +39,16 @@ from abps.privacy.budget import Release
 from abps.privacy.secure_sum import SumError
 from abps.privacy.small_counts import least_rows
 from abps.privacy.sum_bytes import masked_bytes
-from abps.sites import answers, masking
-from abps.sites.chain import canonical
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.signing import Signer
-from abps.sites.masking import Masking
-from abps.sites.spent import pay
-from abps.sites.steps import Line, Seconds, decided
-from abps.sites.store import Entry, Store
-from abps.sites.sum_steps import SumSteps
+from abps.sites.node.privacy_ledger import pay
+from abps.sites.node.sum_steps import SumSteps
+from abps.sites.protocol import answers, masking
+from abps.sites.protocol.masking import Masking
+from abps.sites.protocol.steps import Line, Seconds, decided
+from abps.sites.store.chain import canonical
+from abps.sites.store.store import Entry, Store
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from abps.sites import answers, excuses
+from abps.sites.protocol import answers
+from abps.sites.protocol import decline_codes as excuses
 
 #: What a site says when it is asked for a sign of life and is not in the job: its table is not open yet, it
 #: is; or that it still works.

@@ -27,9 +27,9 @@ from abps.methods.peers import PeerMethod, Preferences
 from abps.models.training import Learner, Training
 from abps.privacy.small_counts import both_enough
 from abps.sites.consent.agreement import Agreement
-from abps.sites.spent import PrivacyBudget
-from abps.sites.store import Store
-from abps.sites.store_rows import AlarmRow
+from abps.sites.node.privacy_ledger import PrivacyBudget
+from abps.sites.store.rows import AlarmRow
+from abps.sites.store.store import Store
 from abps.tensors import Tensor, numpy_alone, torch
 from abps.wire import versions
 from abps.wire.admission import Limits, Origin

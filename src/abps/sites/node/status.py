@@ -13,10 +13,10 @@ import numpy as np
 
 from abps import files
 from abps.data.outcome import parse_outcome
-from abps.sites.audit import RESTORED, heads_json
-from abps.sites.spent import ledger_of
-from abps.sites.store import Store
-from abps.sites.store_rows import Entry
+from abps.sites.node.privacy_ledger import ledger_of
+from abps.sites.store.audit import RESTORED, heads_json
+from abps.sites.store.rows import Entry
+from abps.sites.store.store import Store
 
 #: The privacy account in an export.
 PRIVACY = "privacy.json"

@@ -20,10 +20,10 @@ from abps.core.errors import RequestError
 from abps.privacy import fixed_point
 from abps.privacy.secure_sum import Collector, Group, Keys, Member, Opened, Present, SumError
 from abps.privacy.sum_bytes import SHARE
-from abps.sites import answers
-from abps.sites.chain import canonical
 from abps.sites.consent import signing
 from abps.sites.consent.signing import Signer
+from abps.sites.protocol import answers
+from abps.sites.store.chain import canonical
 
 Floats = NDArray[np.float64]
 

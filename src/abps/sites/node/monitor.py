@@ -1,6 +1,6 @@
 """A participant that can be watched: health and metrics on loopback, and a word when a round is stuck.
 
-It reads what the processes of a job leave behind (:mod:`abps.sites.now`), the site's stores and its
+It reads what the processes of a job leave behind (:mod:`.status_file`), the site's stores and its
 certificate, and changes nothing. The address is 127.0.0.1 and nothing else; without a port nothing listens.
 """
 
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from abps.core.errors import RequestError
-from abps.sites import status
 from abps.sites.consent import sitefile
 from abps.sites.consent.preflight import WARN_DAYS, Kit, certificate, days_left
 from abps.sites.consent.sitefile import Watch
-from abps.sites.now import STEPS, Now, read_now
-from abps.sites.store import Store
+from abps.sites.node import status
+from abps.sites.node.status_file import STEPS, Now, read_now
+from abps.sites.store.store import Store
 
 log = logging.getLogger("abps.watch")
 

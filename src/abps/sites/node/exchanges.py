@@ -14,9 +14,9 @@ from abps.core.errors import RequestError
 from abps.core.streams import center_ids
 from abps.methods.base import with_derived
 from abps.methods.coordinated import Broadcast, coordinators
-from abps.sites.gate import Gate
-from abps.sites.outlook import SiteContext
-from abps.sites.post import Post, Unreachable
+from abps.sites.node.context import SiteContext
+from abps.sites.node.gate import Gate
+from abps.sites.node.transport import Post, Unreachable
 from abps.tensors import torch
 from abps.wire import admission
 from abps.wire.admission import Reason, Refused

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.plausibility import distances, plausible
-from abps.sites.outlook import SiteContext
+from abps.sites.node.context import SiteContext
 from abps.tensors import Tensor
 from abps.wire import admission
 from abps.wire.admission import Meter, Reason, Refused

@@ -13,10 +13,10 @@ from abps.core.ledger import CONTROL_MESSAGE
 from abps.core.matching import Answer
 from abps.core.protocol import Kind, Message, Negotiation
 from abps.core.streams import center_ids
-from abps.sites.gate import Gate
-from abps.sites.outlook import SiteContext
-from abps.sites.post import Post, Unreachable
-from abps.sites.witnessing import Witnessing
+from abps.sites.node.context import SiteContext
+from abps.sites.node.gate import Gate
+from abps.sites.node.transport import Post, Unreachable
+from abps.sites.node.witnessing import Witnessing
 from abps.wire import admission
 from abps.wire.admission import Reason, Refused
 from abps.wire.messages import pack_message, pack_request

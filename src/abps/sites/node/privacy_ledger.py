@@ -17,7 +17,7 @@ from abps.core.errors import RequestError
 from abps.methods.accounting import not_covered, published_privately, releases
 from abps.methods.base import Context, Method, Published
 from abps.privacy.budget import Account, PrivacyLedger, Release
-from abps.sites.store import Store
+from abps.sites.store.store import Store
 
 Floats = NDArray[np.float64]
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from abps.core.ledger import CONTROL_MESSAGE
 from abps.core.protocol import Kind, Message, Stage
-from abps.sites import audit
 from abps.sites.consent.signing import Signer
-from abps.sites.gate import Gate
-from abps.sites.negotiating import Negotiating
-from abps.sites.outlook import SiteContext
-from abps.sites.post import Part, Post, Unreachable
-from abps.sites.store_rows import Head
+from abps.sites.node.context import SiteContext
+from abps.sites.node.gate import Gate
+from abps.sites.node.negotiation import Negotiating
+from abps.sites.node.transport import Part, Post, Unreachable
+from abps.sites.store import audit
+from abps.sites.store.rows import Head
 from abps.tensors import torch
 from abps.wire import admission, versions
 from abps.wire.admission import Reason, Refused

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from abps.sites import audit
 from abps.sites.consent.signing import Signer
-from abps.sites.excuses import Declined, Excuse
-from abps.sites.outlook import SiteContext
-from abps.sites.post import Post, Unreachable
-from abps.sites.store_rows import Head
+from abps.sites.node.context import SiteContext
+from abps.sites.node.transport import Post, Unreachable
+from abps.sites.protocol.decline_codes import Declined, Excuse
+from abps.sites.store import audit
+from abps.sites.store.rows import Head
 from abps.wire import admission, versions
 from abps.wire.admission import Reason, Refused
 from abps.wire.messages import pack_address, pack_alarm, pack_head, pack_vector, unpack_vector

@@ -4,10 +4,9 @@ A site never shows its rows. What leaves it is its metadata vector, sixteen-byte
 protocol and of alarms, and the shared layers of its model to the partners of the round, each written to its
 audit log before it leaves.
 
-Here is what the conductor (the clock) may ask of a site, and the table of what peers may bring. The work is
-done by its parts: :mod:`.negotiating` and :mod:`.witnessing`, :mod:`.swapping`, :mod:`.roll_calls`,
-:mod:`.telling`, :mod:`.learning`, and with a server :mod:`.with_server` and :mod:`.masked_sums`. They share
-what :mod:`.outlook` knows, send through :mod:`.post`, and let in what passes :mod:`.gate`.
+Here is what the scheduler (the clock at the relay) may ask of a site, and the table of what peers may bring.
+The work is done by its parts, the other modules of this package: they share :mod:`.context`, send through
+:mod:`.transport`, and let in what passes :mod:`.gate`.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from abps.privacy.small_counts import most_patients
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.signing import Signer
-from abps.sites.excuses import Declined, Excuse
-from abps.sites.gate import Gate
-from abps.sites.learning import Learning, finite
-from abps.sites.masked_sums import MaskedSums
-from abps.sites.negotiating import Negotiating
-from abps.sites.outlook import Round, SiteContext, counts, may_score
-from abps.sites.post import CONDUCTOR, OPERATOR, Patience, Post, Send, utc
-from abps.sites.roll_calls import RollCalls
-from abps.sites.store import Store
-from abps.sites.store_rows import Entry
-from abps.sites.swapping import Swapping
-from abps.sites.telling import Telling
-from abps.sites.with_server import WithServer
-from abps.sites.witnessing import Witnessing
+from abps.sites.node.context import Round, SiteContext, counts, may_score
+from abps.sites.node.exchanges import RollCalls
+from abps.sites.node.gate import Gate
+from abps.sites.node.learning import Learning, finite
+from abps.sites.node.masked_sums import MaskedSums
+from abps.sites.node.negotiation import Negotiating
+from abps.sites.node.publishing import Telling
+from abps.sites.node.star_client import WithServer
+from abps.sites.node.transport import CONDUCTOR, OPERATOR, Patience, Post, Send, utc
+from abps.sites.node.weight_exchange import Swapping
+from abps.sites.node.witnessing import Witnessing
+from abps.sites.protocol.decline_codes import Declined, Excuse
+from abps.sites.store.rows import Entry
+from abps.sites.store.store import Store
 from abps.tensors import Tensor
 from abps.wire import versions
 from abps.wire.admission import Limits, Reason, Refused

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
-from abps.sites.gate import Gate
-from abps.sites.outlook import SiteContext
-from abps.sites.post import CONDUCTOR, Post
+from abps.sites.node.context import SiteContext
+from abps.sites.node.gate import Gate
+from abps.sites.node.transport import CONDUCTOR, Post
 from abps.tensors import Tensor, torch
 from abps.wire import admission
 from abps.wire.admission import Refused

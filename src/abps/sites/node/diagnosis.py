@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from abps.sites.consent.preflight import Check, Kit, State
-from abps.sites.now import STEPS, read_now
+from abps.sites.node.status_file import STEPS, read_now
 
 
 def diagnose(kit: Kit, after: float) -> Iterator[Check]:

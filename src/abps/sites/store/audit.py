@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from abps.core.errors import RequestError
-from abps.sites import chain
 from abps.sites.consent.signing import Signer
-from abps.sites.store import Store
-from abps.sites.store_rows import Head
+from abps.sites.store import chain
+from abps.sites.store.rows import Head
+from abps.sites.store.store import Store
 
 #: What signatures of heads are for.
 PURPOSE = "head"

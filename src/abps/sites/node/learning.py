@@ -25,10 +25,10 @@ from abps.methods.peers import Preferences, Received, StepResult
 from abps.methods.star import StarMethod, summands
 from abps.models.metrics import labels_of, log_loss
 from abps.models.outcome_scores import main_score
-from abps.sites.masked_sums import MaskedSums
-from abps.sites.outlook import SiteContext
-from abps.sites.store_rows import AlarmRow, Evidence, Finished
-from abps.sites.with_server import WithServer
+from abps.sites.node.context import SiteContext
+from abps.sites.node.masked_sums import MaskedSums
+from abps.sites.node.star_client import WithServer
+from abps.sites.store.rows import AlarmRow, Evidence, Finished
 from abps.tensors import torch
 
 

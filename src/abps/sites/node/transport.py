@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from abps.sites.chain import canonical
-from abps.sites.outlook import SiteContext
-from abps.sites.store_rows import Entry
+from abps.sites.node.context import SiteContext
+from abps.sites.store.chain import canonical
+from abps.sites.store.rows import Entry
 
 T = TypeVar("T")
 

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from abps import files
 from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
-from abps.sites import chain, store_file
-from abps.sites.store_rows import AlarmRow, Entry, Evidence, Finished, Head, RoundRow
+from abps.sites.store import chain
+from abps.sites.store import file as store_file
+from abps.sites.store.rows import AlarmRow, Entry, Evidence, Finished, Head, RoundRow
 
 #: A log with more rows than this puts those of finished rounds aside, into files beside the store.
 MOST_ROWS = 100_000
