@@ -13,8 +13,10 @@ from abps.data.prepare import prepare
 from abps.data.split import assign_folds, fold_split
 from abps.data.synthetic.builtin import Roles
 from abps.data.table import federate
-from abps.engine.crossvalidation import cross_validate
+from abps.engine import crossvalidation
+from abps.engine.crossvalidation import Preparations, cross_validate, fold_seed
 from abps.engine.result import Run
+from abps.methods.settings import configure
 from abps.models.batched import StackedLearner
 
 FOLDS = 4
@@ -53,32 +55,56 @@ def test_every_patient_is_in_one_fold_in_all_centers():
         assert set(np.unique(split)) == {0, 1, 2}
 
 
-def test_areas_are_those_of_all_predictions_by_models_that_saw_none_of_the_patients(federation, result):
-    """The same told plainly: fold by fold, center by center, scikit-learn's area."""
+def test_areas_are_those_of_pairs_within_folds_by_models_that_saw_none_of_the_patients(federation, result):
+    """The same in plain steps: fold by fold, center by center, scikit-learn's area, weighted by its pairs."""
     config = abps.find("fedavg")
     fold = assign_folds(federation, 11, FOLDS)
-    scores: dict[str, list[float]] = {name: [] for name in federation.centers}
-    labels: dict[str, list[float]] = {name: [] for name in federation.centers}
+    right, pairs, rows, events = (dict.fromkeys(federation.centers, 0.0) for _ in range(4))
+    frame = result.row_scores.with_columns(
+        center=pl.Series(federation.centers).gather(result.row_scores["center"])
+    )
     for k in range(FOLDS):
         data = prepare(federation, 11, split=fold_split(fold, k, FOLDS))
-        seen = set(data.own.patient.tolist())
-        assert not seen & set(data.test.patient.tolist())
-        run = abps.simulate(data, config, 11)
-        learner = StackedLearner(data, config.training, config.training.factory, 11)
+        assert not set(data.own.patient.tolist()) & set(data.test.patient.tolist())
+        seed = fold_seed(11, k)
+        run = abps.simulate(data, config, seed)
+        learner = StackedLearner(data, config.training, config.training.factory, seed)
         logits = learner.logits(run.models, data.test)
         for i, name in enumerate(data.centers):
-            scores[name] += logits[i].tolist()
-            labels[name] += data.test.only(i).y.tolist()
+            y = data.test.only(i).y
+            count = y.sum() * (len(y) - y.sum())
+            rows[name] += len(y)
+            events[name] += y.sum()
+            kept = frame.filter((pl.col("center") == name) & (pl.col("fold") == k))
+            np.testing.assert_allclose(np.sort(kept["logit"]), np.sort(logits[i]), atol=1e-6)
+            if count:
+                right[name] += count * roc_auc_score(y, logits[i])
+                pairs[name] += count
     for name in federation.centers:
-        assert result.scored.per_center_rows[name] == len(labels[name])
-        assert result.scored.per_center_events[name] == sum(labels[name])
+        assert result.scored.per_center_rows[name] == rows[name]
+        assert result.scored.per_center_events[name] == events[name]
         value = result.auroc.per_center[name]
-        if min(sum(labels[name]), len(labels[name]) - sum(labels[name])) < 5:
+        if min(events[name], rows[name] - events[name]) < 5:
             assert np.isnan(value) and name in result.scored.cannot_tell
         else:
-            assert value == pytest.approx(roc_auc_score(labels[name], scores[name]), abs=1e-6)
+            assert value == pytest.approx(right[name] / pairs[name], abs=1e-6)
             assert result.scored.per_center_low[name] < value < result.scored.per_center_high[name]
-    assert sum(result.scored.per_center_rows.values()) == federation.rows
+    assert len(frame) == federation.rows and frame["row"].n_unique() == federation.rows
+
+
+def test_folds_have_training_seeds_of_their_own():
+    seeds = {fold_seed(seed, k) for seed in range(20) for k in range(5)}
+    assert len(seeds) == 100
+
+
+def test_folds_are_prepared_once_for_methods_that_want_the_same(federation, monkeypatch):
+    made = []
+    original = crossvalidation.prepare
+    monkeypatch.setattr(crossvalidation, "prepare", lambda *a, **k: made.append(1) or original(*a, **k))
+    preparations = Preparations()
+    for method in ("local", "fedavg"):
+        cross_validate(federation, configure(method, {}, 1), 11, 3, name=method, preparations=preparations)
+    assert len(made) == 3
 
 
 def test_a_center_with_too_few_events_is_not_scored():

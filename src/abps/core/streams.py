@@ -52,6 +52,7 @@ PURPOSES: Final = {
     "private-sample": 26,
     "private-noise": 27,
     "witness": 28,
+    "fold": 40,
 }
 
 _MASK: Final = (1 << 64) - 1

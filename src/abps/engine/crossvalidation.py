@@ -1,7 +1,7 @@
-"""Cross-validation: every patient is scored once, so that small hospitals get an answer too.
+"""Cross-fitting: every patient is scored out of fold, so that small hospitals get an answer too.
 
-A run trains as many federations as there are folds, each without the patients of one; what counts is every
-center's AUROC over the predictions for all its rows. Another seed deals patients out anew: a repeat.
+A run trains as many federations as there are folds, each without the patients of one and with a training seed
+of its own. Another seed deals patients out anew: a repeat.
 """
 
 from __future__ import annotations
@@ -13,22 +13,28 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 
+from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
-from abps.data.prepare import Rows, prepare
+from abps.data.prepare import Prepared, Rows, prepare
 from abps.data.split import assign_folds, fold_split
 from abps.data.subgroup_names import groups_of
 from abps.engine.clinical import Clinical, Told, clinical
 from abps.engine.result import Bytes, History, RestShares, Run, accuracy, calibrated, scored_on, scores_of
 from abps.engine.simulate import Progress, simulate
 from abps.evaluate.calibration import Recalibration
+from abps.evaluate.measured import measured
 from abps.methods.base import Method
 from abps.methods.settings import configure
 from abps.models.metrics import Segments, labels_of
 
 #: Fewer folds than this leave no rows to train on beside those for validation and test.
 FEWEST_FOLDS = 3
+
+#: Folds of a comparison, unless it says otherwise.
+FOLDS = 5
 
 
 def compute(
@@ -40,6 +46,7 @@ def compute(
     name: str | None = None,
     attack: str | None = None,
     subgroups: Sequence[str] = (),
+    preparations: Preparations | None = None,
 ) -> Run:
     """One method, one seed: on one split, perhaps with members that attack, or in so many folds."""
     if folds is None:
@@ -48,21 +55,69 @@ def compute(
         )
     if attack is not None:
         raise RequestError(f"folds={folds} with attack={attack!r}: choose one of them")
-    return cross_validate(federation, method, seed, folds, progress, name, subgroups)
+    return cross_validate(federation, method, seed, folds, progress, name, subgroups, preparations)
+
+
+class Preparations:
+    """Folds that are prepared once and used by every method that wants them prepared in the same way.
+
+    Holds those of the last few (seed, folds, preparation) asked for.
+    """
+
+    MOST = 3
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Any, ...], list[Prepared]] = {}
+
+    def folds(self, federation: Federation, seed: int, folds: int, config: Method) -> list[Prepared]:
+        """The federation with each fold as its test rows in turn."""
+        how = config.training
+        key = (federation.fingerprint(), seed, folds, how.standardise, how.splines, config.privacy.floor)
+        if key not in self._held:
+            while len(self._held) >= self.MOST:
+                del self._held[next(iter(self._held))]
+            self._held[key] = prepared_folds(federation, seed, folds, config)
+        return self._held[key]
+
+
+def prepared_folds(federation: Federation, seed: int, folds: int, config: Method) -> list[Prepared]:
+    """The federation with each fold as its test rows in turn, as a method wants it prepared."""
+    fold = assign_folds(federation, seed, folds)
+    # All folds on one time grid and one scale, so that their answers can stand side by side.
+    agreed = replace(federation, outcome=federation.outcome.settled(federation.label))
+    how = config.training
+    return [
+        prepare(
+            agreed,
+            seed,
+            split=fold_split(fold, k, folds),
+            standardise=how.standardise,
+            splines=how.splines,
+            floor=config.privacy.floor,
+        )
+        for k in range(folds)
+    ]
+
+
+def fold_seed(seed: int, fold: int) -> int:
+    """The training seed of a fold: every fold draws its own initial weights, batches and partners."""
+    return streams.key(seed, "fold", round=fold) >> 32
 
 
 def cross_validate(
     federation: Federation,
     method: str | Method,
     seed: int,
-    folds: int,
+    folds: int = FOLDS,
     progress: Progress | None = None,
     name: str | None = None,
     subgroups: Sequence[str] = (),
+    preparations: Preparations | None = None,
 ) -> Run:
-    """One method in so many folds; accuracy over all rows, bytes and rounds as the mean of the folds.
+    """One method in so many folds: every row is scored once, by a model that never saw its patient.
 
-    A center with too few events (or others) among all its rows is not scored.
+    A center's AUROC counts pairs of rows that one model scored; scores of different folds are not compared.
+    Bytes and rounds are the mean of the folds. A center with too few events (or others) is not scored.
     """
     began = time.perf_counter()
     if folds < FEWEST_FOLDS:
@@ -71,67 +126,79 @@ def cross_validate(
         raise RequestError(f"folds={folds}: choose a federation without windows of time, or leave folds out")
     config = configure(method)
     parts = groups_of(federation, subgroups)
-    fold = assign_folds(federation, seed, folds)
-    # All folds on one time grid and one scale, so that their answers can stand side by side.
-    agreed = replace(federation, outcome=federation.outcome.settled(federation.label))
-    runs: list[Run] = []
-    tests: list[Rows] = []
-    for k in range(folds):
-        split = fold_split(fold, k, folds)
-        how = config.training
-        data = prepare(
-            agreed,
-            seed,
-            split=split,
-            standardise=how.standardise,
-            splines=how.splines,
-            floor=config.privacy.floor,
-        )
-        told: Progress | None = None
-        if progress is not None:
-            before, told = k * config.stop.rounds, progress
-
-            def shifted(t: int, most: int, value: float, before: int = before, tell: Any = told) -> None:
-                tell(before + t, folds * most, value)
-
-            told = shifted
-        runs.append(simulate(data, config, seed, progress=told, name=name))
-        tests.append(data.test)
-    label = method if isinstance(method, str) else type(method).__name__.lower()
-    logits = _together([run.answers for run in runs if run.answers is not None])
-    labels = _together([Segments(rows.y, rows.start) for rows in tests])
-    centers, outcome = federation.centers, tests[0].outcome
-    y = labels.values.astype(np.float32)
-    rows = Rows(np.empty((len(y), 0), np.float32), y, labels.start, outcome=outcome)
-    scored = scored_on(centers, logits, labels_of(rows), folds)
-    at_best = float(np.mean([run.main.at_best_validation for run in runs]))
-    scores = scores_of(centers, logits, rows, rows, at_best)
-    if outcome.binary:
-        values = np.array(list(scores["auroc"].per_center.values()))
-        values[[name in scored.cannot_tell for name in centers]] = math.nan
-        scores["auroc"] = accuracy(centers, values, at_best)
+    label = name or (method if isinstance(method, str) else type(method).__name__.lower())
+    data = (preparations or Preparations()).folds(federation, seed, folds, config)
+    runs = [
+        simulate(each, config, fold_seed(seed, k), progress=_in_fold(progress, k, folds), name=label)
+        for k, each in enumerate(data)
+    ]
     first = runs[0]
-    seen = _told([run.told for run in runs if run.told is not None])
+    seen = _clinical_rows([run.told for run in runs if run.told is not None])
     return replace(
         first,
-        method=name or label,
+        seed=seed,
+        method=label,
         rounds=round(float(np.mean([run.rounds for run in runs]))),
         data=replace(federation.about(), features=first.data.features),
-        **scores,
+        **_fold_scores(federation.centers, runs, [each.test for each in data]),
         bytes=_mean(Bytes, [run.bytes for run in runs]),
         cost_usd=float(np.mean([run.cost_usd for run in runs])),
         partners_mean=float(np.mean([run.partners_mean for run in runs])),
         rest=_mean(RestShares, [run.rest for run in runs]),
         history=_mean_history([run.history for run in runs]),
         seconds=round(time.perf_counter() - began, 3),
-        scored=scored,
-        calibration=calibrated(centers, logits, labels_of(rows)),
-        clinical=Clinical() if seen is None else clinical(centers, seen, parts),
+        clinical=Clinical() if seen is None else clinical(federation.centers, seen, parts),
         models=None,
         beliefs=None,
-        answers=logits,
         told=seen,
     )
+
+
+def _in_fold(progress: Progress | None, k: int, folds: int) -> Progress | None:
+    """Progress of one fold as that of all."""
+    if progress is None:
+        return None
+    return lambda t, most, value: progress(k * most + t, folds * most, value)
+
+
+def _fold_scores(centers: tuple[str, ...], runs: Sequence[Run], tests: Sequence[Rows]) -> dict[str, Any]:
+    """The fields of a run that say how accurate it is, over all folds."""
+    outcome = tests[0].outcome
+    logits = _together([run.answers for run in runs if run.answers is not None])
+    labels = _together([Segments(rows.y, rows.start) for rows in tests])
+    fold = _together(
+        [Segments(np.full(len(rows.y), k, np.float32), rows.start) for k, rows in enumerate(tests)]
+    )
+    y = labels.values.astype(np.float32)
+    rows = Rows(np.empty((len(y), 0), np.float32), y, labels.start, outcome=outcome)
+    scored = scored_on(centers, logits, labels_of(rows), fold)
+    at_best = float(np.mean([run.main.at_best_validation for run in runs]))
+    scores = scores_of(centers, logits, rows, rows, at_best)
+    frame = pl.concat(
+        [
+            run.row_scores.with_columns(fold=pl.lit(k, pl.UInt8))
+            for k, run in enumerate(runs)
+            if run.row_scores is not None
+        ]
+    )
+    values = measured({"model": [frame]}, len(centers)).level("model")
+    values[[name in scored.cannot_tell for name in centers]] = math.nan
+    main = accuracy(centers, values, at_best)
+    if outcome.binary:
+        scores["auroc"] = main
+    else:
+        scores["score"] = replace(
+            scores["score"],
+            mean=main.mean,
+            scored_centers=main.scored_centers,
+            per_center=main.per_center,
+        )
+    return scores | {
+        "scored": scored,
+        "calibration": calibrated(centers, logits, labels_of(rows)),
+        "answers": logits,
+        "scores": frame,
+    }
 
 
 def _together(parts: list[Segments]) -> Segments:
@@ -142,7 +209,7 @@ def _together(parts: list[Segments]) -> Segments:
     return Segments(values, np.concatenate([[0], np.cumsum(sizes)]))
 
 
-def _told(parts: list[Told]) -> Told | None:
+def _clinical_rows(parts: list[Told]) -> Told | None:
     """All folds as one: every row once, recalibrated in its fold; thresholds are the folds' mean."""
     if not parts:
         return None

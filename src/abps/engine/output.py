@@ -1,5 +1,5 @@
-"""A run on disk: ``result.json``, ``decisions.parquet``, and ``privacy.json`` of a private one; whole or not
-at all."""
+"""A run on disk: ``result.json``, ``decisions.parquet``, ``scores.parquet``, and ``privacy.json`` of a
+private one; whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from abps.files import check_writable, folder, write_json, write_with
 
 RESULT = "result.json"
 DECISIONS = "decisions.parquet"
+SCORES = "scores.parquet"
 PRIVACY = "privacy.json"
 
 
@@ -20,6 +21,9 @@ def save(run: Run, out: Path) -> None:
     """Write a run into its folder; ``result.json`` last, so that its presence means completeness."""
     folder(out)
     write_with(out / DECISIONS, run.decisions.write_parquet)
+    scores = run.row_scores
+    if scores is not None:
+        write_with(out / SCORES, lambda part: scores.write_parquet(part, compression="zstd"))
     if run.privacy is not None:
         write_json(out / PRIVACY, run.privacy.to_json())
     write_json(out / RESULT, run.to_json())
@@ -29,7 +33,8 @@ def load_run(out: Path | str) -> Run:
     """The run in a folder, as it was saved."""
     path = Path(out) / RESULT
     try:
-        return Run.from_json(json.loads(path.read_text(encoding="utf-8")), Path(out) / DECISIONS)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Run.from_json(content, Path(out) / DECISIONS, Path(out) / SCORES)
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
     except RequestError as error:

@@ -22,6 +22,7 @@ from abps.data.split import assign_splits
 from abps.data.subgroup_names import groups_of
 from abps.engine.clinical import Clinical, clinical, told
 from abps.engine.result import Run, calibrated, scored_on, scores_of
+from abps.engine.row_scores import row_scores
 from abps.engine.simulate import Progress, simulate
 from abps.methods.base import Method, weighted_mean
 from abps.models.batched import StackedLearner
@@ -146,5 +147,6 @@ def stay_away(
         models=None,
         beliefs=None,
         answers=outside,
+        scores=row_scores(test, outside),
         told=seen,
     )

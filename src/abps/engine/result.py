@@ -167,6 +167,7 @@ class Run:
     trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
     privacy: what every center has spent, of a run that was private; written beside the result.
     clinical: what clinicians ask of a binary outcome; results of before do not have it.
+    scores: every scored row (:mod:`abps.engine.row_scores`), or the file that it is read from.
     models, beliefs, answers (logits of the test rows), told (as probabilities): of a run that was just
     computed; not written to disk.
     """
@@ -197,6 +198,7 @@ class Run:
     clinical: Clinical = field(default_factory=Clinical)
     alive: tuple[tuple[float, float], ...] = ()
     trail: pl.DataFrame | Path | None = None
+    scores: pl.DataFrame | Path | None = None
     models: torch.Tensor | None = None
     beliefs: Beliefs | None = None
     answers: Segments | None = None
@@ -211,6 +213,26 @@ class Run:
                 "this result was read without its folder; load the folder to see its decisions"
             )
         return pl.read_parquet(self.trail) if isinstance(self.trail, Path) else self.trail
+
+    @property
+    def row_scores(self) -> pl.DataFrame | None:
+        """Every scored row; None for results without them."""
+        if isinstance(self.scores, Path):
+            return pl.read_parquet(self.scores) if self.scores.is_file() else None
+        return self.scores
+
+    def predictions(self) -> pl.DataFrame:
+        """Every scored row: row, center, fold, y and, of a binary outcome, the probability."""
+        frame = self.row_scores
+        if frame is None:
+            raise RequestError("this result was read without its folder; load the folder to see its rows")
+        names = pl.Series(list(self.main.per_center), dtype=pl.String)
+        frame = frame.with_columns(center=names.gather(frame["center"]))
+        if "logit" in frame.columns:
+            return frame.select(
+                "row", "center", "fold", "y", probability=1.0 / (1.0 + (-pl.col("logit")).exp())
+            )
+        return frame
 
     @property
     def main(self) -> Accuracy:
@@ -231,8 +253,8 @@ class Run:
         return {"schema": SCHEMA} | content
 
     @staticmethod
-    def from_json(content: Mapping[str, Any], trail: Path | None = None) -> Run:
-        """A run from the content of its ``result.json``."""
+    def from_json(content: Mapping[str, Any], trail: Path | None = None, scores: Path | None = None) -> Run:
+        """A run from the content of its ``result.json``, and the files beside it."""
         if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
             raise RequestError(f"this is not a result of this version ({SCHEMA})")
         try:
@@ -241,7 +263,7 @@ class Run:
                 name: msgspec.convert(value if name in _NULLABLE else _undefined(value), _WRITTEN[name])
                 for name, value in there.items()
             }
-            return Run(**stated, trail=trail)
+            return Run(**stated, trail=trail, scores=scores)
         except (msgspec.ValidationError, TypeError) as error:
             raise RequestError(f"this result lacks something or holds something else: {error}") from error
 
@@ -269,7 +291,7 @@ class Run:
 
 
 #: Of a run that was just computed only.
-UNWRITTEN: Final = ("trail", "models", "beliefs", "answers", "told", "privacy")
+UNWRITTEN: Final = ("trail", "scores", "models", "beliefs", "answers", "told", "privacy")
 
 #: What is written, in this order, and its type; and where null says something else than "not defined".
 _WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name not in UNWRITTEN}
@@ -349,11 +371,16 @@ def scores_of(
     }
 
 
-def scored_on(centers: tuple[str, ...], logits: Segments, labels: Segments, folds: int = 0) -> Scored:
+def scored_on(
+    centers: tuple[str, ...], logits: Segments, labels: Segments, fold: Segments | None = None
+) -> Scored:
     """On what every center's score stands, from the logits and labels of all that was scored.
+
+    fold: by which fold's model every row was scored; None: by one model.
 
     Intervals and who has too few rows are told of AUROCs; of other outcomes the rows and events alone.
     """
+    folds = 0 if fold is None else int(fold.values.max(initial=0)) + 1
     if not labels.outcome.binary:
         parts = {name: labels[i] for i, name in enumerate(centers)}
         return Scored(
@@ -362,7 +389,11 @@ def scored_on(centers: tuple[str, ...], logits: Segments, labels: Segments, fold
             folds=folds,
         )
     areas = {
-        name: area(logits[i].astype(np.float64), labels[i].astype(np.float64))
+        name: area(
+            logits[i].astype(np.float64),
+            labels[i].astype(np.float64),
+            fold=None if fold is None else fold[i].astype(np.int64),
+        )
         for i, name in enumerate(centers)
     }
     return Scored(

@@ -37,6 +37,7 @@ from abps.engine.result import (
     scores_of,
 )
 from abps.engine.rounds import Outcome, RunState
+from abps.engine.row_scores import row_scores
 from abps.lab.guarantees import BeliefSummary, belief_summary
 from abps.methods.accounting import counting_of, with_noise
 from abps.methods.base import Context, Decisions, Method
@@ -197,6 +198,7 @@ def simulate(
         ),
         seconds=round(time.perf_counter() - began, 3),
         trail=track.trail(),
+        scores=row_scores(data.test, logits),
         heterogeneity=_tested(config, course.context, final),
         models=getattr(final, "models", None),
         beliefs=config.beliefs(final),

@@ -60,7 +60,7 @@ class RowValues:
     """
 
     weight: Floats
-    value: Mapping[str, Floats]
+    value: dict[str, Floats]
     order: int
     support: Floats
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm, rankdata
+from scipy.stats import norm
+
+from abps.evaluate.paired import ScoredRows, auroc_values, paired_cells
 
 Floats = NDArray[np.float64]
 
@@ -34,33 +36,28 @@ class Area:
         return min(self.events, self.others) >= FEWEST_EVENTS
 
 
-def placements(scores: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """DeLong's placement values: of every event the share of non-events below it, and of every non-event the
-    share of events above it; ties count half."""
-    positive = np.asarray(y) > 0
-    events, others = np.asarray(scores)[positive], np.asarray(scores)[~positive]
-    together = rankdata(np.concatenate([events, others]))
-    m, n = len(events), len(others)
-    return (together[:m] - rankdata(events)) / n, 1.0 - (together[m:] - rankdata(others)) / m
-
-
-def area(scores: Floats, y: Floats, level: float = 0.95) -> Area:
+def area(scores: Floats, y: Floats, level: float = 0.95, fold: NDArray[np.int64] | None = None) -> Area:
     """The AUROC of (rows,) scores with DeLong's variance, the interval made on the log odds of the area.
 
-    On that scale the interval stays between 0 and 1. An area of 0 or 1 has no variance of its own: there
+    fold: (rows,) rows with one number were scored by one model; only their pairs count. Default: all were.
+    On the log odds the interval stays between 0 and 1. An area of 0 or 1 has no variance of its own: there
     the interval is that of the exact binomial with the smaller class as its number of trials.
     """
-    y = np.asarray(y)
-    events, others = int((y > 0).sum()), int((y <= 0).sum())
-    if min(events, others) == 0:
+    positive = (np.asarray(y) > 0).astype(np.float64)
+    events, others = int(positive.sum()), int((1.0 - positive).sum())
+    number = np.arange(len(positive))
+    run = np.zeros(len(positive), np.int64) if fold is None else np.asarray(fold, np.int64)
+    rows = ScoredRows(number, number, np.zeros_like(run), run, positive, 1, int(run.max(initial=0)) + 1)
+    values = auroc_values(rows, {"model": np.asarray(scores, dtype=np.float64), "": np.zeros(len(run))})
+    values.value[""][:] = 0.0  # against nothing: the cells are the level itself
+    cells = paired_cells(rows, values, "model", "")
+    value = float(cells.gain[0])
+    if math.isnan(value):
         return Area(math.nan, math.nan, math.nan, events, others)
-    up, down = placements(scores, y)
-    value = float(up.mean())
-    z = float(norm.ppf(0.5 + level / 2))
     if value in (0.0, 1.0) or min(events, others) == 1:
         away = 1.0 - ((1.0 - level) / 2) ** (1.0 / min(events, others))
         return Area(value, max(0.0, value - away), min(1.0, value + away), events, others)
-    variance = float(up.var(ddof=1) / events + down.var(ddof=1) / others)
+    z, variance = float(norm.ppf(0.5 + level / 2)), float(cells.variance[0])
     middle, half = math.log(value / (1 - value)), z * math.sqrt(variance) / (value * (1 - value))
     return Area(value, _expit(middle - half), _expit(middle + half), events, others)
 
