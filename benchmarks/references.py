@@ -13,9 +13,7 @@ import time
 import numpy as np
 
 from abps import simulate
-from abps.cli.options import complete
-from abps.data.synthetic.builtin import Roles, is_builtin
-from abps.data.table import load
+from abps.cli.options import DataOptions
 
 METHODS = (
     "local", "local-stopped", "local-best", "centralized", "centralized-stopped", "glm-exact", "pooled-best",
@@ -33,7 +31,7 @@ def main() -> None:
     seeds = [int(seed) for seed in options.seeds.split(",")]
     print("| | " + " | ".join(methods) + " |\n|---|" + "---|" * len(methods))
     for name in options.data:
-        federation = load(name) if is_builtin(name) else load(name, complete(name, Roles("", "")))
+        federation = DataOptions().federation(name)
         cells = []
         for method in methods:
             began = time.perf_counter()

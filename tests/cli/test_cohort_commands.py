@@ -65,19 +65,16 @@ def test_from_raw_tables_to_a_federation(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(captured.out)["rows"] == 2_492
     assert run("partition", cohort, "--by", "region,beds", "--out", fed) == 0
     assert "15 centers, 2,234 stays; left out 8 cells with 258 stays" in capsys.readouterr().out
-    from abps.cli.options import federation
+    from abps.cli.options import DataOptions
 
-    made = federation(str(fed), None, None, None, None, None, "", None)
+    made = DataOptions().federation(str(fed))
     assert made.size == 15 and made.rows == 2_234 and made.groups is not None and made.patient is not None
     assert not {"stay", "hospital", "region", "died", "center", "group"} & set(made.features.columns)
     assert len(made.descriptors) == 12
-    by_unit = federation(str(fed), None, "careunit", None, None, None, "age", 30)
+    by_unit = DataOptions(center="careunit", drop="age", min_stays=30).federation(str(fed))
     assert not {"center", "group", "region", "hospital", "age"} & set(by_unit.features.columns)
     assert by_unit.groups is None
-    from abps.cli.compare_command import source
-    from abps.data.roles import Roles
-
-    assert source(str(fed), Roles("", ""), None).roles.center == "center"
+    assert DataOptions().roles(str(fed)).center == "center"
     assert run("drift", "--data", fed, "--era", "admission_year", "--out", tmp_path / "drift") == 0
     written = json.loads((tmp_path / "drift" / "drift.json").read_text())
     assert written["between"] == ["2014.0", "2015.0"] and written["outcome_js_nats"]["within_pairs"] > 0

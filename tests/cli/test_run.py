@@ -7,6 +7,7 @@ import sys
 import polars as pl
 import pytest
 
+from abps.cli.commands import as_flags, flags_of
 from abps.cli.main import main
 from abps.models import devices
 
@@ -77,7 +78,7 @@ def test_own_table_from_the_command_line(capsys, tmp_path):
         (["frobnicate"], "No such command"),
         (["run", "--method", "abpss", "--out", "o"], "did you mean 'abps'"),
         (["run", "--method", "abps", "--set", "gamma", "--out", "o"], "write key=value"),
-        (["run", "--method", "abps", "--seed", "-1", "--out", "o"], "--seed -1"),
+        (["run", "--method", "abps", "--seed", "-1", "--out", "o"], "'--seed': Input should be"),
         (["run", "--method", "abps", "--rounds", "0", "--out", "o"], "--rounds 0"),
         (
             ["run", "--method", "local", "--data", "icu-synthetic:centres=5", "--out", "o"],
@@ -96,6 +97,22 @@ def test_a_wrong_request_gets_one_line_and_exit_2(capsys, tmp_path, monkeypatch,
     assert code == 2 and says in err and out == ""
     assert err.count("\n") == 1 and "Traceback" not in err
     assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_a_message_names_the_flags_of_the_command_that_was_called(capsys, tmp_path):
+    arguments = ["run", "--method", "local", *SMALL, "--out", tmp_path / "o", "--min-stays", 0]
+    assert "abps: --min-stays 0: choose at least 1" in call(capsys, *arguments)[2]
+    assert as_flags("min_stays=0: no", flags_of(["methods"])) == "min_stays=0: no"
+    assert flags_of(["run"])["every"] == flags_of(["run"])["rounds_per_window"] == "--rounds-per-window"
+
+
+def test_old_names_work_and_say_what_to_write_now(capsys, tmp_path):
+    code, _, err = call(capsys, "adapt", "--forget", "never", "--out", tmp_path)
+    assert code == 2 and "`abps adapt` is now `abps simulate-drift`" in err and "--forget" in err
+    arguments = ["run", "--method", "local", *SMALL, "--out", tmp_path / "o", "--every", 2]
+    code, _, err = call(capsys, *arguments)
+    assert code == 2 and "--every is now --rounds-per-window" in err
+    assert "abps: --rounds-per-window 2: name the windows with" in err
 
 
 def test_a_file_as_out_and_a_damaged_result_are_refused(capsys, tmp_path):

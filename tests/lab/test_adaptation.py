@@ -85,7 +85,7 @@ def test_alarms_are_false_until_the_change_and_delays_count_from_it() -> None:
 
 def run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as stop:
-        main(["adapt", *arguments])
+        main(["simulate-drift", *arguments])
     return int(stop.value.code or 0)
 
 

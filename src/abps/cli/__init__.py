@@ -1,1 +1,1 @@
-"""Commands: thin, one file each, with ``register(app)``; no logic of their own."""
+"""Commands: thin, one file each; no logic of their own."""

@@ -29,51 +29,42 @@ WITHOUT_NOISE = {"dp_epsilon": None, "sampling": 1.0, "noise_multiplier": 0.0, "
 AS_IT_RAN = "as it ran"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("audit-privacy")(audit_privacy)
-
-
 def audit_privacy(
     study: Annotated[
         Path, typer.Argument(help="The folder of a study (`abps compare`) or of a run (`abps run`).")
     ],
+    columns: options.DataOptions,
     method: Annotated[
         str | None,
         typer.Option(
-            help="Methods of the study, with commas; default: abps-plus, or the first that sends something."
+            help="Comma-separated methods of the study. Default: abps-plus, or the first that sends models."
         ),
     ] = None,
     sizes: Annotated[
         str | None,
         typer.Option(
-            help="Training rows of a center, with commas; default: of 13, 40 and 200 what there is."
+            help="Comma-separated training rows of the attacked centers. Default: 13, 40, 200, where found."
         ),
     ] = None,
     rounds: Annotated[
         str | None,
-        typer.Option(
-            help="In which rounds to attack, with commas; default: the first, and the 10th or last."
-        ),
+        typer.Option(help="Comma-separated rounds to attack. Default: the first, and the 10th or last."),
     ] = None,
     epsilon: Annotated[
-        str, typer.Option(help="Budgets of private training to compare with, with commas; empty: none.")
+        str, typer.Option(help="Comma-separated ε of private training to compare with; empty: none.")
     ] = "8,2",
-    out: Annotated[Path | None, typer.Option(help="Write here instead of into the folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: the study's own.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="The table of a run that was made from a file; with its columns.")
+        str | None,
+        typer.Option(help="Table of a run made from a file; name its columns as for `abps run`."),
     ] = None,
-    label: options.Label = None,
-    center: options.Center = None,
-    patient: options.Patient = None,
-    time: options.Time = None,
     as_json: options.Json = False,
 ) -> None:
-    """Attack a study's exchanges: who was learned from, and what they have; with and without protection.
+    """Attack a study's exchanges by membership and attribute inference, with and without protection.
 
-    Computes ε again from every ledger in the folder (privacy.json). Writes audit-privacy.md and .csv, and the
-    report of a study anew, of which it becomes a part. Of a folder with exports of sites alone, it computes ε
-    again and attacks nothing.
+    Recomputes ε from every ledger in the folder (privacy.json). Writes audit-privacy.md and .csv, and adds
+    the findings to the study's report. For a folder with sites' exports alone, it only recomputes ε.
+
     Example: abps audit-privacy my-study --sizes 40 --epsilon 4
     """
     from abps.engine.output import PRIVACY
@@ -89,9 +80,7 @@ def audit_privacy(
         None if rounds is None else _numbers(rounds, "--rounds", int),
         _numbers(epsilon, "--epsilon", float),
     )
-    found = [
-        _attacked(each, asked) for each in _what_ran(study, method, (data, label, center, patient, time))
-    ]
+    found = [_attacked(each, asked) for each in _what_ran(study, method, (data, columns))]
     spent, differ = _ledgers(study)
     written = write(out or study, found, spent)
     page = _report_again(study) if out is None else None
@@ -195,7 +184,7 @@ def _numbers(text: str, flag: str, kind: type) -> list[Any]:
     return values
 
 
-def _what_ran(folder: Path, method: str | None, source: tuple[str | None, ...]) -> list[Ran]:
+def _what_ran(folder: Path, method: str | None, source: tuple[str | None, options.DataOptions]) -> list[Ran]:
     """What of a folder is to be attacked: methods of a study, with their first seeds, or a run."""
     from abps.engine.output import RESULT
     from abps.study.records import StudyFolder
@@ -241,14 +230,14 @@ def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[Plann
     return [first[name] for name in dict.fromkeys(wanted)]
 
 
-def _one_run(folder: Path, source: tuple[str | None, ...]) -> Ran:
+def _one_run(folder: Path, source: tuple[str | None, options.DataOptions]) -> Ran:
     from abps.engine.output import load_run
     from abps.lab.privacy_attacks import sends_updates
     from abps.methods.settings import configure, undescribed
 
     run = load_run(folder)
-    data, label, center, patient, time = source
-    federation = options.federation(data or run.data.name, label, center, patient, time, None, "", None)
+    data, columns = source
+    federation = columns.federation(data or run.data.name)
     if federation.fingerprint() != run.data.fingerprint:
         raise RequestError(
             f"{folder}: the run was made from other rows than {data or run.data.name!r}; "

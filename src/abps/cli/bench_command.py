@@ -18,20 +18,15 @@ from abps.lab import speed_scale as bench_scale
 from abps.models.training import Training
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("bench")(bench)
-
-
 def bench(
     data: Annotated[
         str,
-        typer.Option(help="A built-in federation, or uniform:CENTERSxROWSxFEATURES (230x256x64)."),
+        typer.Option(help="Built-in federation, or uniform:CENTERSxROWSxFEATURES (230x256x64)."),
     ] = "icu-synthetic",
     model: options.Model = None,
-    turns: Annotated[int, typer.Option(help="How often each is measured, in turns.")] = 5,
+    turns: Annotated[int, typer.Option(help="Number of measurements of each, in turns.")] = 5,
     scale: Annotated[
-        bool, typer.Option("--scale", help="Also selection among 1,000, 10,000 and 100,000 centers.")
+        bool, typer.Option("--scale", help="Also measure selection among 1,000, 10,000 and 100,000 centers.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -18,25 +18,9 @@ from abps.data.repairs import RULES, Repair
 SHOWN = 20
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("check")(check)
-
-
 def check(
     table: Annotated[str, typer.Argument(help="A CSV or Parquet file, or a built-in federation.")],
-    label: options.Label = None,
-    center: options.Center = None,
-    patient: options.Patient = None,
-    time: options.Time = None,
-    group: options.Group = None,
-    drop: options.Drop = "",
-    keep: options.Keep = "",
-    positive: options.Positive = None,
-    outcome: options.Outcome = None,
-    duration: options.Duration = None,
-    min_stays: options.MinStays = None,
-    strict: options.Strict = False,
+    columns: options.DataOptions,
     as_json: options.Json = False,
 ) -> None:
     """Look through a table before anything is learned from it.
@@ -48,17 +32,14 @@ def check(
 
     Example: abps check stays.csv --label died --center hospital
     """
-    federation = options.federation(
-        table, label, center, patient, time, group, drop, min_stays, keep=keep, positive=positive,
-        outcome=outcome, duration=duration,
-    )  # fmt: skip
+    federation = columns.federation(table)
     notes = federation.notes
     assert notes is not None
     if as_json:
         print(json.dumps(notes.to_json(), ensure_ascii=False))
     else:
         show(notes, options.terminal(), federation.outcome.kind)
-    refuse_doubts(notes, strict)
+    refuse_doubts(notes, columns.strict)
 
 
 def refuse_doubts(notes: TableCheck, strict: bool) -> None:

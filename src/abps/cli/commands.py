@@ -1,4 +1,4 @@
-"""What the command line consists of; a command's code is imported when it is asked for."""
+"""The commands of ``abps``; a command's code is imported when it is called."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_group
+from typer.main import get_command, get_group
+
+from abps.cli.options import flatten
 
 #: Every command and what it does, in the order of ``abps --help``; its code is ``abps.cli.NAME_command``
-#: (with _ for -).
+#: (with _ for -): a function NAME, or ``register`` for a group of commands.
 COMMANDS: Final = {
     "demo": "Would collaboration help, and with whom? Hospitals that differ and hospitals that are alike.",
     "check": "Look through a table before anything is learned from it.",
     "run": "Run one method with one seed; write result.json and decisions.parquet.",
     "compare": "Compare methods over seeds; stop and start again as you like, nothing finished is computed "
     "twice.",
-    "fit": "Make the models that hospitals would use, from all rows, each with its model card.",
-    "predict": "Give every row of a table its probability.",
+    "fit": "Train each hospital's final model on all rows and write it with its model card.",
+    "predict": "Predict every row of a table with a fitted model.",
     "report": "Write the report of a study: tables (Markdown, CSV, LaTeX), figures (SVG, PDF) and "
     "report.html.",
     "methods": "List every method with its paper and its defaults (--json for machines).",
@@ -27,19 +29,23 @@ COMMANDS: Final = {
     "partition": "Divide a tidy table into centers; adds the column center (and group, where centers lie in "
     "one).",
     "drift": "Test a table for drift: vitals between eras, outcome between centers, windows against eras.",
-    "adapt": "Let a federation change while it learns, with and without forgetting, and show what comes "
-    "of it.",
+    "simulate-drift": "Simulate hospitals that change over time; compare methods that forget with one that "
+    "does not.",
     "theory": "Check the theorems and the lemma by simulation with known utilities; write a page with "
     "figures.",
-    "audit-privacy": "Attack a study's exchanges: who was learned from, and what they have; with and "
-    "without protection.",
+    "audit-privacy": "Attack a study's exchanges by membership and attribute inference, with and without "
+    "protection.",
     "bench": "Measure local training against a plain PyTorch loop and the machine's matrix-multiply speed.",
     "site": "The real federation: hospitals that keep their tables, over NVIDIA FLARE.",
 }
 
+#: Old names that still work, for one release.
+RENAMED_COMMANDS: Final = {"adapt": "simulate-drift"}
+RENAMED_FLAGS: Final = {"--every": "--rounds-per-window"}
+
 
 class Commands(TyperGroup):
-    """A group that knows its commands by name and first sentence, and imports the one that is called."""
+    """A group that lists its commands by name and first sentence, and imports only the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names."""
@@ -59,5 +65,57 @@ class Commands(TyperGroup):
 def loaded(name: str) -> Any:
     """A command with its options."""
     app = typer.Typer(rich_markup_mode="markdown")
-    import_module(f"abps.cli.{name.replace('-', '_')}_command").register(app)
-    return get_group(app).commands[name]
+    word = name.replace("-", "_")
+    module = import_module(f"abps.cli.{word}_command")
+    if hasattr(module, "register"):
+        module.register(app)
+        return get_group(app).commands[name]
+    app.command(name)(flatten(getattr(module, word)))
+    return get_command(app)
+
+
+def current(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments with today's names, and a deprecation line for every old one."""
+    made, lines = list(arguments), []
+    if made and made[0] in RENAMED_COMMANDS:
+        old, made[0] = made[0], RENAMED_COMMANDS[made[0]]
+        lines.append(f"`abps {old}` is now `abps {made[0]}`; the old name works until the next release")
+    for place, word in enumerate(made):
+        flag, equals, value = word.partition("=")
+        if flag in RENAMED_FLAGS:
+            made[place] = RENAMED_FLAGS[flag] + equals + value
+            lines.append(f"{flag} is now {RENAMED_FLAGS[flag]}; the old name works until the next release")
+    return made, lines
+
+
+def flags_of(arguments: list[str]) -> dict[str, str]:
+    """Parameter names of the command that was called, with the flag of each."""
+    if not arguments or arguments[0] not in COMMANDS:
+        return {}
+    command = loaded(arguments[0])
+    for word in arguments[1:]:
+        if word not in getattr(command, "commands", {}):
+            break
+        command = command.commands[word]
+    flags = {
+        parameter.name: parameter.opts[0]
+        for parameter in command.params
+        if parameter.opts[0].startswith("--")
+    }
+    old = {name: new for name, new in RENAMED_FLAGS.items() if new in flags.values()}
+    return flags | {name.lstrip("-"): new for name, new in old.items()}
+
+
+def as_flags(message: str, flags: dict[str, str]) -> str:
+    """A message with ``name=value`` written as the flag of the command that was called.
+
+    >>> as_flags("min_stays=0: choose at least 1 (or another center=COL)",
+    ...     {"min_stays": "--min-stays", "center": "--center"})
+    '--min-stays 0: choose at least 1 (or another --center COL)'
+    """
+    words = []
+    for word in message.split(" "):
+        opening = word[: len(word) - len(word.lstrip("(`"))]
+        name, equals, value = word[len(opening) :].partition("=")
+        words.append(f"{opening}{flags[name]} {value}" if equals and name in flags else word)
+    return " ".join(words)

@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from abps.cli import options
-from abps.cli.options import split
+from abps.cli.options import read_seeds, split
 from abps.core.errors import RequestError
-
-if TYPE_CHECKING:
-    from abps.data.roles import Roles
-    from abps.study.plan import Source
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("compare")(compare)
 
 
 def compare(
     methods: options.Methods,
     out: options.Out,
+    columns: options.DataOptions,
     data: Annotated[
         list[str] | None,
         typer.Option(help="A file or a built-in federation, as in `abps run`; may be given several times."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Whole numbers with commas between.")] = "11,22,33,44,55",
-    rounds: Annotated[int | None, typer.Option(help="Rounds, instead of each method's own number.")] = None,
+    seeds: options.Seeds = "11,22,33,44,55",
+    rounds: options.Rounds = None,
     model: options.Model = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting for every method that has it: --set gamma=0.5."),
-    ] = None,
+    set_: options.Settings = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(help="A setting with several values: --vary gamma=0.1,0.25,0.5; a row for each."),
@@ -58,9 +47,7 @@ def compare(
         bool,
         typer.Option(help="Also run a hospital alone, pooled rows and a federated regression at their best."),
     ] = True,
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes at the same time; default: one per core.")
-    ] = None,
+    jobs: options.Jobs = None,
     executor: Annotated[str, typer.Option(help="local (processes here) or slurm (job arrays).")] = "local",
     slurm_account: Annotated[str | None, typer.Option(help="Slurm: the account to charge.")] = None,
     slurm_partition: Annotated[str | None, typer.Option(help="Slurm: the partition.")] = None,
@@ -73,20 +60,6 @@ def compare(
     sbatch: Annotated[
         Path | None, typer.Option(help="Compute nothing; write a script for `sbatch` that will.")
     ] = None,
-    label: options.Label = None,
-    center: options.Center = None,
-    patient: options.Patient = None,
-    time: options.Time = None,
-    group: options.Group = None,
-    drop: options.Drop = "",
-    keep: options.Keep = "",
-    positive: options.Positive = None,
-    outcome: options.Outcome = None,
-    duration: options.Duration = None,
-    strict: options.Strict = False,
-    eras: options.Eras = None,
-    every: options.Every = None,
-    min_stays: options.MinStays = None,
     live: Annotated[
         bool,
         typer.Option("--live", help="Serve the report so far on this machine alone while the study runs."),
@@ -98,28 +71,25 @@ def compare(
     Every run lies in a folder of its own under OUT/runs. Interrupted (or killed), the same command goes on
     where it stopped. More methods or seeds may be added later to the same folder.
 
-    Example: abps compare --methods local,fedavg,random-k1,abps-pq-k1 --seeds 11,22,33 --out my-study
+    Example: abps compare --methods local-best,fedavg,random-k1,abps-plus --seeds 11,22,33 --out my-study
     """
     from abps.cli.check_command import announce
     from abps.cli.study_outcome import finish, prepare_script
-    from abps.data.roles import Roles
     from abps.methods.catalog import REFERENCES
     from abps.study.execute import Executor
-    from abps.study.plan import Request, expand_methods, make_plan
+    from abps.study.plan import Request, Source, expand_methods, make_plan
     from abps.study.tuning import in_folder, tuned, tuning_seeds
     from abps.study.workers.processes import run_local
     from abps.study.workers.slurm import Slurm, run_slurm
 
-    roles = Roles(
-        label or "", center or "", patient, time, group, split(drop), eras, every, split(keep), positive,
-        outcome, duration,
-    )  # fmt: skip
-    sources = tuple(source(d, roles, min_stays) for d in data or ["icu-synthetic"])
+    sources = tuple(
+        Source(each, columns.roles(each), columns.min_stays) for each in data or ["icu-synthetic"]
+    )
     words = split(methods)
     compared = read_seeds(seeds)
     tuning = tuning_seeds(read_seeds(tune_seeds) if tune_seeds else tune, compared)
     request = Request(
-        sources, expand_methods(words), compared, rounds, options.settings(set_ or [], model),
+        sources, expand_methods(words), compared, rounds, options.settings(set_, model),
         read_vary(vary or []), REFERENCES if references else (), folds, attack, tuning,
         split(subgroups), leave_centers_out,
     )  # fmt: skip
@@ -132,7 +102,7 @@ def compare(
     slurm = Slurm(slurm_account, slurm_partition, slurm_minutes, slurm_memory, slurm_cores, slurm_deadline)
     plan = make_plan(request, words)
     for federation in plan.federations.values():
-        announce(federation.notes, strict, f"{out}/study.json")
+        announce(federation.notes, columns.strict, f"{out}/study.json")
     if sbatch is not None:
         prepare_script(plan, out, slurm, sbatch, as_json)
         return
@@ -141,27 +111,6 @@ def compare(
         compute = functools.partial(run_slurm, slurm=slurm)
     plan = tuned(plan, in_folder(request, out, compute), words)
     finish(plan, out, compute, as_json, live=live)
-
-
-def source(data: str, roles: Roles, min_stays: int | None) -> Source:
-    """A ``--data`` argument with the roles of its columns."""
-    from abps.data.synthetic.builtin import is_builtin
-    from abps.study.plan import Source
-
-    roles = options.complete(data, roles)
-    if not is_builtin(data) and Path(data).exists() and not (roles.label and roles.center):
-        raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
-    return Source(data, roles, min_stays)
-
-
-def read_seeds(text: str) -> tuple[int, ...]:
-    """``--seeds 11,22`` as numbers."""
-    try:
-        return tuple(int(part) for part in split(text))
-    except ValueError:
-        raise RequestError(
-            f"--seeds {text}: give whole numbers with commas between, such as 11,22,33"
-        ) from None
 
 
 def read_vary(pairs: list[str]) -> dict[str, tuple[str, ...]]:

@@ -18,11 +18,6 @@ DIFFER: Final = "icu-synthetic:heterogeneity=4,centers=40"
 ALIKE: Final = "icu-synthetic:heterogeneity=0,centers=40"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("demo")(demo)
-
-
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("abps-demo"),
     data: Annotated[
@@ -54,12 +49,15 @@ def demo(
         if not out.exists():
             local.get_ready(len(METHODS))
         # Imported while the workers get ready.
-        from abps.cli.compare_command import read_seeds
         from abps.cli.study_outcome import finish
         from abps.study.plan import Request, Source, make_plan
 
         request = Request(
-            tuple(Source(each) for each in given), METHODS, read_seeds(seeds), rounds, {"model": "gam"}
+            tuple(Source(each) for each in given),
+            METHODS,
+            options.read_seeds(seeds),
+            rounds,
+            {"model": "gam"},
         )
         finish(make_plan(request), out, local, as_json)
     if not as_json:

@@ -20,11 +20,6 @@ from abps.report.pages import drift_page as report
 from abps.report.pages.document import p_value
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("drift")(drift)
-
-
 def drift(
     data: options.Data = "icu-synthetic",
     out: options.Out = Path("abps-drift"),
@@ -34,13 +29,13 @@ def drift(
     time: options.Time = None,
     era: Annotated[
         str | None,
-        typer.Option(help="The column with eras; unset, era, anchor_year_group or windows of --time."),
+        typer.Option(help="Column with eras. Default: era, anchor_year_group, or windows of --time."),
     ] = None,
-    between: Annotated[str, typer.Option(help="Two eras, with a comma between; unset, first and last.")] = "",
+    between: Annotated[str, typer.Option(help="Two comma-separated eras. Default: first and last.")] = "",
     columns: Annotated[
-        str, typer.Option(help="Columns to compare, with commas; unset, the means of the vitals.")
+        str, typer.Option(help="Comma-separated columns to compare. Default: the means of the vitals.")
     ] = "",
-    window: Annotated[int, typer.Option(help="The width of windows of --time, in years.")] = 2,
+    window: Annotated[int, typer.Option(help="Width of the windows of --time, in years.")] = 2,
     deviations: Annotated[
         float, typer.Option(help="Outlier rule: standard deviations from the era's mean.")
     ] = 3.0,

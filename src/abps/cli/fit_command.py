@@ -3,68 +3,42 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from abps.cli import options
 from abps.cli.check_command import announce
-from abps.core.errors import RequestError
 from abps.fitted.card import area_words, decimal, estimate_words
 from abps.fitted.fit import fit as fit_models
 from abps.fitted.handover import check_new, write_models
 from abps.methods.settings import configure
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("fit")(fit)
-
-
 def fit(
-    method: Annotated[str, typer.Option(help="A method's name; `abps methods` lists them.")],
+    method: options.Method,
     out: options.Out,
+    columns: options.DataOptions,
     data: options.Data = "icu-synthetic",
-    seed: Annotated[int, typer.Option(help="Splits, initial weights and every other draw.")] = 11,
-    rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the method's own number.")] = None,
+    seed: options.Seed = 11,
+    rounds: options.Rounds = None,
     model: options.Model = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting of the method: --set gamma=0.5.")
-    ] = None,
+    set_: options.Settings = None,
     subgroups: options.Subgroups = "",
     leave_centers_out: options.LeaveCentersOut = 0,
-    label: options.Label = None,
-    center: options.Center = None,
-    patient: options.Patient = None,
-    time: options.Time = None,
-    group: options.Group = None,
-    drop: options.Drop = "",
-    keep: options.Keep = "",
-    positive: options.Positive = None,
-    outcome: options.Outcome = None,
-    duration: options.Duration = None,
-    strict: options.Strict = False,
-    min_stays: options.MinStays = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make the models that hospitals would use, from all rows, each with its model card.
+    """Train each hospital's final model on all rows and write it with its model card.
 
-    Every center gets a folder: weights, codebook, recalibration, thresholds, model.onnx (with abps[onnx]),
+    Every hospital gets a folder: weights, codebook, recalibration, thresholds, model.onnx (with abps[onnx]),
     card.html and card.md. How good they are is measured first, on rows that they had not seen.
 
     Example: abps fit --method abps-plus --data stays.csv --label died --center hospital --out models
     """
-    config = configure(method, options.settings(set_ or [], model), rounds)
-    if seed < 0:
-        raise RequestError(f"--seed {seed}: choose a whole number from 0")
+    config = configure(method, options.settings(set_, model), rounds)
     check_new(out)
-    federation = options.federation(
-        data, label, center, patient, time, group, drop, min_stays, keep=keep, positive=positive,
-        outcome=outcome, duration=duration,
-    )  # fmt: skip
-    announce(federation.notes, strict)
+    federation = columns.federation(data)
+    announce(federation.notes, columns.strict)
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import typer
 
-from abps.cli.commands import Commands
-from abps.cli.flags import as_flags
+from abps.cli.commands import Commands, as_flags, current, flags_of
 from abps.core.errors import RequestError
 from abps.release import VERSION
 
@@ -18,7 +17,11 @@ HELP = """Peer-to-peer federated learning for hospitals: who to work with, when,
 
 Start with `abps demo`. Then bring your own table:
 
-    abps run --data stays.csv --label died --center hospital --method abps-pq-k1 --out my-run
+    abps check stays.csv --label died --center hospital
+
+    abps compare --data stays.csv --label died --center hospital --methods fedavg,abps-plus --out my-study
+
+    abps fit --data stays.csv --label died --center hospital --method abps-plus --out models
 """
 
 
@@ -53,35 +56,37 @@ def app() -> typer.Typer:
 STOPPED = 130
 
 
-def end_in_order() -> list[int]:
-    """Let a scheduler's or a terminal's wish to end be one to clear up, as after Ctrl-C: temporary files hold
-    patients' rows. Returns where the numbers of such signals appear.
+def clean_up_on_signals() -> list[int]:
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that temporary files with patients' rows are removed.
 
-    What was told to be ignored (nohup) stays ignored.
+    Returns a list to which the numbers of such signals are added. Ignored signals (nohup) stay ignored.
     """
-    came: list[int] = []
+    received: list[int] = []
 
     def end(number: int, _frame: object) -> None:
-        came.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, end)
-    return came
+    return received
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: exit 0 done, 2 the request was wrong, 1 a fault of ours, more after a signal."""
-    signals = end_in_order() if arguments is None else []
+    """Run the command line: exit 0 done, 2 wrong request, 1 internal error, more after a signal."""
+    signals = clean_up_on_signals() if arguments is None else []
+    given, deprecations = current(sys.argv[1:] if arguments is None else arguments)
+    for line in deprecations:
+        print(f"abps: {line}", file=sys.stderr)
     sys.path.append(str(Path.cwd()))  # last: modules beside the user's data, but never instead of a library's
     try:
-        code = app()(args=arguments, standalone_mode=False)
+        code = app()(args=given, prog_name="abps", standalone_mode=False)
         if code == STOPPED:
             raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except RequestError as error:
-        print(f"abps: {as_flags(str(error))}", file=sys.stderr)
+        print(f"abps: {as_flags(str(error), flags_of(given))}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         print("abps: stopped", file=sys.stderr)

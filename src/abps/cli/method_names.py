@@ -12,8 +12,7 @@ _NAMES = (
     "dpfl pens pens-k1 ifca-trunk facade facade-r1 pfedgraph-p pfedgraph-k1-p dac-p dac-var-p dac-k1-p "
     "ifca-p fedfomo-p fedfomo-k1-p ehrfl-p dfca-p dfca-k1-p dpfl-p pens-p pens-k1-p random-k1 random-k3 "
     "group-oracle-k1 abps abps-p abps-q abps-pq-k1 abps-pq-k1-hom abps-pq-k1-div abps-pq-k1-align abps-x "
-    "abps-plus abps-plus-random abps-plus-plain abps-plus-v1 abps-plus-v1-int4 abps-plus-v1-bf16 "
-    "abps-plus-v1-shapley abps-plus-v1-flat abps-plus-v1-open abps-plus-v1-greedy"
+    "abps-plus"
 )
 NAMES: Final = _NAMES.split()
 

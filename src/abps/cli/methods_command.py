@@ -13,15 +13,10 @@ from abps.methods.catalog import CATALOG, METHODS, find
 from abps.methods.settings import describe
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("methods")(methods)
-
-
 def methods(
     check: Annotated[
         str | None,
-        typer.Option(help="Hold a method to the checks that ours pass: a name, or package.module:CONFIG."),
+        typer.Option(help="Check a method (name or package.module:CONFIG) by the tests that ours pass."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

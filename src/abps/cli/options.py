@@ -1,9 +1,13 @@
-"""Options that several commands share: the data, and how to read settings."""
+"""Options that several commands share, and one way to read each of them."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -11,143 +15,189 @@ from rich.console import Console
 from abps.cli.method_names import complete_method, complete_methods
 from abps.core.errors import RequestError
 
-if TYPE_CHECKING:  # a command line that is only completed or helped should not wait for them
+if TYPE_CHECKING:  # completion and help must not wait for these
     from abps.data.federation import Federation
     from abps.data.roles import Roles
 
 Method = Annotated[
     str,
     typer.Option(
-        help="A method's name (`abps methods` lists them), or package.module:CONFIG for one of your own.",
+        help="Method name (see `abps methods`), or package.module:CONFIG for your own.",
         autocompletion=complete_method,
     ),
 ]
 Methods = Annotated[
     str,
     typer.Option(
-        help="Names with commas between (also package.module:CONFIG), or paper (the paper's table and "
-        "controls), or all.",
+        help="Comma-separated method names (also package.module:CONFIG), `paper` (the paper's table and "
+        "controls), or `all`.",
         autocompletion=complete_methods,
     ),
 ]
-
 Data = Annotated[
     str,
     typer.Option(
-        help="A CSV or Parquet file, or a built-in federation: icu-synthetic, fedprox-synthetic, "
-        "survival-synthetic "
-        "(with knobs: icu-synthetic:heterogeneity=4,centers=60)."
+        help="CSV or Parquet file, or a built-in federation: icu-synthetic, fedprox-synthetic, "
+        "survival-synthetic. Set its knobs with icu-synthetic:heterogeneity=4,centers=60."
     ),
 ]
-Label = Annotated[
-    str | None, typer.Option(help="The column to predict (two values, unless --outcome says otherwise).")
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the split, the initial weights and all draws.")]
+Rounds = Annotated[int | None, typer.Option(help="Number of rounds. Default: the method's own.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a setting of the method: --set gamma=0.5. Repeat as needed."),
 ]
-Center = Annotated[str | None, typer.Option(help="The column that says which center a row belongs to.")]
-Patient = Annotated[str | None, typer.Option(help="A patient is in one split, in all centers.")]
-Time = Annotated[str | None, typer.Option(help="A date or year column; never a feature.")]
-Group = Annotated[str | None, typer.Option(help="A column that groups centers, for group-oracle-k1.")]
-Eras = Annotated[
-    str | None,
-    typer.Option(
-        help="Learn from one window of time after the other: a column that orders the rows into windows, or "
-        "into how many windows to cut the --time column."
-    ),
-]
-Every = Annotated[
-    int | None, typer.Option(help="Rounds from one window to the next (default: divided evenly).")
-]
-Drop = Annotated[str, typer.Option(help="Columns to leave out, separated by commas.")]
-Keep = Annotated[
-    str,
-    typer.Option(
-        help="Columns to learn from although they look like an identifier or a copy of the label, separated "
-        "by commas."
-    ),
-]
+Seeds = Annotated[str, typer.Option(help="Comma-separated seeds.")]
+Jobs = Annotated[int | None, typer.Option(help="Number of parallel processes. Default: one per core.")]
 Subgroups = Annotated[
     str,
     typer.Option(
         "--subgroups",
         "--parts",
-        help="Columns by which accuracy is told apart, besides sex and age, separated by commas.",
+        help="Comma-separated columns: report accuracy per subgroup, besides sex and age.",
     ),
 ]
-LeaveCentersOut = Annotated[
-    int,
-    typer.Option(
-        help="Also let centers stay away in turn, in so many groups (0: no), and try the others' model on "
-        "them: would it serve a hospital that did not take part?"
-    ),
-]
+LeaveCentersOut = Annotated[int, typer.Option(help="Leave-centers-out evaluation with K folds (0: none).")]
 Attack = Annotated[
     str | None,
     typer.Option(
-        help="Members that attack: sign-flip:share=0.2; or label-flip, scale, random, nan, huge, free-rider, "
-        "copy, liar, clique, poison."
+        help="Let some members attack: sign-flip:share=0.2. Attacks: label-flip, sign-flip, scale, random, "
+        "nan, huge, free-rider, copy, liar, clique, poison."
     ),
 ]
-Positive = Annotated[str | None, typer.Option(help="The label's value that counts as the event.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Model that the method trains: mlp (the paper's network), linear, gam (additive, smooth terms), "
+        "encoders (sequences and images), or package.module:FACTORY. Default: the method's own."
+    ),
+]
+Out = Annotated[Path, typer.Option(help="Folder to write to.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON line.")]
+
+
+# The columns of a table: one table of options for all commands.
+Label = Annotated[
+    str | None, typer.Option(help="Column to predict (two values, unless --outcome says otherwise).")
+]
+Center = Annotated[str | None, typer.Option(help="Column that names each row's hospital.")]
+Patient = Annotated[str | None, typer.Option(help="Patient ID column; keeps a patient's rows in one split.")]
+Time = Annotated[str | None, typer.Option(help="Date or year column; never a predictor.")]
+Group = Annotated[str | None, typer.Option(help="Column that groups centers, for group-oracle-k1.")]
+Drop = Annotated[str, typer.Option(help="Comma-separated columns to leave out.")]
+Keep = Annotated[
+    str,
+    typer.Option(
+        help="Comma-separated columns to learn from although they look like an identifier or a copy of the "
+        "label."
+    ),
+]
+Positive = Annotated[str | None, typer.Option(help="Value of the label that counts as the event.")]
 Outcome = Annotated[
     str | None,
     typer.Option(
-        help="What the label is: binary, survival (with --duration), survival:cox, classes, continuous, or "
+        help="Kind of outcome: binary, survival (with --duration), survival:cox, classes, continuous, or "
         "continuous:pinball=0.9. Default: survival with --duration, else binary."
     ),
 ]
 Duration = Annotated[
-    str | None,
-    typer.Option(help="Survival: the column with the time to the event, or to the end of watching."),
+    str | None, typer.Option(help="Survival: column with the time to the event or to censoring.")
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Warnings about the table are errors.")]
-MinStays = Annotated[int | None, typer.Option(help="The smallest center that takes part (own tables: 50).")]
-Model = Annotated[
+Eras = Annotated[
     str | None,
     typer.Option(
-        help="What is shared: mlp (the paper's network), linear, gam (additive, smooth terms), gam+mlp, "
-        "encoders (sequences and images), or package.module:FACTORY. Default: the method's own."
+        help="Learn from one window of time after the other: a column that orders the windows, or the number "
+        "of windows to cut --time into."
     ),
 ]
-Out = Annotated[Path, typer.Option(help="The folder to write to.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON line.")]
+RoundsPerWindow = Annotated[
+    int | None, typer.Option(help="Rounds on each window of --eras. Default: the same number for each.")
+]
+MinStays = Annotated[
+    int | None, typer.Option(help="Smallest center that takes part. Default for your own table: 50.")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop if the table has warnings.")]
 
 
-def federation(
-    data: str,
-    label: str | None,
-    center: str | None,
-    patient: str | None,
-    time: str | None,
-    group: str | None,
-    drop: str,
-    min_stays: int | None,
-    eras: str | None = None,
-    every: int | None = None,
-    keep: str = "",
-    positive: str | None = None,
-    outcome: str | None = None,
-    duration: str | None = None,
-) -> Federation:
-    """The federation that the options describe."""
-    from abps.data.roles import Roles
-    from abps.data.synthetic.builtin import is_builtin
-    from abps.data.table import load
+@dataclass(frozen=True)
+class DataOptions:
+    """What the columns of a table are for: the options of every command that learns from one."""
 
-    given = Roles(
-        label or "", center or "", patient, time, group, split(drop), eras, every, split(keep), positive,
-        outcome, duration,
-    )  # fmt: skip
-    roles = complete(data, given)
-    if not is_builtin(data) and not (roles.label and roles.center) and Path(data).exists():
-        raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
-    return load(data, roles, min_stays)
+    label: Label = None
+    center: Center = None
+    patient: Patient = None
+    time: Time = None
+    group: Group = None
+    drop: Drop = ""
+    keep: Keep = ""
+    positive: Positive = None
+    outcome: Outcome = None
+    duration: Duration = None
+    eras: Eras = None
+    rounds_per_window: RoundsPerWindow = None
+    min_stays: MinStays = None
+    strict: Strict = False
+
+    def roles(self, data: str) -> Roles:
+        """The roles of the table's columns: those given, completed by those that the file records."""
+        from abps.data.roles import Roles, completed
+        from abps.data.synthetic.builtin import is_builtin
+
+        given = Roles(
+            label=self.label or "",
+            center=self.center or "",
+            patient=self.patient,
+            time=self.time,
+            group=self.group,
+            drop=split(self.drop),
+            eras=self.eras,
+            every=self.rounds_per_window,
+            keep=split(self.keep),
+            positive=self.positive,
+            outcome=self.outcome,
+            duration=self.duration,
+        )
+        if is_builtin(data):
+            return given
+        roles = completed(Path(data), given)
+        if Path(data).exists() and not (roles.label and roles.center):
+            raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
+        return roles
+
+    def federation(self, data: str) -> Federation:
+        """The federation that ``--data`` and these options describe."""
+        from abps.data.table import load
+
+        return load(data, self.roles(data), self.min_stays)
 
 
-def complete(data: str, given: Roles) -> Roles:
-    """The roles that the user named, completed by those that a table of ours carries."""
-    from abps.data.roles import completed
-    from abps.data.synthetic.builtin import is_builtin
+def flatten(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose dataclass parameters appear as one option per field, after the other options."""
+    types = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in types.items() if is_dataclass(kind)}
+    given = [
+        parameter.replace(annotation=types[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name not in groups
+    ]
+    for kind in groups.values():
+        hints = get_type_hints(kind, include_extras=True)
+        given += [
+            inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name]
+            )
+            for f in fields(kind)
+        ]
 
-    return given if is_builtin(data) else completed(Path(data), given)
+    @functools.wraps(command)
+    def called(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values)
+
+    called.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in given}
+    return called
 
 
 def split(text: str) -> tuple[str, ...]:
@@ -155,10 +205,18 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def settings(pairs: list[str], model: str | None = None) -> dict[str, str]:
+def read_seeds(text: str) -> tuple[int, ...]:
+    """``--seeds 11,22`` as numbers."""
+    try:
+        return tuple(int(part) for part in split(text))
+    except ValueError:
+        raise RequestError(f"--seeds {text}: give comma-separated whole numbers, such as 11,22,33") from None
+
+
+def settings(pairs: list[str] | None, model: str | None = None) -> dict[str, str]:
     """``--set key=value`` as a mapping, with the model that was asked for."""
     given: dict[str, str] = {} if model is None else {"model": model}
-    for pair in pairs:
+    for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise RequestError(f"--set {pair}: write key=value, for instance --set gamma=0.5")

@@ -15,11 +15,6 @@ from abps.data.partition import CellRule, Partition, Recipe, divide, parse_only
 from abps.data.table import read_frame
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("partition")(partition)
-
-
 def partition(
     table: Annotated[Path, typer.Argument(help="A tidy table: Parquet (from `abps cohort`) or CSV.")],
     by: Annotated[

@@ -20,11 +20,6 @@ from abps.fitted.folder import load_model
 from abps.fitted.inputs import readable
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("predict")(predict)
-
-
 def predict(
     model: Annotated[Path, typer.Option(help="A center's folder that `abps fit` has written.")],
     data: Annotated[Path, typer.Option(help="A CSV or Parquet file with the columns the model needs.")],
@@ -37,11 +32,11 @@ def predict(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Give every row of a table its probability.
+    """Predict every row of a table with a fitted model.
 
-    Of other outcomes: that of every class, the number, or the chance to live longer than each time.
-    Columns are mended by the same rules as in `abps check`. A column that is missing, of another type or out
-    of the range that the model has learned in stops with a sentence.
+    Writes the probability of the event; for other outcomes the probability of every class, the expected
+    number, or the chance of survival past each time. Repairs columns by the same rules as `abps check`.
+    Stops if a column is missing, has another type, or is out of the range that the model has seen.
 
     Example: abps predict --model models/north --data new.csv --out p.parquet
     """

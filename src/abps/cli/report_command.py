@@ -16,11 +16,6 @@ from abps.report.comparison import load_study
 from abps.report.statistics import MARGIN
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("report")(report)
-
-
 def report(
     study: Annotated[Path, typer.Argument(help="The folder of a study (the --out of `abps compare`).")],
     out: Annotated[Path | None, typer.Option(help="Write here instead of into the study's folder.")] = None,

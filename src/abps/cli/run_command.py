@@ -10,53 +10,30 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from abps.cli import options
-from abps.core.errors import RequestError
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("run")(run)
 
 
 def run(
     method: options.Method,
     out: options.Out,
+    columns: options.DataOptions,
     data: options.Data = "icu-synthetic",
-    seed: Annotated[int, typer.Option(help="Splits, initial weights and every other draw.")] = 11,
-    rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the method's own number.")] = None,
+    seed: options.Seed = 11,
+    rounds: options.Rounds = None,
     model: options.Model = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting of the method: --set gamma=0.5 --set kappa=2."),
-    ] = None,
+    set_: options.Settings = None,
     engine: Annotated[
         str, typer.Option(help="simulate (fast), or debug (one center at a time).")
     ] = "simulate",
     device: Annotated[
-        str,
-        typer.Option(help="Where centers train: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."),
+        str, typer.Option(help="Device to train on: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one).")
     ] = "cpu",
     attack: options.Attack = None,
     subgroups: options.Subgroups = "",
-    label: options.Label = None,
-    center: options.Center = None,
-    patient: options.Patient = None,
-    time: options.Time = None,
-    group: options.Group = None,
-    drop: options.Drop = "",
-    keep: options.Keep = "",
-    positive: options.Positive = None,
-    outcome: options.Outcome = None,
-    duration: options.Duration = None,
-    strict: options.Strict = False,
-    eras: options.Eras = None,
-    every: options.Every = None,
-    min_stays: options.MinStays = None,
     as_json: options.Json = False,
 ) -> None:
     """Run one method with one seed; write result.json and decisions.parquet.
 
-    Example: abps run --method abps-pq-k1 --data stays.csv --label died --center hospital --out my-run
+    Example: abps run --method abps-plus --data stays.csv --label died --center hospital --out my-run
     """
     from abps.checks import glance
     from abps.cli.check_command import announce
@@ -71,32 +48,15 @@ def run(
 
     if method not in CATALOG:
         glance(configure(method), method)
-    config = with_noise(configure(method, options.settings(set_ or [], model), rounds))
-    if seed < 0:
-        raise RequestError(f"--seed {seed}: choose a whole number from 0")
+    config = with_noise(configure(method, options.settings(set_, model), rounds))
     place = device_name(find_device(device))
     console = options.terminal(stderr=True)
     with console.status("reading the federation") if console.is_terminal else nullcontext():
-        federation = options.federation(
-            data,
-            label,
-            center,
-            patient,
-            time,
-            group,
-            drop,
-            min_stays,
-            eras,
-            every,
-            keep,
-            positive,
-            outcome,
-            duration,
-        )
+        federation = columns.federation(data)
         identity = {"method": method, "seed": seed, "config": describe(config), "device": place}
         identity["attack"] = str(parse(attack)) if attack else ""
         check_free(out, identity, federation.fingerprint())
-    announce(federation.notes, strict, f"{out}/result.json")
+    announce(federation.notes, columns.strict, f"{out}/result.json")
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -259,7 +259,7 @@ def submit(
     from abps.sites.flare import submit as jobs
 
     book = merged([read_codebook(path) for path in codebook_])
-    agreement = Agreement(study, method, book, seed, rounds, options.settings(set_ or []))
+    agreement = Agreement(study, method, book, seed, rounds, options.settings(set_))
     agreement.config()
     if grace < 0 or patience < 0:
         raise RequestError("--grace and --patience are seconds: choose 0 or more")

@@ -63,7 +63,7 @@ def rehearse(
 
     if only not in (None, "prepare", "job"):
         raise RequestError(f"--only {only}: choose prepare or job")
-    settings = options.settings(set_ or [], model)
+    settings = options.settings(set_, model)
     plan = rehearsal.Plan(sites, "rehearsal", method, settings, rounds, seed, stays, limit, direct)
 
     def tell(line: str) -> None:

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from abps.cli import options
-from abps.core.errors import RequestError
 from abps.lab.claims import Checked, check
 from abps.lab.detection import Detection, detection
 from abps.lab.drift.detectors import DETECTORS, available, detector
@@ -19,19 +18,14 @@ from abps.lab.drift.detectors import DETECTORS, available, detector
 COLOURS = {"holds": "green", "unproven": "yellow", "fails": "red"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("theory")(theory)
-
-
 def theory(
-    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("abps-theory"),
-    seed: Annotated[int, typer.Option(help="Every draw of the simulations.")] = 11,
+    out: options.Out = Path("abps-theory"),
+    seed: options.Seed = 11,
     detectors: Annotated[
         str,
         typer.Option(
-            help="Detectors of change to compare, separated by commas: all (that are installed), none, or "
-            f"of {', '.join(DETECTORS)}."
+            help="Change detectors to compare: all (that are installed), none, or a comma-separated list of "
+            f"{', '.join(DETECTORS)}."
         ),
     ] = "all",
     as_json: options.Json = False,
@@ -45,8 +39,6 @@ def theory(
 
     Example: abps theory --out theory
     """
-    if seed < 0:
-        raise RequestError(f"--seed {seed}: choose a whole number from 0")
     names = _chosen(detectors)
     console = options.terminal(stderr=True)
     with Progress(

@@ -1,4 +1,4 @@
-"""The page of ``abps adapt``: accuracy around the change, alarms, and partners that re-form."""
+"""The page of ``abps simulate-drift``: accuracy around the change, alarms, and partners that re-form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``abps adapt``: drift, alarms, and recovery."""
+"""``abps simulate-drift``: drift, alarms, and recovery."""
 
 from __future__ import annotations
 
@@ -11,50 +11,40 @@ import typer
 from rich.table import Table
 
 from abps.cli import options
-from abps.cli.compare_command import read_seeds
-from abps.cli.options import split
+from abps.cli.options import read_seeds, split
 from abps.core.errors import RequestError
 from abps.lab import adaptation as study
 from abps.study.execute import conduct
 from abps.study.workers.processes import run_local
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("adapt")(adapt)
-
-
-def adapt(
-    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("abps-adapt"),
+def simulate_drift(
+    out: options.Out = Path("abps-drift-simulation"),
     data: Annotated[
         str,
         typer.Option(
-            help="An icu-stream with its change: icu-stream:change=risk,course=sudden,at=25,share=0.5 "
-            "(change: risk, protocol, outcome, case_mix; course: sudden, gradual, recurring)."
+            help="icu-stream with its change: icu-stream:change=risk,course=sudden,at=25,share=0.5. "
+            "change: risk, protocol, outcome or case_mix; course: sudden, gradual or recurring."
         ),
     ] = study.DEFAULT,
-    method: Annotated[str, typer.Option(help="A variant of abps.")] = "abps",
+    method: Annotated[str, typer.Option(help="Method of the abps family.")] = "abps",
     forget: Annotated[
-        str, typer.Option(help="Ways to forget, beside never: alarm, window, discount (with commas).")
+        str,
+        typer.Option(help="Comma-separated ways to forget: alarm, window, discount; never is added."),
     ] = "alarm",
-    seeds: Annotated[str, typer.Option(help="Whole numbers with commas between.")] = "11,22,33,44,55",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the method: --set gamma=0.05 --set alarm_level=0.05."),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes at the same time; default: one per core.")
-    ] = None,
+    seeds: options.Seeds = "11,22,33,44,55",
+    set_: options.Settings = None,
+    jobs: options.Jobs = None,
     as_json: options.Json = False,
 ) -> None:
-    """Let a federation change while it learns, with and without forgetting, and show what comes of it.
+    """Simulate hospitals that change over time; compare methods that forget with one that does not.
 
-    Runs the method on a stream whose centers change, and on the same stream without the change; each once
-    with every way to forget and once without. Interrupted, the same command goes on where it stopped.
+    Runs the method on a stream whose centers change, and on the same stream without the change. Repeat the
+    command to continue an interrupted study.
 
     Writes adapt.html (one file), adapt.json, figures and a table of all rounds.
 
-    Example: abps adapt --data icu-stream:heterogeneity=4,centers=12,change=outcome --out adapt
+    Example: abps simulate-drift --data icu-stream:heterogeneity=4,centers=12,change=outcome --out drift
     """
     scenario = study.Scenario.of(data)
     ways = ("never", *(way for way in split(forget) if way != "never"))
@@ -62,7 +52,7 @@ def adapt(
         raise RequestError(
             "--forget names no way to forget; give alarm, window or discount, with commas between"
         )
-    plan = study.plan(scenario, method, ways, read_seeds(seeds), options.settings(set_ or []))
+    plan = study.plan(scenario, method, ways, read_seeds(seeds), options.settings(set_))
     outcome = conduct(plan, out, functools.partial(run_local, jobs=jobs))
     if outcome.failed:
         run, error = outcome.failed[0]
