@@ -9,7 +9,6 @@ from hypothesis.extra.numpy import arrays
 
 from abps import numpy_tensors as small
 from abps import tensors
-from abps.core import streams
 from abps.data import scales
 from abps.data.prepare import prepare
 from abps.data.synthetic.builtin import builtin_table
@@ -19,7 +18,6 @@ from abps.models.mixtures import mixtures
 from abps.models.native import in_numpy, network
 from abps.models.small_linear import SmallLinear
 from abps.models.training import Objective, Training
-from abps.wire import rounding, rounding_numpy
 
 SINGLES = arrays(np.float32, (3, 4), elements=some.floats(-100, 100, width=32))
 
@@ -69,35 +67,6 @@ def test_both_kinds_are_tensors():
     assert tensors.is_tensor(tensors.Tensor) and tensors.is_tensor(real.Tensor)
     assert not tensors.is_tensor(np.ndarray)
     assert not tensors.use_numpy() and not tensors.numpy_alone()  # PyTorch is here already
-
-
-@given(
-    arrays(np.float32, (2, 150), elements=some.floats(width=32)),
-    some.sampled_from([3, 7, 127]),
-    some.booleans(),
-)
-def test_rounding_in_numpy_is_the_same_to_the_last_bit(weights, top, differences):
-    base = np.linspace(-1, 1, 150, dtype=np.float32) if differences else np.zeros(0, np.float32)
-    keys, places = np.array([5, 2**63 + 17], np.uint64), streams.places(75)
-    flat = weights.ravel()
-
-    def bits(function, *more):
-        out = np.empty_like(weights)
-        with np.errstate(all="ignore"):
-            function(flat, 150, base, *more, out)
-        return out.view(np.uint32)[~np.isnan(out)], np.isnan(out)
-
-    for compiled, plain, more in (
-        (rounding.through_upper_halves, rounding_numpy.through_upper_halves, ()),
-        (rounding.through_codes, rounding_numpy.through_codes, (keys, places, 64, top)),
-    ):
-        for found, expected in zip(bits(plain, *more), bits(compiled.made(), *more)):
-            np.testing.assert_array_equal(found, expected)
-    codes, scale = np.empty((2, 150), np.float32), np.empty((2, 3), np.float32)
-    for k, function in enumerate((rounding.to_codes.made(), rounding_numpy.to_codes)):
-        function(weights[0], keys[1], places, 64, top, codes[k], scale[k])
-    np.testing.assert_array_equal(codes[0], codes[1])
-    np.testing.assert_array_equal(scale[0], scale[1])
 
 
 @given(*(arrays(np.float32, 60, elements=some.integers(low, high)) for low, high in ((-5, 5), (0, 1))))

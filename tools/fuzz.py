@@ -48,7 +48,7 @@ from abps.wire import admission, messages
 from abps.wire.codecs import CODECS, codec
 from abps.wire.frames import FrameError, pack, unpack
 from abps.wire.messages import MessageError
-from abps.wire.numerals import NumeralError, Numerals, Stretch
+from abps.wire.number_lists import Field, NumberList, NumberListError
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 CASES = TESTS / "fuzz_cases"
@@ -379,12 +379,12 @@ def targets(place: Path) -> list[Target]:
         messages.pack_alarm(3, who),
         messages.pack_request(3, who),
         messages.pack_note(0.5, 3),
-        messages.pack_answer(b"abc", 3, 1, who),
-        messages.pack_notice(b"abc", 3, 1, who),
+        messages.pack_upload(b"abc", 3, 1, who),
+        messages.pack_broadcast(b"abc", 3, 1, who),
     ]
     unpackers = (
         messages.unpack_message, messages.unpack_vector, messages.unpack_alarm, messages.unpack_request,
-        messages.unpack_note, messages.unpack_answer, messages.unpack_notice,
+        messages.unpack_note, messages.unpack_upload, messages.unpack_broadcast,
     )  # fmt: skip
 
     def any_message(data: bytes) -> None:
@@ -398,13 +398,13 @@ def targets(place: Path) -> list[Target]:
         return admission.admit_weights(data, admission.Origin("bea", ("bea",), 3), codec("bf16"), 40)
 
     forms = (
-        Stretch("single", 3),
-        Stretch("half", 4),
-        Stretch("share", 2),
-        Stretch("place", 2),
-        Stretch("small", 8, 2),
+        Field("single", 3),
+        Field("half", 4),
+        Field("share", 2),
+        Field("place", 2),
+        Field("small", 8, 2),
     )
-    numerals = Numerals.of(np.arange(27, dtype=float), forms).data
+    numerals = NumberList.of(np.arange(27, dtype=float), forms).data
     names = ("age", "lactate")
     summary = summarise(names, rng.normal(size=(2, 60))).to_bytes()
     book = Codebook(
@@ -426,9 +426,9 @@ def targets(place: Path) -> list[Target]:
     sums = {"edges": 1, "directed": 2, "control": 3, "partners": 1, "in_doubt": 0}
     return [
         Target("frames", framed, unpack, (FrameError,), 6),
-        Target("admission", framed, admitted, (admission.Refused,), 4),
+        Target("admission", framed, admitted, (admission.Refusal,), 4),
         Target("messages", tuple(said), any_message, (), 6),
-        Target("numerals", (numerals,), Numerals.read, (NumeralError,), 3),
+        Target("numerals", (numerals,), NumberList.read, (NumberListError,), 3),
         Target("summaries", (summary,), lambda d: Summary.from_bytes(d, names), (RequestError,), 3),
         Target(
             "codebooks", (_bytes(book.to_json()),), _json(Codebook.from_json), (RequestError,), 2, bent_json

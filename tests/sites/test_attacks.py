@@ -23,7 +23,7 @@ from abps.sites.protocol import decline_codes as excuses
 from abps.sites.protocol.steps import Seconds
 from abps.sites.store.store import Store
 from abps.wire.frames import pack
-from abps.wire.messages import pack_message, pack_place, pack_vector
+from abps.wire.messages import pack_attestation, pack_message, pack_vector
 
 from .network import OPEN, close, open_site
 
@@ -397,10 +397,10 @@ def test_questions_to_a_witness_that_are_none(six, tmp_path, wrong):
     drawn = [n for n in six.names[2:] if site.name in witnesses(11, 1, site.site_context.roster, n)]
     others = [n for n in six.names[2:] if n not in drawn]
     about = {"not the witness": others[0], "of itself": asker, "nobody": "nobody"}.get(wrong, drawn[0])
-    data = pack_place(center_id(about), 2 if wrong == "another round" else 1, center_id(asker))
+    data = pack_attestation(center_id(about), 2 if wrong == "another round" else 1, center_id(asker))
     assert site.receive(asker, "place", data[:-1] if wrong == "short" else data) == b""
     assert sum(site.store.refusals().values()) == 1 and not site.witnessing.places.held
-    good = pack_place(center_id(drawn[0]), 1, center_id(asker))
+    good = pack_attestation(center_id(drawn[0]), 1, center_id(asker))
     assert site.receive(asker, "place", good)[:1] == b"\x02"
     close(network)
 

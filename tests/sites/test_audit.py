@@ -271,7 +271,7 @@ def test_frames_of_one_study_or_job_are_refused_in_another(four, tmp_path):
         assert (
             site.site_context.round.frames[0][32:] == here.site_context.round.frames[0][32:]
         )  # the same weights
-        with pytest.raises(admission.Refused, match="another center, study or job"):
+        with pytest.raises(admission.Refusal, match="another center, study or job"):
             admitted(site.site_context.round.frames[0])
         assert peer.receive(here.name, "message", pack_message(proposal, site.site_context.id)) == b""
     assert peer.store.refusals()[(here.name, "wrong sender")] == 2

@@ -19,8 +19,8 @@ from abps.methods.peers import coordinators
 from abps.sites.coordinator.loopback import Memory
 from abps.sites.coordinator.scheduler import Conductor
 from abps.sites.protocol.steps import Seconds
-from abps.wire.messages import pack_answer, pack_notice
-from abps.wire.numerals import Numerals, Stretch
+from abps.wire.messages import pack_broadcast, pack_upload
+from abps.wire.number_lists import Field, NumberList
 
 from .network import close, hospitals, open_site
 
@@ -162,20 +162,20 @@ def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
 
     def says(sender, told, question=0, round=3):
         site.receive(
-            sender, "notice", pack_notice(told, round, question, site.site_context.sender_id(sender))
+            sender, "notice", pack_broadcast(told, round, question, site.site_context.sender_id(sender))
         )
         return site.state
 
     before = site.state
     count = site.site_context.shared
-    good = Numerals.of(np.zeros(count), weights_form(count)).data
+    good = NumberList.of(np.zeros(count), weights_form(count)).data
     assert says(stranger, good) is before  # not the board
     assert says(board, good, round=2) is before
     assert says(board, good, question=1) is before  # there is no such question
     assert says(board, good, question=7) is before
     assert says(board, good[:-1]) is before and says(board, good + b"!") is before
-    assert says(board, Numerals.of(np.full(count, np.nan), (Stretch("half", count),)).data) is before
-    assert says(board, Numerals.of(np.zeros(3), (Stretch("half", 3),)).data) is before
+    assert says(board, NumberList.of(np.full(count, np.nan), (Field("half", count),)).data) is before
+    assert says(board, NumberList.of(np.zeros(3), (Field("half", 3),)).data) is before
     assert says(board, good) is not before
     refused = site.store.refusals()
     assert refused[(board, "malformed")] >= 4 and refused[(stranger, "against the protocol")] == 1
@@ -185,14 +185,14 @@ def test_what_a_board_or_a_member_makes_up_is_refused(kinds, tmp_path):
     for name in kinds.names:
         network.sites[name].reply(3, 0)
     huge = site.site_context.pack(site.models + 1e4, 6 + 3)
-    chair.receive(site.name, "answer", pack_answer(huge, 3, 0, site.site_context.sender_id(site.name)))
+    chair.receive(site.name, "answer", pack_upload(huge, 3, 0, site.site_context.sender_id(site.name)))
     assert chair.preside(3, 0) == 7
     assert chair.store.refusals()[(site.name, "malformed")] == 1
     other = network.sites[order[1]]
-    other.receive(order[4], "answer", pack_answer(huge, 3, 0, site.site_context.sender_id(site.name)))
+    other.receive(order[4], "answer", pack_upload(huge, 3, 0, site.site_context.sender_id(site.name)))
     assert other.store.refusals()[(order[4], "wrong sender")] == 1
     far = network.sites[order[5]]
-    far.receive(order[4], "answer", pack_answer(b"", 3, 0, far.site_context.sender_id(order[4])))
+    far.receive(order[4], "answer", pack_upload(b"", 3, 0, far.site_context.sender_id(order[4])))
     assert far.store.refusals()[(order[4], "against the protocol")] == 1
     close(network)
 
@@ -206,17 +206,19 @@ def test_kin_that_are_no_members_are_refused(kinds, tmp_path):
         other.begin(4, list(kinds.names))
     site.reply(4, 0)
     columns = len(score_columns(site.context.data.columns))
-    form = (*weights_form(site.site_context.shared), Stretch("single", 4), Stretch("share", columns))
-    head = Numerals.of(np.zeros(site.site_context.shared + 4 + columns), form).data
+    form = (*weights_form(site.site_context.shared), Field("single", 4), Field("share", columns))
+    head = NumberList.of(np.zeros(site.site_context.shared + 4 + columns), form).data
 
     def without(*outcast):
         told = np.concatenate([np.zeros(site.site_context.shared + 4 + columns), outcast])
-        return Numerals.of(told, (*form, Stretch("place", len(outcast)))).data
+        return NumberList.of(told, (*form, Field("place", len(outcast)))).data
 
     def says(peer, head=head):
-        form = (Stretch("share", 1), Stretch("place", 1), Stretch("share", 1), Stretch("half", 2))
-        kin = Numerals.of(np.array([0.0, peer, 1.0, 1.0, 1.0]), form)
-        site.receive(board, "notice", pack_notice(head + kin.data, 4, 0, site.site_context.sender_id(board)))
+        form = (Field("share", 1), Field("place", 1), Field("share", 1), Field("half", 2))
+        kin = NumberList.of(np.array([0.0, peer, 1.0, 1.0, 1.0]), form)
+        site.receive(
+            board, "notice", pack_broadcast(head + kin.data, 4, 0, site.site_context.sender_id(board))
+        )
         return site.state
 
     before = site.state

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.methods.base import Context, Floats, Ints, Kind, Method
-from abps.wire.numerals import Form, Numerals
+from abps.wire.number_lists import Form, NumberList
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +26,12 @@ class Upload:
     """What r centers send to the coordinator: values (r, entries) as it decodes them, and each message."""
 
     values: Floats
-    messages: tuple[Numerals, ...]
+    messages: tuple[NumberList, ...]
 
     @staticmethod
     def encode(values: Floats, form: Form) -> Upload:
         """(r, entries) numbers in the given wire format; the sender also goes on with the decoded values."""
-        messages = tuple(Numerals.of(row, form) for row in values)
+        messages = tuple(NumberList.of(row, form) for row in values)
         return Upload(np.stack([each.values for each in messages]), messages)
 
     @property
@@ -44,8 +44,8 @@ class Upload:
 class Broadcast:
     """What the coordinator sends: one message to all, and optionally one to a member by its index."""
 
-    common: Numerals
-    own: Mapping[int, Numerals] = field(default_factory=dict)
+    common: NumberList
+    own: Mapping[int, NumberList] = field(default_factory=dict)
 
     def only(self, member: int) -> Floats:
         """What this member alone receives."""

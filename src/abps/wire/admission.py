@@ -1,17 +1,16 @@
 """What a center lets in: every message of a peer passes these checks before anything is done with it.
 
-A check returns what was said, or raises :class:`Refused` with a reason of a fixed list; the caller
-counts refusals per peer (:class:`Tally`) and writes them to its log. Checks are pure: the time that a
-rate needs is an argument. Cheap checks come first: who it is, how many bytes, and only then what they say.
+A check returns the content, or raises :class:`Refusal` with a reason from a fixed list; the caller counts
+refusals per peer and logs them. Checks are pure: the rate limit takes the time as an argument. Cheap checks
+come first: the sender, the number of bytes, and only then the content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +23,13 @@ from abps.wire.messages import (
     MessageError,
     unpack_address,
     unpack_alarm,
-    unpack_answer,
+    unpack_attestation,
+    unpack_broadcast,
     unpack_head,
     unpack_message,
     unpack_note,
-    unpack_notice,
-    unpack_place,
     unpack_request,
+    unpack_upload,
     unpack_vector,
 )
 
@@ -56,7 +55,7 @@ class Reason(StrEnum):
     PLACE = "no place left"
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """A peer's message that was not let in."""
 
     def __init__(self, peer: str, reason: Reason, detail: str) -> None:
@@ -72,10 +71,10 @@ class Limits:
 
     burst, per_second: messages at once, and in the long run.  weight: the largest absolute weight.
     rounds_back: how old a round may be whose proposal is still being settled.
-    rows: how many times one's own training rows a peer's count at most.
+    rows: a peer's training rows count for at most so many times one's own.
     per_round, fetches: messages of a round, and among them those that are answered with weights.
-    said: bytes of an answer to a roll call, or of a board's notice.
-    refusals: hostile messages in a job after which nothing of the peer is heard until the next.
+    said: bytes of an upload to a coordinator, or of its broadcast.
+    refusals: hostile messages in a job after which the peer is ignored until the next.
     """
 
     burst: int = 400
@@ -90,39 +89,23 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Tally:
-    """How often each peer was refused, and why."""
-
-    counts: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
-
-    def add(self, refused: Refused) -> Tally:
-        """The tally with one more refusal."""
-        key = (refused.peer, str(refused.reason))
-        return Tally(MappingProxyType({**self.counts, key: self.counts.get(key, 0) + 1}))
-
-    def of(self, peer: str) -> int:
-        """All refusals of a peer."""
-        return sum(count for (name, _), count in self.counts.items() if name == peer)
-
-
-@dataclass(frozen=True)
-class Meter:
-    """A bucket of messages that a peer may still send; it fills with time."""
+class RateLimit:
+    """A token bucket: how many messages a peer may still send. It fills with time."""
 
     left: float
     at: float
 
-    def take(self, peer: str, now: float, limits: Limits) -> Meter:
-        """The meter after one message at the time ``now`` (seconds, any origin), or refused."""
+    @staticmethod
+    def full(limits: Limits, now: float) -> RateLimit:
+        """A full bucket at the time ``now`` (seconds, any origin)."""
+        return RateLimit(float(limits.burst), now)
+
+    def take(self, peer: str, now: float, limits: Limits) -> RateLimit:
+        """The bucket after one message at the time ``now``; raises :class:`Refusal` if it is empty."""
         left = min(float(limits.burst), self.left + max(0.0, now - self.at) * limits.per_second)
         if left < 1.0:
-            raise Refused(peer, Reason.RATE, f"more than {limits.per_second:g} messages per second")
+            raise Refusal(peer, Reason.RATE, f"more than {limits.per_second:g} messages per second")
         return replace(self, left=left - 1.0, at=now)
-
-
-def meter(limits: Limits, now: float) -> Meter:
-    """A full meter."""
-    return Meter(float(limits.burst), now)
 
 
 #: The most bytes of a message with an address.
@@ -136,8 +119,8 @@ SenderId = Callable[[str], int]
 class Origin:
     """Where something came from, and what is let in from there.
 
-    peer: whom the channel authenticated.  heard: who may say such a thing at all.  round: the one that it is
-    here.  sender_id: the number by which a peer must name itself.
+    peer: the sender that the channel authenticated.  received: who may send such a message at all.
+    round: the current round here.  sender_id: the number by which a peer must name itself.
     """
 
     peer: str
@@ -147,21 +130,21 @@ class Origin:
     sender_id: SenderId = center_id
 
     def member(self) -> None:
-        """Only members of the federation are heard."""
+        """Only members of the federation may send."""
         if self.peer not in self.received:
-            raise Refused(self.peer, Reason.STRANGER, "it is not in this federation")
+            raise Refusal(self.peer, Reason.STRANGER, "it is not in this federation")
 
     def sent_by(self, sender: int) -> None:
         """The claimed sender must be the one that the channel authenticated, in this study and job."""
         if sender != self.sender_id(self.peer):
-            raise Refused(
+            raise Refusal(
                 self.peer, Reason.SENDER, f"it speaks for another center, study or job ({sender:#x})"
             )
 
-    def same_round(self, told: int, what: str) -> None:
-        """What belongs to a round must be of the one that it is here."""
-        if told != self.round:
-            raise Refused(self.peer, Reason.ROUND, f"{what} round {told}, here it is {self.round}")
+    def same_round(self, round: int, what: str) -> None:
+        """What belongs to a round must belong to the current one."""
+        if round != self.round:
+            raise Refusal(self.peer, Reason.ROUND, f"{what} round {round}, here it is {self.round}")
 
 
 def admit_message(data: bytes, origin: Origin) -> Message:
@@ -171,35 +154,35 @@ def admit_message(data: bytes, origin: Origin) -> Message:
         message, sender = unpack_message(data)
     origin.sent_by(sender)
     if not max(1, origin.round - origin.limits.rounds_back) <= message.round <= origin.round:
-        raise Refused(origin.peer, Reason.ROUND, f"round {message.round}, here it is {origin.round}")
+        raise Refusal(origin.peer, Reason.ROUND, f"round {message.round}, here it is {origin.round}")
     return message
 
 
 def admit_weights(data: bytes, origin: Origin, codec: Codec, count: int) -> NDArray[np.float32]:
-    """(count,) the weights of a frame for this round; heard are partners alone."""
+    """(count,) the weights of a frame for this round, from a partner."""
     peer, limits = origin.peer, origin.limits
     if peer not in origin.received:
-        raise Refused(peer, Reason.NOT_PARTNER, f"no partner in round {origin.round}")
+        raise Refusal(peer, Reason.NOT_PARTNER, f"no partner in round {origin.round}")
     wanted = frame_size(codec, count)
     if len(data) > wanted:
-        raise Refused(peer, Reason.SIZE, f"{len(data)} bytes, expected {wanted}")
+        raise Refusal(peer, Reason.SIZE, f"{len(data)} bytes, expected {wanted}")
     try:
         frame = unpack(data)
     except FrameError as error:
-        raise Refused(peer, Reason.MALFORMED, str(error)) from error
+        raise Refusal(peer, Reason.MALFORMED, str(error)) from error
     origin.sent_by(frame.sender)
     if frame.round != origin.round:
-        raise Refused(peer, Reason.ROUND, f"round {frame.round}, here it is {origin.round}")
+        raise Refusal(peer, Reason.ROUND, f"round {frame.round}, here it is {origin.round}")
     if frame.codec != codec.name:
-        raise Refused(peer, Reason.CODEC, f"{frame.codec}, agreed is {codec.name}")
+        raise Refusal(peer, Reason.CODEC, f"{frame.codec}, agreed is {codec.name}")
     if frame.weights.shape != (count,):
-        raise Refused(peer, Reason.SHAPE, f"{frame.weights.shape[0]} weights, expected {count}")
+        raise Refusal(peer, Reason.SHAPE, f"{frame.weights.shape[0]} weights, expected {count}")
     if not np.isfinite(frame.weights).all():
         bad = int((~np.isfinite(frame.weights)).sum())
-        raise Refused(peer, Reason.NOT_FINITE, f"{bad} of {count} weights are NaN or infinite")
+        raise Refusal(peer, Reason.NOT_FINITE, f"{bad} of {count} weights are NaN or infinite")
     largest = float(np.abs(frame.weights).max(initial=0.0))
     if largest > limits.weight:
-        raise Refused(peer, Reason.TOO_LARGE, f"a weight of {largest:.3g}, at most {limits.weight:g}")
+        raise Refusal(peer, Reason.TOO_LARGE, f"a weight of {largest:.3g}, at most {limits.weight:g}")
     return frame.weights
 
 
@@ -235,11 +218,11 @@ def admit_vector(data: bytes, origin: Origin, names: tuple[str, ...]) -> NDArray
         vector, _, sender = unpack_vector(data)
     origin.sent_by(sender)
     if len(vector) != len(names):
-        raise Refused(origin.peer, Reason.SHAPE, f"{len(vector)} entries, expected {len(names)}")
+        raise Refusal(origin.peer, Reason.SHAPE, f"{len(vector)} entries, expected {len(names)}")
     for name, value, allowed in zip(names, vector.tolist(), plausible(names)):
         # Published as float32: the ends of a range may be off by its last digit.
         if not allowed.low - 1e-6 <= value <= allowed.high + 1e-6:
-            raise Refused(
+            raise Refusal(
                 origin.peer,
                 Reason.METADATA,
                 f"{name} is {value:g}, plausible is {allowed.low:g} to {allowed.high:g}",
@@ -254,12 +237,12 @@ def admit_alarm(data: bytes, origin: Origin, rounds: int) -> int:
         round, sender = unpack_alarm(data)
     origin.sent_by(sender)
     if not 1 <= round <= rounds:
-        raise Refused(origin.peer, Reason.ROUND, f"an alarm of round {round}, the study has {rounds}")
+        raise Refusal(origin.peer, Reason.ROUND, f"an alarm of round {round}, the study has {rounds}")
     return round
 
 
 def admit_request(data: bytes, origin: Origin) -> None:
-    """A member's wish to hear this center in this round."""
+    """A member's request for this center's weights in this round."""
     origin.member()
     with _readable(origin.peer):
         wanted, sender = unpack_request(data)
@@ -267,18 +250,18 @@ def admit_request(data: bytes, origin: Origin) -> None:
     origin.same_round(wanted, "a request in")
 
 
-def admit_place(data: bytes, origin: Origin) -> int:
-    """The number of the partner for whom a member asks this center, as a witness of this round."""
+def admit_attestation(data: bytes, origin: Origin) -> int:
+    """The number of the partner about whom a member asks this center for attestation in this round."""
     origin.member()
     with _readable(origin.peer):
-        partner, asked, sender = unpack_place(data)
+        partner, round, sender = unpack_attestation(data)
     origin.sent_by(sender)
-    origin.same_round(asked, "asked in")
+    origin.same_round(round, "asked in")
     return partner
 
 
 def admit_head(data: bytes, origin: Origin) -> tuple[int, bytes, bytes, int]:
-    """The head of a log that a member tells: rows, digest, signature and round. It does not say whose."""
+    """The head of a log from a member: rows, digest, signature and round. It does not say whose."""
     origin.member()
     with _readable(origin.peer):
         rows, digest, signature, round, sender = unpack_head(data)
@@ -287,10 +270,10 @@ def admit_head(data: bytes, origin: Origin) -> tuple[int, bytes, bytes, int]:
 
 
 def admit_address(data: bytes, origin: Origin) -> str:
-    """Where a member says that it listens; whether it is an address is looked at when it is used."""
+    """Where a member claims to listen; the caller validates the address when it uses it."""
     origin.member()
     if len(data) > LONGEST_ADDRESS:
-        raise Refused(origin.peer, Reason.SIZE, f"{len(data)} bytes, at most {LONGEST_ADDRESS}")
+        raise Refusal(origin.peer, Reason.SIZE, f"{len(data)} bytes, at most {LONGEST_ADDRESS}")
     with _readable(origin.peer):
         address, sender = unpack_address(data)
     origin.sent_by(sender)
@@ -300,38 +283,38 @@ def admit_address(data: bytes, origin: Origin) -> str:
 def admit_note(data: bytes, origin: Origin) -> float:
     """The number that a partner sent with its weights in this round."""
     with _readable(origin.peer):
-        value, told = unpack_note(data)
-    origin.same_round(told, "a note of")
+        value, round = unpack_note(data)
+    origin.same_round(round, "a note of")
     return value
 
 
-def admit_answer(data: bytes, origin: Origin) -> tuple[bytes, int]:
-    """What a member answers to a roll call of this round, and to which question."""
-    return _admit_said(data, origin, unpack_answer)
+def admit_upload(data: bytes, origin: Origin) -> tuple[bytes, int]:
+    """The content of a member's upload in this round, and its step."""
+    return _admit_content(data, origin, unpack_upload)
 
 
-def admit_notice(data: bytes, origin: Origin) -> tuple[bytes, int]:
-    """What the board of this round tells, and after which question."""
-    return _admit_said(data, origin, unpack_notice)
+def admit_broadcast(data: bytes, origin: Origin) -> tuple[bytes, int]:
+    """The content of the coordinator's broadcast in this round, and its step."""
+    return _admit_content(data, origin, unpack_broadcast)
 
 
-def _admit_said(
-    data: bytes, origin: Origin, unpacked: Callable[[bytes], tuple[bytes, int, int, int]]
+def _admit_content(
+    data: bytes, origin: Origin, unpack: Callable[[bytes], tuple[bytes, int, int, int]]
 ) -> tuple[bytes, int]:
     origin.member()
     if len(data) > origin.limits.said:
-        raise Refused(origin.peer, Reason.SIZE, f"{len(data)} bytes, at most {origin.limits.said}")
+        raise Refusal(origin.peer, Reason.SIZE, f"{len(data)} bytes, at most {origin.limits.said}")
     with _readable(origin.peer):
-        said, told, question, sender = unpacked(data)
+        content, round, step, sender = unpack(data)
     origin.sent_by(sender)
-    origin.same_round(told, "said in")
-    return said, question
+    origin.same_round(round, "sent in")
+    return content, step
 
 
 @contextmanager
 def _readable(peer: str) -> Iterator[None]:
-    """What cannot be read is refused."""
+    """Refuse what cannot be decoded."""
     try:
         yield
     except MessageError as error:
-        raise Refused(peer, Reason.MALFORMED, str(error)) from error
+        raise Refusal(peer, Reason.MALFORMED, str(error)) from error

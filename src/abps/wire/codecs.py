@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.registry import Registry
-from abps.wire import rounding
 
 Singles = NDArray[np.float32]
 Keys = NDArray[np.uint64]
@@ -112,23 +111,29 @@ class BFloat16:
     ) -> Singles:
         """Rounded to eight bits of precision."""
         out = np.empty(weights.shape, dtype=np.float32) if out is None else out
-        rounding.through_upper_halves(*_flat(weights), base, out)
+        for k, row in enumerate(weights):  # one sender at a time: its weights stay in the cache
+            out[k] = round_bfloat16(row - base) + base if len(base) else round_bfloat16(row)
         return out
 
 
-def _flat(weights: Singles) -> tuple[Singles, int]:
-    """(senders, count) as one line of numbers, and how far apart in it two senders start."""
-    senders, count = weights.shape
-    if weights.strides[1] != 4 or weights.strides[0] % 4:
-        weights = np.ascontiguousarray(weights)
-    stride = weights.strides[0] // 4
-    length = (senders - 1) * stride + count if senders else 0
-    return np.lib.stride_tricks.as_strided(weights, (length,), (4,), writeable=False), stride
+def round_bfloat16(weights: Singles) -> Singles:
+    """Float32 with the lower half of their bits rounded away, to nearest, ties to even.
+
+    A NaN stays a (quiet) NaN: rounding must not carry it into infinity.
+    """
+    bits = np.ascontiguousarray(weights, dtype=np.float32).view(np.uint32)
+    rounded = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits  # 32-bit integers wrap around
+    rounded &= np.uint32(0xFFFF0000)
+    nan = np.isnan(weights)
+    if nan.any():
+        rounded[nan] = (bits[nan] & np.uint32(0xFFFF0000)) | np.uint32(0x400000)
+    return rounded.view(np.float32)
 
 
 def _upper_half(weights: Singles) -> NDArray[np.uint16]:
-    arrived = BFloat16().arrive(np.ascontiguousarray(weights, dtype=np.float32)[None])[0]
-    return np.asarray(arrived.view(np.uint32) >> np.uint32(16), dtype=np.uint16)
+    return (round_bfloat16(weights).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 #: Weights that share one scale.
@@ -158,10 +163,7 @@ class Integers:
 
     def encode(self, weights: Singles, key: int = 0) -> bytes:
         """Scales, then codes (offset to be positive), most significant bit first."""
-        weights = np.ascontiguousarray(weights, dtype=np.float32)
-        codes = np.empty(len(weights), dtype=np.float32)
-        scale = np.empty(-(-len(weights) // BLOCK), dtype=np.float32)
-        rounding.to_codes(weights, np.uint64(key), _places(len(weights)), BLOCK, self.top, codes, scale)
+        codes, scale = self._round(np.asarray(weights, dtype=np.float32), key)
         offset = (codes + self.top).astype(np.uint8)
         spread = np.unpackbits(offset[:, None], axis=1)[:, 8 - self.bits :]
         return _upper_half(scale).astype("<u2").tobytes() + np.packbits(spread.ravel()).tobytes()
@@ -181,14 +183,44 @@ class Integers:
         if keys is None:
             raise ValueError(f"{self.name} rounds at random and needs the messages' keys")
         out = np.empty(weights.shape, dtype=np.float32) if out is None else out
-        places = _places(weights.shape[1])
-        rounding.through_codes(*_flat(weights), base, keys, places, BLOCK, self.top, out)
+        for k, row in enumerate(weights):
+            codes, scale = self._round(row - base if len(base) else row, int(keys[k]))
+            seen = codes * np.repeat(scale, BLOCK)[: len(row)]
+            out[k] = seen + base if len(base) else seen
         return out
 
+    def _round(self, weights: Singles, key: int) -> tuple[Singles, Singles]:
+        """(count,) codes as whole numbers, and the scale of every block of them.
 
-def _places(count: int) -> NDArray[np.uint32]:
-    """A number for each random word of a message: half a word for every weight."""
-    return streams.places(-(-count // 2))
+        A block with anything that is not finite, or too large for a scale, is zero.
+        """
+        count, blocks = len(weights), -(-len(weights) // BLOCK)
+        table, chance = np.zeros((2, blocks, BLOCK), dtype=np.float32)
+        table.ravel()[:count] = weights
+        chance.ravel()[:count] = _random_halves(key, count)
+        top, infinite = np.float32(self.top), np.uint32(0x7F800000)
+        # Without their sign, the bits of floats are ordered as the floats are; infinity and NaN come last.
+        largest = (table.view(np.uint32) & np.uint32(0x7FFFFFFF)).max(axis=1, initial=0)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            # Rounded up to a bfloat16, so that no weight falls outside the codes.
+            bits = (largest.view(np.float32) / top).view(np.uint32)
+            scale = ((bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
+            fits = (largest < infinite) & (scale > 0) & (scale < np.float32(np.inf))
+            codes = np.floor(table / scale[:, None] + chance * np.float32(2.0**-16))
+            codes = np.where(fits[:, None], np.minimum(np.maximum(codes, -top), top), np.float32(0.0))
+        return codes.ravel()[:count], np.where(fits, scale, np.float32(0.0))
+
+
+def _random_halves(key: int, count: int) -> NDArray[np.uint16]:
+    """(count,) 16 random bits for each weight, which decide whether it is rounded up.
+
+    A word for every two weights: its place, shifted by one half of the message's key, folded, times the other
+    half, folded again.
+    """
+    low, odd = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 | 1)
+    mixed = streams.places(-(-count // 2)) + low
+    mixed = (mixed ^ (mixed >> np.uint32(15))) * odd
+    return (mixed ^ (mixed >> np.uint32(16))).view(np.uint16)[:count]
 
 
 def _codec(found: Any) -> Codec | None:

@@ -42,7 +42,7 @@ from abps.sites.node.transport import CONDUCTOR
 from abps.sites.protocol import answers
 from abps.sites.protocol.steps import Line, Seconds
 from abps.tensors import Tensor, torch
-from abps.wire.admission import Origin, Refused, SenderId, admit_note, admit_weights
+from abps.wire.admission import Origin, Refusal, SenderId, admit_note, admit_weights
 from abps.wire.codecs import codec
 from abps.wire.frames import pack, unpack
 
@@ -172,7 +172,7 @@ class StarServer:
                 came[name] = [
                     admit_weights(data, origin, agreed, count) for data, origin in zip(sent, origins)
                 ]
-            except Refused as refused:
+            except Refusal as refused:
                 lies[name] = f"its weights were refused ({refused.reason})"
         return came, notes, lies
 

@@ -19,9 +19,9 @@ from abps.sites.node.gate import Gate
 from abps.sites.node.transport import Post, Unreachable
 from abps.tensors import torch
 from abps.wire import admission
-from abps.wire.admission import Reason, Refused
-from abps.wire.messages import pack_answer, pack_notice
-from abps.wire.numerals import Form, NumeralError, Numerals
+from abps.wire.admission import Reason, Refusal
+from abps.wire.messages import pack_broadcast, pack_upload
+from abps.wire.number_lists import Form, NumberList, NumberListError
 
 #: How many members are tried as the board of a roll call.
 BOARDS = 2
@@ -56,7 +56,7 @@ class RollCalls:
         if board[0] == site_context.name:
             return True
         why = f"our answer to question {question + 1} of the roll call, for the board of round {round}"
-        data = pack_answer(self._said[question][0], round, question, site_context.id)
+        data = pack_upload(self._said[question][0], round, question, site_context.id)
         try:
             self.post.carry(board[0], "answer", data, why, self.post.patience.repeats)
         except Unreachable:
@@ -79,7 +79,7 @@ class RollCalls:
             try:
                 if peer in said:
                     read[peer] = self._read(peer, said[peer], round, form)
-            except Refused as refused:
+            except Refusal as refused:
                 self.gate.note(refused)
         if len(read) < 2:
             return len(read)
@@ -95,7 +95,7 @@ class RollCalls:
             if peer == site_context.name:
                 self._take_notice(peer, told, question)
             elif peer not in site_context.round.silent:
-                data = pack_notice(told, round, question, site_context.id)
+                data = pack_broadcast(told, round, question, site_context.id)
                 why = f"what follows from all answers to question {question + 1} of the roll call"
                 with contextlib.suppress(Unreachable):
                     self.post.carry(peer, "notice", data, why, self.post.patience.repeats)
@@ -104,12 +104,12 @@ class RollCalls:
     def receive_answer(self, peer: str, data: bytes) -> bytes:
         """A member's answer, to this site as the board."""
         site_context = self.site_context
-        said, question = admission.admit_answer(data, site_context.origin(peer))
+        said, question = admission.admit_upload(data, site_context.origin(peer))
         if (
             not self._asks(site_context.round.number, question)
             or site_context.name not in self._boards()[:BOARDS]
         ):
-            raise Refused(peer, Reason.PROTOCOL, "this site is not the board of a roll call")
+            raise Refusal(peer, Reason.PROTOCOL, "this site is not the board of a roll call")
         with site_context.lock:
             self._board.setdefault(question, {})[peer] = said
         self.post.log(peer, "answer", len(data), f"its answer to question {question + 1}", sent=False)
@@ -118,12 +118,12 @@ class RollCalls:
     def receive_notice(self, peer: str, data: bytes) -> bytes:
         """What the board tells."""
         site_context = self.site_context
-        told, question = admission.admit_notice(data, site_context.origin(peer))
+        told, question = admission.admit_broadcast(data, site_context.origin(peer))
         if not self._asks(site_context.round.number, question) or peer not in self._boards()[:BOARDS]:
-            raise Refused(peer, Reason.PROTOCOL, "it is not the board of a roll call")
+            raise Refusal(peer, Reason.PROTOCOL, "it is not the board of a roll call")
         with site_context.lock:
             if question > self._informed or site_context.round.trained is not None:
-                raise Refused(peer, Reason.ROUND, "a notice that nobody waits for")
+                raise Refusal(peer, Reason.ROUND, "a notice that nobody waits for")
             self._take_notice(peer, told, question)
         self.post.log(peer, "notice", len(data), f"what follows from question {question + 1}", sent=False)
         return b""
@@ -168,19 +168,19 @@ class RollCalls:
             )
             return arrived.numpy().astype(np.float64)
         try:
-            told, rest = Numerals.read(said)
-        except NumeralError as error:
-            raise Refused(peer, Reason.MALFORMED, str(error)) from error
+            told, rest = NumberList.read(said)
+        except NumberListError as error:
+            raise Refusal(peer, Reason.MALFORMED, str(error)) from error
         if rest or told.form != form:
-            raise Refused(peer, Reason.SHAPE, "its answer has another form than ours")
+            raise Refusal(peer, Reason.SHAPE, "its answer has another form than ours")
         return told.values
 
     def _take_notice(self, board: str, told: bytes, question: int) -> None:
         """Go on with what the board told."""
         site_context = self.site_context
         try:
-            common, rest = Numerals.read(told)
-            own, rest = Numerals.read(rest) if rest else (None, b"")
+            common, rest = NumberList.read(told)
+            own, rest = NumberList.read(rest) if rest else (None, b"")
             me = int(site_context.context.local_index[0])
             notice = Broadcast(self._placed(common), {} if own is None else {me: self._placed(own)})
             if rest or not all(np.isfinite(each.values).all() for each in (common, own) if each is not None):
@@ -189,10 +189,10 @@ class RollCalls:
                 site_context.context, site_context.state, notice, site_context.round.number, question
             )
         except ValueError as error:
-            raise Refused(board, Reason.MALFORMED, f"its notice: {error}") from error
+            raise Refusal(board, Reason.MALFORMED, f"its notice: {error}") from error
         self._informed = max(self._informed, question + 1)
 
-    def _placed(self, told: Numerals) -> Numerals:
+    def _placed(self, told: NumberList) -> NumberList:
         """What is told of members by their places in this job, by their places at this site."""
         place = np.array([self.site_context.members.index(name) for name in self.site_context.roster])
         values, at = told.values.copy(), 0
@@ -203,4 +203,4 @@ class RollCalls:
                     raise ValueError("a place that no member has")
                 values[part] = place[values[part].astype(np.int64)]
             at += stretch.total
-        return Numerals(values, told.form, told.data)
+        return NumberList(values, told.form, told.data)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from abps.core.plausibility import distances, plausible
 from abps.sites.node.context import SiteContext
 from abps.tensors import Tensor
-from abps.wire import admission
-from abps.wire.admission import Meter, Reason, Refused
+from abps.wire.admission import RateLimit, Reason, Refusal
 
 #: Refusals that no honest site gives cause for: after some of them a peer is not heard any more.
 _HOSTILE = frozenset(Reason) - {
@@ -29,7 +28,7 @@ class Gate:
 
     def __init__(self, site_context: SiteContext, now: Callable[[], float]) -> None:
         self.site_context, self._now = site_context, now
-        self._meters: dict[str, Meter] = {}
+        self._meters: dict[str, RateLimit] = {}
         self._hostile: dict[str, int] = {}
         self.begin()
 
@@ -42,19 +41,19 @@ class Gate:
         limits = self.site_context.limits
         with self.site_context.lock:
             now = self._now()
-            level = self._meters.get(peer) or admission.meter(limits, now)
+            level = self._meters.get(peer) or RateLimit.full(limits, now)
             self._meters[peer] = level.take(peer, now, limits)
             self._told[peer] = self._told.get(peer, 0) + 1
             if self._told[peer] > limits.per_round:
-                raise Refused(peer, Reason.RATE, f"more than {limits.per_round} messages in a round")
+                raise Refusal(peer, Reason.RATE, f"more than {limits.per_round} messages in a round")
         if self.quarantined(peer):
-            raise Refused(peer, Reason.QUARANTINE, "it was refused too often in this job")
+            raise Refusal(peer, Reason.QUARANTINE, "it was refused too often in this job")
 
     def quarantined(self, peer: str) -> bool:
         """Whether nothing of a peer is heard any more in this job."""
         return self._hostile.get(peer, 0) >= self.site_context.limits.refusals
 
-    def note(self, refused: Refused) -> None:
+    def note(self, refused: Refusal) -> None:
         """Count a refusal against its peer, and write it down."""
         if refused.reason in (Reason.NOT_FINITE, Reason.TOO_LARGE):
             self.site_context.round.refused.add(refused.peer)
@@ -69,4 +68,4 @@ class Gate:
         near, far = distances(own[None], start), distances(arrived.numpy()[None], start)
         if not plausible(far, near)[0]:
             detail = f"{far[0]:.3g} from the common start, ours is {near[0]:.3g} from it"
-            raise Refused(peer, Reason.TOO_LARGE, detail)
+            raise Refusal(peer, Reason.TOO_LARGE, detail)

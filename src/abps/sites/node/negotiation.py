@@ -18,7 +18,7 @@ from abps.sites.node.gate import Gate
 from abps.sites.node.transport import Post, Unreachable
 from abps.sites.node.witnessing import Witnessing
 from abps.wire import admission
-from abps.wire.admission import Reason, Refused
+from abps.wire.admission import Reason, Refusal
 from abps.wire.messages import pack_message, pack_request
 
 #: How a site refuses a proposal in the words of the protocol; nothing is yes.
@@ -138,7 +138,7 @@ class Negotiating:
     def receive_request(self, peer: str, data: bytes) -> bytes:
         """A peer wants to hear this site in this round."""
         if self.site_context.method.kind != "pull":
-            raise Refused(peer, Reason.PROTOCOL, "requests are no part of this study")
+            raise Refusal(peer, Reason.PROTOCOL, "requests are no part of this study")
         admission.admit_request(data, self.site_context.origin(peer))
         with self.site_context.lock:
             self.site_context.round.listeners.add(peer)
@@ -159,7 +159,7 @@ class Negotiating:
                     self._in_vain(peer, message.round)
                 now.talks = step.state
         if step.event == "violation":
-            raise Refused(peer, Reason.PROTOCOL, f"{message.kind} of attempt {message.attempt}")
+            raise Refusal(peer, Reason.PROTOCOL, f"{message.kind} of attempt {message.attempt}")
         return step.replies
 
     def _judge(self, proposer: str) -> str:
@@ -222,7 +222,7 @@ class Negotiating:
             self._talk(round, peer, message)
         except Unreachable:
             return False
-        except Refused as refused:
+        except Refusal as refused:
             self.gate.note(refused)
             return False
         return True
@@ -251,7 +251,7 @@ class Negotiating:
             detail = (
                 f"{answer.kind} of attempt {answer.attempt} is no answer to {said.kind} of {said.attempt}"
             )
-            raise Refused(peer, Reason.PROTOCOL, detail)
+            raise Refusal(peer, Reason.PROTOCOL, detail)
         self.post.log(peer, "message", len(reply), _heard(answer), sent=False, round=answer.round)
         replies = self.handle(peer, answer)
         return replies[0] if replies else None

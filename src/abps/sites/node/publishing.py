@@ -19,7 +19,7 @@ from abps.sites.protocol.decline_codes import Declined, Excuse
 from abps.sites.store import audit
 from abps.sites.store.rows import Head
 from abps.wire import admission, versions
-from abps.wire.admission import Reason, Refused
+from abps.wire.admission import Reason, Refusal
 from abps.wire.messages import pack_address, pack_alarm, pack_head, pack_vector, unpack_vector
 
 
@@ -126,7 +126,7 @@ class Telling:
         with site_context.lock:
             known = site_context.vectors.get(peer)
             if known is not None and not np.array_equal(known, vector):
-                raise Refused(peer, Reason.METADATA, "its vector is not the one it sent before in this job")
+                raise Refusal(peer, Reason.METADATA, "its vector is not the one it sent before in this job")
             site_context.vectors[peer] = vector
             site_context.changed()
         _, round, _ = unpack_vector(data)
@@ -137,7 +137,7 @@ class Telling:
         """A member's alarm, counted once however often it is told."""
         site_context = self.site_context
         if not site_context.method.announces:
-            raise Refused(peer, Reason.PROTOCOL, "alarms are no part of this study")
+            raise Refusal(peer, Reason.PROTOCOL, "alarms are no part of this study")
         raised = admission.admit_alarm(data, site_context.origin(peer), site_context.agreement.rounds)
         new = site_context.store.hear(peer, raised)
         why = "its alarm of drift" if new else "its alarm of drift, known already"

@@ -43,7 +43,7 @@ from abps.sites.store.rows import Entry
 from abps.sites.store.store import Store
 from abps.tensors import Tensor
 from abps.wire import versions
-from abps.wire.admission import Limits, Reason, Refused
+from abps.wire.admission import Limits, Reason, Refusal
 from abps.wire.frames import frame_size
 
 #: Kinds of what leaves that are no part of the method's own talk: the ledger does not count them as control.
@@ -151,9 +151,9 @@ class Site:
         try:
             self.gate.pass_on(peer)
             if what not in self._takers:
-                raise Refused(peer, Reason.MALFORMED, f"nothing here is called {what[:20]!r}")
+                raise Refusal(peer, Reason.MALFORMED, f"nothing here is called {what[:20]!r}")
             return self._takers[what](peer, data)
-        except Refused as refused:
+        except Refusal as refused:
             self.gate.note(refused)
             return b""
 

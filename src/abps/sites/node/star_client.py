@@ -11,7 +11,7 @@ from abps.sites.node.gate import Gate
 from abps.sites.node.transport import CONDUCTOR, Post
 from abps.tensors import Tensor, torch
 from abps.wire import admission
-from abps.wire.admission import Refused
+from abps.wire.admission import Refusal
 from abps.wire.messages import pack_note
 
 
@@ -100,7 +100,7 @@ class WithServer:
                 down.append(torch.from_numpy(weights) + self.method.line.base(start, count))
                 why = f"the server's answer in round {round}"
                 self.post.log(CONDUCTOR, "weights", len(data), why, sent=False)
-        except Refused as refused:
+        except Refusal as refused:
             self.gate.note(refused)
             return
         if len(down) == len(counts) == len(frames):

@@ -20,7 +20,7 @@ from abps.sites.store import audit
 from abps.sites.store.rows import Head
 from abps.tensors import torch
 from abps.wire import admission, versions
-from abps.wire.admission import Reason, Refused
+from abps.wire.admission import Reason, Refusal
 from abps.wire.frames import frame_size, unpack
 from abps.wire.messages import pack_head, pack_note
 
@@ -68,7 +68,7 @@ class Swapping:
                 reached += 1
             except Unreachable:
                 now.silent.add(peer)
-            except Refused as refused:
+            except Refusal as refused:
                 self.gate.note(refused)
         return reached
 
@@ -110,9 +110,9 @@ class Swapping:
                 self.negotiating.handle(peer, Message(Kind.CONFIRM, round, held.attempt))
             self._fetched[peer] = self._fetched.get(peer, 0) + 1
             if self._fetched[peer] > site_context.limits.fetches:
-                raise Refused(peer, Reason.RATE, f"more than {site_context.limits.fetches} times in a round")
+                raise Refusal(peer, Reason.RATE, f"more than {site_context.limits.fetches} times in a round")
         if peer in now.talks.partners and not self.negotiating.witnessing.has_place(peer, round):
-            raise Refused(peer, Reason.PLACE, f"by its witness of round {round} it has other partners")
+            raise Refusal(peer, Reason.PLACE, f"by its witness of round {round} it has other partners")
         with site_context.lock:  # who waits for these weights goes on when the answer is written down, too
             self._accept(peer, data, round)
             parcel = self._parcel(round)
@@ -145,7 +145,7 @@ class Swapping:
         site_context = self.site_context
         with site_context.lock:
             if not site_context.round.frames:
-                raise Refused(peer, Reason.PROTOCOL, "weights before this site has trained")
+                raise Refusal(peer, Reason.PROTOCOL, "weights before this site has trained")
             return (
                 unpack(site_context.round.frames[0], site_context.codec).weights + site_context.base.numpy()
             )

@@ -14,8 +14,8 @@ from abps.sites.node.gate import Gate
 from abps.sites.node.transport import Post, Unreachable
 from abps.sites.node.witness import ENOUGH, Places, witnesses
 from abps.wire import admission, versions
-from abps.wire.admission import Reason, Refused
-from abps.wire.messages import pack_message, pack_place
+from abps.wire.admission import Reason, Refusal
+from abps.wire.messages import pack_attestation, pack_message
 
 
 class Witnessing:
@@ -51,14 +51,14 @@ class Witnessing:
                     return self.places.give(partner, site_context.name, site_context.capacity)
             if witness in site_context.round.silent:
                 continue
-            data = pack_place(center_id(partner), round, site_context.id)
+            data = pack_attestation(center_id(partner), round, site_context.id)
             why = f"whether {partner}, for which it stands witness, has a place for us in round {round}"
             try:
                 reply = post.carry(witness, "place", data, why, post.patience.repeats, round)
                 said = admission.admit_message(reply, site_context.origin(witness, round=round))
             except Unreachable:
                 continue
-            except Refused as refused:
+            except Refusal as refused:
                 self.gate.note(refused)
                 continue
             post.log(witness, "place", len(reply), f"as the witness of {partner}: {said.kind}", sent=False)
@@ -72,11 +72,11 @@ class Witnessing:
         """A member asks this site, as a witness, whether its partner still has a place."""
         site_context = self.site_context
         round = site_context.round.number
-        number = admission.admit_place(data, site_context.origin(peer))
+        number = admission.admit_attestation(data, site_context.origin(peer))
         partner = next((name for name in site_context.roster if center_id(name) == number), peer)
         standing = witnesses(site_context.agreement.seed, round, site_context.roster, partner)
         if partner == peer or site_context.name not in standing:
-            raise Refused(peer, Reason.PROTOCOL, "this site is not the witness that it asks for")
+            raise Refusal(peer, Reason.PROTOCOL, "this site is not the witness that it asks for")
         with site_context.lock:
             free = self.places.give(partner, peer, site_context.capacity)
         verdict = f"{'a' if free else 'no'} place with {partner} in round {round}"

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abps.wire import numerals
-from abps.wire.numerals import NumeralError, Numerals, Stretch
+from abps.wire import number_lists
+from abps.wire.number_lists import Field, NumberList, NumberListError
 
 FORM = (
-    Stretch("single", 3),
-    Stretch("half", 5),
-    Stretch("share", 4),
-    Stretch("place", 2),
-    Stretch("small", 6, 3),
+    Field("single", 3),
+    Field("half", 5),
+    Field("share", 4),
+    Field("place", 2),
+    Field("small", 6, 3),
 )
 
 
@@ -34,17 +34,17 @@ def some(seed: int) -> np.ndarray:
 
 @given(st.integers(0, 10_000), st.binary(max_size=5))
 def test_a_list_is_read_as_it_goes_on_and_writes_the_same_bytes_again(seed: int, more: bytes) -> None:
-    told = Numerals.of(some(seed), FORM)
-    data = told.data
-    back, rest = Numerals.read(data + more)
-    assert (rest, back.form, len(data)) == (more, FORM, numerals.size(FORM))
-    np.testing.assert_array_equal(back.values, told.values)
+    sent = NumberList.of(some(seed), FORM)
+    data = sent.data
+    back, rest = NumberList.read(data + more)
+    assert (rest, back.form, len(data)) == (more, FORM, number_lists.size(FORM))
+    np.testing.assert_array_equal(back.values, sent.values)
     assert back.data == data
 
 
 @given(st.integers(0, 10_000))
 def test_what_is_lost(seed: int) -> None:
-    values, back = some(seed), Numerals.of(some(seed), FORM).values
+    values, back = some(seed), NumberList.of(some(seed), FORM).values
     np.testing.assert_array_equal(back[:3], values[:3].astype(np.float32))
     np.testing.assert_allclose(back[3:8], values[3:8], rtol=2**-8)
     np.testing.assert_allclose(back[8:12], values[8:12], atol=0.5 / 255 + 1e-12)
@@ -56,25 +56,25 @@ def test_what_is_lost(seed: int) -> None:
 
 
 def test_nothing_and_zeros() -> None:
-    assert Numerals.of(np.zeros(0), ()).data == b"\0"
-    form = (Stretch("small", 4, 2), Stretch("place", 0))
-    assert not Numerals.of(np.zeros(8), form).values.any()
-    assert np.isnan(Numerals.of(np.array([np.nan]), (Stretch("single", 1),)).values).all()
+    assert NumberList.of(np.zeros(0), ()).data == b"\0"
+    form = (Field("small", 4, 2), Field("place", 0))
+    assert not NumberList.of(np.zeros(8), form).values.any()
+    assert np.isnan(NumberList.of(np.array([np.nan]), (Field("single", 1),)).values).all()
 
 
 @given(st.binary(max_size=60))
 def test_bytes_of_no_list_are_refused(data: bytes) -> None:
     try:
-        told, rest = Numerals.read(data)
-    except NumeralError:
+        sent, rest = NumberList.read(data)
+    except NumberListError:
         return
-    assert told.size + len(rest) == len(data)
+    assert sent.size + len(rest) == len(data)
 
 
 def test_a_list_that_is_cut_off_or_too_long_is_refused() -> None:
-    data = Numerals.of(some(1), FORM).data
-    with pytest.raises(NumeralError):
-        Numerals.read(data[:-1])
-    huge = bytes([1]) + numerals._STRETCH.pack(2, 60_000, 2**32 - 1)
-    with pytest.raises(NumeralError):
-        Numerals.read(huge)
+    data = NumberList.of(some(1), FORM).data
+    with pytest.raises(NumberListError):
+        NumberList.read(data[:-1])
+    huge = bytes([1]) + number_lists._FIELD.pack(2, 60_000, 2**32 - 1)
+    with pytest.raises(NumberListError):
+        NumberList.read(huge)

@@ -1,0 +1,160 @@
+"""Lists of numbers that are not weights, each in as few bytes as it needs.
+
+A list consists of fields of one kind each: ``single`` (float32), ``half`` (bfloat16), ``share`` (a byte for
+0 to 1), ``place`` (a member's index, four bytes) and ``small`` (a byte each, and a bfloat16 scale per row).
+The bytes begin with a description of the fields, so that a list describes itself:
+
+    0  fields   u8
+    1  of each  kind u8, rows u16, count u32
+
+The sender continues with the decoded values, that is with the same numbers as the receivers.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.wire.codecs import codec
+
+Floats = NDArray[np.float64]
+Kind = Literal["single", "half", "share", "place", "small"]
+
+_KINDS: tuple[Kind, ...] = ("single", "half", "share", "place", "small")
+_WIDTHS = {"single": 4, "half": 2, "share": 1, "place": 4, "small": 1}
+_HEAD, _FIELD = struct.Struct("<B"), struct.Struct("<BHI")
+
+#: The most numbers in one list.
+MOST = 1 << 22
+
+#: The largest code of a number in one byte.
+_TOP = 127
+
+
+class NumberListError(ValueError):
+    """The bytes are not a list of numbers."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """``rows`` times ``count`` numbers of one kind."""
+
+    kind: Kind
+    count: int
+    rows: int = 1
+
+    @property
+    def total(self) -> int:
+        """The number of values."""
+        return self.rows * self.count
+
+    @property
+    def size(self) -> int:
+        """Bytes of the values."""
+        return _WIDTHS[self.kind] * self.total + (2 * self.rows if self.kind == "small" else 0)
+
+
+Form = tuple[Field, ...]
+
+
+def length(form: Form) -> int:
+    """The number of values in a list of this form."""
+    return sum(field.total for field in form)
+
+
+def size(form: Form) -> int:
+    """Bytes of a list of this form, including the description of its fields."""
+    return _HEAD.size + sum(_FIELD.size + field.size for field in form)
+
+
+@dataclass(frozen=True, eq=False)
+class NumberList:
+    """values: (m,) as the receivers decode them.  form: their fields.  data: the encoded bytes."""
+
+    values: Floats
+    form: Form
+    data: bytes
+
+    @staticmethod
+    def of(values: Floats, form: Form) -> NumberList:
+        """Values encoded in this form."""
+        return NumberList.read(encode(values, form))[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data)
+
+    @staticmethod
+    def read(data: bytes) -> tuple[NumberList, bytes]:
+        """The list at the beginning of some bytes, and the remaining bytes."""
+        try:
+            (fields,) = _HEAD.unpack_from(data)
+            at, form = _HEAD.size, []
+            for _ in range(fields):
+                kind, rows, count = _FIELD.unpack_from(data, at)
+                form.append(Field(_KINDS[kind], count, rows))
+                at += _FIELD.size
+        except (struct.error, IndexError) as error:
+            raise NumberListError("not a list of numbers") from error
+        if length(tuple(form)) > MOST or at + sum(field.size for field in form) > len(data):
+            raise NumberListError(f"{len(data)} bytes are fewer than their form says")
+        parts = [np.zeros(0)]
+        for field in form:
+            parts.append(_decoded(data[at : at + field.size], field))
+            at += field.size
+        return NumberList(np.concatenate(parts), tuple(form), data[:at]), data[at:]
+
+
+def encode(values: Floats, form: Form) -> bytes:
+    """(m,) values as bytes."""
+    if len(values) != length(form):
+        raise ValueError(f"{len(values)} numbers for a form of {length(form)}")
+    head = _HEAD.pack(len(form)) + b"".join(
+        _FIELD.pack(_KINDS.index(field.kind), field.rows, field.count) for field in form
+    )
+    ends = np.cumsum([field.total for field in form]).tolist()
+    parts = [_encoded(values[a:b], field) for a, b, field in zip([0, *ends], ends, form)]
+    return head + b"".join(parts)
+
+
+def _encoded(values: Floats, field: Field) -> bytes:
+    if field.kind == "single":
+        return values.astype("<f4").tobytes()
+    if field.kind == "half":
+        return codec("bf16").encode(values.astype(np.float32))
+    if field.kind == "share":
+        return np.rint(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8).tobytes()
+    if field.kind == "place":
+        return values.astype("<u4").tobytes()
+    table = values.reshape(field.rows, field.count)
+    scale = _scales(np.abs(table).max(axis=1, initial=0.0) / _TOP)
+    codes = np.rint(table / np.where(scale > 0, scale, 1.0)[:, None])
+    return codec("bf16").encode(scale.astype(np.float32)) + codes.astype(np.int8).tobytes()
+
+
+def _decoded(data: bytes, field: Field) -> Floats:
+    if field.kind == "single":
+        return np.frombuffer(data, "<f4").astype(np.float64)
+    if field.kind == "half":
+        return codec("bf16").decode(data, field.total).astype(np.float64)
+    if field.kind == "share":
+        return np.frombuffer(data, np.uint8) / 255.0
+    if field.kind == "place":
+        return np.frombuffer(data, "<u4").astype(np.float64)
+    scale = codec("bf16").decode(data[: 2 * field.rows], field.rows).astype(np.float64)
+    codes = np.frombuffer(data, np.int8, offset=2 * field.rows).reshape(field.rows, field.count)
+    return (codes * scale[:, None]).ravel()
+
+
+def _scales(wanted: Floats) -> Floats:
+    """(rows,) scales rounded up to bfloat16, so that every code fits into a byte."""
+    bits = wanted.astype(np.float32)
+    bits = np.where(bits < wanted, np.nextafter(bits, np.float32(np.inf)), bits)
+    upper = bits.view(np.uint32) >> np.uint32(16)
+    upper += (bits.view(np.uint32) & np.uint32(0xFFFF)) > 0
+    return (upper << np.uint32(16)).view(np.float32).astype(np.float64)
