@@ -8,7 +8,6 @@ from pathlib import Path
 from abps.sites.consent.policy import Policy
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits, on_one_machine
-from abps.sites.flare.launchers import VARIABLE
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.submit import Outcome, submit
 from abps.sites.store.store import Store
@@ -39,11 +38,10 @@ class Processes(on_one_machine.Processes):
         """Where methods from outside the package are and, inside the relay, a reader of all frames."""
         foreign = str(Path(__file__).parents[1] / "foreign")
         path = os.pathsep.join([kits.command(network.relay)[1]["PYTHONPATH"], foreign])
-        lean = {"PYTHONPATH": path, VARIABLE: "0"}  # most of these networks run one job
-        told = dict.fromkeys((*network.sites, on_one_machine.RELAY), lean)
+        told = dict.fromkeys((*network.sites, on_one_machine.RELAY), {"PYTHONPATH": path})
         if self.spy is not None:
             spy = str(Path(__file__).with_name("relay_spy"))
-            told[on_one_machine.RELAY] = lean | {
+            told[on_one_machine.RELAY] = {
                 "PYTHONPATH": os.pathsep.join([spy, path]), "RELAY_SPY": str(self.spy),
             }  # fmt: skip
         return told

@@ -11,14 +11,13 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-#: Ends a job as the engine does when it is aborted.
-ABORTED = """
-from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
-from abps.sites.flare import job_process, launchers
-spare = launchers.Spare(job_process.SITE)
-process = spare._process
-ProcessHandle(process=process).terminate()
-print(process.wait(30), "and the participant lives", flush=True)
+#: The process of a job, whose engine never ends by itself.
+JOB = """
+import runpy, sys, time
+from abps.sites.flare import job_process
+runpy.run_module = lambda *words, **more: time.sleep(600)
+sys.argv[1:] = [job_process.SITE]
+job_process.main()
 """
 
 #: Starts the process of a job and dies without a word.
@@ -26,32 +25,18 @@ KILLED = """
 import os, subprocess, sys
 from abps.sites.flare import job_process
 os.environ[job_process.PARTICIPANT] = str(os.getpid())
-words = [sys.executable, "-m", job_process.__name__, job_process.SPARE, job_process.SITE]
-print(subprocess.Popen(words, start_new_session=True).pid, flush=True)
+print(subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True).pid, flush=True)
 os.kill(os.getpid(), 9)
 """
 
 
-def participant(script: str) -> subprocess.Popen[str]:
-    """A process that plays a participant; its standard input stays open."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ABPS_")}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdin=pipe, stdout=pipe, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-
-
-def test_a_job_that_is_aborted_leaves_its_participant_alone():
-    """The engine kills a job's process group; a spare was in the participant's own, and took it along."""
-    with participant(ABORTED) as process:
-        said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "the participant lives" in said
-
-
 def test_the_process_of_a_job_ends_when_its_participant_was_killed():
     """The engine's own loop told a participant that was gone forever, a thousand times a second."""
-    with participant(KILLED) as process:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("ABPS_")}
+    words = [sys.executable, "-c", KILLED, JOB]
+    with subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         orphan = psutil.Process(int(process.stdout.readline()))
         try:
@@ -60,3 +45,16 @@ def test_the_process_of_a_job_ends_when_its_participant_was_killed():
         except psutil.TimeoutExpired:
             orphan.kill()
             raise
+
+
+@pytest.mark.parametrize("engine", ["SITE", "RELAY"])
+def test_jobs_run_through_our_module(engine):
+    from abps.sites.flare import job_process
+
+    module = getattr(job_process, engine)
+    words = job_process.command(f"python3 -u -m {module} -m /kit -n job").split()
+    assert words[3:5] == ["abps.sites.flare.job_process", module]
+    ended = subprocess.run(
+        [sys.executable, "-m", "abps.sites.flare.job_process", "os"], capture_output=True, text=True
+    )
+    assert ended.returncode == 1 and "os runs no job" in ended.stderr

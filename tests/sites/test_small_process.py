@@ -85,11 +85,11 @@ def test_what_needs_more_is_not_done_so(given, method, settings):
     assert not configure(method, settings, 4).by_arithmetic(given.together.outcome)
 
 
-def test_a_process_that_waits_for_a_job_has_loaded_little():
+def test_a_process_of_a_job_loads_little():
     script = (
         "import importlib, json, sys\n"
         "from abps.sites.flare import job_process as p\n"
-        "for m in (p.SITE, p.NEEDS[p.SITE], 'abps.sites.flare.app', 'abps.data.table'):\n"
+        "for m in (p.SITE, 'abps.sites.node.site', 'abps.sites.flare.app', 'abps.data.table'):\n"
         "    importlib.import_module(m)\n"
         "heavy = 'torch', 'numba', 'scipy', 'sklearn', 'pandas'\n"
         "print(json.dumps([name for name in heavy if name in sys.modules]))\n"

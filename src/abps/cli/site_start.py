@@ -28,9 +28,6 @@ def register(site: typer.Typer) -> None:
 
 def start(
     kit: Annotated[Path, typer.Argument(help="The startup kit of the relay or of a site.")],
-    lean: Annotated[
-        bool, typer.Option("--lean", help="Keep no loaded process ready between jobs: less memory, slower.")
-    ] = False,
 ) -> None:
     """Run the relay or a site from its kit, in the foreground, until it is stopped.
 
@@ -57,10 +54,6 @@ def start(
         say(f"the certificate of {given.name} {held.sentence}")
     watching = watch.settings(given)
     command, environment = kits.command(kit)
-    if lean:
-        from abps.sites.flare.launchers import VARIABLE
-
-        environment[VARIABLE] = "0"
     os.chdir(kit)
     if not watching.wanted:
         os.execve(command[0], command, environment)

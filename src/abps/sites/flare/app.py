@@ -27,7 +27,7 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.membership import Known
-from abps.sites.flare import economy
+from abps.sites.flare import returning
 from abps.sites.flare.intake import Intake
 from abps.sites.node.direct import Broken, Caller, Listener
 from abps.sites.node.status_file import Board, note_clock
@@ -143,7 +143,7 @@ class FlareSite:
         self._work: threading.Thread | None = None
         self._state: list[Any] = ["done", None]
         self._stage = Excuse.FILE  # what is being opened
-        economy.called.set()
+        returning.is_set_up.set()
         self._board = Board(self._local, _study(self.proposal))
 
     @collab.final

@@ -121,12 +121,11 @@ def tell_why() -> None:
 
 def main() -> None:
     """Run the engine from the kit that it is started with."""
-    from abps.sites.flare import job_process, short_headers
+    from abps.sites.flare import job_process
     from abps.sites.flare.intake import limit_frames
 
     os.environ[job_process.PARTICIPANT] = str(os.getpid())  # what is started here ends with this process
     limit_frames()
-    short_headers.install()
     kit = Path(sys.argv[sys.argv.index("-m") + 1])
     engine = RELAY if "fed_server.json" in sys.argv else SITE
     if engine == RELAY:

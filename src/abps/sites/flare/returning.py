@@ -39,6 +39,9 @@ ALONE = 90.0
 TRIES = 3
 BREATH = 5.0
 
+#: Set when the engine has set the site of this process up.
+is_set_up = threading.Event()
+
 #: Seconds that a process which has just registered gets before it is asked to do something.
 MOMENT = 1.0
 
@@ -188,6 +191,25 @@ def begin_without() -> None:
         return done
 
     CollabController.broadcast_and_wait = broadcast_and_wait
+
+
+def join_late() -> None:
+    """Let a site's process that begins late, or is told nothing for long, set itself up."""
+    from nvflare.private.fed.client.client_runner import ClientRunner
+
+    fetch = ClientRunner.fetch_and_run_one_task
+    started: list[float] = []
+
+    def fetch_and_run_one_task(self: Any, fl_ctx: Any) -> Any:
+        if not started:
+            started.append(time.monotonic())
+            set_up_late(self)
+        done = fetch(self, fl_ctx)
+        if not is_set_up.is_set() and time.monotonic() > started[0] + ALONE:
+            set_up_late(self, told_nothing=True)
+        return done
+
+    ClientRunner.fetch_and_run_one_task = fetch_and_run_one_task
 
 
 def set_up_late(runner: Any, told_nothing: bool = False) -> None:
