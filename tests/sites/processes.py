@@ -38,7 +38,7 @@ class Processes(on_one_machine.Processes):
         """Where methods from outside the package are and, inside the relay, a reader of all frames."""
         foreign = str(Path(__file__).parents[1] / "foreign")
         path = os.pathsep.join([kits.command(network.relay)[1]["PYTHONPATH"], foreign])
-        told = dict.fromkeys((*network.sites, on_one_machine.RELAY), {"PYTHONPATH": path})
+        told = {name: {"PYTHONPATH": path} for name in (*network.sites, on_one_machine.RELAY)}
         if self.spy is not None:
             spy = str(Path(__file__).with_name("relay_spy"))
             told[on_one_machine.RELAY] = {

@@ -175,7 +175,7 @@ class Parallel(Memory):
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("abps", {"kappa": "2"}), ("abps-plus-v1", {}), ("decefl", {}), ("abps-pq-k1", {"codec": "int4"})],
+    [("abps", {"kappa": "2"}), ("decefl", {}), ("abps-pq-k1", {"codec": "int4"})],
 )
 def test_sites_that_end_rounds_by_themselves_are_the_simulation(six, tmp_path, method, settings):
     agreement = six.agreement(method, rounds=3, **settings)

@@ -1,4 +1,4 @@
-"""The process of one job, at a site or at the relay: the engine's own, with our limits and survival of faults.
+"""The process of one job, at a site or at the relay: the engine's own, with our limits on what it takes in.
 
 It ends with the participant's process that started it: nobody would read what it sends, and the next process
 needs the site's store. The engine asks for that, too, but has loops that never check.
