@@ -18,10 +18,10 @@ from abps.data.prepare import codebook
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node.site import Site
-from abps.sites.protocol.steps import Seconds
+from abps.sites.protocol.steps import Timeouts
 from abps.sites.store.store import Store
 
 
@@ -43,7 +43,7 @@ def main() -> None:
         done = 0
         while done < given.rounds:
             # A job of a hundred rounds: stores are opened anew, as in a real study.
-            network = Memory()
+            network = LoopbackNetwork()
             for name in together.centers:
                 path = Path(folder) / f"{name.replace('/', '-')}.sqlite"
                 table = Path(folder) / f"{name.replace('/', '-')}.parquet"
@@ -56,7 +56,7 @@ def main() -> None:
                 network.sites[name] = Site(
                     name, agreement, agreement.prepare(own), store, network.sender(name)
                 )
-            Conductor(network, agreement, 100, Seconds(poll=0.0)).run(together.centers)
+            Scheduler(network, agreement, 100, Timeouts(poll=0.0)).run(together.centers)
             done += 100
             gc.collect()
             first = network.sites[together.centers[0]].store

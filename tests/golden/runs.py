@@ -150,20 +150,20 @@ def _simulation(federation: Callable[[], abps.Federation], method: str, rounds: 
 
 def _job(method: str) -> dict[str, Any]:
     """A job between six sites in this process: the one place here that knows the package from inside."""
-    from abps.sites.coordinator.loopback import Memory
-    from abps.sites.coordinator.scheduler import Conductor
-    from abps.sites.protocol.steps import Seconds
+    from abps.sites.coordinator.loopback import LoopbackNetwork
+    from abps.sites.coordinator.scheduler import Scheduler
+    from abps.sites.protocol.steps import Timeouts
     from sites.network import close, hospitals, open_site
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         given = hospitals(folder / "tables", 6, stays=900)
         agreement = given.agreement(method, SEED, ROUNDS)
-        network = Memory()
+        network = LoopbackNetwork()
         for site in given.names:
             open_site(given, site, agreement, folder, network)
         try:
-            report = Conductor(network, agreement, ROUNDS, Seconds(poll=0.0)).run(given.names)
+            report = Scheduler(network, agreement, ROUNDS, Timeouts(poll=0.0)).run(given.names)
             sites = [network.sites[site] for site in given.names]
             models = np.stack([site.models[0].numpy() for site in sites])
             partners = {

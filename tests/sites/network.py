@@ -23,7 +23,7 @@ from abps.methods.memory import thaw
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.policy import Policy
-from abps.sites.coordinator.loopback import Memory
+from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.node.site import Site
 from abps.sites.store.rows import Evidence
 from abps.sites.store.store import Store
@@ -77,7 +77,7 @@ def hospitals(folder: Path, count: int, stays: int = 1600, more: str = "") -> Ho
 
 
 def open_site(
-    given: Hospitals, name: str, agreement: Agreement, store: Path, network: Memory, **more
+    given: Hospitals, name: str, agreement: Agreement, store: Path, network: LoopbackNetwork, **more
 ) -> Site:
     """A site that reads its own table and has its own store."""
     data = agreement.prepare(given.table(name, agreement.book))
@@ -91,7 +91,7 @@ def open_site(
     return site
 
 
-def close(network: Memory) -> None:
+def close(network: LoopbackNetwork) -> None:
     for site in network.sites.values():
         site.store.close()
 

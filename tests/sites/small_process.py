@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
-from abps.sites.protocol.steps import Seconds
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol.steps import Timeouts
 from abps.tensors import use_numpy
 
 from .network import Hospitals, close, hospitals, open_site
@@ -54,10 +54,10 @@ def agreement(given: Hospitals, key: str) -> Agreement:
 def run(given: Hospitals, agreement: Agreement, folder: Path) -> tuple[np.ndarray, dict]:
     """(sites, P) the models in the end; partners, peers believed in, and bytes of every site."""
     folder.mkdir(parents=True)
-    network = Memory()
+    network = LoopbackNetwork()
     for name in given.names:
         open_site(given, name, agreement, folder, network)
-    Conductor(network, agreement, agreement.rounds, Seconds(poll=0.0)).run(given.names)
+    Scheduler(network, agreement, agreement.rounds, Timeouts(poll=0.0)).run(given.names)
     sites = [network.sites[name] for name in given.names]
     models = np.stack([np.asarray(site.models[0].numpy()) for site in sites])
     told = {

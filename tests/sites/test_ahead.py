@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
-from abps.sites.protocol.steps import Seconds
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol.steps import Timeouts
 
 from .network import close, hospitals, open_site
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 SMALL = {"model": "linear", "standardise": "own", "epochs": 1, "clip": 1.0, "dp_epsilon": 5.0}
 
 
@@ -20,10 +20,10 @@ def four(tmp_path_factory):
 
 def ran(four, agreement, folder, ahead):
     folder.mkdir()
-    network = Memory()
+    network = LoopbackNetwork()
     for name in four.names:
         open_site(four, name, agreement, folder, network, ahead=ahead)
-    Conductor(network, agreement, agreement.rounds, QUICK).run(four.names)
+    Scheduler(network, agreement, agreement.rounds, QUICK).run(four.names)
     models = np.stack([network.sites[name].models[0].numpy() for name in four.names])
     used = [network.sites[name].learning.used_ahead for name in four.names]
     close(network)
@@ -49,7 +49,7 @@ def test_training_ahead_changes_no_model(four, tmp_path, method, settings, expec
 
 
 def test_who_comes_in_between_makes_the_training_ahead_void(four, tmp_path):
-    agreement, network = four.agreement("abps-pq-k1", rounds=3, model="gam"), Memory()
+    agreement, network = four.agreement("abps-pq-k1", rounds=3, model="gam"), LoopbackNetwork()
     sites = [open_site(four, name, agreement, tmp_path, network, ahead=True) for name in four.names[:3]]
     for site in sites:
         site.join(four.names, 1)

@@ -16,22 +16,22 @@ from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id, center_ids
 from abps.sites.consent.proposal import Proposal, Signed
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor, _far_ahead
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler, _far_ahead
 from abps.sites.node.witness import witnesses
-from abps.sites.protocol import decline_codes as excuses
-from abps.sites.protocol.steps import Seconds
+from abps.sites.protocol import decline_codes
+from abps.sites.protocol.steps import Timeouts
 from abps.sites.store.store import Store
 from abps.wire.frames import pack
 from abps.wire.messages import pack_attestation, pack_message, pack_vector
 
 from .network import OPEN, close, open_site
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 
 
 def opened(given, agreement, folder, network=None):
-    network = network or Memory()
+    network = network or LoopbackNetwork()
     for name in given.names:
         open_site(given, name, agreement, folder, network)
     return network
@@ -98,7 +98,7 @@ def test_a_relay_cannot_begin_a_round_twice(four, tmp_path):
     close(network)
 
 
-class Listening(Memory):
+class Listening(LoopbackNetwork):
     """A relay that keeps the validation scores that sites tell."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def test_how_many_have_the_event_does_not_follow_from_what_a_site_tells_of_its_m
     agreement = four.agreement("abps-pq-k1", rounds=6)
     agreement = replace(agreement, book=replace(agreement.book, floor=floor))
     network = opened(four, agreement, tmp_path, Listening())
-    Conductor(network, agreement, 6, QUICK).run(four.names)
+    Scheduler(network, agreement, 6, QUICK).run(four.names)
     few, exact = 0, 0
     for name, site in network.sites.items():
         rows = site.site_context.data.validation
@@ -148,7 +148,7 @@ def test_how_many_have_the_event_does_not_follow_from_what_a_site_tells_of_its_m
 # Peers that send weights which are none, or claim rows that they have not
 
 
-class Poisoned(Memory):
+class Poisoned(LoopbackNetwork):
     """One peer's weights are replaced on their way, from round 3 on."""
 
     def __init__(self, bad: str, factor: float) -> None:
@@ -183,9 +183,9 @@ class Poisoned(Memory):
 def test_one_huge_message_costs_nobody_anything(six, tmp_path):
     agreement = six.agreement("abps-pq-k1", rounds=4)
     clean = opened(six, agreement, tmp_path / "clean")
-    Conductor(clean, agreement, 4, QUICK).run(six.names)
+    Scheduler(clean, agreement, 4, QUICK).run(six.names)
     network = opened(six, agreement, tmp_path / "poisoned", Poisoned(six.names[0], 9e5))
-    Conductor(network, agreement, 4, QUICK).run(six.names)
+    Scheduler(network, agreement, 4, QUICK).run(six.names)
     assert network.hit > 0
     refused = sum(
         s.store.refusals().get((six.names[0], "implausibly large"), 0) for s in network.sites.values()
@@ -233,7 +233,7 @@ def test_a_peer_that_is_refused_too_often_is_not_heard_any_more(four, tmp_path):
 # Peers that talk without end, or take places that they do not use
 
 
-class Answering(Memory):
+class Answering(LoopbackNetwork):
     """One peer answers as the test wants."""
 
     def __init__(self, bad, reply) -> None:
@@ -273,7 +273,7 @@ def test_answers_to_what_was_never_asked_end_the_talk(six, tmp_path, kinds):
 
     network = Answering(bad, told)
     opened(six, agreement, tmp_path, network)
-    Conductor(network, agreement, 1, QUICK).run(six.names)
+    Scheduler(network, agreement, 1, QUICK).run(six.names)
     said = [s for s, r, what, _ in network.carried if r == bad and what == "message"]
     assert said and all(said.count(name) <= 4 for name in six.names)
     honest = [network.sites[name] for name in six.names[:-1]]
@@ -301,7 +301,7 @@ def test_a_place_taken_and_not_used_costs_a_site_one_round(six, tmp_path):
 
     agreement = six.agreement("abps-pq-k1", rounds=5)
     network = opened(six, agreement, tmp_path, Squatting(bad, lambda data: b""))
-    Conductor(network, agreement, 5, QUICK).run(six.names)
+    Scheduler(network, agreement, 5, QUICK).run(six.names)
     honest = [network.sites[name].store for name in six.names[1:]]
     assert any(store.in_doubt() for store in honest)  # it took a place
     assert all(len(store.in_doubt()) <= 1 for store in honest)  # of each site once: who owes is not accepted
@@ -309,7 +309,7 @@ def test_a_place_taken_and_not_used_costs_a_site_one_round(six, tmp_path):
     close(network)
 
 
-class Harvesting(Memory):
+class Harvesting(LoopbackNetwork):
     """One peer proposes to everybody when its turn comes, confirms to all that accept, and swaps with all."""
 
     def __init__(self, bad):
@@ -346,7 +346,7 @@ def test_nobody_harvests_the_models_of_many_sites(six, tmp_path, monkeypatch, gu
     order = [agreement.config().turns(11, t, center_ids(six.names))[0] for t in range(1, rounds + 1)]
     bad = six.names[int(np.bincount(order).argmax())]  # whose turn comes first most often
     network = opened(six, agreement, tmp_path, Harvesting(bad))
-    Conductor(network, agreement, rounds, QUICK).run(six.names)
+    Scheduler(network, agreement, rounds, QUICK).run(six.names)
     most = max([t for t, _ in network.got].count(t) for t in range(1, rounds + 1))
     if not guarded:
         assert most >= 3  # the finding: at one partner a round it had nearly everybody's model
@@ -365,7 +365,7 @@ def test_one_witness_that_lies_estranges_nobody(six, tmp_path):
     """It says of everybody that there is no place: pairs lose the rounds in which it is their witness."""
     liar = six.names[2]
 
-    class Denying(Memory):
+    class Denying(LoopbackNetwork):
         def sender(self, name):
             send = super().sender(name)
 
@@ -380,7 +380,7 @@ def test_one_witness_that_lies_estranges_nobody(six, tmp_path):
 
     agreement = six.agreement("abps-pq-k1", rounds=6)
     network = opened(six, agreement, tmp_path, Denying())
-    Conductor(network, agreement, 6, QUICK).run(six.names)
+    Scheduler(network, agreement, 6, QUICK).run(six.names)
     honest = [network.sites[name] for name in six.names if name != liar]
     assert any(site.witnessing.denied for site in honest)
     assert all(by == {liar} for site in honest for by in site.witnessing.denied.values())
@@ -435,7 +435,7 @@ def test_catching_up_is_bounded(four, tmp_path):
 # Sites that lie to the conductor
 
 
-class Lying(Memory):
+class Lying(LoopbackNetwork):
     """One site gives the conductor a false answer to one question."""
 
     def __init__(self, bad, question, lie) -> None:
@@ -482,7 +482,7 @@ def test_a_liar_is_left_out_and_the_job_goes_on(four, tmp_path, question, lie):
     bad = four.names[2]
     agreement = four.agreement("abps-pq-k1", rounds=2, budget="10000000")
     network = opened(four, agreement, tmp_path, Lying(bad, question, lie))
-    report = Conductor(network, agreement, 2, QUICK).run(four.names)
+    report = Scheduler(network, agreement, 2, QUICK).run(four.names)
     assert [r.round for r in report.rounds] == [1, 2]
     assert bad in report.left_out or all(bad in r.missing for r in report.rounds)
     for name in set(four.names) - {bad}:
@@ -504,7 +504,7 @@ def test_a_server_averages_no_nonsense(four, tmp_path, value):
         bad, "upload", lambda honest: ["x"] if value is None else _frame(network.sites[bad], value)
     )
     opened(four, agreement, tmp_path, network)
-    report = Conductor(network, agreement, 1, QUICK).run(four.names)
+    report = Scheduler(network, agreement, 1, QUICK).run(four.names)
     assert len(report.rounds) == 1
     for name in set(four.names) - {bad}:
         model = network.sites[name].store.model()
@@ -516,7 +516,7 @@ def test_a_server_caps_claimed_rows(four, tmp_path):
     bad = four.names[2]
     agreement = four.agreement("fedavg", rounds=1)
     network = opened(four, agreement, tmp_path, Lying(bad, "hello", lambda f: f | {"rows": 10**8}))
-    Conductor(network, agreement, 1, QUICK).run(four.names)
+    Scheduler(network, agreement, 1, QUICK).run(four.names)
     told = network.sites[four.names[0]].site_context.rows
     assert told[bad] <= 10 * max(rows for name, rows in told.items() if name != bad)
     close(network)
@@ -558,7 +558,7 @@ def test_no_cell_and_no_path_leaves_a_site_that_cannot_take_part(four, tmp_path,
     site._start("open")
     site._work.join()
     assert site._linger() == [broken, None]
-    said = excuses.words(site._linger()[0])
+    said = decline_codes.words(site._linger()[0])
     assert "secret" not in said and "Anna" not in said and "its log says more" in said
 
 
@@ -566,7 +566,7 @@ def test_the_conductor_repeats_no_words_of_a_site(four, tmp_path):
     bad = four.names[2]
     agreement = four.agreement("abps-pq-k1", rounds=1)
     network = opened(four, agreement, tmp_path, Lying(bad, "open", ["Anna Example has [red]sepsis[/]", None]))
-    report = Conductor(network, agreement, 1, QUICK).run(four.names)
+    report = Scheduler(network, agreement, 1, QUICK).run(four.names)
     assert report.left_out == {bad: "no answer that makes sense"}
     close(network)
 
@@ -580,7 +580,7 @@ def test_the_operator_reads_who_was_left_out(capsys):
 
 def test_a_table_swapped_between_jobs_is_refused(four, tmp_path):
     agreement = four.agreement("abps-pq-k1")
-    network = Memory()
+    network = LoopbackNetwork()
     name, other = four.names[:2]
     for _ in range(2):  # the same table opens again
         open_site(four, name, agreement, tmp_path, network).store.close()

@@ -22,9 +22,9 @@ from abps.core.protocol import Kind, Message
 from abps.sites.consent import backup
 from abps.sites.consent.signing import Signer
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
-from abps.sites.protocol.steps import Seconds
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol.steps import Timeouts
 from abps.sites.store import audit
 from abps.sites.store.file import MIGRATIONS
 from abps.sites.store.rows import Entry
@@ -35,7 +35,7 @@ from abps.wire.messages import pack_head, pack_message
 
 from .network import close, open_site
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 
 
 def made(name: str) -> Signer:
@@ -64,11 +64,11 @@ def keys(four):
 def job(four, keys, folder, rounds, study_rounds=6, network=None, **more):
     """Some rounds between sites that stand for their logs."""
     agreement = four.agreement("abps-pq-k1", rounds=study_rounds)
-    network = network or Memory()
+    network = network or LoopbackNetwork()
     for name in four.names:
         open_site(four, name, agreement, folder, network, signer=keys[name], **more)
     try:
-        return Conductor(network, agreement, rounds, QUICK).run(four.names), network
+        return Scheduler(network, agreement, rounds, QUICK).run(four.names), network
     finally:
         close(network)
 
@@ -246,7 +246,7 @@ def test_frames_of_one_study_or_job_are_refused_in_another(four, tmp_path):
     pair = four.names[:2]
     networks = []
     for other, job_name in ((agreement, "1"), (replace(agreement, study="other"), "1"), (agreement, "2")):
-        networks.append(Memory())
+        networks.append(LoopbackNetwork())
         for name in pair:
             folder = tmp_path / other.study / job_name
             site = open_site(four, name, other, folder, networks[-1], job=job_name)
@@ -286,7 +286,7 @@ def test_versions_are_negotiated(four, keys, tmp_path, spoken):
     """One site speaks another version: an older minor one is followed, another major one is left out."""
     odd = four.names[2]
 
-    class Mixed(Memory):
+    class Mixed(LoopbackNetwork):
         def ask(self, sites, what, *arguments, seconds):
             if what == "join" and spoken in (None, [1, 0]):
                 assert len(arguments) == 3  # what the first version understands
@@ -314,7 +314,7 @@ def test_versions_are_negotiated(four, keys, tmp_path, spoken):
 
 def test_a_head_that_is_none_does_no_harm(four, keys, tmp_path):
     agreement = four.agreement("abps-pq-k1")
-    network = Memory()
+    network = LoopbackNetwork()
     for name in four.names[:2]:
         site = open_site(four, name, agreement, tmp_path, network, signer=keys[name])
         site.join(four.names[:2], 1, None, [1, 1])

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
-from abps.sites.protocol.steps import Seconds
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol.steps import Timeouts
 from abps.sites.store import audit
-from abps.sites.store.rows import Entry, Finished
+from abps.sites.store.rows import Entry, RoundRecord
 from abps.sites.store.store import Store
 
 from .network import agree_about_partners, close, counted_once, open_site
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 LINEAR = {"model": "linear", "standardise": "own", "epochs": 1}
 
 
 def job(given, agreement, folder, rounds, network=None, **more):
-    network = network or Memory()
+    network = network or LoopbackNetwork()
     for name in given.names:
         open_site(given, name, agreement, folder, network, **more)
-    return network, Conductor(network, agreement, rounds, QUICK).run(given.names)
+    return network, Scheduler(network, agreement, rounds, QUICK).run(given.names)
 
 
 def test_clocks_that_jump_change_nothing(four, tmp_path):
@@ -54,7 +54,7 @@ def test_a_disk_that_is_closed_leaves_one_site_out_and_nothing_half_written(four
     agreement = four.agreement("abps-pq-k1", rounds=4, **LINEAR)
     broken = four.names[1]
 
-    class Closing(Memory):
+    class Closing(LoopbackNetwork):
         def ask(self, sites, what, *arguments, seconds):
             if what == "start" and arguments[:2] == ("train", 2):
                 self.sites[broken].store._db.execute("PRAGMA query_only = 1")
@@ -85,7 +85,9 @@ def test_a_full_disk_leaves_the_last_round_whole(tmp_path):
     store = Store.open(path, "a", "agreement")
 
     def finish(t, weights):
-        return store.finish(Finished(t, np.ones(weights, np.float32), {}, {}, (), "", 0.5, ("a",), b"state"))
+        return store.finish(
+            RoundRecord(t, np.ones(weights, np.float32), {}, {}, (), "", 0.5, ("a",), b"state")
+        )
 
     assert finish(1, 10)
     store._db.execute("PRAGMA max_page_count = 1")  # as many as there are
@@ -103,10 +105,10 @@ def test_a_full_disk_leaves_the_last_round_whole(tmp_path):
 def test_many_rounds_need_no_more_memory_and_the_log_is_put_aside(four, tmp_path):
     """Thirty rounds here; a thousand by ``benchmarks/long_job.py``."""
     agreement = four.agreement("abps-pq-k1", rounds=40, **LINEAR)
-    network = Memory()
+    network = LoopbackNetwork()
     for name in four.names:
         open_site(four, name, agreement, tmp_path, network)
-    conductor = Conductor(network, agreement, 10, QUICK)
+    conductor = Scheduler(network, agreement, 10, QUICK)
     held = []
     tracemalloc.start()
     try:

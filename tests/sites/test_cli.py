@@ -15,9 +15,9 @@ from abps.evaluate.roc import area
 from abps.fitted.folder import load_model
 from abps.sites.consent import sitefile
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
-from abps.sites.protocol.steps import Seconds
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol.steps import Timeouts
 
 from .network import close, open_site
 
@@ -91,11 +91,11 @@ def test_init_writes_the_sites_file_and_a_codebook(kits, six, capsys):
 
 
 def test_status_and_export_tell_what_happened(six, tmp_path, capsys):
-    network = Memory()
+    network = LoopbackNetwork()
     agreement = six.agreement("abps-pq-k1")
     for name in six.names:
         open_site(six, name, agreement, tmp_path / "stores", network)
-    Conductor(network, agreement, 3, Seconds(poll=0.0)).run(six.names)
+    Scheduler(network, agreement, 3, Timeouts(poll=0.0)).run(six.names)
     network.sites["site-1"].receive("site-2", "message", b"nonsense")
     expected = network.sites["site-1"].store.beliefs()
     sent = network.sites["site-1"].store.sent_bytes()

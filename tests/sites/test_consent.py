@@ -18,11 +18,11 @@ from abps.sites.consent.policy import Policy
 from abps.sites.consent.proposal import Proposal, Signed, sign
 from abps.sites.consent.signing import root, signer
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
-from abps.sites.protocol import decline_codes as excuses
-from abps.sites.protocol.decline_codes import Declined, Excuse
-from abps.sites.protocol.steps import Seconds
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol import decline_codes
+from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
+from abps.sites.protocol.steps import Timeouts
 
 from .network import OPEN, close, open_site
 
@@ -86,7 +86,7 @@ def command(capsys, *arguments) -> tuple[int, str, str]:
 def test_nothing_opens_before_somebody_approves(four, network, home, capsys):
     study = signed_study(four, network)
     assert opening(home, study) == "approval"
-    assert "nobody there has approved" in excuses.words("approval")
+    assert "nobody there has approved" in decline_codes.words("approval")
     assert not list((home / "local" / "studies").glob("*.sqlite"))  # no store, no table read, nothing sent
     code, out, _ = command(capsys, "site", "proposals", home, "--json")
     (waiting,) = json.loads(out)
@@ -118,7 +118,7 @@ def test_preview_shows_every_value_before_it_leaves(four, network, home, capsys,
     command(capsys, "site", "approve", home, "test", "--by", "Ada")
     # What it shows is what a site publishes: the same names, the same values.
     agreement = study.proposal.agreement
-    site = open_site(four, home.name, agreement, tmp_path, Memory())
+    site = open_site(four, home.name, agreement, tmp_path, LoopbackNetwork())
     told = dict(
         zip(site.site_context.published.names, site.site_context.published.vectors[0].tolist(), strict=True)
     )
@@ -294,7 +294,7 @@ def running(four, folder, policies=None, members=(), between=lambda t, consents:
         name: consenting(folder, name, signed, (policies or {}).get(name, ASKING)) for name in four.names
     }
 
-    class Clock(Memory):
+    class Clock(LoopbackNetwork):
         def ask(self, sites, what, *arguments, seconds):
             if what == "start" and arguments[0] == "train":  # a round begins with its training
                 between(arguments[1], consents)
@@ -303,7 +303,7 @@ def running(four, folder, policies=None, members=(), between=lambda t, consents:
     network = Clock()
     for name in four.names:
         open_site(four, name, agreement, folder / "stores", network, consent=consents[name])
-    return network, Conductor(network, agreement, 4, Seconds(poll=0.0))
+    return network, Scheduler(network, agreement, 4, Timeouts(poll=0.0))
 
 
 def test_a_site_that_withdraws_takes_no_part_from_the_next_round_on(four, tmp_path):
@@ -341,9 +341,9 @@ def test_the_hours_and_bytes_of_a_policy_end_a_sites_part(four, tmp_path):
     short = consenting(tmp_path / "hours", "a", signed, replace(ASKING, hours=1.0))
     short.round(0, lambda: 0.0)
     short.round(0, lambda: 3500.0)
-    with pytest.raises(Declined, match="1 hours") as declined:
+    with pytest.raises(DeclineError, match="1 hours") as declined:
         short.round(0, lambda: 4000.0)
-    assert declined.value.excuse is Excuse.SPENT
+    assert declined.value.code is DeclineCode.SPENT
 
 
 def test_a_job_with_other_members_than_approved(four, tmp_path):

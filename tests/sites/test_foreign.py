@@ -12,9 +12,9 @@ from abps import simulate
 from abps.core.errors import RequestError
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
-from abps.sites.protocol.steps import Seconds
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol.steps import Timeouts
 
 from .network import close, open_site
 
@@ -35,10 +35,10 @@ def test_sites_do_what_the_simulation_does(six, tmp_path):
     agreement = six.agreement("rotation:ROTATION", rounds=5, share="0.3")
     spent = dict.fromkeys(("edge", "directed", "control"), 0)
     for rounds in (2, 3):
-        network = Memory()
+        network = LoopbackNetwork()
         for name in six.names:
             open_site(six, name, agreement, tmp_path, network)
-        report = Conductor(network, agreement, rounds, Seconds(poll=0.0)).run(six.names)
+        report = Scheduler(network, agreement, rounds, Timeouts(poll=0.0)).run(six.names)
         spent = {kind: spent[kind] + size for kind, size in report.to_json()["bytes"].items()}
         close(network)
     run = simulate(six.together, "rotation:ROTATION", seed=11, rounds=5, settings={"share": "0.3"})

@@ -17,9 +17,9 @@ from abps.sites.consent.sealing import seal, unseal
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import own_home
-from abps.sites.protocol import decline_codes as excuses
-from abps.sites.protocol.decline_codes import Declined, Excuse
-from abps.sites.protocol.steps import Seconds
+from abps.sites.protocol import decline_codes
+from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
+from abps.sites.protocol.steps import Timeouts
 
 from .network import OPEN
 from .test_cli import call
@@ -71,9 +71,9 @@ def test_letters_are_for_one_reader(made):
 
 def test_nothing_leaves_before_somebody_shares_it(hospitals_of_two, capsys):
     out, (signed, key, root) = hospitals_of_two, asked(hospitals_of_two)
-    with pytest.raises(Declined, match="nobody has shared it") as declined:
+    with pytest.raises(DeclineError, match="nobody has shared it") as declined:
         told(out, "site-1", signed)
-    assert declined.value.excuse is Excuse.APPROVAL
+    assert declined.value.code is DeclineCode.APPROVAL
     code, text, _ = call(capsys, "site", "proposals", out / "site-1", "--json")
     assert code == 0 and json.loads(text)[0]["terms"]["asks for"] == "codebook"
 
@@ -88,7 +88,7 @@ def test_nothing_leaves_before_somebody_shares_it(hospitals_of_two, capsys):
     # Another codebook than the one that was shared does not leave.
     path = out / "site-1" / "local" / sitefile.CODEBOOK
     path.write_text(json.dumps(replace(book, columns=book.columns[:-1]).to_json()))
-    with pytest.raises(Declined, match="nobody has shared it"):
+    with pytest.raises(DeclineError, match="nobody has shared it"):
         told(out, "site-1", signed)
 
 
@@ -115,13 +115,13 @@ def test_a_relay_can_neither_read_nor_change_nor_exchange_letters(hospitals_of_t
 
 def test_who_refuses_sends_nothing_although_it_was_shared(hospitals_of_two, capsys):
     out, (signed, _, _) = hospitals_of_two, asked(hospitals_of_two)
-    with pytest.raises(Declined):
+    with pytest.raises(DeclineError):
         told(out, "site-1", signed)
     assert call(capsys, "site", "share", out / "site-1", "--by", "Ada")[0] == 0
     assert call(capsys, "site", "refuse", out / "site-1", "icu", "--by", "Ada")[0] == 0
-    with pytest.raises(Declined) as declined:
+    with pytest.raises(DeclineError) as declined:
         told(out, "site-1", signed)
-    assert declined.value.excuse is Excuse.REFUSED
+    assert declined.value.code is DeclineCode.REFUSED
 
 
 def test_a_floor_below_the_policy_is_not_shared(four, tmp_path):
@@ -129,9 +129,9 @@ def test_a_floor_below_the_policy_is_not_shared(four, tmp_path):
     folder = tmp_path / "kit" / "local"
     own.write(folder)
     (folder / sitefile.CODEBOOK).write_text(json.dumps(four.book(11).to_json()))  # made without a floor
-    with pytest.raises(Declined, match="policy asks for") as declined:
+    with pytest.raises(DeclineError, match="policy asks for") as declined:
         sharing.letter(own, folder, sign(Proposal("icu", None), None))
-    assert declined.value.excuse is Excuse.POLICY
+    assert declined.value.code is DeclineCode.POLICY
     letter = sharing.letter(replace(own, policy=OPEN), folder, sign(Proposal("icu", None), None))
     assert json.loads(letter["book"])["columns"]
 
@@ -148,7 +148,7 @@ class Slowly:
         assert (what, arguments) == ("start", ("letter",))
         letter = dict.fromkeys(("book", "certificate", "signature"), b"x")
         said = {
-            name: ["done", letter] if self.clock >= self.when[name] else [str(Excuse.APPROVAL), None]
+            name: ["done", letter] if self.clock >= self.when[name] else [str(DeclineCode.APPROVAL), None]
             for name in sites
             if name in self.when
         }
@@ -163,14 +163,14 @@ class Slowly:
 
 def test_people_get_time_to_share():
     line = Slowly({"north": 0.0, "south": 30.0})
-    waiting = excuses.words(str(Excuse.APPROVAL))
-    found = gather(line, ["north", "south", "west"], Seconds(patience=10.0))
+    waiting = decline_codes.words(str(DeclineCode.APPROVAL))
+    found = gather(line, ["north", "south", "west"], Timeouts(patience=10.0))
     assert sorted(found["codebooks"]) == ["north"]
     assert found["left_out"] == {"south": waiting, "west": "not connected"} and 10 <= line.clock < 15
-    found = gather(line, ["north", "south", "west"], Seconds(patience=60.0))
+    found = gather(line, ["north", "south", "west"], Timeouts(patience=60.0))
     assert sorted(found["codebooks"]) == ["north", "south"] and 30 <= line.clock < 40
     with pytest.raises(RequestError, match="no site has sent a codebook"):
-        gather(Slowly({}), ["north"], Seconds())
+        gather(Slowly({}), ["north"], Timeouts())
 
 
 def test_what_a_late_site_has_to_know():

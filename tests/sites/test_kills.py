@@ -9,14 +9,14 @@ from functools import partial
 
 import pytest
 
-from abps.sites.coordinator.scheduler import Conductor
-from abps.sites.protocol.steps import Seconds
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol.steps import Timeouts
 from abps.sites.store.store import Store
 
 from .hub import Hub, RelayGone
 from .network import agree_about_partners, counted_once, replayed
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 
 
 def test_ten_kills_at_random_moments(four, tmp_path):
@@ -34,7 +34,7 @@ def test_ten_kills_at_random_moments(four, tmp_path):
         for _ in range(10):
             victim = rng.choice(four.names)
             hub.passing = Killer(hub, victim, rng.randrange(1, 36), rng.uniform(0.0, 0.02))
-            report = Conductor(hub, agreement, 3, QUICK).run(four.names)
+            report = Scheduler(hub, agreement, 3, QUICK).run(four.names)
             others = [name for name in four.names if name != victim]
             hub.passing.wait()
             assert not hub.alive(victim) and all(hub.alive(name) for name in others)
@@ -45,7 +45,7 @@ def test_ten_kills_at_random_moments(four, tmp_path):
                 before = {name: (store.observations(), store.rounds()) for name, store in kept.items()}
             hub.passing = lambda sender, receiver: None
             hub.start(victim)
-            again = Conductor(hub, agreement, 1, QUICK).run(four.names)
+            again = Scheduler(hub, agreement, 1, QUICK).run(four.names)
             assert again.first == first + 3
             assert set(again.rounds[0].present) == set(four.names) and not again.rounds[0].missing
             first = again.first + 1
@@ -67,11 +67,11 @@ def test_killed_sites_watch_on_where_they_were(four, tmp_path):
         for _ in range(2):
             victim = rng.choice(four.names)
             hub.passing = Killer(hub, victim, rng.randrange(1, 40), rng.uniform(0.0, 0.02))
-            Conductor(hub, agreement, 4, QUICK).run(four.names)
+            Scheduler(hub, agreement, 4, QUICK).run(four.names)
             hub.passing.wait()
             hub.passing = lambda sender, receiver: None
             hub.start(victim)
-            again = Conductor(hub, agreement, 1, QUICK).run(four.names)
+            again = Scheduler(hub, agreement, 1, QUICK).run(four.names)
             assert not again.rounds[0].missing
             with stores(hub) as kept:
                 for name, store in kept.items():
@@ -96,7 +96,7 @@ def test_the_relay_is_killed_inside_a_round(four, tmp_path):
         for _ in range(2):
             hub.passing = Killer(hub, None, rng.randrange(20, 130), rng.uniform(0.0, 0.05))
             with pytest.raises(RelayGone):
-                Conductor(hub, agreement, 5, QUICK).run(four.names)
+                Scheduler(hub, agreement, 5, QUICK).run(four.names)
             hub.passing.wait()
             hub.passing = lambda sender, receiver: None
             hub.ended()
@@ -105,7 +105,7 @@ def test_the_relay_is_killed_inside_a_round(four, tmp_path):
                 before = {name: (store.observations(), store.rounds()) for name, store in kept.items()}
                 reached = max(store.round for store in kept.values())
             hub.start(*four.names)
-            again = Conductor(hub, agreement, 1, QUICK).run(four.names)
+            again = Scheduler(hub, agreement, 1, QUICK).run(four.names)
             assert again.first == reached + 1
             assert set(again.rounds[0].present) == set(four.names) and not again.rounds[0].missing
             with stores(hub) as kept:

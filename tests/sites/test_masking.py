@@ -11,17 +11,17 @@ import pytest
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
 from abps.sites.consent.signing import signer
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.masking import Masking
-from abps.sites.protocol.steps import Seconds
+from abps.sites.protocol.steps import Timeouts
 
 from .network import close, open_site
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 
 
-class Relay(Memory):
+class Relay(LoopbackNetwork):
     """Keeps everything that goes through the conductor, and may change or lose it."""
 
     def __init__(self, change=lambda name, what, value: value):
@@ -57,7 +57,7 @@ def job(given, agreement, folder, rounds, network=None, **more):
     network = network or Relay()
     for name in given.names:
         open_site(given, name, agreement, folder, network, **more.get(name, {}))
-    return network, Conductor(network, agreement, rounds, QUICK).run(given.names)
+    return network, Scheduler(network, agreement, rounds, QUICK).run(given.names)
 
 
 @pytest.mark.parametrize(("method", "settings"), [("fedavg", {}), ("scaffold", {}), ("feddyn", {})])
@@ -125,7 +125,7 @@ def test_a_conductor_that_alters_what_it_carries_gets_no_sum(four, tmp_path, wha
     network = Relay(alter)
     for name in four.names:
         open_site(four, name, agreement, tmp_path, network)
-    Conductor(network, agreement, 1, QUICK, tell=words.append).run(four.names)
+    Scheduler(network, agreement, 1, QUICK, tell=words.append).run(four.names)
     assert any("no sum" in line for line in words)
     rests = [site.store.rounds()[0].rest for site in network.sites.values()]
     assert all(rest for rest in rests)

@@ -16,16 +16,16 @@ from abps.methods.accounting import counting_of
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal
-from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node.privacy_ledger import account_of
 from abps.sites.protocol import measuring
-from abps.sites.protocol.steps import Seconds
+from abps.sites.protocol.steps import Timeouts
 from abps.sites.store.store import Store
 
 from .network import close, open_site
 from .test_masking import LOST, Relay
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 
 
 class Desks(Relay):
@@ -86,7 +86,7 @@ def test_sites_do_what_the_simulation_does(four, tmp_path, method, settings):
     network = Desks(four, agreement, tmp_path)
     scales = network.measured()
     study = measuring.with_scales(agreement, scales)
-    report = Conductor(network, study, 2, QUICK, scales=scales).run(four.names)
+    report = Scheduler(network, study, 2, QUICK, scales=scales).run(four.names)
     run = simulate(four.together, method, 11, 2, {"secure": "yes", **settings})
     assert not report.left_out
     models = np.stack([network.sites[name].models[0].numpy() for name in four.names])

@@ -23,14 +23,14 @@ from abps.sites.consent.membership import Known, Revoked
 from abps.sites.consent.own_key import replace_papers
 from abps.sites.consent.preflight import read_kit
 from abps.sites.consent.signing import FORMER
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import app, authority, kits
 from abps.sites.flare.authority import Authority
 from abps.sites.flare.on_one_machine import own_home
 from abps.sites.flare.submit import connected
-from abps.sites.protocol import decline_codes as excuses
-from abps.sites.protocol.steps import Seconds
+from abps.sites.protocol import decline_codes
+from abps.sites.protocol.steps import Timeouts
 
 from .network import close, open_site
 from .processes import LONG, Processes
@@ -287,7 +287,7 @@ def test_wrong_requests(network, tmp_path, capsys):
 
 def test_a_member_that_is_expelled_within_a_job_is_left_out(six, tmp_path):
     """From the next round on, and the others are told."""
-    network, agreement = Memory(), six.agreement("abps-pq-k1")
+    network, agreement = LoopbackNetwork(), six.agreement("abps-pq-k1")
     received: dict[str, str] = {}
     for name in six.names:
         site = open_site(six, name, agreement, tmp_path, network)
@@ -298,17 +298,17 @@ def test_a_member_that_is_expelled_within_a_job_is_left_out(six, tmp_path):
         begun = max(site.store.round for site in network.sites.values())
         return ("list", frozenset({gone})) if begun >= 2 else ("", frozenset())
 
-    report = Conductor(network, agreement, 4, Seconds(poll=0.0), revoked=revoked).run(six.names)
+    report = Scheduler(network, agreement, 4, Timeouts(poll=0.0), revoked=revoked).run(six.names)
     rounds = {r.round: r for r in report.rounds}
     assert gone in rounds[2].present and not rounds[2].missing
     for t in (3, 4):
-        assert gone not in rounds[t].present and rounds[t].missing == {gone: excuses.EXPELLED}
+        assert gone not in rounds[t].present and rounds[t].missing == {gone: decline_codes.EXPELLED}
         assert gone not in {p for name in six.names if name != gone
                             for r in network.sites[name].store.rounds() if r.number == t
                             for p in r.partners}  # fmt: skip
     assert received == dict.fromkeys(set(six.names) - {gone}, "list")
-    again = Conductor(network, agreement, 1, Seconds(poll=0.0), revoked=revoked).run(six.names)
-    assert again.left_out == {gone: excuses.EXPELLED} and gone not in again.members
+    again = Scheduler(network, agreement, 1, Timeouts(poll=0.0), revoked=revoked).run(six.names)
+    assert again.left_out == {gone: decline_codes.EXPELLED} and gone not in again.members
     close(network)
 
 

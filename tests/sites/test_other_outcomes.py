@@ -22,12 +22,12 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.preview import preview
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile, read
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node.context import may_score
 from abps.sites.node.site import Site
 from abps.sites.node.status import summary
-from abps.sites.protocol.steps import Seconds
+from abps.sites.protocol.steps import Timeouts
 from abps.sites.store.store import Store
 
 from .network import close
@@ -96,12 +96,12 @@ def test_sites_do_what_the_simulation_does(tmp_path, spec, method, settings):
     agreement = Agreement.from_json(Agreement("test", method, book, 11, 4, settings).to_json())
     terms = Proposal("test", agreement).terms()
     assert terms["predicts"] == spec
-    network = Memory()
+    network = LoopbackNetwork()
     for name, file in files.items():
         data = agreement.prepare(file.read_table(agreement.book))
         store = Store.open(tmp_path / f"{name}.sqlite", name, agreement.digest(), agreement.notes())
         network.sites[name] = Site(name, agreement, data, store, network.sender(name))
-    report = Conductor(network, agreement, 4, Seconds(poll=0.0)).run(NAMES)
+    report = Scheduler(network, agreement, 4, Timeouts(poll=0.0)).run(NAMES)
 
     duration = "t" if kind == "survival" else None
     roles = Roles("y", "center", "patient", outcome=spec, duration=duration)

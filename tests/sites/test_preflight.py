@@ -21,7 +21,7 @@ from abps.cli.main import main
 from abps.sites.consent import preflight
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import free_port
-from abps.sites.node.status_file import NOW, Board, read_now
+from abps.sites.node.status_file import NOW, StatusFile, read_status
 
 from .test_cli import call
 
@@ -262,9 +262,11 @@ def test_the_other_kits(made, capsys):
 def test_the_doctor_says_what_is_waited_for(north, made, capsys):
     code, found = told(capsys, north, what="doctor")
     assert found["job"] == ("ok", "no job has run from this kit yet")
-    board = Board(north / "local", "icu")
+    board = StatusFile(north / "local", "icu")
     board.say(3, "train")
-    assert read_now(north / "local").step == "train" and read_now(north / "local").process == os.getpid()
+    assert (
+        read_status(north / "local").step == "train" and read_status(north / "local").process == os.getpid()
+    )
     _, found = told(capsys, north, what="doctor")
     assert found["job"][0] == "ok" and "study icu, round 3: training for" in found["job"][1]
     code, found = told(capsys, north, "--after", 0, what="doctor")
@@ -281,5 +283,5 @@ def test_the_doctor_says_what_is_waited_for(north, made, capsys):
 
 def test_a_board_on_a_broken_disk_ends_nothing(tmp_path):
     (tmp_path / "file").touch()
-    Board(tmp_path / "file", "icu").say(1, "train")
-    assert read_now(tmp_path / "file") is None
+    StatusFile(tmp_path / "file", "icu").say(1, "train")
+    assert read_status(tmp_path / "file") is None

@@ -17,14 +17,14 @@ from abps.models.glm import message
 from abps.models.models import layout_of
 from abps.privacy.differencing import may_be_opened
 from abps.sites.consent.policy import Policy
-from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.coordinator.star_server import StarServer
-from abps.sites.protocol.steps import Seconds
+from abps.sites.protocol.steps import Timeouts
 
 from .network import close, open_site
 from .test_masking import LOST, Looking, Relay
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 OWN = {"secure": "yes", "standardise": "own"}
 
 
@@ -32,7 +32,7 @@ def run(given, network, agreement, folder, rounds, memory=None, names=None):
     words: list[str] = []
     for name in names or given.names:
         open_site(given, name, agreement, folder, network)
-    conductor = Conductor(network, agreement, rounds, QUICK, words.append, memory)
+    conductor = Scheduler(network, agreement, rounds, QUICK, words.append, memory)
     return conductor.run(names or given.names), words
 
 

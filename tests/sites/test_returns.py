@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from abps.engine.simulate import simulate
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node.transport import Patience
-from abps.sites.protocol.steps import BUSY, NEW, Seconds, enough
+from abps.sites.protocol.steps import BUSY, NEW, Timeouts, enough
 
 from .network import agree_about_partners, close, counted_once, open_site
 
-QUICK = Seconds(poll=1.0, grace=10.0)
+QUICK = Timeouts(poll=1.0, grace=10.0)
 
 
-class Late(Memory):
+class Late(LoopbackNetwork):
     """One site that is busy with its training for so many seconds in one round; pauses move the clock on."""
 
     def __init__(self, name: str, round: int, seconds: float) -> None:
@@ -68,7 +68,7 @@ def test_more_than_half_are_enough():
 def test_a_round_goes_on_without_a_late_site_which_joins_a_later_one(six, tmp_path):
     agreement, slow = six.agreement("abps-pq-k1", rounds=5), six.names[1]
     network = opened(six, agreement, tmp_path, Late(slow, 2, 12.0))
-    report = Conductor(network, agreement, 5, QUICK).run(six.names)
+    report = Scheduler(network, agreement, 5, QUICK).run(six.names)
     rounds = {r.round: r for r in report.rounds}
     assert slow in rounds[1].present and slow not in rounds[2].present
     assert rounds[2].missing == {slow: "it was 10 s later than the others with train"}
@@ -85,17 +85,17 @@ def test_a_round_goes_on_without_a_late_site_which_joins_a_later_one(six, tmp_pa
 def test_a_site_that_is_slow_within_the_grace_is_waited_for(six, tmp_path):
     agreement, slow = six.agreement("abps-pq-k1", rounds=2), six.names[1]
     network = opened(six, agreement, tmp_path / "late", Late(slow, 1, 8.0))
-    report = Conductor(network, agreement, 2, QUICK).run(six.names)
+    report = Scheduler(network, agreement, 2, QUICK).run(six.names)
     assert all(slow in r.present and not r.missing for r in report.rounds)
-    other = opened(six, agreement, tmp_path / "plain", Memory())
-    Conductor(other, agreement, 2, QUICK).run(six.names)
+    other = opened(six, agreement, tmp_path / "plain", LoopbackNetwork())
+    Scheduler(other, agreement, 2, QUICK).run(six.names)
     for name in six.names:
         np.testing.assert_array_equal(network.sites[name].store.model(), other.sites[name].store.model())
     close(network)
     close(other)
 
 
-class Leaving(Memory):
+class Leaving(LoopbackNetwork):
     """One site is gone from a round on, and is back some rounds later with what its store knows."""
 
     def __init__(self, name, away, back, reopen) -> None:
@@ -124,7 +124,7 @@ def test_a_site_that_returns_inside_a_job_joins_a_later_round(six, tmp_path):
     agreement, gone = six.agreement("abps", rounds=7, kappa=2), six.names[3]
     network = Leaving(gone, 3, 4, lambda: open_site(six, gone, agreement, tmp_path, network))
     opened(six, agreement, tmp_path, network)
-    report = Conductor(network, agreement, 7, QUICK).run(six.names)
+    report = Scheduler(network, agreement, 7, QUICK).run(six.names)
     there = [r.round for r in report.rounds if gone in r.present]
     assert there == [1, 2, 6, 7] and network.told == ["ping", "wake"]
     assert report.rounds[4].missing == {gone: "it is back and opens its table"}
@@ -144,13 +144,13 @@ def test_a_site_that_opens_late_joins_the_study(six, tmp_path):
     network = Leaving(last, 0, 2, lambda: open_site(six, last, agreement, tmp_path, network))
     for name in six.names[:5]:
         open_site(six, name, agreement, tmp_path, network)
-    report = Conductor(network, agreement, 4, QUICK).run(six.names)
+    report = Scheduler(network, agreement, 4, QUICK).run(six.names)
     assert [last in r.present for r in report.rounds] == [False, False, False, True]
     assert report.left_out == {} and network.sites[last].store.round == 4
     close(network)
 
 
-class Parallel(Memory):
+class Parallel(LoopbackNetwork):
     """All sites at once, as in a real network."""
 
     parallel = True
@@ -180,7 +180,7 @@ class Parallel(Memory):
 def test_sites_that_end_rounds_by_themselves_are_the_simulation(six, tmp_path, method, settings):
     agreement = six.agreement(method, rounds=3, **settings)
     network = opened(six, agreement, tmp_path, Parallel())
-    report = Conductor(network, agreement, 3, Seconds(poll=0.0)).run(six.names)
+    report = Scheduler(network, agreement, 3, Timeouts(poll=0.0)).run(six.names)
     assert network.steps.count("exchange") == 3 and "settle" not in network.steps
     run = simulate(six.together, method, seed=11, rounds=3, settings=settings)
     models = np.stack([network.sites[name].store.model() for name in six.names])
@@ -239,7 +239,7 @@ def test_what_leaves_is_on_the_disk_before(six, tmp_path):
 
     for name in six.names:
         watch(open_site(six, name, agreement, tmp_path, network))
-    report = Conductor(network, agreement, 2, Seconds(poll=0.0)).run(six.names)
+    report = Scheduler(network, agreement, 2, Timeouts(poll=0.0)).run(six.names)
     assert all(len(r.present) == 6 for r in report.rounds) and {"weights", "vector"} <= set(seen)
     for name, site in network.sites.items():  # what the conductor was told, too
         assert synced[name] == site.store._rows("SELECT MAX(number) FROM traffic")[0][0]
@@ -250,7 +250,7 @@ def test_what_leaves_is_on_the_disk_before(six, tmp_path):
 def test_a_full_disk_costs_a_site_its_round_and_nothing_else(six, tmp_path):
     """A commit that fails leaves no open transaction: the next round is written again."""
     agreement = six.agreement("abps-pq-k1", rounds=3)
-    network = opened(six, agreement, tmp_path, Memory())
+    network = opened(six, agreement, tmp_path, LoopbackNetwork())
     victim = network.sites[six.names[2]]
     real = victim.store._db
 
@@ -277,7 +277,7 @@ def test_a_full_disk_costs_a_site_its_round_and_nothing_else(six, tmp_path):
             victim.store._db = real
 
     victim.conclude = conclude
-    report = Conductor(network, agreement, 3, Seconds(poll=0.0)).run(six.names)
+    report = Scheduler(network, agreement, 3, Timeouts(poll=0.0)).run(six.names)
     assert [victim.name in r.missing for r in report.rounds] == [False, True, False]
     assert [r.number for r in victim.store.rounds()] == [1, 3]
     stores = {name: site.store for name, site in network.sites.items()}

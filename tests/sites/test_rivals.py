@@ -9,13 +9,13 @@ from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.engine.simulate import simulate
 from abps.methods.catalog import CATALOG
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
-from abps.sites.protocol.steps import Seconds
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol.steps import Timeouts
 
 from .network import close, open_site
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 
 STAR = ["fedprox", "fedavg-p", "fedavgm", "feddyn", "moon", "bnn", "scaffold", "fedrep", "ditto"]
 CASES = [(name, {}) for name in STAR] + [
@@ -50,10 +50,10 @@ CASES = [(name, {}) for name in STAR] + [
 
 
 def job(given, agreement, folder, rounds, memory=None):
-    network = Memory()
+    network = LoopbackNetwork()
     for name in given.names:
         open_site(given, name, agreement, folder, network)
-    return network, Conductor(network, agreement, rounds, QUICK, memory=memory).run(given.names)
+    return network, Scheduler(network, agreement, rounds, QUICK, memory=memory).run(given.names)
 
 
 def same_models(network, names, run):
@@ -111,14 +111,14 @@ def test_a_server_that_lost_its_memory_says_so(six, tmp_path):
 def test_a_member_that_joins_later_and_one_that_left(six, tmp_path):
     """What is remembered of a member that is away stays; who comes anew is a stranger."""
     agreement = six.agreement("abps", rounds=9, kappa="2")
-    network = Memory()
+    network = LoopbackNetwork()
     for name in six.names:
         open_site(six, name, agreement, tmp_path, network)
     first, late, gone = six.names[0], six.names[-1], six.names[1]
-    Conductor(network, agreement, 3, QUICK).run(six.names[:-1])
+    Scheduler(network, agreement, 3, QUICK).run(six.names[:-1])
     before = network.sites[first].store.beliefs()
     assert late not in before and network.sites[first].site_context.members == six.names[:-1]
-    Conductor(network, agreement, 3, QUICK).run([name for name in six.names if name != gone])
+    Scheduler(network, agreement, 3, QUICK).run([name for name in six.names if name != gone])
     after = network.sites[first].store.beliefs()
     assert network.sites[first].site_context.members == six.names
     assert all(after[peer].count >= evidence.count for peer, evidence in before.items())
@@ -135,4 +135,4 @@ def test_a_store_of_the_old_form_is_refused_in_a_sentence(six, tmp_path):
         db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (store._digest(),))
     close(network)
     with pytest.raises(RequestError, match="older abps"):
-        open_site(six, six.names[0], agreement, tmp_path, Memory())
+        open_site(six, six.names[0], agreement, tmp_path, LoopbackNetwork())

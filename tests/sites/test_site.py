@@ -15,10 +15,10 @@ from abps.engine.simulate import simulate
 from abps.methods.forgetting import Memory as Forgetting
 from abps.methods.forgetting import Observed, Watch
 from abps.methods.memory import freeze, thaw
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node.transport import Patience, Unreachable
-from abps.sites.protocol.steps import Seconds
+from abps.sites.protocol.steps import Timeouts
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
 from abps.wire.messages import pack_alarm, pack_message, pack_vector, vector_size
@@ -33,15 +33,15 @@ from .network import (
     same_usefulness,
 )
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 
 
 def job(given, agreement, folder, rounds=5, network=None, **more):
     """Open every site, run a job, and leave the sites open."""
-    network = network or Memory()
+    network = network or LoopbackNetwork()
     for name in given.names:
         open_site(given, name, agreement, folder, network, **more)
-    return network, Conductor(network, agreement, rounds, QUICK).run(given.names)
+    return network, Scheduler(network, agreement, rounds, QUICK).run(given.names)
 
 
 PARITY = [
@@ -121,7 +121,7 @@ def test_several_short_jobs_are_one_long_one(six, tmp_path, method, settings):
     for rounds in (2, 1, 2):
         network, _ = job(six, agreement, tmp_path, rounds)
         close(network)
-    network = Memory()
+    network = LoopbackNetwork()
     for name in six.names:
         open_site(six, name, agreement, tmp_path, network)
     run = simulate(six.together, method, seed=11, rounds=5, settings=settings)
@@ -130,7 +130,7 @@ def test_several_short_jobs_are_one_long_one(six, tmp_path, method, settings):
     models = np.stack([network.sites[name].models[0].numpy() for name in six.names])
     np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
     with pytest.raises(RequestError, match="has had its 5 rounds"):
-        Conductor(network, agreement, 1, QUICK).run(six.names)
+        Scheduler(network, agreement, 1, QUICK).run(six.names)
     close(network)
 
 
@@ -149,7 +149,7 @@ def test_sites_forget_as_in_the_simulation(eight, tmp_path, settings):
         network, report = job(eight, agreement, tmp_path, rounds)
         spent = {kind: spent[kind] + size for kind, size in report.to_json()["bytes"].items()}
         close(network)
-    network = Memory()
+    network = LoopbackNetwork()
     for name in eight.names:
         open_site(eight, name, agreement, tmp_path, network)
     stores = {name: network.sites[name].store for name in eight.names}
@@ -186,7 +186,7 @@ def test_an_alarm_is_told_until_it_is_known_and_counts_once(six, tmp_path):
     def trouble(sender: str, receiver: str, what: str, back: bool) -> bool:
         return what == "alarm" and (rng.random() < 0.5 if back else receiver == deaf and rng.random() < 0.7)
 
-    network, report = job(six, agreement, tmp_path, rounds=9, network=Memory(trouble))
+    network, report = job(six, agreement, tmp_path, rounds=9, network=LoopbackNetwork(trouble))
     assert all(r.missing == {} for r in report.rounds)
     stores = {name: site.store for name, site in network.sites.items()}
     sent = [(sender, receiver) for sender, receiver, what, _ in network.carried if what == "alarm"]
@@ -255,7 +255,7 @@ def test_the_ledger_counts_the_bytes_that_were_carried(six, tmp_path):
 def test_messages_that_get_lost_leave_no_half_match(six, tmp_path, seed):
     """Payloads and answers get lost at random; afterwards, with a working line, all is settled."""
     rng = random.Random(seed)
-    network = Memory(lambda sender, receiver, what, back: rng.random() < 0.25)
+    network = LoopbackNetwork(lambda sender, receiver, what, back: rng.random() < 0.25)
     agreement = six.agreement("abps", kappa=2)
     network, _ = job(six, agreement, tmp_path, rounds=4, network=network, patience=Patience(repeats=1))
     stores = {name: site.store for name, site in network.sites.items()}
@@ -280,7 +280,7 @@ def test_a_site_that_dies_at_any_moment_comes_back_whole(six, tmp_path, seed):
     rng = random.Random(100 + seed)
     agreement = six.agreement("abps", kappa=2, rounds=20)
     victim = rng.choice(six.names)
-    network = Memory()
+    network = LoopbackNetwork()
     left = rng.randrange(0, 70)
 
     def dies(sender: str, receiver: str, what: str, back: bool) -> bool:
@@ -297,14 +297,14 @@ def test_a_site_that_dies_at_any_moment_comes_back_whole(six, tmp_path, seed):
     network.trouble = dies
     for name in six.names:
         open_site(six, name, agreement, tmp_path, network, patience=Patience(repeats=1))
-    report = Conductor(network, agreement, 4, QUICK).run(six.names)
+    report = Scheduler(network, agreement, 4, QUICK).run(six.names)
     others = [name for name in six.names if name != victim]
     assert all(network.sites[name].store.round == 4 for name in others)
     if victim not in network.sites:
         network.trouble = lambda sender, receiver, what, back: False
         open_site(six, victim, agreement, tmp_path, network)
     before = network.sites[victim].store.beliefs()
-    again = Conductor(network, agreement, 2, QUICK).run(six.names)
+    again = Scheduler(network, agreement, 2, QUICK).run(six.names)
     assert again.first == 5 and all(r.missing == {} for r in again.rounds), report
     stores = {name: site.store for name, site in network.sites.items()}
     agree_about_partners(stores, kappa=2, doubt=False)
@@ -319,7 +319,7 @@ class Died(Exception):
     """What the conductor gets to know of a site that is gone."""
 
 
-class Waiting(Memory):
+class Waiting(LoopbackNetwork):
     """Time passes only while the conductor waits for a site that is gone."""
 
     clock = 0.0
@@ -346,7 +346,7 @@ def test_a_dead_site_is_waited_for_once_in_a_round(six, tmp_path, dies_at):
     agreement = six.agreement("abps", rounds=3)
     for name in six.names:
         open_site(six, name, agreement, tmp_path, network)
-    report = Conductor(network, agreement, 3, Seconds(sign=5.0, poll=0.0)).run(six.names)
+    report = Scheduler(network, agreement, 3, Timeouts(sign=5.0, poll=0.0)).run(six.names)
     assert [r.seconds for r in report.rounds] == [0.0, 5.0, 5.0]
     assert [set(r.missing) for r in report.rounds] == [set(), {network.victim}, {network.victim}]
     close(network)
@@ -354,24 +354,24 @@ def test_a_dead_site_is_waited_for_once_in_a_round(six, tmp_path, dies_at):
 
 def test_a_site_with_a_problem_is_left_out_and_named(six, tmp_path):
     agreement = six.agreement("abps")
-    network = Memory()
+    network = LoopbackNetwork()
     for name in six.names[:-1]:
         open_site(six, name, agreement, tmp_path, network)
     other = six.agreement("abps", seed=12)
     open_site(six, six.names[-1], other, tmp_path / "other", network)
-    report = Conductor(network, agreement, 1, QUICK).run([*six.names, "site-9"])
+    report = Scheduler(network, agreement, 1, QUICK).run([*six.names, "site-9"])
     assert set(report.left_out) == {six.names[-1], "site-9"}
     assert "another agreement" in report.left_out[six.names[-1]]
     assert six.names[-1] not in report.rounds[0].present
     close(network)
     with pytest.raises(RequestError, match="0 of 2 sites can take part"):
-        Conductor(Memory(), agreement, 1, QUICK).run(["a", "b"])
+        Scheduler(LoopbackNetwork(), agreement, 1, QUICK).run(["a", "b"])
 
 
 @pytest.fixture
 def pair(six, tmp_path):
     """Two sites in the middle of round 1; the first does what the tests tell it to."""
-    network = Memory()
+    network = LoopbackNetwork()
     agreement = six.agreement("abps-pq-k1")
     sites = [open_site(six, name, agreement, tmp_path, network) for name in six.names[:2]]
     for site in sites:

@@ -11,23 +11,23 @@ import pytest
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node import status
 from abps.sites.node.privacy_ledger import account_of
-from abps.sites.protocol.steps import Seconds
+from abps.sites.protocol.steps import Timeouts
 from abps.sites.store.store import Store
 
 from .network import close, open_site
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 SMALL = {"model": "linear", "standardise": "own", "epochs": 1, "clip": 1.0}
 #: Two rounds are affordable, a third is not.
 SHORT = SMALL | {"dp_epsilon": 2.0, "noise_multiplier": 4.0}
 
 
 def opened(given, agreement, folder):
-    network = Memory()
+    network = LoopbackNetwork()
     for name in given.names:
         open_site(given, name, agreement, folder, network)
     return network
@@ -35,7 +35,7 @@ def opened(given, agreement, folder):
 
 def job(given, agreement, folder, rounds):
     network = opened(given, agreement, folder)
-    return network, Conductor(network, agreement, rounds, QUICK).run(given.names)
+    return network, Scheduler(network, agreement, rounds, QUICK).run(given.names)
 
 
 @pytest.mark.parametrize("method", ["random-k1", "abps-pq-k1-hom", "fedavg"])
@@ -76,14 +76,14 @@ def test_an_account_goes_on_from_job_to_job_and_a_vector_is_drawn_once(four, tmp
     first, _ = job(four, agreement, tmp_path, 1)
     vectors = {name: site.site_context.vectors[name].copy() for name, site in first.sites.items()}
     close(first)
-    network = Memory()
+    network = LoopbackNetwork()
     for name in four.names:
         # Another secret, as in every job of a real site: what was published stays what it was.
         open_site(four, name, agreement, tmp_path, network, secret=12345)
     for name, site in network.sites.items():
         assert np.array_equal(site.site_context.vectors[name], vectors[name])
         assert [r.what for r in account_of(site.store).releases] == ["metadata", "training"]
-    Conductor(network, agreement, 1, QUICK).run(four.names)
+    Scheduler(network, agreement, 1, QUICK).run(four.names)
     spent = account_of(network.sites[four.names[0]].store)
     assert [(r.round, r.what) for r in spent.releases] == [(0, "metadata"), (1, "training"), (2, "training")]
     close(network)

@@ -14,7 +14,7 @@ import pytest
 from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
 from abps.sites.store import file as module
-from abps.sites.store.rows import AlarmRow, Entry, Evidence, Finished
+from abps.sites.store.rows import AlarmRow, Entry, Evidence, RoundRecord
 from abps.sites.store.store import Store
 
 
@@ -28,7 +28,7 @@ def finished(t=1, **changes):
         "rest": "",
         "validation": 0.6,
     }
-    return Finished(**(given | changes))
+    return RoundRecord(**(given | changes))
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def finish_rounds_until_killed(path, pipe):
             beliefs[peer] = Evidence(old.gain + value, old.loss + 1 - value, old.count + 1)
         observed = {peer: credit(t, peer) for peer in peers_of(t)}
         weights = np.full(5000, t, dtype=np.float32)
-        store.finish(Finished(t, weights, beliefs, observed, peers_of(t), "", 0.5))
+        store.finish(RoundRecord(t, weights, beliefs, observed, peers_of(t), "", 0.5))
         os.write(pipe, f"done {t}\n".encode())
 
 

@@ -10,17 +10,17 @@ import pytest
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
 from abps.sites.coordinator import trials
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
-from abps.sites.protocol.steps import Seconds
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.protocol.steps import Timeouts
 
 from .network import close, open_site
 
-QUICK = Seconds(poll=0.0)
+QUICK = Timeouts(poll=0.0)
 GRID = {"penalties": "3,0.03,0.001", "trial_rounds": "2", "model": "linear"}
 
 
-class Desks(Memory):
+class Desks(LoopbackNetwork):
     """Sites that open the study that the conductor names, as their processes do."""
 
     def __init__(self, given, agreement, folder) -> None:
@@ -48,7 +48,7 @@ def chosen(network, told=lambda line: None):
     agreement = network.agreement
 
     def run(study, rounds, which):
-        return Conductor(network, study, rounds, QUICK, which=which).run(network.given.names)
+        return Scheduler(network, study, rounds, QUICK, which=which).run(network.given.names)
 
     place = trials.choose(network, agreement, network.given.names, QUICK, run, told)
     return place, run(agreement.settled(place), agreement.rounds, (trials.CHOSEN, place))
@@ -125,7 +125,7 @@ def test_a_penalty_that_was_chosen_stays(six):
 def test_what_cannot_be_chosen(six):
     agreement = six.agreement("abps-pq-k1", rounds=2, **GRID)
     with pytest.raises(RequestError, match="not chosen yet"):
-        Conductor(Memory(), agreement, 1)
+        Scheduler(LoopbackNetwork(), agreement, 1)
     for which in (None, ("try", 3), ("best", 0), ("try", "0")):
         with pytest.raises(RequestError, match="names no penalty"):
             trials.resolved(agreement, which)
@@ -138,7 +138,7 @@ def test_a_loss_is_told_once_and_in_a_trial_alone(four, tmp_path):
     """A relay with altered code asks for it after every round, and of a study without trials."""
     agreement = four.agreement("abps-pq-k1", rounds=2, **{**GRID, "trial_rounds": "1"})
     for study, floor in ((agreement.settled(0), 0), (agreement.trial(0), 0), (agreement.trial(0), 10**6)):
-        network = Memory()
+        network = LoopbackNetwork()
         book = replace(study.book, floor=floor)
         folder = tmp_path / f"{study.trying}-{floor}"
         site = open_site(four, four.names[0], replace(study, book=book), folder, network)

@@ -19,14 +19,14 @@ from abps.core.errors import RequestError
 from abps.sites.consent import sitefile
 from abps.sites.consent.preflight import read_kit
 from abps.sites.consent.sitefile import SiteFile, Watch
-from abps.sites.coordinator.loopback import Memory
-from abps.sites.coordinator.scheduler import Conductor
+from abps.sites.coordinator.loopback import LoopbackNetwork
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import free_port
-from abps.sites.node import monitor as watch
-from abps.sites.node.monitor import Watchman
-from abps.sites.node.status_file import NOW, Board
-from abps.sites.protocol.steps import Seconds
+from abps.sites.node import monitor
+from abps.sites.node.monitor import Monitor
+from abps.sites.node.status_file import NOW, StatusFile
+from abps.sites.protocol.steps import Timeouts
 
 from .network import close, open_site
 from .processes import LONG
@@ -36,10 +36,10 @@ from .processes import LONG
 def site(six, tmp_path_factory):
     """The kit of a site that has three rounds behind it."""
     folder = tmp_path_factory.mktemp("watched")
-    network, agreement = Memory(), six.agreement("abps-pq-k1")
+    network, agreement = LoopbackNetwork(), six.agreement("abps-pq-k1")
     for name in six.names:
         open_site(six, name, agreement, folder / "stores", network)
-    Conductor(network, agreement, 3, Seconds(poll=0.0)).run(six.names)
+    Scheduler(network, agreement, 3, Timeouts(poll=0.0)).run(six.names)
     network.sites["site-1"].receive("site-2", "message", b"nonsense")
     close(network)
     kit = kits.provision(folder / "kits", six.names[:2], "localhost", 18995).sites["site-1"]
@@ -73,7 +73,7 @@ def page(told, store, sentence):
 
 
 def test_health_metrics_and_page(site):
-    with Watchman(site, watch.settings(site), page) as watchman:
+    with Monitor(site, monitor.settings(site), page) as watchman:
         code, text = ask(watchman.port, "/healthz")
         assert code == 200 and text == "No job runs here now.\n"
         code, text = ask(watchman.port, "/metrics")
@@ -96,42 +96,42 @@ def test_health_metrics_and_page(site):
 
 
 def test_what_is_not_well(site):
-    board = Board(site.local, "icu")
+    board = StatusFile(site.local, "icu")
     board.say(4, "train", ("south",))
-    assert watch.health(site, 600.0).sentence.startswith("Round 4 of icu: training, for")
-    told = watch.health(site, 0.0)
+    assert monitor.health(site, 600.0).sentence.startswith("Round 4 of icu: training, for")
+    told = monitor.health(site, 0.0)
     assert not told.well and "round 4 of icu is stuck: training by south" in told.sentence
-    assert "abps_up 0" in watch.metrics(site, told)
-    assert "does not run" in watch.health(site, 600.0, alive=False).sentence
+    assert "abps_up 0" in monitor.metrics(site, told)
+    assert "does not run" in monitor.health(site, 600.0, alive=False).sentence
     gone = json.loads((site.local / NOW).read_text()) | {"process": 2**22 + 1}
     (site.local / NOW).write_text(json.dumps(gone))
-    assert "in the midst of round 4" in watch.health(site, 600.0).sentence
-    with Watchman(site, Watch(port=0), page) as watchman:
+    assert "in the midst of round 4" in monitor.health(site, 600.0).sentence
+    with Monitor(site, Watch(port=0), page) as watchman:
         assert ask(watchman.port, "/healthz")[0] == 503
 
 
 def test_a_stuck_round_is_told_once_and_calls_the_hook(site, tmp_path, caplog):
     told = tmp_path / "told"
     script = f"import os; open({str(told)!r}, 'a').write(os.environ['ABPS_SENTENCE'] + '\\n')"
-    watchman = Watchman(site, Watch(stuck_seconds=1e-9, hook=(sys.executable, "-c", script)))
-    Board(site.local, "icu").say(2, "swap", ("south", "east"))
+    watchman = Monitor(site, Watch(stuck_seconds=1e-9, hook=(sys.executable, "-c", script)))
+    StatusFile(site.local, "icu").say(2, "swap", ("south", "east"))
     with caplog.at_level(logging.WARNING, "abps.watch"):
         watchman.look_once()
         watchman.look_once()
     (line,) = told.read_text().splitlines()
     assert line.startswith("round 2 of icu is stuck: swapping weights by south, east for")
     assert caplog.text.count("is stuck") == 1
-    Board(site.local, "icu").say(3, "train")
-    Watchman(site, Watch(stuck_seconds=1e-9, hook=("/no/such/program",))).look_once()  # ends nothing
+    StatusFile(site.local, "icu").say(3, "train")
+    Monitor(site, Watch(stuck_seconds=1e-9, hook=("/no/such/program",))).look_once()  # ends nothing
     assert "could not be run" in caplog.text
 
 
 def test_settings_of_the_watch(site, tmp_path):
-    assert watch.settings(site) == Watch(port=0)
+    assert monitor.settings(site) == Watch(port=0)
     relay = read_kit(site.folder.parent / "relay")
-    assert watch.settings(relay) == Watch() and not Watch().wanted
-    (relay.local / watch.RELAY_FILE).write_text('{"watch": {"port": 9101, "hook": ["page", "me"]}}')
-    assert watch.settings(relay) == Watch(9101, 600.0, ("page", "me"))
+    assert monitor.settings(relay) == Watch() and not Watch().wanted
+    (relay.local / monitor.RELAY_FILE).write_text('{"watch": {"port": 9101, "hook": ["page", "me"]}}')
+    assert monitor.settings(relay) == Watch(9101, 600.0, ("page", "me"))
     own = json.loads((site.local / sitefile.FILE).read_text())
     for wrong in (
         {"port": 99999},
@@ -144,21 +144,21 @@ def test_settings_of_the_watch(site, tmp_path):
         (tmp_path / sitefile.FILE).write_text(json.dumps(own | {"watch": wrong}))
         with pytest.raises(RequestError, match="not a site's file"):
             sitefile.read(tmp_path / sitefile.FILE)
-    (relay.local / watch.RELAY_FILE).write_text("{}")
+    (relay.local / monitor.RELAY_FILE).write_text("{}")
     with pytest.raises(RequestError, match="cannot be read"):
-        watch.settings(relay)
+        monitor.settings(relay)
 
 
 def test_a_port_that_is_taken(site):
     with (
-        Watchman(site, Watch(port=0), page) as first,
+        Monitor(site, Watch(port=0), page) as first,
         pytest.raises(RequestError, match="nothing can listen"),
     ):
-        Watchman(site, Watch(port=first.port)).__enter__()
+        Monitor(site, Watch(port=first.port)).__enter__()
 
 
 def test_the_process_that_wrote_it_is_this_one(site):
-    Board(site.local, "icu").say(1, "train")
+    StatusFile(site.local, "icu").say(1, "train")
     assert json.loads((site.local / NOW).read_text())["process"] == os.getpid()
 
 
@@ -167,7 +167,7 @@ def test_a_relay_that_is_started_and_watched(tmp_path):
     """Healthy while it runs; asked to end, it ends with everything that it began."""
     network = kits.provision(tmp_path / "kits", ["north", "south"], "localhost", free_port())
     port = free_port()
-    (network.relay / "local" / watch.RELAY_FILE).write_text(json.dumps({"watch": {"port": port}}))
+    (network.relay / "local" / monitor.RELAY_FILE).write_text(json.dumps({"watch": {"port": port}}))
     environment = os.environ | {"HOME": str(tmp_path)}
     command = [sys.executable, "-m", "abps", "site", "start", str(network.relay)]
     with (tmp_path / "log").open("w") as log:

@@ -40,7 +40,7 @@ def start(
     kit = kit.absolute()
     from abps.sites.consent import preflight
     from abps.sites.flare import kits
-    from abps.sites.node import monitor as watch
+    from abps.sites.node import monitor
 
     if not kits.is_relay(kit):
         sitefile.find(kits.site_name(kit), kit / "local")  # a site without a table is of no use
@@ -52,7 +52,7 @@ def start(
         raise RequestError(f"the certificate of {given.name} {held.sentence}")
     if held.state is preflight.State.WARN:
         say(f"the certificate of {given.name} {held.sentence}")
-    watching = watch.settings(given)
+    watching = monitor.settings(given)
     command, environment = kits.command(kit)
     os.chdir(kit)
     if not watching.wanted:
@@ -63,7 +63,7 @@ def start(
 def _watched(given: object, watching: sitefile.Watch, command: list[str], environment: dict[str, str]) -> int:
     """Run the engine's process and watch over it; its exit code."""
     from abps.sites.consent.preflight import Kit
-    from abps.sites.node.monitor import Watchman
+    from abps.sites.node.monitor import Monitor
 
     assert isinstance(given, Kit)
     engine = subprocess.Popen(command, env=environment)
@@ -74,7 +74,7 @@ def _watched(given: object, watching: sitefile.Watch, command: list[str], enviro
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ended)
     try:
-        with Watchman(given, watching, _page, lambda: engine.poll() is None) as watchman:
+        with Monitor(given, watching, _page, lambda: engine.poll() is None) as watchman:
             if watchman.port is not None:
                 say(f"http://127.0.0.1:{watchman.port}/ shows how {given.name} is")
             return engine.wait()

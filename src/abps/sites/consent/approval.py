@@ -22,7 +22,7 @@ from abps.sites.consent.journal import Journal, Line
 from abps.sites.consent.policy import Policy
 from abps.sites.consent.proposal import Proposal, Signed
 from abps.sites.consent.sitefile import safe_name
-from abps.sites.protocol.decline_codes import Declined, Excuse
+from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
 
 #: Where proposals wait, beside the stores.
 FOLDER = "proposals"
@@ -132,18 +132,18 @@ class Consent:
         self._seen: tuple[object, ...] = ()
 
     def given(self, before: Line | None = None) -> Line:
-        """The approval of this proposal; :class:`Declined`, with a code, if there is none.
+        """The approval of this proposal; :class:`DeclineError`, with a code, if there is none.
 
         What the policy rules out is refused without a question; what is new is kept for somebody to read.
         before: what was allowed before anybody asked (a codebook that was shared), if there is such a line.
         """
         study, digest = self.proposal.study, self.proposal.digest()
-        with _declining(Excuse.PROPOSAL):
+        with _declining(DeclineCode.PROPOSAL):
             operator = self.signed.operator(self.authority)
         if self.proposal.agreement is not None:
-            with _declining(Excuse.POLICY):
+            with _declining(DeclineCode.POLICY):
                 self.policy.check(self.proposal.agreement)
-        with _declining(Excuse.APPROVAL):
+        with _declining(DeclineCode.APPROVAL):
             keep(self.folder, self.journal, self.signed, operator)
             held = standing(self.journal.lines(), study, digest)
         if held is None and before is not None:
@@ -151,8 +151,8 @@ class Consent:
         if held is None and self.policy.approve == "auto":
             held = self.journal.write(str(Verdict.APPROVED), study=study, proposal=digest, by=AUTOMATIC)
         if held is None:
-            raise Declined(
-                Excuse.APPROVAL,
+            raise DeclineError(
+                DeclineCode.APPROVAL,
                 f"the study {study!r} waits for approval here; read it, and decide with `abps site approve` "
                 "or `abps site refuse`"
                 if self.proposal.asks == "study"
@@ -162,9 +162,9 @@ class Consent:
         return self._approved(held)
 
     def _approved(self, held: Line) -> Line:
-        code = {Verdict.REFUSED: Excuse.REFUSED, Verdict.WITHDRAWN: Excuse.WITHDRAWN}
+        code = {Verdict.REFUSED: DeclineCode.REFUSED, Verdict.WITHDRAWN: DeclineCode.WITHDRAWN}
         if held.what != Verdict.APPROVED:
-            raise Declined(
+            raise DeclineError(
                 code[Verdict(held.what)],
                 f"{held.facts['by']} {held.what} the study {self.proposal.study!r} here on {held.at}"
                 if held.what == Verdict.REFUSED
@@ -177,8 +177,8 @@ class Consent:
         """Refuse a job with sites that the proposal does not name."""
         strangers = sorted(set(roster) - set(self.proposal.members)) if self.proposal.members else []
         if strangers:
-            raise Declined(
-                Excuse.MEMBERS,
+            raise DeclineError(
+                DeclineCode.MEMBERS,
                 f"the job has the site {strangers[0]!r}, which is not among the members that were approved",
             )
 
@@ -189,12 +189,13 @@ class Consent:
         """
         self._until = self._until or now() + 3600 * self.policy.hours
         if now() > self._until:
-            raise Declined(
-                Excuse.SPENT, f"the job has run for the {self.policy.hours:g} hours that the policy allows"
+            raise DeclineError(
+                DeclineCode.SPENT,
+                f"the job has run for the {self.policy.hours:g} hours that the policy allows",
             )
         if sent >= self.policy.bytes:
-            raise Declined(
-                Excuse.SPENT,
+            raise DeclineError(
+                DeclineCode.SPENT,
                 f"{sent:,} bytes have left in this study; the policy allows {self.policy.bytes:,}",
             )
         stamp = tuple((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in self.journal.files())
@@ -202,15 +203,17 @@ class Consent:
             return  # nothing was decided since
         held = standing(self.journal.lines(), self.proposal.study, self.proposal.digest())
         if held is None:
-            raise Declined(Excuse.APPROVAL, f"no approval of {self.proposal.study!r} stands in the journal")
+            raise DeclineError(
+                DeclineCode.APPROVAL, f"no approval of {self.proposal.study!r} stands in the journal"
+            )
         self._approved(held)
         self._seen = stamp
 
 
 @contextlib.contextmanager
-def _declining(excuse: Excuse) -> Iterator[None]:
+def _declining(excuse: DeclineCode) -> Iterator[None]:
     """A request that was wrong is a reason to take no part, with a code."""
     try:
         yield
     except RequestError as error:
-        raise Declined(excuse, str(error)) from error
+        raise DeclineError(excuse, str(error)) from error

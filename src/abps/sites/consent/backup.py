@@ -39,7 +39,7 @@ def backup(path: Path, out: Path) -> list[Path]:
     return written
 
 
-def restore(path: Path, source: Path, by: str, signer: Signer | None) -> audit.Verified:
+def restore(path: Path, source: Path, by: str, signer: Signer | None) -> audit.Verification:
     """Bring a study's store back from a backup; what was there is kept beside it.
 
     A backup whose log cannot be believed is refused.

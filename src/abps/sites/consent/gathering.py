@@ -8,7 +8,7 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.sites.consent.sharing import MOST_BYTES
 from abps.sites.protocol import answers
-from abps.sites.protocol.steps import Line, Seconds, decided
+from abps.sites.protocol.steps import Line, Timeouts, decided
 
 SCHEMA = "abps.gathered/1"
 
@@ -18,11 +18,11 @@ _PARTS = ("book", "certificate", "signature")
 def gather(
     line: Line,
     sites: Sequence[str],
-    seconds: Seconds | None = None,
+    seconds: Timeouts | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Every site's letter, and why there is none."""
-    seconds = seconds or Seconds()
+    seconds = seconds or Timeouts()
     said, why = decided(line, sorted(sites), seconds.talk, seconds, "letter")
     letters, lies = answers.sorted_out(said, _letter)
     why |= lies

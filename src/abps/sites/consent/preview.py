@@ -19,7 +19,7 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.node.context import may_score
-from abps.sites.protocol.decline_codes import Excuse
+from abps.sites.protocol.decline_codes import DeclineCode
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _conductor(rows: int, scored: bool, agreement: Agreement) -> list[Leaving]:
         ("finished rounds, digest of the agreement, version", agreement.digest(), "once per job"),
         (f"validation {agreement.book.outcome.measure} of the model", score, "every round"),
         ("bytes and number of partners", "as they come out", "every round"),
-        ("why this site takes no part, if so", f"one of: {', '.join(Excuse)}", "when it happens"),
+        ("why this site takes no part, if so", f"one of: {', '.join(DeclineCode)}", "when it happens"),
     )
     return [Leaving("told", name, value, when, to, clear) for name, value, when in named]
 

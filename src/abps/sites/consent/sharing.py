@@ -20,7 +20,7 @@ from abps.sites.consent.journal import Journal, Line
 from abps.sites.consent.proposal import Signed
 from abps.sites.consent.sealing import seal, unseal
 from abps.sites.consent.signing import Signer
-from abps.sites.protocol.decline_codes import Declined, Excuse
+from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
 from abps.sites.store import chain
 
 #: The word of the journal, and what signatures of codebooks are for.
@@ -62,15 +62,15 @@ def shared(journal: Journal, book: Codebook) -> Line | None:
 
 
 def letter(own: sitefile.SiteFile, local: Path, signed: Signed) -> dict[str, Any]:
-    """This site's codebook for the operator who asks for it; :class:`Declined` if nobody shared it.
+    """This site's codebook for the operator who asks for it; :class:`DeclineError` if nobody shared it.
 
     It is written down before it leaves.
     """
     kit = Path(local).parent
     journal, book = own.journal(kit), read(local)
     if book.floor < own.policy.floor:
-        raise Declined(
-            Excuse.POLICY,
+        raise DeclineError(
+            DeclineCode.POLICY,
             f"the codebook's floor is {book.floor} patients, and this site's policy asks for "
             f"{own.policy.floor}; run `abps site init` again",
         )

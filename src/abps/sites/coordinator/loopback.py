@@ -12,8 +12,8 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.sites.node.site import Site
 from abps.sites.node.transport import Unreachable
-from abps.sites.protocol import decline_codes as excuses
-from abps.sites.protocol.decline_codes import Declined
+from abps.sites.protocol import decline_codes
+from abps.sites.protocol.decline_codes import DeclineError
 from abps.sites.protocol.steps import OPEN
 
 #: Called with (sender, receiver, what) before a payload and, with ``back=True``, before its answer;
@@ -25,7 +25,7 @@ def _no_trouble(sender: str, receiver: str, what: str, back: bool) -> bool:
     return False
 
 
-class Memory:
+class LoopbackNetwork:
     """Sites that reach each other by calling."""
 
     parallel = False
@@ -68,8 +68,8 @@ class Memory:
                 continue
             try:
                 answers[name] = answer(self.sites[name], what, arguments)
-            except Declined as declined:
-                failures[name] = excuses.words(str(declined.excuse))
+            except DeclineError as declined:
+                failures[name] = decline_codes.words(str(declined.code))
             except Exception as error:
                 failures[name] = f"{type(error).__name__}: {error}"
         return answers, failures

@@ -38,9 +38,8 @@ from abps.sites.coordinator.sizes import Sizes
 from abps.sites.coordinator.star_server import StarServer
 from abps.sites.coordinator.trials import Which
 from abps.sites.node.exchanges import BOARDS
-from abps.sites.protocol import answers
-from abps.sites.protocol import decline_codes as excuses
-from abps.sites.protocol.steps import BUSY, NEW, Line, Seconds, decided, started
+from abps.sites.protocol import answers, decline_codes
+from abps.sites.protocol.steps import BUSY, NEW, Line, Timeouts, decided, started
 from abps.wire import versions
 from abps.wire.admission import Limits
 
@@ -68,7 +67,7 @@ class _Course:
         return mean, better
 
 
-class Conductor:
+class Scheduler:
     """Runs one job: some rounds of a study."""
 
     def __init__(
@@ -76,7 +75,7 @@ class Conductor:
         line: Line,
         agreement: Agreement,
         rounds: int,
-        seconds: Seconds | None = None,
+        seconds: Timeouts | None = None,
         tell: Callable[[str], None] = lambda line: None,
         memory: Path | None = None,
         notice: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
@@ -103,7 +102,7 @@ class Conductor:
         if agreement.penalties():
             raise RequestError("the penalty of the study is not chosen yet")
         self.rounds = rounds
-        self.seconds = seconds or Seconds()
+        self.seconds = seconds or Timeouts()
         self.tell = tell
         self.memory = memory
         self.notice = notice
@@ -210,7 +209,7 @@ class Conductor:
         )
         there = [name for name in roster if name not in failures]
         ready, silent, unfit = self._greeted(there, roster)
-        nonsense = {answers.NONSENSE, excuses.words("")}
+        nonsense = {answers.NONSENSE, decline_codes.words("")}
         outside = frozenset(name for name, why in (failures | silent).items() if why not in nonsense)
         failures |= silent | unfit
         told = {name: facts["round"] for name, facts in ready.items()}
@@ -403,7 +402,7 @@ class Conductor:
         if text and text != self._passed_on:
             self._passed_on = text
             self.line.ask(there, "revoked", text, seconds=self.seconds.talk)
-        return there, {name: excuses.EXPELLED for name in names if name in expelled}
+        return there, {name: decline_codes.EXPELLED for name in names if name in expelled}
 
     def _exchange(
         self,

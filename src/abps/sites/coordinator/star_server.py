@@ -38,9 +38,9 @@ from abps.privacy.differencing import may_be_opened
 from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.sizes import Sizes
 from abps.sites.node.masked_sums import masking_context
-from abps.sites.node.transport import CONDUCTOR
+from abps.sites.node.transport import RELAY
 from abps.sites.protocol import answers
-from abps.sites.protocol.steps import Line, Seconds
+from abps.sites.protocol.steps import Line, Timeouts
 from abps.tensors import Tensor, torch
 from abps.wire.admission import Origin, Refusal, SenderId, admit_note, admit_weights
 from abps.wire.codecs import codec
@@ -63,7 +63,7 @@ class StarServer:
         self,
         line: Line,
         agreement: Agreement,
-        seconds: Seconds,
+        seconds: Timeouts,
         tell: Callable[[str], None],
         memory: Path | None,
         job: str,
@@ -315,7 +315,7 @@ class StarServer:
             keys = server_keys(seed, number, center_ids(tuple(names)) if reply.dim() == 2 else None)
             rows = (torch.atleast_2d(reply) - base).numpy()
             packed = [
-                pack(row, codec(line.codec), number, self.sender_id(CONDUCTOR), int(key))
+                pack(row, codec(line.codec), number, self.sender_id(RELAY), int(key))
                 for row, key in zip(rows, keys)
             ]
             for i, mine in enumerate(frames):

@@ -17,7 +17,7 @@ import numpy as np
 from abps.core.errors import RequestError
 from abps.sites.consent.agreement import Agreement
 from abps.sites.protocol import answers
-from abps.sites.protocol.steps import Line, Seconds
+from abps.sites.protocol.steps import Line, Timeouts
 
 #: Which study a site is to open: a trial, or the one with the chosen penalty; and the penalty's place.
 TRIAL, CHOSEN = "try", "chosen"
@@ -45,7 +45,7 @@ def choose(
     line: Line,
     agreement: Agreement,
     members: Sequence[str],
-    seconds: Seconds,
+    seconds: Timeouts,
     run: Callable[[Agreement, int, Which], object],
     tell: Callable[[str], None] = lambda line: None,
 ) -> int:

@@ -30,10 +30,10 @@ from abps.sites.consent.membership import Known
 from abps.sites.flare import returning
 from abps.sites.flare.intake import Intake
 from abps.sites.node.direct import Broken, Caller, Listener
-from abps.sites.node.status_file import Board, note_clock
-from abps.sites.protocol import decline_codes as excuses
-from abps.sites.protocol.decline_codes import Excuse
-from abps.sites.protocol.steps import BUSY, NEW, OPEN, Seconds
+from abps.sites.node.status_file import StatusFile, note_clock
+from abps.sites.protocol import decline_codes
+from abps.sites.protocol.decline_codes import DeclineCode
+from abps.sites.protocol.steps import BUSY, NEW, OPEN, Timeouts
 from abps.wire.admission import Reason
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class FlareSite:
         self.call_seconds = call_seconds
         self.turn_seconds = turn_seconds
 
-    _board: Board | None = None
+    _board: StatusFile | None = None
     _known: Known | None = None
     _job = ""
     _round = 0
@@ -142,9 +142,9 @@ class FlareSite:
         self._site: Any = None
         self._work: threading.Thread | None = None
         self._state: list[Any] = ["done", None]
-        self._stage = Excuse.FILE  # what is being opened
+        self._stage = DeclineCode.FILE  # what is being opened
         returning.is_set_up.set()
-        self._board = Board(self._local, _study(self.proposal))
+        self._board = StatusFile(self._local, _study(self.proposal))
 
     @collab.final
     def end(self) -> None:
@@ -222,7 +222,7 @@ class FlareSite:
         """The conductor's word: [True, answer] or [False, why not]."""
         try:
             if collab.caller != SERVER:
-                return [False, str(Excuse.STEP)]
+                return [False, str(DeclineCode.STEP)]
             if what == "ping":
                 return [True, self._standing()]
             if what == "wake":
@@ -240,16 +240,16 @@ class FlareSite:
             if what in ("start", "poll"):
                 return [True, self._linger()]
             if what not in ASKED or self._site is None:
-                return [False, str(Excuse.STEP)]
+                return [False, str(DeclineCode.STEP)]
             said = getattr(self._site, what)(*arguments)
             self._joined |= what == "join"
             return [True, said]
         except RequestError as error:
             log.warning("%s was refused: %s", what, error)
-            return [False, str(excuses.code(error, Excuse.STEP))]
+            return [False, str(decline_codes.code(error, DeclineCode.STEP))]
         except Exception:
             log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
-            return [False, str(Excuse.FAULT)]
+            return [False, str(DeclineCode.FAULT)]
 
     def _start(self, what: str, *arguments: Any) -> None:
         """Begin something that may take long, in a thread of its own."""
@@ -269,11 +269,11 @@ class FlareSite:
                 self._state = ["done", work(*arguments)]
             except RequestError as error:
                 log.warning("%s was refused: %s", what, error)
-                code = excuses.code(error, self._stage if what in own else Excuse.STEP)
+                code = decline_codes.code(error, self._stage if what in own else DeclineCode.STEP)
                 self._state = [str(code), None]
             except Exception:
                 log.error("%s met a fault of ours:\n%s", what, traceback.format_exc())
-                self._state = [str(Excuse.FAULT), None]
+                self._state = [str(DeclineCode.FAULT), None]
             self._say("idle")
 
         self._work = threading.Thread(target=run, name=f"abps-{what}", daemon=True)
@@ -340,7 +340,7 @@ class FlareSite:
             return
         from abps.sites.consent import sitefile
 
-        self._stage, self._looked = Excuse.FILE, time.monotonic()
+        self._stage, self._looked = DeclineCode.FILE, time.monotonic()
         own = sitefile.find(self._name, self._local)
         journal = own.journal(self._local.parent)
         with self._writing_down(journal):
@@ -351,12 +351,12 @@ class FlareSite:
         from abps.sites.consent import sharing, sitefile
         from abps.sites.consent.proposal import Signed
 
-        self._stage = Excuse.FILE
+        self._stage = DeclineCode.FILE
         own = sitefile.find(self._name, self._local)
         with self._writing_down(own.journal(self._local.parent)):
-            self._stage = Excuse.PROPOSAL
+            self._stage = DeclineCode.PROPOSAL
             signed = Signed.from_json(json.loads(self.proposal))
-            self._stage = Excuse.FILE
+            self._stage = DeclineCode.FILE
             return sharing.letter(own, self._local, signed)
 
     @contextlib.contextmanager
@@ -365,7 +365,9 @@ class FlareSite:
         try:
             yield
         except Exception as error:
-            code = excuses.code(error, self._stage if isinstance(error, RequestError) else Excuse.FAULT)
+            code = decline_codes.code(
+                error, self._stage if isinstance(error, RequestError) else DeclineCode.FAULT
+            )
             if str(code) != self._told:
                 journal.write("told", to=SERVER, code=str(code))
                 self._told = str(code)
@@ -384,14 +386,14 @@ class FlareSite:
         from abps.sites.protocol import measuring
         from abps.sites.store.store import Store
 
-        self._stage = Excuse.AGREEMENT
+        self._stage = DeclineCode.AGREEMENT
         signed = Signed.from_json(json.loads(self.proposal))
         agreement = signed.proposal.agreement
         if agreement is None:
             raise RequestError("the job asks for no study")
-        self._stage = Excuse.ALLOWED
+        self._stage = DeclineCode.ALLOWED
         agreement = agreement.admitted(own.allow)
-        self._stage = Excuse.AGREEMENT
+        self._stage = DeclineCode.AGREEMENT
         counting = self._which == [measuring.MEASURE]
         if not counting:
             agreement = measuring.resolved(agreement, self._scales, _kept_scales(own, agreement))
@@ -401,18 +403,18 @@ class FlareSite:
             tensors.torch.set_num_threads(own.threads)
         consent = Consent(Path(own.store), journal, own.policy, signed, signing.root(self._local.parent))
         approval = consent.given()
-        self._stage = Excuse.TABLE
+        self._stage = DeclineCode.TABLE
         table = own.read_table(agreement.book)
-        self._stage = Excuse.FEW
+        self._stage = DeclineCode.FEW
         own.policy.check_rows(table.rows, table.outcome.informative(table.label))
         # What protects patients must not follow from a seed that all know.
         secret = secrets.randbits(62) if agreement.book.floor or method.privacy.budget is not None else 0
         study = measuring.store_name(agreement.study) if counting else agreement.study
         path, digest = own.store_of(study), agreement.digest()
         if not counting:
-            self._stage = Excuse.TABLE
+            self._stage = DeclineCode.TABLE
             data = agreement.prepare(table)
-        self._stage = Excuse.STORE
+        self._stage = DeclineCode.STORE
         store = _open_store(lambda: Store.open(path, self._name, digest, agreement.notes()))
         try:
             if counting:
@@ -552,7 +554,7 @@ class FlareConductor:
 
         job = str(collab.fl_ctx.get_job_id())
         folder = Path(collab.workspace.get_result_root(job))
-        seconds = Seconds(
+        seconds = Timeouts(
             self.sign_seconds, self.work_seconds, self.talk_seconds, self.poll_seconds, self.grace_seconds,
             patience=self.patience_seconds,
         )  # fmt: skip
@@ -567,16 +569,16 @@ class FlareConductor:
                 return
             from abps.sites.coordinator import trials
             from abps.sites.coordinator.job_report import JobReport
-            from abps.sites.coordinator.scheduler import Conductor
+            from abps.sites.coordinator.scheduler import Scheduler
             from abps.sites.protocol import measuring
 
             memory = Path(collab.workspace.get_root_dir()) / "abps-server"
-            board = Board(Path(collab.workspace.get_site_config_dir()), proposal.study)
+            board = StatusFile(Path(collab.workspace.get_site_config_dir()), proposal.study)
             known = Known(Path(collab.workspace.get_root_dir()))
             members = sorted(proposal.members or line.sites)
 
             def run(agreement: Agreement, rounds: int, which: trials.Which | None) -> JobReport:
-                conductor = Conductor(
+                conductor = Scheduler(
                     line, agreement, rounds, seconds, log.info, memory, board.say,
                     lambda: (known.text, frozenset(known.now.expelled)), job, which, scales,
                 )  # fmt: skip
@@ -621,11 +623,11 @@ class _Line:
         results = group(timeout=seconds).conduct(what, list(arguments))
         for name, result in results:
             if not isinstance(result, list | tuple) or len(result) != 2:
-                failures[name] = excuses.words("")
+                failures[name] = decline_codes.words("")
             elif result[0] is True:
                 answers[name] = result[1]
             else:
-                failures[name] = excuses.words(result[1])
+                failures[name] = decline_codes.words(result[1])
         for name in sites:
             if name not in answers and name not in failures:
                 failures[name] = "no answer" if name in self.sites else "not connected"

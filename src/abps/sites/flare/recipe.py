@@ -32,7 +32,7 @@ ALLOW = (
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds: one call between sites, a site's whole turn, a sign of life, talk, and long work.
+    """Timeouts: one call between sites, a site's whole turn, a sign of life, talk, and long work.
 
     grace: for the last sites, once more than half are done.  patience: for people at the sites to decide.
     """

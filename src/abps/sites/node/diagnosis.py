@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from abps.sites.consent.preflight import Check, Kit, State
-from abps.sites.node.status_file import STEPS, read_now
+from abps.sites.node.status_file import STEPS, read_status
 
 
 def diagnose(kit: Kit, after: float) -> Iterator[Check]:
     """What a job here is waiting for, and since when; a step longer than ``after`` seconds fails."""
-    now = read_now(kit.local)
+    now = read_status(kit.local)
     if kit.role == "operator":
         yield Check("job", State.WARN, "an operator's kit runs no job; ask at the relay or at a site")
         return

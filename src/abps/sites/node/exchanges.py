@@ -16,7 +16,7 @@ from abps.methods.base import with_derived
 from abps.methods.coordinated import Broadcast, coordinators
 from abps.sites.node.context import SiteContext
 from abps.sites.node.gate import Gate
-from abps.sites.node.transport import Post, Unreachable
+from abps.sites.node.transport import AuditedTransport, Unreachable
 from abps.tensors import torch
 from abps.wire import admission
 from abps.wire.admission import Reason, Refusal
@@ -27,10 +27,10 @@ from abps.wire.number_lists import Form, NumberList, NumberListError
 BOARDS = 2
 
 
-class RollCalls:
+class Exchanges:
     """A site's part in the roll calls of a round."""
 
-    def __init__(self, site_context: SiteContext, post: Post, gate: Gate) -> None:
+    def __init__(self, site_context: SiteContext, post: AuditedTransport, gate: Gate) -> None:
         self.site_context, self.post, self.gate = site_context, post, gate
         self.begin()
 

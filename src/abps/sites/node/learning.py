@@ -27,8 +27,8 @@ from abps.models.metrics import labels_of, log_loss
 from abps.models.outcome_scores import main_score
 from abps.sites.node.context import SiteContext
 from abps.sites.node.masked_sums import MaskedSums
-from abps.sites.node.star_client import WithServer
-from abps.sites.store.rows import AlarmRow, Evidence, Finished
+from abps.sites.node.star_client import StarClient
+from abps.sites.store.rows import AlarmRow, Evidence, RoundRecord
 from abps.tensors import torch
 
 
@@ -46,7 +46,7 @@ class _Ahead:
 class Learning:
     """A site's training, mixing and judging, round by round."""
 
-    def __init__(self, site_context: SiteContext, server: WithServer, sums: MaskedSums) -> None:
+    def __init__(self, site_context: SiteContext, server: StarClient, sums: MaskedSums) -> None:
         self.site_context, self._server, self._sums = site_context, server, sums
         self._busy = threading.RLock()  # one computation at a time: they share their room
         self._ahead: _Ahead | None = None
@@ -140,7 +140,7 @@ class Learning:
         value = self.score(learned.state, site_context.data.validation)
         worth, told = learned.worth, self._evidence(learned.state)
         seen = [] if worth is None else list(zip(worth.peer.tolist(), worth.value, worth.error))
-        done = Finished(
+        done = RoundRecord(
             round,
             learned.state.models[0].numpy(),
             told,

@@ -20,8 +20,8 @@ from abps.methods.star import StarMethod
 from abps.privacy.differencing import FEWEST, may_be_opened
 from abps.sites.consent.signing import Signer
 from abps.sites.node.context import SiteContext
-from abps.sites.node.publishing import Telling
-from abps.sites.node.transport import CONDUCTOR, Post
+from abps.sites.node.publishing import Publishing
+from abps.sites.node.transport import RELAY, AuditedTransport
 
 if TYPE_CHECKING:
     from abps.sites.node.sum_steps import SumSteps
@@ -36,8 +36,8 @@ class MaskedSums:
     def __init__(
         self,
         site_context: SiteContext,
-        post: Post,
-        telling: Telling,
+        post: AuditedTransport,
+        telling: Publishing,
         signer: Signer | None,
         authority: bytes | None,
     ) -> None:
@@ -116,7 +116,7 @@ class MaskedSums:
         return list(json.loads(self.site_context.store.facts().get(_OPENED, "[]")))
 
     def _write(self, kind: str, size: int, why: str, number: int, sent: bool = True) -> None:
-        self.post.log(CONDUCTOR, kind, size, why, sent, number)
+        self.post.log(RELAY, kind, size, why, sent, number)
 
 
 def masking_context(study: str, job: str) -> str:

@@ -24,7 +24,7 @@ from abps.sites.consent import sitefile
 from abps.sites.consent.preflight import WARN_DAYS, Kit, certificate, days_left
 from abps.sites.consent.sitefile import Watch
 from abps.sites.node import status
-from abps.sites.node.status_file import STEPS, Now, read_now
+from abps.sites.node.status_file import STEPS, Now, read_status
 from abps.sites.store.store import Store
 
 log = logging.getLogger("abps.watch")
@@ -89,7 +89,7 @@ def health(kit: Kit, stuck_seconds: float, alive: bool = True) -> Health:
             troubles.append(f"the certificate ended {-days:.0f} days ago")
     except RequestError as error:
         troubles.append(str(error))
-    now = read_now(kit.local)
+    now = read_status(kit.local)
     if now is not None and now.step != "done":
         if not now.alive:
             troubles.append(f"the job of {now.study} ended in the midst of round {now.round}")
@@ -213,12 +213,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, watchman: Watchman, port: int) -> None:
+    def __init__(self, watchman: Monitor, port: int) -> None:
         self.watchman = watchman
         super().__init__((HOST, port), _Handler)
 
 
-class Watchman:
+class Monitor:
     """Looks at a participant from time to time, and answers who asks."""
 
     def __init__(
@@ -236,7 +236,7 @@ class Watchman:
         self._ended = threading.Event()
         self._server: _Server | None = None
 
-    def __enter__(self) -> Watchman:
+    def __enter__(self) -> Monitor:
         if self.watch.port is not None:
             try:
                 self._server = _Server(self, self.watch.port)

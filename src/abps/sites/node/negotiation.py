@@ -15,7 +15,7 @@ from abps.core.protocol import Kind, Message, Negotiation
 from abps.core.streams import center_ids
 from abps.sites.node.context import SiteContext
 from abps.sites.node.gate import Gate
-from abps.sites.node.transport import Post, Unreachable
+from abps.sites.node.transport import AuditedTransport, Unreachable
 from abps.sites.node.witnessing import Witnessing
 from abps.wire import admission
 from abps.wire.admission import Reason, Refusal
@@ -42,10 +42,12 @@ _CATCH_UP = 10
 _UNCONFIRMED = 2
 
 
-class Negotiating:
+class PairNegotiation:
     """A site's part in the matching protocol."""
 
-    def __init__(self, site_context: SiteContext, post: Post, gate: Gate, witnessing: Witnessing) -> None:
+    def __init__(
+        self, site_context: SiteContext, post: AuditedTransport, gate: Gate, witnessing: Witnessing
+    ) -> None:
         self.site_context, self.post, self.gate, self.witnessing = site_context, post, gate, witnessing
         self._unconfirmed: dict[str, set[int]] = {}  # by peer: rounds in which it was accepted in vain
 

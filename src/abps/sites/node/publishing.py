@@ -14,8 +14,8 @@ import numpy as np
 
 from abps.sites.consent.signing import Signer
 from abps.sites.node.context import SiteContext
-from abps.sites.node.transport import Post, Unreachable
-from abps.sites.protocol.decline_codes import Declined, Excuse
+from abps.sites.node.transport import AuditedTransport, Unreachable
+from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
 from abps.sites.store import audit
 from abps.sites.store.rows import Head
 from abps.wire import admission, versions
@@ -23,10 +23,10 @@ from abps.wire.admission import Reason, Refusal
 from abps.wire.messages import pack_address, pack_alarm, pack_head, pack_vector, unpack_vector
 
 
-class Telling:
+class Publishing:
     """What a site tells all others, and hears of them."""
 
-    def __init__(self, site_context: SiteContext, post: Post, signer: Signer | None) -> None:
+    def __init__(self, site_context: SiteContext, post: AuditedTransport, signer: Signer | None) -> None:
         self.site_context, self.post, self._signer = site_context, post, signer
         self._contradicted = False  # whether a partner knows another log of this site
 
@@ -112,8 +112,8 @@ class Telling:
     def check_log(self) -> None:
         """Take no part with a log that is not the one that partners know."""
         if self._contradicted:
-            raise Declined(
-                Excuse.LOG,
+            raise DeclineError(
+                DeclineCode.LOG,
                 f"{self.site_context.store.path} is older than what this site told its partners, or was "
                 "changed; look with `abps site verify`, and bring back the latest backup with "
                 "`abps site restore`",

@@ -28,17 +28,17 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.signing import Signer
 from abps.sites.node.context import Round, SiteContext, counts, may_score
-from abps.sites.node.exchanges import RollCalls
+from abps.sites.node.exchanges import Exchanges
 from abps.sites.node.gate import Gate
 from abps.sites.node.learning import Learning, finite
 from abps.sites.node.masked_sums import MaskedSums
-from abps.sites.node.negotiation import Negotiating
-from abps.sites.node.publishing import Telling
-from abps.sites.node.star_client import WithServer
-from abps.sites.node.transport import CONDUCTOR, OPERATOR, Patience, Post, Send, utc
-from abps.sites.node.weight_exchange import Swapping
+from abps.sites.node.negotiation import PairNegotiation
+from abps.sites.node.publishing import Publishing
+from abps.sites.node.star_client import StarClient
+from abps.sites.node.transport import OPERATOR, RELAY, AuditedTransport, Patience, Send, utc
+from abps.sites.node.weight_exchange import WeightExchange
 from abps.sites.node.witnessing import Witnessing
-from abps.sites.protocol.decline_codes import Declined, Excuse
+from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
 from abps.sites.store.rows import Entry
 from abps.sites.store.store import Store
 from abps.tensors import Tensor
@@ -87,16 +87,16 @@ class Site:
         site_context = SiteContext(
             name, agreement, data, store, limits or Limits(), job, another_table, secret
         )
-        post = Post(site_context, send, patience or Patience(), now, stamp)
+        post = AuditedTransport(site_context, send, patience or Patience(), now, stamp)
         gate = Gate(site_context, now)
         self.site_context, self.post, self.gate = site_context, post, gate
         site_context.address = address
         self.witnessing = Witnessing(site_context, post, gate)
-        self.negotiating = Negotiating(site_context, post, gate, self.witnessing)
-        self.swapping = Swapping(site_context, post, gate, self.negotiating, signer)
-        self.roll_calls = RollCalls(site_context, post, gate)
-        self.telling = Telling(site_context, post, signer)
-        self.server = WithServer(site_context, post, gate)
+        self.negotiating = PairNegotiation(site_context, post, gate, self.witnessing)
+        self.swapping = WeightExchange(site_context, post, gate, self.negotiating, signer)
+        self.roll_calls = Exchanges(site_context, post, gate)
+        self.telling = Publishing(site_context, post, signer)
+        self.server = StarClient(site_context, post, gate)
         authority = None if consent is None else consent.authority
         self.sums = MaskedSums(site_context, post, self.telling, signer, authority)
         self.learning = Learning(site_context, self.server, self.sums)
@@ -218,8 +218,8 @@ class Site:
         version = (int(wire[0]), int(wire[1]))
         least = 0 if self.consent is None else self.consent.policy.wire
         if not versions.fits(version) or version > versions.NEWEST or version[1] < least:
-            raise Declined(
-                Excuse.VERSION,
+            raise DeclineError(
+                DeclineCode.VERSION,
                 f"the job speaks version {version[0]}.{version[1]} of the wire format; this site speaks "
                 f"{versions.NEWEST[0]}.{least} to {versions.NEWEST[0]}.{versions.NEWEST[1]}",
             )
@@ -248,7 +248,7 @@ class Site:
         judged = most_patients(np.ones(len(rows.y), bool), np.zeros(len(rows.y), int), rows.patient, 1)
         value = self.learning.loss() if judged >= self.site_context.data.floor else math.nan
         why = "our mean validation loss, to choose a penalty"
-        self.post.log(CONDUCTOR, "told", 4, why, round=self.store.round)
+        self.post.log(RELAY, "told", 4, why, round=self.store.round)
         self.store.sync()
         return value
 
@@ -263,7 +263,7 @@ class Site:
         try:
             self.consent.round(sum(self.store.sent_bytes().values()))
             self.post.shut = False
-        except Declined as declined:
+        except DeclineError as declined:
             if not self.post.shut:
                 self.decided(str(declined), round)
             self.post.shut = True
@@ -385,7 +385,7 @@ class Site:
     def report(self, round: int) -> dict[str, int]:
         """What the conductor is told of a round: sums, no names."""
         entries = self.store.traffic(round)
-        weights = [e.bytes for e in entries if e.kind == "weights" and (e.sent or e.peer == CONDUCTOR)]
+        weights = [e.bytes for e in entries if e.kind == "weights" and (e.sent or e.peer == RELAY)]
         sums = {
             "edges": self._edges(entries),
             "directed": sum(weights),

@@ -8,17 +8,17 @@ from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
 from abps.sites.node.context import SiteContext
 from abps.sites.node.gate import Gate
-from abps.sites.node.transport import CONDUCTOR, Post
+from abps.sites.node.transport import RELAY, AuditedTransport
 from abps.tensors import Tensor, torch
 from abps.wire import admission
 from abps.wire.admission import Refusal
 from abps.wire.messages import pack_note
 
 
-class WithServer:
+class StarClient:
     """The line between a site and the server of its study; other studies have none."""
 
-    def __init__(self, site_context: SiteContext, post: Post, gate: Gate) -> None:
+    def __init__(self, site_context: SiteContext, post: AuditedTransport, gate: Gate) -> None:
         self.site_context, self.post, self.gate = site_context, post, gate
         self.begin()
 
@@ -70,7 +70,7 @@ class WithServer:
             now.frames = []
         for k, frame in enumerate(frames):
             what = "weights" if k < self.method.messages else "note"
-            self.post.log(CONDUCTOR, what, len(frame), f"for the server of the study, in round {round}")
+            self.post.log(RELAY, what, len(frame), f"for the server of the study, in round {round}")
         return frames
 
     def taken_in(self, round: int) -> int:
@@ -95,11 +95,11 @@ class WithServer:
         down = []
         try:
             for k, (count, data) in enumerate(zip(counts, frames)):
-                origin = site_context.origin(CONDUCTOR, (CONDUCTOR,), self.method.number(k, round, layout))
+                origin = site_context.origin(RELAY, (RELAY,), self.method.number(k, round, layout))
                 weights = admission.admit_weights(data, origin, site_context.codec, count)
                 down.append(torch.from_numpy(weights) + self.method.line.base(start, count))
                 why = f"the server's answer in round {round}"
-                self.post.log(CONDUCTOR, "weights", len(data), why, sent=False)
+                self.post.log(RELAY, "weights", len(data), why, sent=False)
         except Refusal as refused:
             self.gate.note(refused)
             return

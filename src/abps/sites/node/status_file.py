@@ -68,7 +68,7 @@ class Now:
         return False
 
 
-class Board:
+class StatusFile:
     """Where a process says what it is doing."""
 
     def __init__(self, local: Path, study: str) -> None:
@@ -88,7 +88,7 @@ class Board:
             files.write_json(self.path, {"schema": _SCHEMA, **asdict(now)})
 
 
-def read_now(local: Path) -> Now | None:
+def read_status(local: Path) -> Now | None:
     """What a job here is doing, or did last; None if there was none yet."""
     try:
         data = json.loads((Path(local) / NOW).read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from abps.sites.store.rows import Entry
 T = TypeVar("T")
 
 #: The name under which the conductor sends (only what a star's server has to say does come from there).
-CONDUCTOR = "server"
+RELAY = "server"
 
 #: Who merges the codebooks.
 OPERATOR = "operator"
@@ -50,7 +50,7 @@ def utc() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-class Post:
+class AuditedTransport:
     """A site's line to its peers, and the log of what goes over it."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Post:
 
     def tell(self, answer: T, why: str, round: int) -> T:
         """Write down what the conductor is told, before it is."""
-        self.log(CONDUCTOR, "told", len(canonical(answer)), why, round=round)
+        self.log(RELAY, "told", len(canonical(answer)), why, round=round)
         return answer
 
     def carry(

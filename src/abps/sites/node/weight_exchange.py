@@ -14,8 +14,8 @@ from abps.core.protocol import Kind, Message, Stage
 from abps.sites.consent.signing import Signer
 from abps.sites.node.context import SiteContext
 from abps.sites.node.gate import Gate
-from abps.sites.node.negotiation import Negotiating
-from abps.sites.node.transport import Part, Post, Unreachable
+from abps.sites.node.negotiation import PairNegotiation
+from abps.sites.node.transport import AuditedTransport, Part, Unreachable
 from abps.sites.store import audit
 from abps.sites.store.rows import Head
 from abps.tensors import torch
@@ -25,15 +25,15 @@ from abps.wire.frames import frame_size, unpack
 from abps.wire.messages import pack_head, pack_note
 
 
-class Swapping:
+class WeightExchange:
     """A site's exchange of weights with its peers."""
 
     def __init__(
         self,
         site_context: SiteContext,
-        post: Post,
+        post: AuditedTransport,
         gate: Gate,
-        negotiating: Negotiating,
+        negotiating: PairNegotiation,
         signer: Signer | None,
     ) -> None:
         self.site_context, self.post, self.gate, self.negotiating = site_context, post, gate, negotiating

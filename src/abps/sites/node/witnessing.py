@@ -11,7 +11,7 @@ from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id
 from abps.sites.node.context import SiteContext
 from abps.sites.node.gate import Gate
-from abps.sites.node.transport import Post, Unreachable
+from abps.sites.node.transport import AuditedTransport, Unreachable
 from abps.sites.node.witness import ENOUGH, Places, witnesses
 from abps.wire import admission, versions
 from abps.wire.admission import Reason, Refusal
@@ -21,7 +21,7 @@ from abps.wire.messages import pack_attestation, pack_message
 class Witnessing:
     """A site's questions to witnesses, and its answers as one."""
 
-    def __init__(self, site_context: SiteContext, post: Post, gate: Gate) -> None:
+    def __init__(self, site_context: SiteContext, post: AuditedTransport, gate: Gate) -> None:
         self.site_context, self.post, self.gate = site_context, post, gate
         self.denied: dict[str, set[str]] = {}  # by peer: witnesses by whom it had no place for this site
         self.begin()

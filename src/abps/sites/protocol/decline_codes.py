@@ -13,7 +13,7 @@ from typing import Any
 from abps.core.errors import RequestError
 
 
-class Excuse(StrEnum):
+class DeclineCode(StrEnum):
     """A code that may leave a site."""
 
     FILE = "file"
@@ -35,38 +35,38 @@ class Excuse(StrEnum):
     FAULT = "fault"
 
 
-class Declined(RequestError):
+class DeclineError(RequestError):
     """A site does not take part: the code may leave it, the sentence is for its own people."""
 
-    def __init__(self, excuse: Excuse, why: str) -> None:
+    def __init__(self, excuse: DeclineCode, why: str) -> None:
         super().__init__(why)
-        self.excuse = excuse
+        self.code = excuse
 
 
 _WORDS = {
-    Excuse.FILE: "its own file is missing or cannot be read",
-    Excuse.ALLOWED: "it does not allow a package that the job names",
-    Excuse.AGREEMENT: "it cannot run what the job asks for",
-    Excuse.TABLE: "its table does not fit the study",
-    Excuse.STORE: "its store cannot be used for this study",
-    Excuse.PROPOSAL: "it does not trust the job's proposal",
-    Excuse.POLICY: "the study asks for more than its policy allows",
-    Excuse.APPROVAL: "nobody there has approved it yet",
-    Excuse.REFUSED: "it has refused the study",
-    Excuse.WITHDRAWN: "it has withdrawn from the study",
-    Excuse.MEMBERS: "the job has sites that it did not approve",
-    Excuse.SPENT: "the hours or bytes that it allows are spent",
-    Excuse.FEW: "it has fewer rows or events than its policy asks for",
-    Excuse.VERSION: "it does not speak the job's version of the wire format",
-    Excuse.LOG: "its log is not the one that its partners know",
-    Excuse.STEP: "it refused what the conductor asked",
-    Excuse.FAULT: "a fault at the site",
+    DeclineCode.FILE: "its own file is missing or cannot be read",
+    DeclineCode.ALLOWED: "it does not allow a package that the job names",
+    DeclineCode.AGREEMENT: "it cannot run what the job asks for",
+    DeclineCode.TABLE: "its table does not fit the study",
+    DeclineCode.STORE: "its store cannot be used for this study",
+    DeclineCode.PROPOSAL: "it does not trust the job's proposal",
+    DeclineCode.POLICY: "the study asks for more than its policy allows",
+    DeclineCode.APPROVAL: "nobody there has approved it yet",
+    DeclineCode.REFUSED: "it has refused the study",
+    DeclineCode.WITHDRAWN: "it has withdrawn from the study",
+    DeclineCode.MEMBERS: "the job has sites that it did not approve",
+    DeclineCode.SPENT: "the hours or bytes that it allows are spent",
+    DeclineCode.FEW: "it has fewer rows or events than its policy asks for",
+    DeclineCode.VERSION: "it does not speak the job's version of the wire format",
+    DeclineCode.LOG: "its log is not the one that its partners know",
+    DeclineCode.STEP: "it refused what the conductor asked",
+    DeclineCode.FAULT: "a fault at the site",
 }
 
 
-def code(error: BaseException, otherwise: Excuse) -> Excuse:
+def code(error: BaseException, otherwise: DeclineCode) -> DeclineCode:
     """What may be said of an error."""
-    return error.excuse if isinstance(error, Declined) else otherwise
+    return error.code if isinstance(error, DeclineError) else otherwise
 
 
 #: What the conductor says of a member that the authority expelled.
@@ -75,5 +75,5 @@ EXPELLED = "the network's authority has revoked its membership"
 
 def words(code: Any) -> str:
     """What the conductor says of a code; whatever else came is not repeated."""
-    known = isinstance(code, str) and code in set(Excuse)
-    return f"{_WORDS[Excuse(code)]}; its log says more" if known else "no answer that makes sense"
+    known = isinstance(code, str) and code in set(DeclineCode)
+    return f"{_WORDS[DeclineCode(code)]}; its log says more" if known else "no answer that makes sense"

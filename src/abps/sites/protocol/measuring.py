@@ -46,7 +46,7 @@ from abps.sites.node.privacy_ledger import pay
 from abps.sites.node.sum_steps import SumSteps
 from abps.sites.protocol import answers, masking
 from abps.sites.protocol.masking import Masking
-from abps.sites.protocol.steps import Line, Seconds, decided
+from abps.sites.protocol.steps import Line, Timeouts, decided
 from abps.sites.store.chain import canonical
 from abps.sites.store.store import Entry, Store
 
@@ -296,7 +296,7 @@ def measure(
     line: Line,
     agreement: Agreement,
     members: Sequence[str],
-    seconds: Seconds,
+    seconds: Timeouts,
     job: str,
     tell: Callable[[str], None] = lambda line: None,
     notice: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
@@ -327,7 +327,7 @@ def _counted(
     line: Line,
     agreement: Agreement,
     rows: Mapping[str, int],
-    seconds: Seconds,
+    seconds: Timeouts,
     job: str,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from abps.sites.protocol import answers
-from abps.sites.protocol import decline_codes as excuses
+from abps.sites.protocol import answers, decline_codes
 
 #: What a site says when it is asked for a sign of life and is not in the job: its table is not open yet, it
 #: is; or that it still works.
@@ -19,7 +18,7 @@ NEW, OPEN, BUSY = "new", "open", "busy"
 
 
 @dataclass(frozen=True)
-class Seconds:
+class Timeouts:
     """How long the conductor waits: for a sign of life, for work (training, credit), for talk between sites.
 
     poll: the pause between two questions whether something is done.
@@ -62,14 +61,17 @@ def decided(
     line: Line,
     sites: Sequence[str],
     limit: float,
-    seconds: Seconds,
+    seconds: Timeouts,
     what: str,
     *arguments: Any,
     notice: Callable[[Sequence[str]], None] = lambda waiting: None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Start something that people at the sites have to allow: who has not decided is asked again, for as long
     as there is patience."""
-    until, undecided = line.now() + seconds.patience, excuses.words(str(excuses.Excuse.APPROVAL))
+    until, undecided = (
+        line.now() + seconds.patience,
+        decline_codes.words(str(decline_codes.DeclineCode.APPROVAL)),
+    )
     done: dict[str, Any] = {}
     failed: dict[str, str] = {}
     waiting = list(sites)
@@ -97,7 +99,7 @@ def started(
     line: Line,
     sites: Sequence[str],
     limit: float,
-    seconds: Seconds,
+    seconds: Timeouts,
     what: str,
     *arguments: Any,
     sign: float,
@@ -121,7 +123,7 @@ def started(
             elif state == "busy":
                 waiting.append(name)
             else:
-                failed[name] = excuses.words(state)
+                failed[name] = decline_codes.words(state)
         if not gracious and waiting and len(done) >= enough(len(sites)):
             gracious = True
             if line.now() + seconds.grace < until:

@@ -29,7 +29,7 @@ RESTORED = "restored"
 
 
 @dataclass(frozen=True)
-class Verified:
+class Verification:
     """What was looked through: rows of the log, own heads, and heads that partners hold."""
 
     rows: int
@@ -54,7 +54,7 @@ def sign_head(store: Store, round: int, signer: Signer) -> Head:
     return head
 
 
-def verify(store: Store, signer: Signer | None, witnesses: Collection[Head] = ()) -> Verified:
+def verify(store: Store, signer: Signer | None, witnesses: Collection[Head] = ()) -> Verification:
     """Look through a site's log. signer: the site's own key.  witnesses: its heads as partners hold them."""
     facts = store.facts()
     faults: list[str] = []
@@ -77,7 +77,7 @@ def verify(store: Store, signer: Signer | None, witnesses: Collection[Head] = ()
         # What is not signed by this site says nothing of it: anybody could have made it up.
         theirs = [head for head in witnesses if signed is None or signed(head)]
         faults += _contradictions(theirs, digests, restored, None, "a partner holds")
-    return Verified(len(digests) - 1, len(own), len(witnesses), tuple(faults))
+    return Verification(len(digests) - 1, len(own), len(witnesses), tuple(faults))
 
 
 def _by(signer: Signer, agreement: str) -> Callable[[Head], bool]:

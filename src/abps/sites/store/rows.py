@@ -63,7 +63,7 @@ class Head:
 
 
 @dataclass(frozen=True, eq=False)
-class Finished:
+class RoundRecord:
     """Everything that one round changes, written together.
 
     state: the method's, without the model (:mod:`abps.methods.memory`).  members: of whom it speaks.

@@ -28,7 +28,7 @@ from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
 from abps.sites.store import chain
 from abps.sites.store import file as store_file
-from abps.sites.store.rows import AlarmRow, Entry, Evidence, Finished, Head, RoundRow
+from abps.sites.store.rows import AlarmRow, Entry, Evidence, Head, RoundRecord, RoundRow
 
 #: A log with more rows than this puts those of finished rounds aside, into files beside the store.
 MOST_ROWS = 100_000
@@ -359,7 +359,7 @@ class Store:
                 (peer, reason, detail),
             )
 
-    def finish(self, done: Finished) -> bool:
+    def finish(self, done: RoundRecord) -> bool:
         """Write a round, whole. False if it had been finished before: nothing is counted twice."""
         blob = done.weights.astype("<f4").tobytes()
         with self._change() as db:
