@@ -17,8 +17,8 @@ from abps.data.codebook import Codebook
 from abps.data.prepare import Prepared, Rows
 from abps.data.table import load
 from abps.engine.simulate import simulate
-from abps.lab.drift import change as drift
-from abps.lab.drift.change import two_sided_p
+from abps.evaluate import change_detection as drift
+from abps.evaluate.change_detection import two_sided_p
 from abps.methods.abps import ABPS
 from abps.methods.base import Alarm, Context, Stopping
 from abps.methods.forgetting import Memory, Observed, Watch, joined, p_values, relation_p, summary_of

@@ -15,7 +15,7 @@ import pytest
 from abps.cohorts.provenance import SourceFile
 from abps.cohorts.tidy import Cohort, Column, Flow
 from abps.data.roles import Roles
-from abps.lab.drift.eras import Question, analyse
+from abps.lab.drift_analysis import Question, analyse
 from abps.report.pages import cohort_page as cohort_page
 from abps.report.pages import document as page
 from abps.report.pages import drift_page as drift_page

@@ -17,7 +17,7 @@ from abps.data.prepare import codebook, with_statistics
 from abps.data.roles import Roles
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate, own_table
-from abps.lab.drift import change as drift
+from abps.evaluate import change_detection as drift
 from abps.methods.abps import State
 from abps.methods.memory import thaw
 from abps.methods.settings import configure

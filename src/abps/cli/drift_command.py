@@ -15,7 +15,7 @@ from abps.cohorts.provenance import recorded_roles
 from abps.core.errors import RequestError
 from abps.data.synthetic.builtin import builtin_table, is_builtin
 from abps.data.table import read_frame
-from abps.lab.drift import eras as analysis
+from abps.lab import drift_analysis as analysis
 from abps.report.pages import drift_page as report
 from abps.report.pages.document import p_value
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from abps.cli import options
 from abps.cli.options import read_seeds, split
 from abps.core.errors import RequestError
-from abps.lab import adaptation as study
+from abps.lab import drift_simulation as study
 from abps.study.execute import conduct
 from abps.study.workers.processes import run_local
 
@@ -67,7 +67,7 @@ def simulate_drift(
         print(json.dumps({**summary(scenario, courses, method), "report": str(page)}))
         return
     options.terminal().print(result_table(scenario, courses))
-    for seen in study.watched(scenario, courses):
+    for seen in study.alarm_rates(scenario, courses):
         rate = seen.false / seen.looks if seen.looks else 0.0
         print(
             f"forget {seen.forget}: {seen.false} false alarms in {seen.looks} looks at new data "
@@ -78,7 +78,7 @@ def simulate_drift(
     print(f"written to {page}")
 
 
-def result_table(scenario: study.Scenario, courses: list[study.RunState]) -> Table:
+def result_table(scenario: study.Scenario, courses: list[study.DriftRun]) -> Table:
     """Accuracy after the change, seed by seed."""
     table = Table(title=f"AUROC over the {study.AFTER} rounds from round {scenario.begins} on")
     for name in ("forget", "seed", "never", "forgetting", "difference"):

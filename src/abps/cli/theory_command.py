@@ -11,9 +11,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from abps.cli import options
-from abps.lab.claims import Checked, check
+from abps.evaluate.change_detection import DETECTORS, available, detector
 from abps.lab.detection import Detection, detection
-from abps.lab.drift.detectors import DETECTORS, available, detector
+from abps.lab.theory import TheoryResults, check
 
 COLOURS = {"holds": "green", "unproven": "yellow", "fails": "red"}
 
@@ -81,7 +81,7 @@ def _chosen(detectors: str) -> list[str]:
     return names
 
 
-def verdicts(checked: Checked) -> Table:
+def verdicts(checked: TheoryResults) -> Table:
     """The statements as a table for the terminal."""
     table = Table(title="Guarantees, checked", show_lines=True)
     for column in ("statement", "verdict", "found"):

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.lab.drift import change as drift
-from abps.lab.drift.detectors import DETECTORS, detector
+from abps.evaluate import change_detection as drift
+from abps.evaluate.change_detection import DETECTORS, detector
 
 Floats = NDArray[np.float64]
 

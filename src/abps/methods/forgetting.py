@@ -18,9 +18,8 @@ from abps.core.beliefs import Beliefs
 from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
-from abps.lab.drift import change as drift
-from abps.lab.drift import detectors
-from abps.lab.drift.change import two_sided_p
+from abps.evaluate import change_detection as drift
+from abps.evaluate.change_detection import two_sided_p
 from abps.methods.base import Alarm, Context
 from abps.models.metrics import Segments, labels_of, row_losses
 from abps.tensors import Tensor
@@ -154,7 +153,7 @@ class Memory:
         spread = float(old.std()) if len(old) else 0.0
         if spread == 0.0:
             return False
-        watcher = detectors.detector(self.detector, key)
+        watcher = drift.detector(self.detector, key)
         for value in old.tolist():
             watcher.update(value / spread)
         return any(watcher.update(value / spread) for value in new.tolist())
@@ -305,14 +304,14 @@ def joined(a: Segments, b: Segments) -> Segments:
     return Segments(values, start)
 
 
-def summary_of(values: Segments) -> drift.Summary:
+def summary_of(values: Segments) -> drift.SampleSummary:
     """Mean, variance and number of every group's values."""
     group, n = values.group(), len(values)
     size = np.diff(values.start).astype(np.float64)
     v = values.values.astype(np.float64)
     mean = np.bincount(group, weights=v, minlength=n) / np.maximum(size, 1)
     squares = np.bincount(group, weights=(v - mean[group]) ** 2, minlength=n)
-    return drift.Summary(mean, squares / np.maximum(size - 1, 1), size)
+    return drift.SampleSummary(mean, squares / np.maximum(size - 1, 1), size)
 
 
 def by_center(center: Ints, values: Floats, n: int) -> Segments:
@@ -330,7 +329,7 @@ def surprises_of(past: tuple[Observed, ...], center: int) -> Floats:
     return values[np.isfinite(values)]
 
 
-def p_values(old: drift.Summary, new: drift.Summary) -> Floats:
+def p_values(old: drift.SampleSummary, new: drift.SampleSummary) -> Floats:
     """(n,) two-sided p-values of the pooled t-test; 1 where there is too little to compare.
 
     Welch's test, with a variance for each side, is four times too sure of itself on rare outcomes with a few

@@ -21,7 +21,7 @@ from abps.data.federation import About
 from abps.engine.result import Run
 from abps.evaluate.crossed import crossed
 from abps.evaluate.shrinkage import CenterGains, center_gains
-from abps.lab.drift.divergence import holm
+from abps.lab.drift_statistics import holm
 
 #: The share of intervals that hold the truth.
 CONFIDENCE = 0.95

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from abps import files
-from abps.lab.adaptation import AFTER, RunState, Scenario, differences, scenario_changed, watched
+from abps.lab.drift_simulation import AFTER, DriftRun, Scenario, alarm_rates, differences, scenario_changed
 from abps.report.drawing import EARLY, LATE, QUIET, Drawing, blank, draw
 from abps.report.pages.document import render
 
@@ -29,7 +29,7 @@ LOOKS = {
 }
 
 
-def write(out: Path, scenario: Scenario, courses: Sequence[RunState], method: str) -> Path:
+def write(out: Path, scenario: Scenario, courses: Sequence[DriftRun], method: str) -> Path:
     """Write the figures, the tables, adapt.json and adapt.html into ``out``; gives back the page."""
     figures = {drawing.name: drawing for drawing in _draw_all(scenario, courses)}
     for drawing in figures.values():
@@ -49,7 +49,7 @@ def write(out: Path, scenario: Scenario, courses: Sequence[RunState], method: st
     return out / "adapt.html"
 
 
-def _draw_all(scenario: Scenario, courses: Sequence[RunState]) -> list[Drawing]:
+def _draw_all(scenario: Scenario, courses: Sequence[DriftRun]) -> list[Drawing]:
     return [
         draw(
             "accuracy",
@@ -74,7 +74,7 @@ def _draw_all(scenario: Scenario, courses: Sequence[RunState]) -> list[Drawing]:
     ]
 
 
-def summary(scenario: Scenario, courses: Sequence[RunState], method: str) -> dict[str, Any]:
+def summary(scenario: Scenario, courses: Sequence[DriftRun], method: str) -> dict[str, Any]:
     """What came out, for machines."""
     return {
         "schema": "abps.adapt/1",
@@ -91,12 +91,12 @@ def summary(scenario: Scenario, courses: Sequence[RunState], method: str) -> dic
             }
             for d in differences(scenario, courses)
         ],
-        "watched": [asdict(w) for w in watched(scenario, courses)],
+        "watched": [asdict(w) for w in alarm_rates(scenario, courses)],
         "runs": len(courses),
     }
 
 
-def table(courses: Sequence[RunState]) -> pl.DataFrame:
+def table(courses: Sequence[DriftRun]) -> pl.DataFrame:
     """One row per run and round."""
     return pl.DataFrame(
         [
@@ -115,7 +115,7 @@ def table(courses: Sequence[RunState]) -> pl.DataFrame:
     )
 
 
-def _ways(courses: Sequence[RunState]) -> list[str]:
+def _ways(courses: Sequence[DriftRun]) -> list[str]:
     return list(dict.fromkeys(c.forget for c in courses))
 
 
@@ -130,7 +130,7 @@ def _mean(rows: list[Floats]) -> Floats:
     return np.asarray(np.where(known, stacked, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1))
 
 
-def curves(scenario: Scenario, courses: Sequence[RunState]) -> Figure:
+def curves(scenario: Scenario, courses: Sequence[DriftRun]) -> Figure:
     """Accuracy by round, where the federation changes and where it does not."""
     figure = blank(8.0, 3.2)
     panels = figure.subplots(1, 2, sharey=True)
@@ -155,7 +155,7 @@ def curves(scenario: Scenario, courses: Sequence[RunState]) -> Figure:
     return figure
 
 
-def partners(scenario: Scenario, courses: Sequence[RunState]) -> Figure:
+def partners(scenario: Scenario, courses: Sequence[DriftRun]) -> Figure:
     """Share of partners with the same risk function, and alarms."""
     figure = blank(8.0, 3.2)
     left, right = figure.subplots(1, 2)
@@ -183,7 +183,7 @@ def partners(scenario: Scenario, courses: Sequence[RunState]) -> Figure:
     return figure
 
 
-def meetings(scenario: Scenario, courses: Sequence[RunState]) -> Figure:
+def meetings(scenario: Scenario, courses: Sequence[DriftRun]) -> Figure:
     """Who worked with whom before and after the change, first seed; centers by the unit that they follow."""
     knobs, begins = scenario.knobs, scenario.begins
     ways = _ways(courses)

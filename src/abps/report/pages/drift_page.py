@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from matplotlib.figure import Figure
 
-from abps.lab.drift.eras import Drift
+from abps.lab.drift_analysis import Drift
 from abps.report.drawing import EARLY, LATE, QUIET, Drawing, blank, draw
 from abps.report.pages.document import p_value, render
 

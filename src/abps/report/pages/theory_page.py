@@ -12,11 +12,10 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from abps import files
-from abps.lab.claims import Checked
+from abps.evaluate.change_detection import DETECTORS
 from abps.lab.detection import CHANGE, LENGTH, RAMP, Detection
-from abps.lab.drift.detectors import DETECTORS
 from abps.lab.guarantees import GAMMA
-from abps.lab.theorems import COUNTS, DELTAS, Coverage, Regret
+from abps.lab.theory import COUNTS, DELTAS, Coverage, Regret, TheoryResults
 from abps.report.drawing import Drawing, blank, draw
 from abps.report.pages.document import render
 
@@ -24,7 +23,7 @@ from abps.report.pages.document import render
 BLUE, ORANGE, GREEN, RED, GREY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#CC79A7"
 
 
-def write(out: Path, checked: Checked, detections: list[Detection]) -> Path:
+def write(out: Path, checked: TheoryResults, detections: list[Detection]) -> Path:
     """Write figures, tables, theory.json and report.html into ``out``; gives back the page."""
     files.folder(out)
     figures = {drawing.name: drawing for drawing in _draw_all(checked)}
@@ -59,7 +58,7 @@ def write(out: Path, checked: Checked, detections: list[Detection]) -> Path:
     return out / "report.html"
 
 
-def summary(checked: Checked, detections: list[Detection]) -> dict[str, object]:
+def summary(checked: TheoryResults, detections: list[Detection]) -> dict[str, object]:
     """What was found, for machines."""
     return {
         "schema": "abps.theory/1",
@@ -110,7 +109,7 @@ def regret_table(rows: list[Regret]) -> pl.DataFrame:
     )
 
 
-def transition_table(checked: Checked) -> pl.DataFrame:
+def transition_table(checked: TheoryResults) -> pl.DataFrame:
     return pl.DataFrame(
         [
             {"gamma": m.gamma, "rounds": m.rounds, "utility": u, "would_rest": w, "rested": r}
@@ -127,7 +126,7 @@ def gamma_name(gamma: float) -> str:
 # --------------------------------------------------------------------------- figures
 
 
-def _draw_all(checked: Checked) -> list[Drawing]:
+def _draw_all(checked: TheoryResults) -> list[Drawing]:
     schedules = [r for r in checked.regret if r.study == "schedules"]
     return [
         draw(
@@ -243,7 +242,7 @@ def constants_figure(rows: list[Regret]) -> Figure:
     return figure
 
 
-def transition_figure(checked: Checked) -> Figure:
+def transition_figure(checked: TheoryResults) -> Figure:
     """P(rest) over the peer's utility: a panel per gamma, a line per number of meetings."""
     gammas = list(dict.fromkeys(m.gamma for m in checked.transition))
     figure = blank(8.2, 4.6)

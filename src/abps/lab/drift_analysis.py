@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from abps.cohorts import vitals
 from abps.core.errors import RequestError, nearest
 from abps.data import describe
-from abps.lab.drift import clusters, divergence
+from abps.lab import drift_statistics as statistics
 
 #: Columns that hold the true era, where a source publishes one; the first that a table has is used.
 ERA_COLUMNS = ("era", "anchor_year_group")
@@ -63,10 +63,10 @@ class Shift:
     """
 
     column: str
-    test: divergence.Welch
-    spread_test: divergence.Welch
-    mean: clusters.ClusteredDifference | None
-    spread: clusters.ClusteredDifference | None
+    test: statistics.Welch
+    spread_test: statistics.Welch
+    mean: statistics.ClusteredDifference | None
+    spread: statistics.ClusteredDifference | None
     p_holm: float
     spread_p_holm: float
     removed: tuple[int, int]
@@ -112,9 +112,9 @@ class Drift:
     eras: tuple[EraLine, ...]
     windows: tuple[EraLine, ...]
     shifts: tuple[Shift, ...]
-    outcome: divergence.OutcomeDivergence | None
+    outcome: statistics.OutcomeDivergence | None
     centers: tuple[tuple[str, str, describe.CenterLine], ...]
-    association: divergence.Association | None
+    association: statistics.Association | None
     skipped: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -187,8 +187,8 @@ def analyse(table: pl.DataFrame, question: Question) -> Drift:
             f"nothing to compare between {between[0]} and {between[1]}: "
             + "; ".join(f"{column}: {reason}" for column, reason in skipped[:3])
         )
-    adjusted = divergence.holm([s.p for s in compared])
-    spread = divergence.holm([s.spread_p for s in compared])
+    adjusted = statistics.holm([s.p for s in compared])
+    spread = statistics.holm([s.spread_p for s in compared])
     shifts = [
         replace(s, p_holm=float(p), spread_p_holm=float(q)) for s, p, q in zip(compared, adjusted, spread)
     ]
@@ -196,7 +196,7 @@ def analyse(table: pl.DataFrame, question: Question) -> Drift:
     association = None
     if window is not None and source != "window":
         both = pl.DataFrame({"window": window, "era": era}).drop_nulls()
-        association = divergence.association(divergence.contingency(both["window"], both["era"]))
+        association = statistics.association(statistics.contingency(both["window"], both["era"]))
     outcome, centers = _outcome(table, question)
     return Drift(
         question=question,
@@ -303,19 +303,19 @@ def _shift(
     kept, removed, labels = [], [], []
     for name in between:
         values, mask = _known(column, era, name)
-        inside = divergence.within_deviations(values, deviations)
+        inside = statistics.within_deviations(values, deviations)
         kept.append(values[inside])
         removed.append(int((~inside).sum()))
         if cluster is not None:
             labels.append(cluster.to_numpy()[mask][inside])
-    away = [clusters.deviations(values) for values in kept]
+    away = [statistics.deviations(values) for values in kept]
     mean = spread = None
     if labels:
-        mean = clusters.difference(kept[0], kept[1], labels[0], labels[1])
-        spread = clusters.difference(away[0], away[1], labels[0], labels[1])
+        mean = statistics.clustered_difference(kept[0], kept[1], labels[0], labels[1])
+        spread = statistics.clustered_difference(away[0], away[1], labels[0], labels[1])
         if mean.clusters < 2:  # one center: there is nothing to cluster by
             mean = spread = None
-    test, spread_test = divergence.welch(kept[0], kept[1]), divergence.welch(away[0], away[1])
+    test, spread_test = statistics.welch(kept[0], kept[1]), statistics.welch(away[0], away[1])
     everything = np.concatenate(kept)
     edges = np.linspace(everything.min(), everything.max(), 41) if len(everything) else np.linspace(0, 1, 41)
     if edges[0] == edges[-1]:
@@ -323,7 +323,7 @@ def _shift(
     first, second = (np.histogram(values, edges)[0].astype(np.int64) for values in kept)
     js = math.nan
     if first.sum() and second.sum():
-        js = float(divergence.jensen_shannon(first / first.sum(), second / second.sum()))
+        js = float(statistics.jensen_shannon(first / first.sum(), second / second.sum()))
     return Shift(
         column=column.name,
         test=test,
@@ -341,7 +341,7 @@ def _shift(
 
 def _outcome(
     table: pl.DataFrame, question: Question
-) -> tuple[divergence.OutcomeDivergence | None, tuple[tuple[str, str, describe.CenterLine], ...]]:
+) -> tuple[statistics.OutcomeDivergence | None, tuple[tuple[str, str, describe.CenterLine], ...]]:
     """Divergence of the centers' outcome rates, and the centers with their group."""
     if question.center is None:
         return None, ()
@@ -361,7 +361,7 @@ def _outcome(
         groups = dict(pairs.iter_rows())
     else:  # without groups every pair is a pair between
         groups = {line.center: line.center for line in lines}
-    found = divergence.outcome_divergence(
+    found = statistics.outcome_divergence(
         [line.rate for line in lines],
         [line.stays for line in lines],
         [groups[line.center] for line in lines],

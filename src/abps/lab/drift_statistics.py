@@ -1,8 +1,8 @@
 """How two samples, two outcome distributions or two labellings differ.
 
-The statistics behind ``abps drift``: Welch's t-test with the outlier rule of the paper's Appendix A,
-Jensen-Shannon divergence of outcomes between and within groups of centers, and the association of
-two partitions (Cramér's V, purity).
+The statistics behind ``abps drift``: Welch's t-test with the outlier rule of the paper's Appendix A, the
+same comparison with cluster-robust errors, Jensen-Shannon divergence of outcomes between and within groups
+of centers, and the association of two partitions (Cramér's V, purity).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import rel_entr
+from scipy.special import rel_entr, stdtr
 
 from abps.core import streams
-from abps.lab.drift.change import two_sided_p
+from abps.evaluate.change_detection import two_sided_p
 
 Floats = NDArray[np.float64]
 
@@ -80,6 +80,58 @@ def within_deviations(values: ArrayLike, deviations: float = 3.0) -> NDArray[np.
     if len(x) < 2:
         return np.ones(x.shape, dtype=np.bool_)
     return np.asarray(np.abs(x - x.mean()) <= deviations * x.std(ddof=1))
+
+
+# --- means with clustered values -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClusteredDifference:
+    """first mean − second mean. NaN where it is not defined (a sample is empty, or there is one cluster)."""
+
+    difference: float
+    se: float
+    t: float
+    df: int
+    p: float
+    clusters: int
+
+
+def clustered_difference(
+    first: ArrayLike, second: ArrayLike, first_cluster: ArrayLike, second_cluster: ArrayLike
+) -> ClusteredDifference:
+    """Compare the means of (n,) and (m,) values whose clusters are (n,) and (m,) labels.
+
+    Patients of one hospital resemble one another, so the unit that varies is the cluster: the standard error
+    is cluster-robust (Liang and Zeger 1986, with the usual small-sample factor) and judged by Student's t
+    with one degree of freedom less than there are clusters. With one value per cluster it is nearly Welch's
+    test. A cluster may have values in both samples; what they share then cancels.
+    """
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    labels = np.concatenate([np.asarray(first_cluster), np.asarray(second_cluster)])
+    clusters = len(np.unique(labels))
+    nothing = ClusteredDifference(math.nan, math.nan, math.nan, max(0, clusters - 1), math.nan, clusters)
+    total = len(a) + len(b)
+    if min(len(a), len(b)) == 0 or clusters < 2 or total < 3:
+        return nothing
+    gap = float(a.mean() - b.mean())
+    cluster = np.unique(labels, return_inverse=True)[1]
+    # what every value adds to the error of the difference, summed inside its cluster
+    pull = np.concatenate([(a - a.mean()) / len(a), -(b - b.mean()) / len(b)])
+    sums = np.bincount(cluster, weights=pull, minlength=clusters)
+    factor = clusters / (clusters - 1) * (total - 1) / (total - 2)
+    se = math.sqrt(factor * float(sums @ sums))
+    if se == 0:
+        return ClusteredDifference(gap, 0.0, math.nan, clusters - 1, math.nan, clusters)
+    t = gap / se
+    p = float(2 * stdtr(clusters - 1, -abs(t)))
+    return ClusteredDifference(gap, se, t, clusters - 1, p, clusters)
+
+
+def deviations(values: ArrayLike) -> Floats:
+    """(n,) distance of every value from the median; their mean measures spread (Brown and Forsythe)."""
+    x = np.asarray(values, dtype=np.float64)
+    return np.asarray(np.abs(x - np.median(x))) if len(x) else x
 
 
 # --- Jensen-Shannon ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.lab.drift import detectors
+from abps.evaluate import change_detection as detectors
 
 
 @pytest.mark.parametrize("name", list(detectors.DETECTORS))

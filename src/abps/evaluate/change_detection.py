@@ -1,21 +1,23 @@
-"""Drift: windows that grow while nothing changes, and alarms when something does.
+"""Change detection: windows that grow while nothing changes, and alarms when something does.
 
-A center watches a stream of one number per round (an outcome rate, a feature mean, the utility its
-peers bring). :func:`grow` is the window rule by Welch's test: the window expands while the newest
-observations agree with it, and starts anew with them when they do not. It runs for all centers at
-once. :class:`Detector` is the interface for one stream. What an alarm does to beliefs is
-:meth:`abps.core.beliefs.Beliefs.discount`.
+A center watches a stream of one number per round (an outcome rate, a feature mean, the utility of its
+peers). :func:`grow` is the window rule by Welch's test: the window expands while the newest observations
+agree with it, and restarts with them when they do not. It runs for all centers at once. :class:`Detector`
+is the interface for one stream, :data:`DETECTORS` has them by name: the window rule's, and River's
+(``pip install 'abps[drift]'``), which is imported only when asked for.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, nearest
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -23,7 +25,7 @@ Bools = NDArray[np.bool_]
 # --------------------------------------------------------------------------- windows by Welch's test
 
 
-class Summary(NamedTuple):
+class SampleSummary(NamedTuple):
     """Mean, variance (divided by size - 1) and number of observations; arrays of one shape (centers,)."""
 
     mean: Floats
@@ -31,18 +33,18 @@ class Summary(NamedTuple):
     size: Floats
 
 
-def summary(mean: ArrayLike, variance: ArrayLike = 0.0, size: ArrayLike = 1.0) -> Summary:
+def summary(mean: ArrayLike, variance: ArrayLike = 0.0, size: ArrayLike = 1.0) -> SampleSummary:
     """A summary from what is at hand; a single number per center is a batch of size 1."""
     arrays = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (mean, variance, size)))
-    return Summary(*(np.array(each) for each in arrays))
+    return SampleSummary(*(np.array(each) for each in arrays))
 
 
-def empty(centers: int) -> Summary:
+def empty(centers: int) -> SampleSummary:
     """No observations yet."""
     return summary(np.zeros(centers), 0.0, 0.0)
 
 
-def merge(a: Summary, b: Summary) -> Summary:
+def merge(a: SampleSummary, b: SampleSummary) -> SampleSummary:
     """The summary of both sets of observations together (exact; no observation is kept)."""
     size = a.size + b.size
     share = np.divide(b.size, size, out=np.zeros_like(size), where=size > 0)
@@ -53,10 +55,10 @@ def merge(a: Summary, b: Summary) -> Summary:
         + delta**2 * a.size * share
     )
     variance = np.divide(squares, size - 1, out=np.zeros_like(size), where=size > 1)
-    return Summary(a.mean + delta * share, variance, size)
+    return SampleSummary(a.mean + delta * share, variance, size)
 
 
-def pooled(a: Summary, b: Summary) -> tuple[Floats, Floats]:
+def pooled(a: SampleSummary, b: SampleSummary) -> tuple[Floats, Floats]:
     """Student's statistic with one variance for both sets, and its degrees of freedom, per center.
 
     For rare outcomes in small batches: a batch without any event has no variance of its own, and Welch's
@@ -64,11 +66,11 @@ def pooled(a: Summary, b: Summary) -> tuple[Floats, Floats]:
     """
     freedom = np.maximum(a.size + b.size - 2.0, 1.0)
     squares = np.maximum(a.size - 1, 0) * a.variance + np.maximum(b.size - 1, 0) * b.variance
-    both = Summary(a.mean, squares / freedom, a.size), Summary(b.mean, squares / freedom, b.size)
+    both = SampleSummary(a.mean, squares / freedom, a.size), SampleSummary(b.mean, squares / freedom, b.size)
     return welch(*both)[0], freedom
 
 
-def welch(a: Summary, b: Summary) -> tuple[Floats, Floats]:
+def welch(a: SampleSummary, b: SampleSummary) -> tuple[Floats, Floats]:
     """Welch's statistic and its degrees of freedom (Satterthwaite), per center.
 
     Two sets without any spread give 0 if their means agree, else infinity.
@@ -126,8 +128,8 @@ class WelchRule:
 class WelchState:
     """Per center: the window in force, what waits to be compared with it, comparisons and rounds so far."""
 
-    window: Summary
-    pending: Summary
+    window: SampleSummary
+    pending: SampleSummary
     comparisons: NDArray[np.int64]
     rounds: NDArray[np.int64]
 
@@ -137,7 +139,7 @@ class WelchState:
         return cls(empty(centers), empty(centers), zero, zero.copy())
 
 
-def grow(rule: WelchRule, state: WelchState, batch: Summary) -> tuple[WelchState, Bools]:
+def grow(rule: WelchRule, state: WelchState, batch: SampleSummary) -> tuple[WelchState, Bools]:
     """One round for all centers: the new state, and who raised an alarm.
 
     Without alarm the batch joins the window. With alarm the window in force begins with what raised it.
@@ -149,7 +151,8 @@ def grow(rule: WelchRule, state: WelchState, batch: Summary) -> tuple[WelchState
     alarm = np.zeros(ready.shape, bool)
     if tested.any():
         t, freedom = (pooled if rule.pool else welch)(
-            Summary(*(each[tested] for each in state.window)), Summary(*(each[tested] for each in pending))
+            SampleSummary(*(each[tested] for each in state.window)),
+            SampleSummary(*(each[tested] for each in pending)),
         )
         alarm[tested] = two_sided_p(t, freedom) <= rule.level(state.comparisons[tested] + 1)
     joined = merge(state.window, pending)
@@ -180,23 +183,23 @@ def restart(state: WelchState, centers: ArrayLike) -> WelchState:
     )
 
 
-def alarms(rule: WelchRule, batches: Summary) -> Bools:
+def alarms(rule: WelchRule, batches: SampleSummary) -> Bools:
     """(rounds, centers) batches -> (rounds, centers) where an alarm was raised."""
     rounds, centers = batches.size.shape
     state, raised = WelchState.start(centers), np.zeros((rounds, centers), bool)
     for r in range(rounds):
-        state, raised[r] = grow(rule, state, Summary(*(each[r] for each in batches)))
+        state, raised[r] = grow(rule, state, SampleSummary(*(each[r] for each in batches)))
     return raised
 
 
-def blocks(values: Floats, size: int) -> Summary:
+def blocks(values: Floats, size: int) -> SampleSummary:
     """(length, streams) single numbers -> (length // size, streams) batches of ``size`` numbers in a row."""
     whole = values[: len(values) // size * size].reshape(-1, size, values.shape[1])
     return summary(whole.mean(axis=1), whole.var(axis=1, ddof=1), size)
 
 
-def _choose(where: Bools, a: Summary, b: Summary) -> Summary:
-    return Summary(*(np.where(where, x, y) for x, y in zip(a, b, strict=True)))
+def _choose(where: Bools, a: SampleSummary, b: SampleSummary) -> SampleSummary:
+    return SampleSummary(*(np.where(where, x, y) for x, y in zip(a, b, strict=True)))
 
 
 # --------------------------------------------------------------------------- detectors of one stream
@@ -226,3 +229,91 @@ class WelchDetector:
         batch = summary(values.mean(keepdims=True), values.var(ddof=1, keepdims=True), values.size)
         self.state, alarm = grow(self.rule, self.state, batch)
         return bool(alarm[0])
+
+
+class RiverDetector:
+    """A detector of River behind the interface of this package."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def update(self, value: float) -> bool:
+        self._inner.update(value)
+        return bool(self._inner.drift_detected)
+
+
+@dataclass(frozen=True)
+class DetectorEntry:
+    """A detector that can be asked for: how to make it (from a seed), and what it is.
+
+    rule: the window rule, if it is one; many streams can then be watched at once.
+    """
+
+    make: Callable[[int], Detector]
+    about: str
+    extra: bool = False
+    rule: WelchRule | None = None
+
+
+def _window(rule: WelchRule, about: str) -> DetectorEntry:
+    return DetectorEntry(lambda seed: WelchDetector(rule), about, rule=rule)
+
+
+def _river(name: str) -> Any:
+    try:
+        return getattr(importlib.import_module("river.drift"), name)
+    except ImportError as error:
+        raise RequestError(
+            f"the detector {name} is River's, which is not installed; pip install 'abps[drift]'"
+        ) from error
+
+
+# Settings for streams in units of their own standard deviation (see ``abps theory``): Page-Hinkley has
+# no level, so its threshold is set where a stream of 400 numbers without change raises few alarms.
+DETECTORS: dict[str, DetectorEntry] = {
+    "welch": _window(
+        WelchRule(alpha=0.05, block=20),
+        "window rule of the text: blocks of 20, every comparison at 0.05",
+    ),
+    "welch-spend": _window(
+        WelchRule(alpha=0.05, block=20, spend=True),
+        "the same, 0.05 spent over all comparisons of a window",
+    ),
+    "pooled-spend": _window(
+        WelchRule(alpha=0.05, block=20, spend=True, pool=True),
+        "the same with a common variance (Student), for rare outcomes",
+    ),
+    "page-hinkley": DetectorEntry(
+        lambda seed: RiverDetector(_river("PageHinkley")(delta=0.1, threshold=20.0, alpha=1.0)),
+        "River: cumulative deviations from the running mean, tolerance 0.1, threshold 20",
+        extra=True,
+    ),
+    "adwin": DetectorEntry(
+        lambda seed: RiverDetector(_river("ADWIN")(delta=0.002)),
+        "River: adaptive windows, delta 0.002",
+        extra=True,
+    ),
+    "kswin": DetectorEntry(
+        lambda seed: RiverDetector(_river("KSWIN")(alpha=0.005, seed=seed % 2**32)),
+        "River: Kolmogorov-Smirnov on the last 30 of 100 numbers, level 0.005",
+        extra=True,
+    ),
+}
+
+
+def detector(name: str, seed: int = 0) -> Detector:
+    """A new detector by name; ``seed`` for those that draw (KSWIN)."""
+    if name not in DETECTORS:
+        raise RequestError(
+            f"there is no detector {name!r}{nearest(name, DETECTORS)}; known are {', '.join(DETECTORS)}"
+        )
+    return DETECTORS[name].make(seed)
+
+
+def available() -> list[str]:
+    """The detectors that can be made here: all, or those that need no extra."""
+    try:
+        importlib.import_module("river.drift")
+    except ImportError:
+        return [name for name, entry in DETECTORS.items() if not entry.extra]
+    return list(DETECTORS)

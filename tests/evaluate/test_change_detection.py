@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from abps.core.errors import RequestError
-from abps.lab.drift import change as drift
-from abps.lab.drift.change import two_sided_p
+from abps.evaluate import change_detection as drift
+from abps.evaluate.change_detection import two_sided_p
 
 numbers = st.floats(-1e3, 1e3)
 
 
-def of(values: np.ndarray) -> drift.Summary:
+def of(values: np.ndarray) -> drift.SampleSummary:
     return drift.summary(
         [np.mean(values)] if len(values) else [0.0],
         [np.var(values, ddof=1) if len(values) > 1 else 0.0],
@@ -129,7 +129,7 @@ def test_rounds_of_patients_and_rounds_without_any() -> None:
         rate = 0.1 if r < 20 else 0.5
         died = rng.random(60) < rate
         present = 60.0 if r != 10 else 0.0
-        batch = drift.Summary(
+        batch = drift.SampleSummary(
             np.array([died.mean(), 0.3]), np.array([died.var(ddof=1), 0.21]), np.array([present, 60.0])
         )
         before = state

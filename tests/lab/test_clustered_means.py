@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from abps.lab.drift import clusters, divergence
+from abps.lab import drift_statistics as divergence
 
 
 def sandwich(values: np.ndarray, era: np.ndarray, cluster: np.ndarray) -> tuple[float, float, float]:
@@ -38,7 +38,7 @@ def test_equals_the_sandwich(seed: int, groups: int, rows: int) -> None:
     era = rng.random(rows) < 0.4
     era[:4] = [True, False, True, False]
     values = rng.normal(size=rows) + cluster
-    found = clusters.difference(values[era], values[~era], cluster[era], cluster[~era])
+    found = divergence.clustered_difference(values[era], values[~era], cluster[era], cluster[~era])
     gap, t, p = sandwich(values, era, cluster)
     assert found.difference == pytest.approx(gap) and found.t == pytest.approx(t)
     assert found.p == pytest.approx(p) and found.df == len(np.unique(cluster)) - 1
@@ -47,16 +47,19 @@ def test_equals_the_sandwich(seed: int, groups: int, rows: int) -> None:
 def test_one_value_per_cluster_is_nearly_welch() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(0, 1, 300), rng.normal(0.2, 2, 400)
-    found = clusters.difference(a, b, np.arange(300), np.arange(300, 700))
+    found = divergence.clustered_difference(a, b, np.arange(300), np.arange(300, 700))
     assert found.t == pytest.approx(stats.ttest_ind(a, b, equal_var=False).statistic, rel=0.01)
 
 
 def test_not_defined() -> None:
-    assert math.isnan(clusters.difference([1.0], [], ["a"], []).p)
-    one = clusters.difference([1.0, 2.0], [3.0, 5.0], ["a", "a"], ["a", "a"])
+    assert math.isnan(divergence.clustered_difference([1.0], [], ["a"], []).p)
+    one = divergence.clustered_difference([1.0, 2.0], [3.0, 5.0], ["a", "a"], ["a", "a"])
     assert math.isnan(one.p) and one.clusters == 1
-    assert math.isnan(clusters.difference([1.0, 1.0], [2.0, 2.0], ["a", "b"], ["a", "b"]).p)
-    assert list(clusters.deviations([1.0, 2.0, 9.0])) == [1.0, 0.0, 7.0] and len(clusters.deviations([])) == 0
+    assert math.isnan(divergence.clustered_difference([1.0, 1.0], [2.0, 2.0], ["a", "b"], ["a", "b"]).p)
+    assert (
+        list(divergence.deviations([1.0, 2.0, 9.0])) == [1.0, 0.0, 7.0]
+        and len(divergence.deviations([])) == 0
+    )
 
 
 def test_purity_by_chance_is_what_shuffled_labels_have() -> None:

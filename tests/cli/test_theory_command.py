@@ -14,8 +14,8 @@ import pytest
 
 from abps.cli import theory_command as command
 from abps.cli.main import main
-from abps.lab import claims, detection
-from abps.lab import theorems as studies
+from abps.lab import detection
+from abps.lab import theory as studies
 
 
 @pytest.fixture(scope="module")
@@ -102,4 +102,4 @@ def test_wrong_requests_are_one_line(
 
 
 def test_every_verdict_has_a_colour() -> None:
-    assert set(command.COLOURS) == set(claims.Verdict.__args__)  # type: ignore[attr-defined]
+    assert set(command.COLOURS) == set(studies.Verdict.__args__)  # type: ignore[attr-defined]

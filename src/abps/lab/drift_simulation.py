@@ -105,7 +105,7 @@ def way_of(run: PlannedRun) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class RunState:
+class DriftRun:
     """One run, round by round.
 
     auroc: (rounds,) mean over centers.  alike: (rounds,) share of partners that follow the same risk function
@@ -134,19 +134,19 @@ class RunState:
         return float(self.auroc[max(0, begins - 1 - rounds) : begins - 1].mean())
 
 
-def read(scenario: Scenario, made: Plan, out: Path) -> list[RunState]:
-    """The courses of all finished runs."""
+def read(scenario: Scenario, made: Plan, out: Path) -> list[DriftRun]:
+    """All finished runs, round by round."""
     study = StudyFolder(out)
     key_of = {federation.name: key for key, federation in made.federations.items()}
-    courses = []
+    runs = []
     for run in made.runs:
         found = study.look(run).result
         if found is not None:
-            courses.append(_course(scenario, run, found, run.data == key_of[scenario.changing]))
-    return courses
+            runs.append(_drift_run(scenario, run, found, run.data == key_of[scenario.changing]))
+    return runs
 
 
-def _course(scenario: Scenario, run: PlannedRun, result: Run, changing: bool) -> RunState:
+def _drift_run(scenario: Scenario, run: PlannedRun, result: Run, changing: bool) -> DriftRun:
     trail = result.decisions
     knobs = scenario.knobs if changing else replace(scenario.knobs, change="none")
     centers = tuple(sorted(result.auroc.per_center))
@@ -164,7 +164,7 @@ def _course(scenario: Scenario, run: PlannedRun, result: Run, changing: bool) ->
             alike[t] = float((unit[:, None] == unit[None, :])[met[t]].mean())
     raised = trail.filter(pl.col("decision") == "alarm")
     memory = result.config["memory"]
-    return RunState(
+    return DriftRun(
         forget=way_of(run),
         seed=run.seed,
         changing=changing,
@@ -207,15 +207,15 @@ class Difference:
         return float(np.mean([a - b for a, b in self.still])) or 0.0  # no negative zero
 
 
-def differences(scenario: Scenario, courses: Sequence[RunState]) -> list[Difference]:
+def differences(scenario: Scenario, runs: Sequence[DriftRun]) -> list[Difference]:
     """Every way to forget against ``never``."""
-    by = {(c.forget, c.seed, c.changing): c for c in courses}
-    ways = [w for w in dict.fromkeys(c.forget for c in courses) if w != "never"]
+    by = {(c.forget, c.seed, c.changing): c for c in runs}
+    ways = [w for w in dict.fromkeys(c.forget for c in runs) if w != "never"]
     found = []
     for way in ways:
         seeds = [
             s
-            for s in dict.fromkeys(c.seed for c in courses)
+            for s in dict.fromkeys(c.seed for c in runs)
             if all((w, s, x) in by for w in ("never", way) for x in (True, False))
         ]
         found.append(
@@ -236,7 +236,7 @@ def differences(scenario: Scenario, courses: Sequence[RunState]) -> list[Differe
 
 
 @dataclass(frozen=True)
-class Watched:
+class AlarmRates:
     """How the centers' detectors did over all runs of one way to forget.
 
     looks: how often a center that had not changed compared new data with old (in either stream), and
@@ -258,55 +258,47 @@ class Watched:
     by: dict[str, int]
 
 
-def watched(scenario: Scenario, courses: Sequence[RunState]) -> list[Watched]:
-    """False alarms, and changes that were noticed."""
+def alarm_rates(scenario: Scenario, runs: Sequence[DriftRun]) -> list[AlarmRates]:
+    """False alarms, and changes that were noticed, for every way to forget that raises alarms."""
+    rows = []
+    for way in dict.fromkeys(c.forget for c in runs):
+        mine = [c for c in runs if c.forget == way]
+        if way == "alarm" or any(c.alarms for c in mine):
+            rows.append(_alarm_rates(scenario, way, mine))
+    return rows
+
+
+def _alarm_rates(scenario: Scenario, way: str, runs: Sequence[DriftRun]) -> AlarmRates:
     knobs, begins = scenario.knobs, scenario.begins
     starts = [1 + e * knobs.every for e in range(1, knobs.eras)]
     changed = scenario_changed(knobs)
-    rows = []
-    for way in dict.fromkeys(c.forget for c in courses):
-        mine = [c for c in courses if c.forget == way]
-        if not any(c.alarms for c in mine) and way != "alarm":
-            continue
-        looks = false = centers = false_utility = count = 0
-        delays: list[int] = []
-        by: Counter[str] = Counter()
-        for c in mine:
-            own = {(t, name) for t, name, what in c.alarms if what != "utility"}
-            quiet = {
-                (t, name)
-                for name in c.centers
-                for t in starts
-                if t < begins or not (c.changing and name in changed)
-            }
-            looks += len(quiet)
-            false += len(own & quiet)
-            if not c.changing:
-                centers += len(c.centers) * c.utilities
-                false_utility += len({name for _, name, what in c.alarms if what == "utility"})
-                continue
-            for name in c.centers:
-                if name in changed:
-                    count += 1
-                    raised = [(t, what) for t, who, what in c.alarms if who == name]
-                    raised = [(t, what) for t, what in raised if begins <= t < begins + AFTER]
-                    delays += [min(raised)[0] - begins] if raised else []
-                    by.update({what for _, what in raised})
-        rows.append(
-            Watched(
-                way,
-                mine[0].level,
-                looks,
-                false,
-                centers,
-                false_utility,
-                count,
-                len(delays),
-                float(np.median(delays)) if delays else None,
-                dict(sorted(by.items())),
-            )
-        )
-    return rows
+    looks = false = count = 0
+    delays: list[int] = []
+    by: Counter[str] = Counter()
+    for c in runs:
+        own = {(t, name) for t, name, what in c.alarms if what != "utility"}
+        moved = changed if c.changing else set()
+        quiet = {(t, name) for name in c.centers for t in starts if t < begins or name not in moved}
+        looks += len(quiet)
+        false += len(own & quiet)
+        for name in moved.intersection(c.centers):
+            count += 1
+            raised = [(t, what) for t, who, what in c.alarms if who == name and begins <= t < begins + AFTER]
+            delays += [min(raised)[0] - begins] if raised else []
+            by.update({what for _, what in raised})
+    still = [c for c in runs if not c.changing]
+    return AlarmRates(
+        way,
+        runs[0].level,
+        looks,
+        false,
+        sum(len(c.centers) * c.utilities for c in still),
+        sum(len({name for _, name, what in c.alarms if what == "utility"}) for c in still),
+        count,
+        len(delays),
+        float(np.median(delays)) if delays else None,
+        dict(sorted(by.items())),
+    )
 
 
 def scenario_changed(knobs: IcuStream) -> set[str]:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from abps.lab import claims, detection
+from abps.evaluate import change_detection as detectors
+from abps.lab import detection
 from abps.lab import guarantees as theory
-from abps.lab import theorems as studies
+from abps.lab import theory as studies
 from abps.lab.bandits import Bandit
-from abps.lab.drift import detectors
 from abps.lab.guarantees import GAMMA, Epsilon
 
 
@@ -40,9 +40,9 @@ def test_simulated_coverage_agrees_with_exact_probabilities(covered: list[studie
 
 
 def test_the_verdict_on_theorem_1_can_be_otherwise(covered: list[studies.Coverage]) -> None:
-    assert claims.theorem_1(covered).verdict == "holds"
+    assert studies.theorem_1(covered).verdict == "holds"
     spoiled = [dataclasses.replace(covered[0], violations=covered[0].delta * 1.01), *covered[1:]]
-    assert claims.theorem_1(spoiled).verdict == "fails"
+    assert studies.theorem_1(spoiled).verdict == "fails"
 
 
 def test_a_monitor_needs_the_bound_for_all_times() -> None:
@@ -50,7 +50,7 @@ def test_a_monitor_needs_the_bound_for_all_times() -> None:
     for m in rows:
         assert m.at_all_times <= m.delta
     assert sum(m.fixed > m.delta for m in rows) >= 2
-    assert claims.theorem_1_in_every_round(rows).verdict == "fails"
+    assert studies.theorem_1_in_every_round(rows).verdict == "fails"
 
 
 def test_slopes_and_crossings_are_read_off_correctly() -> None:
@@ -85,10 +85,10 @@ def test_the_filter_loses_the_best_peer_when_usefulness_is_not_similarity() -> N
 
 
 def test_statements_without_simulation() -> None:
-    assert claims.clipping().verdict == "fails"
-    assert claims.estimated_shapley().verdict == "fails"
-    assert claims.never_ranks().verdict == "fails"
-    assert claims.published_experiment().verdict == "fails"
+    assert studies.clipping().verdict == "fails"
+    assert studies.estimated_shapley().verdict == "fails"
+    assert studies.never_ranks().verdict == "fails"
+    assert studies.published_experiment().verdict == "fails"
 
 
 # --------------------------------------------------------------------------- detectors

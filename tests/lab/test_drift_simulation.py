@@ -12,7 +12,7 @@ import pytest
 
 from abps.cli.main import main
 from abps.core.errors import RequestError
-from abps.lab import adaptation as adapt
+from abps.lab import drift_simulation as adapt
 
 SPEC = "icu-stream:centers=6,groups=2,stays=1800,heterogeneity=4,rounds=8,every=2,at=5"
 QUICK = ["--set", "epochs=1", "--set", "hidden=8", "--set", "kappa=1"]
@@ -20,12 +20,12 @@ QUICK = ["--set", "epochs=1", "--set", "hidden=8", "--set", "kappa=1"]
 
 def course(
     forget: str, seed: int, changing: bool, level: float, alarms: tuple = (), rounds: int = 8
-) -> adapt.RunState:
+) -> adapt.DriftRun:
     """A run with a level of AUROC after round 4."""
     auroc = np.where(np.arange(rounds) < 4, 0.6, level)
     names = tuple(sorted(adapt.Scenario.of(SPEC).knobs.follows(0)))
     n = len(names)
-    return adapt.RunState(
+    return adapt.DriftRun(
         forget, seed, changing, names, auroc, np.full(rounds, 0.5), alarms,
         np.zeros((rounds, n, n), bool), 0.01, True,
     )  # fmt: skip
@@ -72,7 +72,7 @@ def test_alarms_are_false_until_the_change_and_delays_count_from_it() -> None:
         (5, others[1], "loss"),
     )
     quiet = ((5, others[0], "outcome"), (6, others[1], "utility"))
-    (w,) = adapt.watched(
+    (w,) = adapt.alarm_rates(
         scenario, [course("alarm", 1, True, 0.7, raised), course("alarm", 1, False, 0.7, quiet)]
     )
     # new data come at rounds 3, 5 and 7: one look of those that change at 5, three of all others

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.spatial import distance
 
 from abps.core.errors import RequestError
-from abps.lab.drift.eras import Question, analyse
+from abps.lab.drift_analysis import Question, analyse
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.spatial import distance
 
-from abps.lab.drift import divergence
-from abps.lab.drift.change import two_sided_p
+from abps.evaluate.change_detection import two_sided_p
+from abps.lab import drift_statistics as divergence
 
 
 def test_the_papers_p_values_follow_from_its_t_values() -> None:
