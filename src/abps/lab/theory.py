@@ -475,8 +475,8 @@ def printed_constant(regret: list[Regret]) -> Claim:
         "Theorem 2, the constant 8",
         "At γ = √2 the regret of one slot is at most 8 ln T / gap + …",
         f"The analysis gives 8 γ² = {guarantees.leading_constant(GAMMA):.0f}. Measured regret at γ = √2 "
-        f"reaches {in_use.worst['printed']:.2f} of the printed bound, so it is not crossed there; it is crossed for "
-        f"{', '.join(above) or 'no γ'}.",
+        f"reaches {in_use.worst['printed']:.2f} of the printed bound, so it is not crossed there; it is "
+        f"crossed for {', '.join(above) or 'no γ'}.",
         "fails" if in_use.crossed["printed"] else "unproven",
     )
 
