@@ -1,14 +1,15 @@
-"""Doors: things that are chosen by their name, ours or anybody's.
+"""Registries: things that users choose by name, built in or their own.
 
-A name is a built-in's (``fedavg``), an entry point's of the door's group (``abps.methods`` in an installed
-package), or a place in any module that Python can import (``package.module:NAME``).
+A name is a built-in's (``fedavg``), an entry point's of the registry's group (``abps.methods`` in an
+installed package), or a place in any module that Python can import (``package.module:NAME``).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
@@ -17,13 +18,37 @@ from abps.core.errors import RequestError, nearest
 T = TypeVar("T")
 
 
+class Extended(Mapping[str, T]):
+    """A mapping of known entries, and of more that stand at ``package.module:NAME``.
+
+    That module is imported only when a name is not among the known ones, or when all names are listed.
+    """
+
+    def __init__(self, known: Mapping[str, T], place: str, convert: Callable[[Any], T]) -> None:
+        self._known, self._place, self._convert = dict(known), place, convert
+
+    @cached_property
+    def _all(self) -> dict[str, T]:
+        more = {name: self._convert(each) for name, each in imported(self._place).items()}
+        return self._known | more
+
+    def __getitem__(self, name: str) -> T:
+        return self._known[name] if name in self._known else self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
 @dataclass(frozen=True)
 class Registry(Generic[T]):
     """All things of one kind that have a name.
 
-    kind: what they are called in a sentence.  group: the entry-point group of others.  builtin: ours.
-    accept: what was found as a thing of this kind, or None if it is none.  wanted: what it should have been.
-    listing: where a user finds all names.
+    kind: what they are called in a sentence.  group: the entry-point group of other packages.
+    accept: converts what was found to a thing of this kind, or returns None.
+    wanted: what it should have been.  listing: where a user finds all names.
 
     >>> shouts = Registry("shout", "abps.shouts", {"hey": "HEY"}, lambda x: x if str(x).isupper() else None,
     ...     "capital letters")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import abps
-from abps.checks import CheckFailed, check_codec, check_method, glance
+from abps.checks import CheckFailure, check_codec, check_method, quick_check
 from abps.checks.method_checks import CHECKS
 from abps.cli.main import main
 from abps.methods.base import Models
@@ -103,7 +103,7 @@ class ByPlace(Local):
     ],
 )
 def test_what_is_wrong_is_seen(config, check):
-    with pytest.raises(CheckFailed) as caught:
+    with pytest.raises(CheckFailure) as caught:
         check_method(config)
     assert caught.value.check == check and type(config).__name__ in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -123,15 +123,15 @@ class Rounded(Float32):
 
 @pytest.mark.parametrize(("codec", "check"), [(Long(), "size"), (Rounded(), "arrive is decode of encode")])
 def test_what_is_wrong_with_a_codec_is_seen(codec, check):
-    with pytest.raises(CheckFailed, match=check):
+    with pytest.raises(CheckFailure, match=check):
         check_codec(codec)
 
 
 def test_a_method_is_looked_at_when_it_enters_a_study(tmp_path):
     federation = abps.load("icu-synthetic:centers=8")
-    with pytest.raises(CheckFailed, match="noisy fails the check 'the same twice'"):
+    with pytest.raises(CheckFailure, match="noisy fails the check 'the same twice'"):
         abps.compare(federation, ["local", Noisy()], [11], rounds=1)
-    glance(FedAvg())
+    quick_check(FedAvg())
 
 
 def test_the_command_line_checks_too(templates, capsys, tmp_path, monkeypatch):

@@ -48,7 +48,8 @@ def test_a_place_in_any_module(module):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("abps-plos", "there is no method 'abps-plos' (did you mean 'abps-plus'"),
+        ("fedavgg", "there is no method 'fedavgg' (did you mean 'fedavg'"),
+        ("scafold", "there is no method 'scafold' (did you mean 'scaffold'"),
         ("no_such_module:X", "there is no module 'no_such_module'"),
         ("abps.nothing:X", "there is no module 'abps.nothing'"),
         ("needy:X", "importing needy failed: No module named 'no_such_library'"),

@@ -1,11 +1,11 @@
-"""What a codec must do so that bytes are what they are said to be, and simulation is what hospitals see."""
+"""What a codec must do: sizes as declared, and a simulation that sees what hospitals would receive."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from abps.checks.failure import CheckFailed
 from abps.core import streams
+from abps.core.errors import RequestError
 from abps.registry import first_line
 from abps.wire.codecs import Codec
 from abps.wire.frames import FrameError, pack, unpack
@@ -14,11 +14,17 @@ from abps.wire.frames import FrameError, pack, unpack
 COUNTS = (0, 1, 63, 64, 65, 1000)
 
 
-def check_codec(codec: Codec) -> tuple[str, ...]:
-    """Hold a codec to its protocol; raises :class:`CheckFailed` at the first thing that is wrong.
+class CheckFailure(RequestError):
+    """A method or codec breaks a rule that everything else relies on: which check, and what happened."""
 
-    Returns what was seen to be right.
-    """
+    def __init__(self, what: str, check: str, why: str) -> None:
+        super().__init__(f"{what} fails the check {check!r}: {why}")
+        self.check = check
+        self.why = why
+
+
+def check_codec(codec: Codec) -> tuple[str, ...]:
+    """The checks that a codec passes; raises :class:`CheckFailure` at the first that fails."""
     rng = streams.generator(7, "codec")
     for count in COUNTS:
         weights = rng.normal(0, 0.1, (3, count)).astype(np.float32)
@@ -30,7 +36,7 @@ def check_codec(codec: Codec) -> tuple[str, ...]:
             arrived = codec.arrive(weights, keys)
             shifted = codec.arrive(weights + common, keys, common)
         except Exception as error:  # whatever a foreign codec does wrong is its failure
-            raise CheckFailed(
+            raise CheckFailure(
                 codec.name, "it runs", f"{type(error).__name__}: {first_line(error)}"
             ) from error
         for check, right, why in (
@@ -47,14 +53,14 @@ def check_codec(codec: Codec) -> tuple[str, ...]:
              "with a common base, arrive() does not give what travels as a difference"),
         ):  # fmt: skip
             if not right:
-                raise CheckFailed(codec.name, check, f"{why} ({count} weights)")
+                raise CheckFailure(codec.name, check, f"{why} ({count} weights)")
         if count:
             try:
                 framed = unpack(pack(weights[0], codec, 1, 2, int(keys[0])), codec)
             except FrameError as error:
-                raise CheckFailed(codec.name, "frames", first_line(error)) from error
+                raise CheckFailure(codec.name, "frames", first_line(error)) from error
             if not np.array_equal(framed.weights, seen[0]):
-                raise CheckFailed(codec.name, "frames", "a frame does not carry the same weights")
+                raise CheckFailure(codec.name, "frames", "a frame does not carry the same weights")
     return (
         "it runs",
         "size",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abps.core.errors import RequestError
 
 
-class CheckFailed(RequestError):
+class CheckFailure(RequestError):
     """A method or codec does not do what everything else relies on: which check, and what was seen."""
 
     def __init__(self, what: str, check: str, why: str) -> None:

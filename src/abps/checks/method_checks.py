@@ -1,6 +1,6 @@
-"""What a method must do to be run, compared and trusted: seen on a small federation, in short runs.
+"""What a method must do to be run, compared and trusted: checked in short runs on a small federation.
 
-Every check is a function of a :class:`Trial` that returns nothing, or in half a sentence what it saw.
+Every check is a function of a :class:`Trial` that returns nothing if all is well, or else what is wrong.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
-import torch
+from numpy.typing import NDArray
 
-from abps.checks.failure import CheckFailed
+from abps.checks.codec_checks import CheckFailure
 from abps.core import streams
 from abps.data.federation import Federation
+from abps.data.timeline import timeline
 from abps.engine.result import Run
 from abps.engine.rounds import RunState
 from abps.engine.simulate import simulate
@@ -102,10 +103,10 @@ def settings_have_names(trial: Trial) -> str | None:
 
 def numbers_are_numbers(trial: Trial) -> str | None:
     """Models and metrics are finite."""
-    models = trial.once.models
-    if models is None or models.ndim != 2 or len(models) not in (1, trial.federation.size):
+    models = _models(trial.once)
+    if models.ndim != 2 or len(models) not in (1, trial.federation.size):
         return "its state has no matrix 'models' with a row for every center (or one for all)"
-    if not torch.isfinite(models).all():
+    if not np.isfinite(models).all():
         return "its models hold numbers that are not finite"
     return (
         None
@@ -117,25 +118,25 @@ def numbers_are_numbers(trial: Trial) -> str | None:
 def the_same_twice(trial: Trial) -> str | None:
     """A run is a function of data, configuration and seed."""
     again = trial.run()
-    if not torch.equal(_models(again), _models(trial.once)):
+    if not np.array_equal(_models(again), _models(trial.once)):
         return "two runs with one seed differ in their models; draw only from abps.core.streams"
     if _content(again) != _content(trial.once) or not again.decisions.equals(trial.once.decisions):
-        return "two runs with one seed end with the same models but tell different stories"
+        return "two runs with one seed end with the same models but record different decisions or results"
     return None
 
 
 def seeds_matter(trial: Trial) -> str | None:
     """Another seed is another run."""
-    same = torch.equal(_models(trial.run(seed=SEED + 1)), _models(trial.once))
-    return "another seed gives the same models; take the world's seed into every draw" if same else None
+    same = np.array_equal(_models(trial.run(seed=SEED + 1)), _models(trial.once))
+    return "another seed gives the same models; use the context's seed in every draw" if same else None
 
 
 def engines_agree(trial: Trial) -> str | None:
     """One center at a time, with a plain module and optimiser, comes to the same."""
     other = trial.run(engine="debug")
-    apart = (_models(other) - _models(trial.once)).abs()
-    if float((apart > NEAR).float().mean()) >= FEW or float(apart.max()) >= FAR:
-        return f"computed one center at a time, weights differ by up to {float(apart.max()):.2g}"
+    apart = np.abs(_models(other) - _models(trial.once))
+    if (apart > NEAR).mean() >= FEW or apart.max() >= FAR:
+        return f"computed one center at a time, weights differ by up to {apart.max():.2g}"
     return "computed one center at a time, it sends other bytes" if other.bytes != trial.once.bytes else None
 
 
@@ -179,9 +180,9 @@ def a_budget_ends_it(trial: Trial) -> str | None:
     # A round in which the method exchanges nothing anyway does not find out that nothing is left.
     if run.history.rest[1:] != (1.0, 1.0) or abs(run.rest.budget + run.rest.quiet - 2 / 3) > 1e-9:
         return "when its budget is spent its centers do not rest for that cause"
-    if torch.equal(_models(run)[0], _models(run)[1]):
+    if np.array_equal(_models(run)[0], _models(run)[1]):
         return "when its budget is spent its centers still have one model"
-    return None if torch.isfinite(_models(run)).all() else "after its budget its models are not finite"
+    return None if np.isfinite(_models(run)).all() else "after its budget its models are not finite"
 
 
 def it_can_be_written_down(trial: Trial) -> str | None:
@@ -193,23 +194,21 @@ def it_can_be_written_down(trial: Trial) -> str | None:
     data = _prepared(trial)
     learner = StackedLearner(data, with_small.training, with_small.training.factory, SEED)
     context = Context(learner, data, streams.center_ids(data.centers), SEED, ROUNDS)
-    course, _ = RunState.start(with_small, context).round(1)
+    state, _ = RunState.start(with_small, context).round(1)
     try:
-        back = thaw(type(course.state), freeze(course.state))
+        back = thaw(type(state.state), freeze(state.state))
     except (TypeError, ValueError) as error:
         return f"its state cannot be written down: {first_line(error)}"
-    return None if freeze(back) == freeze(course.state) else "its state is another one when read back"
+    return None if freeze(back) == freeze(state.state) else "its state is another one when read back"
 
 
 def _prepared(trial: Trial) -> Any:
-    from abps.data.timeline import timeline
-
     return timeline(trial.federation, SEED, ROUNDS, trial.config.training.standardise).at(1)
 
 
-def _models(run: Run) -> torch.Tensor:
-    assert run.models is not None
-    return run.models
+def _models(run: Run) -> NDArray[np.float32]:
+    """(centers, P), or (1, P); empty if the state has none."""
+    return np.zeros(0, dtype=np.float32) if run.models is None else np.asarray(run.models)
 
 
 def _content(run: Run) -> dict[str, Any]:
@@ -231,8 +230,8 @@ CHECKS: Final[dict[str, Check]] = {
     "it can be written down": it_can_be_written_down,
 }
 
-#: What is looked at before a method from elsewhere enters a study.
-AT_THE_DOOR: Final = ("settings have names", "numbers are numbers", "bytes add up", "the same twice")
+#: The checks that a user's own method passes before it enters a study.
+QUICK: Final = ("settings have names", "numbers are numbers", "bytes add up", "the same twice")
 
 
 def check_method(
@@ -242,11 +241,11 @@ def check_method(
     only: Collection[str] = (),
     name: str = "",
 ) -> tuple[str, ...]:
-    """Hold a method to what everything else relies on.
+    """Check that a method does what everything else relies on.
 
     federation: where to try it; default: six small centers.  skip, only: names of checks.
     name: what to call it in a failure.
-    Returns the names of the checks that it passed; raises :class:`CheckFailed` at the first that it does not.
+    Returns the names of the checks that it passed; raises :class:`CheckFailure` at the first that it does not.
     """
     known = [s for s in SMALL if s in names(config)] if dataclasses.is_dataclass(config) else []
     small = with_settings(config, {key: SMALL[key] for key in known})
@@ -257,12 +256,12 @@ def check_method(
         try:
             why = CHECKS[check](trial)
         except Exception as error:  # whatever a foreign method does wrong is its failure
-            raise CheckFailed(called, check, f"{type(error).__name__}: {first_line(error)}") from error
+            raise CheckFailure(called, check, f"{type(error).__name__}: {first_line(error)}") from error
         if why is not None:
-            raise CheckFailed(called, check, why)
+            raise CheckFailure(called, check, why)
     return tuple(chosen)
 
 
-def glance(config: Method, name: str = "") -> None:
+def quick_check(config: Method, name: str = "") -> None:
     """The cheap checks: two short runs."""
-    check_method(config, only=AT_THE_DOOR, name=name)
+    check_method(config, only=QUICK, name=name)

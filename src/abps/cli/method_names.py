@@ -7,12 +7,10 @@ from typing import Final
 #: Every name of the catalog (a test holds the two against each other).
 _NAMES = (
     "centralized local local-best pooled-best glm-exact local-stopped centralized-stopped fedavg fedavg-p "
-    "fedavg-pq fedavg-x fedprox feddyn moon bnn fedavgm scaffold fedper fedrep ditto decefl defta wpfed "
-    "dpsgd gossip pfedgraph pfedgraph-k1 dac dac-var dac-k1 ifca fedfomo fedfomo-k1 ehrfl dfca dfca-k1 "
-    "dpfl pens pens-k1 ifca-trunk facade facade-r1 pfedgraph-p pfedgraph-k1-p dac-p dac-var-p dac-k1-p "
-    "ifca-p fedfomo-p fedfomo-k1-p ehrfl-p dfca-p dfca-k1-p dpfl-p pens-p pens-k1-p random-k1 random-k3 "
-    "group-oracle-k1 abps abps-p abps-q abps-pq-k1 abps-pq-k1-hom abps-pq-k1-div abps-pq-k1-align abps-x "
-    "abps-plus"
+    "fedavg-pq fedavg-x fedprox fedper random-k1 random-k3 group-oracle-k1 abps abps-p abps-q abps-pq-k1 "
+    "abps-pq-k1-hom abps-pq-k1-div abps-pq-k1-align abps-x abps-plus feddyn moon bnn fedavgm scaffold fedrep "
+    "ditto decefl defta wpfed dpsgd gossip pfedgraph pfedgraph-k1 dac dac-var dac-k1 ifca fedfomo fedfomo-k1 "
+    "ehrfl dfca dfca-k1 dpfl pens pens-k1 ifca-trunk facade facade-r1 pfedgraph-p ifca-p pens-p"
 )
 NAMES: Final = _NAMES.split()
 

@@ -35,7 +35,7 @@ def run(
 
     Example: abps run --method abps-plus --data stays.csv --label died --center hospital --out my-run
     """
-    from abps.checks import glance
+    from abps.checks import quick_check
     from abps.cli.check_command import announce
     from abps.cli.run_summary import summary, summary_table
     from abps.engine.attacks import parse
@@ -47,7 +47,7 @@ def run(
     from abps.models.devices import device_name, find_device
 
     if method not in CATALOG:
-        glance(configure(method), method)
+        quick_check(configure(method), method)
     config = with_noise(configure(method, options.settings(set_, model), rounds))
     place = device_name(find_device(device))
     console = options.terminal(stderr=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from abps.checks import glance
+from abps.checks import quick_check
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation
 from abps.data.roles import Roles
@@ -245,7 +245,7 @@ def make_plan(
     plain = {method: configure(own.get(method, method)) for method in request.methods}
     for method, config in plain.items():
         if method in own or method not in CATALOG:
-            glance(config, method)
+            quick_check(config, method)
     for name in (*request.settings, *request.vary):
         if not any(name in names(config) for config in plain.values()):
             known = sorted({n for config in plain.values() for n in names(config) if "." not in n})
