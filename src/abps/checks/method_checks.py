@@ -245,7 +245,7 @@ def check_method(
 
     federation: where to try it; default: six small centers.  skip, only: names of checks.
     name: what to call it in a failure.
-    Returns the names of the checks that it passed; raises :class:`CheckFailure` at the first that it does not.
+    Returns the names of the checks that it passed; raises :class:`CheckFailure` at the first that fails.
     """
     known = [s for s in SMALL if s in names(config)] if dataclasses.is_dataclass(config) else []
     small = with_settings(config, {key: SMALL[key] for key in known})
