@@ -20,7 +20,7 @@ from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.sites.consent import backup
-from abps.sites.consent.signing import Signer
+from abps.sites.consent.keys import Signer
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler

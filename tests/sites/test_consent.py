@@ -14,9 +14,9 @@ from abps.core.errors import RequestError
 from abps.sites.consent import approval
 from abps.sites.consent.approval import Consent, Verdict
 from abps.sites.consent.journal import Journal
+from abps.sites.consent.keys import read_root, read_signer
 from abps.sites.consent.policy import Policy
 from abps.sites.consent.proposal import Proposal, Signed, sign
-from abps.sites.consent.signing import root, signer
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
@@ -60,7 +60,7 @@ def signed_study(four, network, method="abps-pq-k1", members=(), floor=10, **set
     rounds = settings.pop("rounds", 5)
     agreement = four.agreement(method, rounds=rounds, **settings)
     agreement = replace(agreement, book=replace(agreement.book, floor=floor))
-    return sign(Proposal(agreement.study, agreement, members), signer(network.operator))
+    return sign(Proposal(agreement.study, agreement, members), read_signer(network.operator))
 
 
 def opening(kit: Path, signed: Signed):
@@ -100,7 +100,7 @@ def test_nothing_opens_before_somebody_approves(four, network, home, capsys):
     assert opening(home, study) == "done"  # once is enough
     own = own_file(home)
     with pytest.raises(RequestError, match="was changed"):  # nobody else's key speaks for this site
-        Journal(Path(own.store), signer(network.sites[four.names[1]])).lines()
+        Journal(Path(own.store), read_signer(network.sites[four.names[1]])).lines()
     decision = own.journal(home).lines()[-1]
     assert decision.what == "approved" and decision.facts["by"] == "Ada Example"
     assert decision.facts["proposal"] == study.proposal.digest()
@@ -202,15 +202,15 @@ def test_what_no_operator_signed_is_not_trusted(four, network, home, tmp_path):
     changed = replace(good.proposal, members=four.names)
     for signed, words in (
         (Signed(good.proposal), "not signed"),
-        (sign(good.proposal, signer(network.sites[four.names[1]])), "no operator"),
-        (sign(good.proposal, signer(other.operator)), "another authority"),
+        (sign(good.proposal, read_signer(network.sites[four.names[1]])), "no operator"),
+        (sign(good.proposal, read_signer(other.operator)), "another authority"),
         (replace(good, proposal=changed), "changed after"),
         (replace(good, signature="00" * 256), "changed after"),
         (replace(good, certificate="nonsense"), "cannot be trusted"),
     ):
         assert opening(home, signed) == "proposal"
         with pytest.raises(RequestError, match=words):
-            signed.operator(root(network.relay))
+            signed.operator(read_root(network.relay))
     assert opening(home, good) == "done"
 
 
@@ -222,7 +222,7 @@ def test_a_code_that_leaves_is_written_down_first(four, network, home):
 
 @pytest.mark.parametrize("change", ["change", "delete", "reorder", "unsigned"])
 def test_a_changed_journal_is_found(network, four, tmp_path, change):
-    journal = Journal(tmp_path, signer(network.sites[four.names[0]]))
+    journal = Journal(tmp_path, read_signer(network.sites[four.names[0]]))
     for k in range(4):
         journal.write("approved", study="icu", proposal=f"{k}", by="Ada")
     rows = journal.path.read_text().splitlines()

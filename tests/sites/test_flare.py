@@ -24,8 +24,8 @@ from abps.data.prepare import codebook, prepare
 from abps.engine.simulate import simulate
 from abps.models.batched import StackedLearner
 from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.keys import read_signer
 from abps.sites.consent.proposal import Proposal, sign
-from abps.sites.consent.signing import signer
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare.app import only_sealed
@@ -262,7 +262,7 @@ def test_the_recipe_runs_in_the_engines_production_environment(federation):
     """The same recipe, submitted by the engine's own ``ProdEnv`` with the operator's kit."""
     agreement = replace(federation.given.agreement("abps-pq-k1", rounds=1), study="prod")
     kit = federation.network.operator
-    signed = sign(Proposal(agreement.study, agreement), signer(kit))
+    signed = sign(Proposal(agreement.study, agreement), read_signer(kit))
     recipe = ABPSRecipe(agreement, 1, waits=Waits(call=8.0, sign=8.0), signed=signed)
     run = recipe.execute(ProdEnv(str(kit), login_timeout=30.0, username=kit.name))
     assert run.get_result(timeout=LONG) is not None
@@ -450,7 +450,7 @@ def test_who_was_killed_or_paused_is_back_in_the_same_job(federation):
     agree_about_partners(stores, kappa=2, doubt=True)
     for name, store in stores.items():
         counted_once(store)
-        assert not audit.verify(store, signer(federation.network.sites[name])).faults
+        assert not audit.verify(store, read_signer(federation.network.sites[name])).faults
         store.close()
 
 

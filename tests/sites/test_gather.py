@@ -10,10 +10,10 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, joining, merged
-from abps.sites.consent import sharing, signing, sitefile
+from abps.sites.consent import keys, sharing, sitefile
 from abps.sites.consent.gathering import gather
+from abps.sites.consent.keys import seal, unseal
 from abps.sites.consent.proposal import Proposal, sign
-from abps.sites.consent.sealing import seal, unseal
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import own_home
@@ -49,8 +49,8 @@ def hospitals_of_two(made, four, tmp_path, capsys):
 def asked(out, study="icu"):
     """A signed proposal that asks for codebooks, and the operator's key."""
     operator = next(path for path in out.iterdir() if "@" in path.name)
-    key = signing.signer(operator)
-    return sign(Proposal(study, None), key), key, signing.root(operator)
+    key = keys.read_signer(operator)
+    return sign(Proposal(study, None), key), key, keys.read_root(operator)
 
 
 def told(out, name, signed):
@@ -60,7 +60,7 @@ def told(out, name, signed):
 
 
 def test_letters_are_for_one_reader(made):
-    north, south = (signing.signer(made.sites[name]) for name in SITES)
+    north, south = (keys.read_signer(made.sites[name]) for name in SITES)
     letter = seal(north.certificate, b"columns")
     assert b"columns" not in letter and unseal(north, letter) == b"columns"
     assert seal(north.certificate, b"columns") != letter

@@ -10,7 +10,7 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
-from abps.sites.consent.signing import signer
+from abps.sites.consent.keys import read_signer
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.masking import Masking
@@ -156,7 +156,7 @@ def test_a_relay_cannot_stand_in_for_a_site(four, tmp_path):
     kits = pytest.importorskip("abps.sites.flare.kits")
     network = kits.provision(tmp_path / "kits", four.names, "localhost", 18997)
     root = (network.sites[four.names[0]] / "startup" / "rootCA.pem").read_bytes()
-    sites = {name: Masking(name, "study/job", signer(network.sites[name]), root) for name in four.names}
+    sites = {name: Masking(name, "study/job", read_signer(network.sites[name]), root) for name in four.names}
     told = {name: site.introduction() for name, site in sites.items()}
     first, second = four.names[:2]
     assert sites[first].meet(told) == []
@@ -165,9 +165,11 @@ def test_a_relay_cannot_stand_in_for_a_site(four, tmp_path):
         forged,  # a key of its own, unsigned
         [forged[0], told[second][1], told[second][2]],  # with the site's certificate and signature
         told[four.names[2]],  # another member's
-        Masking(second, "another/job", signer(network.sites[second]), root).introduction(),  # of another job
+        Masking(
+            second, "another/job", read_signer(network.sites[second]), root
+        ).introduction(),  # of another job
     ):
-        fresh = Masking(first, "study/job", signer(network.sites[first]), root)
+        fresh = Masking(first, "study/job", read_signer(network.sites[first]), root)
         assert fresh.meet({**told, second: lie}) == [second]
         with pytest.raises(RequestError, match="no member of the sum"):
             fresh.keys(1, four.names)

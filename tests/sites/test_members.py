@@ -18,11 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from abps.core.errors import RequestError
-from abps.sites.consent import membership, own_key
+from abps.sites.consent import keys, membership
+from abps.sites.consent.keys import FORMER, replace_certificate
+from abps.sites.consent.kit import read_kit
 from abps.sites.consent.membership import Known, Revoked
-from abps.sites.consent.own_key import replace_papers
-from abps.sites.consent.preflight import read_kit
-from abps.sites.consent.signing import FORMER
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import app, authority, kits
@@ -111,7 +110,7 @@ def test_a_new_certificate_takes_the_place_of_the_old(network, capsys):
     # A kit elsewhere takes the two files.
     elsewhere = shutil.copytree(network / "south", network.parent / "elsewhere")
     call(capsys, "site", "rotate", "south", "--kits", network)
-    replace_papers(elsewhere, network / "rotated" / "south")
+    replace_certificate(elsewhere, network / "rotated" / "south")
     assert serial(elsewhere) == serial(network / "south") != before["south"]
     # The relay and the operator have certificates, too.
     for member, kit, name in (
@@ -363,9 +362,11 @@ def test_real_processes_keep_to_the_list(four, tmp_path, monkeypatch):
             federation.start(first)  # it cannot come back with the certificate that it has
 
             federation.kill(second)
-            asked = own_key.ask(read_kit(out / second), tmp_path / "second.csr")  # a key that nobody else has
-            done = Authority(out).certify(own_key.read(tmp_path / "second.csr"))
-            own_key.install(read_kit(out / second), done.written[0])
+            asked = keys.request_certificate(
+                read_kit(out / second), tmp_path / "second.csr"
+            )  # a key that nobody else has
+            done = Authority(out).certify(keys.read_request(tmp_path / "second.csr"))
+            keys.install_certificate(read_kit(out / second), done.written[0])
             assert asked.fingerprint and keys_in(out / "rotated") == []
             federation.start(second)
             federation.wait_for([second, third, fourth], LONG)

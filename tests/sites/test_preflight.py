@@ -218,28 +218,6 @@ def test_a_table_that_does_not_fit(north, capsys, tmp_path):
     assert code == 2 and "no such file" in err
 
 
-def test_the_port_of_direct_lines(north):
-    own = north / "local" / "abps-site.json"
-    kit, plain = preflight.read_kit(north), json.loads(own.read_text())
-
-    def said(**wish):
-        own.write_text(json.dumps({**plain, "direct": wish} if wish else plain))
-        return [(check.state, check.sentence) for check in preflight._direct(kit)]
-
-    port = free_port()
-    here = f"127.0.0.1:{port}"
-    assert said() == [] and said(call=False) == []  # nothing listens
-    ((state, words),) = said(listen=here)
-    assert state == "ok" and words == f"{here} is free for a job, and reached as {here}"
-    with socket.create_server(("127.0.0.1", port)):
-        ((state, words),) = said(listen=here)
-    assert state == "warn" and "cannot be listened at" in words and "the relay is used" in words
-    ((state, words),) = said(listen=here, address=f"127.0.0.1:{free_port()}")
-    assert state == "warn" and "does not lead to it from here" in words
-    ((state, words),) = said(listen="203.0.113.1:8443")  # an address that is no machine's
-    assert state == "warn" and "203.0.113.1:8443 cannot be listened at" in words
-
-
 def test_room(monkeypatch, north, capsys):
     monkeypatch.setattr(preflight, "DISK", (2**60, 2**61))
     monkeypatch.setattr(preflight, "MEMORY", (0, 2**61))

@@ -17,7 +17,7 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.sites.consent import sitefile
-from abps.sites.consent.preflight import read_kit
+from abps.sites.consent.kit import read_kit
 from abps.sites.consent.sitefile import SiteFile, Watch
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler

@@ -34,7 +34,7 @@ def verify(
 
     Example: abps site verify kits/north --study icu --partner south-export/heads.json
     """
-    from abps.sites.consent.signing import signer
+    from abps.sites.consent.keys import read_signer
     from abps.sites.store import audit
 
     own = own_file(kit)
@@ -42,7 +42,7 @@ def verify(
     store = study_store(kit, study)
     try:
         heads = [head for path in partner or [] for head in audit.read_heads(path, store)]
-        found = audit.verify(store, signer(kit), heads)
+        found = audit.verify(store, read_signer(kit), heads)
     finally:
         store.close()
     if as_json:
@@ -93,12 +93,12 @@ def restore(
     Example: abps site restore kits/north --study icu --from backups/2026-11-17 --by "Ada Example"
     """
     from abps.sites.consent import backup as copies
-    from abps.sites.consent.signing import signer
+    from abps.sites.consent.keys import read_signer
     from abps.sites.store import audit
 
     own = own_file(kit)
     path = own.store_of(study)
-    found = copies.restore(path, source, by, signer(kit))
+    found = copies.restore(path, source, by, read_signer(kit))
     store = study_store(kit, study)
     try:
         known = [head.rows for p in partner or [] for head in audit.read_heads(p, store)]

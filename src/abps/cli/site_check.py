@@ -58,9 +58,10 @@ def doctor(
 
 def _show(kit: Path, book: Codebook | None, as_json: bool, stuck: bool, after: float = 0.0) -> None:
     from abps.sites.consent import preflight
+    from abps.sites.consent.kit import read_kit
     from abps.sites.node.diagnosis import diagnose
 
-    given = preflight.read_kit(kit)
+    given = read_kit(kit)
     found = list(diagnose(given, after)) if stuck else []
     found += preflight.checks(given, book)
     failed = any(c.state is preflight.State.FAIL for c in found)

@@ -124,11 +124,12 @@ def init(
         raise RequestError(f"--threads {threads}: choose at least 1")
     if kit is not None:
         need_engine()
-        from abps.sites.flare import kits
+        from abps.sites.consent.kit import Role, participant_kit
 
-        if kits.is_relay(kit):
+        given = participant_kit(kit)
+        if given.role is Role.RELAY:
             raise RequestError(f"{kit} is the relay's kit; the relay has no table")
-        site, folder = kits.site_name(kit), kit / "local"
+        site, folder = given.name, given.local
     else:
         assert site is not None and out is not None
         folder = files.folder(out)

@@ -74,10 +74,10 @@ def request(
 
     Example: abps site request north --out north.csr
     """
-    from abps.sites.consent import own_key
-    from abps.sites.consent.preflight import read_kit
+    from abps.sites.consent import keys
+    from abps.sites.consent.kit import read_kit
 
-    made = own_key.ask(read_kit(kit), out)
+    made = keys.request_certificate(read_kit(kit), out)
     if as_json:
         told = {"member": made.member, "request": str(out), "fingerprint": made.fingerprint}
         typer.echo(json.dumps(told | {"signed": bool(made.signature)}))
@@ -102,10 +102,10 @@ def certify(
     Example: abps site certify north.csr --kits kits
     """
     need_engine()
-    from abps.sites.consent import own_key
+    from abps.sites.consent import keys
     from abps.sites.flare.authority import Authority
 
-    asked = own_key.read(request)
+    asked = keys.read_request(request)
     _tell(Authority(kits).certify(asked, fingerprint), as_json)
 
 
@@ -120,10 +120,10 @@ def install(
 
     Example: abps site install north --certificate client.crt
     """
-    from abps.sites.consent import own_key
-    from abps.sites.consent.preflight import read_kit
+    from abps.sites.consent import keys
+    from abps.sites.consent.kit import read_kit
 
-    paper = own_key.install(read_kit(kit), certificate)
+    paper = keys.install_certificate(read_kit(kit), certificate)
     until = paper.not_valid_after_utc
     if as_json:
         typer.echo(json.dumps({"kit": str(kit), "until": until.isoformat()}))

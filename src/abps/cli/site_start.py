@@ -39,13 +39,14 @@ def start(
     need_engine()
     kit = kit.absolute()
     from abps.sites.consent import preflight
+    from abps.sites.consent.kit import Role, participant_kit, read_certificate
     from abps.sites.flare import kits
     from abps.sites.node import monitor
 
-    if not kits.is_relay(kit):
-        sitefile.find(kits.site_name(kit), kit / "local")  # a site without a table is of no use
-    given = preflight.read_kit(kit)
-    paper = preflight.certificate(given.certificate)
+    given = participant_kit(kit)
+    if given.role is Role.SITE:
+        sitefile.find(given.name, given.local)  # a site without a table is of no use
+    paper = read_certificate(given.certificate)
     today = datetime.datetime.now(datetime.UTC)
     held = preflight.of_certificate("certificate", paper, today, preflight.ROTATE)
     if held.state is preflight.State.FAIL:
@@ -62,7 +63,7 @@ def start(
 
 def _watched(given: object, watching: sitefile.Watch, command: list[str], environment: dict[str, str]) -> int:
     """Run the engine's process and watch over it; its exit code."""
-    from abps.sites.consent.preflight import Kit
+    from abps.sites.consent.kit import Kit
     from abps.sites.node.monitor import Monitor
 
     assert isinstance(given, Kit)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.consent.signing import Signer
+from abps.sites.consent.keys import Signer
 from abps.sites.store import audit
 from abps.sites.store.rows import Entry
 from abps.sites.store.store import Store

@@ -18,7 +18,7 @@ from typing import Any
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.consent.signing import Signer
+from abps.sites.consent.keys import Signer
 from abps.sites.store import chain
 
 try:

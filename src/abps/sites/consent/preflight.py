@@ -30,8 +30,8 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.release import VERSION
 from abps.sites.consent import sitefile
+from abps.sites.consent.kit import Kit, Role, read_certificate
 from abps.sites.consent.membership import Known
-from abps.sites.node.direct import host_and_port
 from abps.sites.node.status_file import read_clock
 from abps.sites.store.store import Store
 
@@ -72,66 +72,6 @@ class Check:
     sentence: str
 
 
-@dataclass(frozen=True)
-class Kit:
-    """What a startup kit says: whose it is, where the relay is, and where certificates lie.
-
-    role: site, relay or operator.
-    """
-
-    folder: Path
-    role: str
-    name: str
-    host: str
-    port: int
-    certificate: Path
-    key: Path
-    root: Path
-
-    @property
-    def local(self) -> Path:
-        """The participant's own folder."""
-        return self.folder / "local"
-
-
-def read_kit(folder: Path) -> Kit:
-    """A kit of any participant, or one sentence."""
-    startup = Path(folder) / "startup"
-    try:
-        if (startup / "fed_client.json").is_file():
-            data = json.loads((startup / "fed_client.json").read_text(encoding="utf-8"))
-            role, name, base = "site", data["client"]["fqsn"], "client"
-            target = data["servers"][0]["service"]["target"]
-        elif (startup / "fed_server.json").is_file():
-            data = json.loads((startup / "fed_server.json").read_text(encoding="utf-8"))
-            server = data["servers"][0]
-            role, name, base = "relay", server.get("identity", "relay"), "server"
-            target = server["service"]["target"]
-        elif (startup / "fed_admin.json").is_file():
-            data = json.loads((startup / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
-            role, name, base = "operator", data["username"], "client"
-            target = f"{data['host']}:{data['port']}"
-        else:
-            raise RequestError(f"{folder} is not a startup kit; make kits with `abps site provision`")
-        host, _, port = str(target).rpartition(":")
-        return Kit(
-            Path(folder), role, str(name), host, int(port),
-            startup / f"{base}.crt", startup / f"{base}.key", startup / "rootCA.pem",
-        )  # fmt: skip
-    except RequestError:
-        raise
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise RequestError(f"{folder} is a damaged kit ({error!r}); ask for a new one") from error
-
-
-def certificate(path: Path) -> x509.Certificate:
-    """A certificate, or one sentence."""
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{path} cannot be read as a certificate ({error}); ask for a new kit") from error
-
-
 def days_left(paper: x509.Certificate, now: datetime.datetime) -> float:
     """Days until a certificate ends; negative afterwards."""
     return (paper.not_valid_after_utc - now) / datetime.timedelta(days=1)
@@ -166,8 +106,7 @@ def checks(
     yield from _line(kit)
     yield disk(kit)
     yield memory()
-    if kit.role == "site":
-        yield from _direct(kit)
+    if kit.role is Role.SITE:
         yield from _table(kit, book)
         yield from _stores(kit, now())
 
@@ -190,12 +129,12 @@ def versions() -> Check:
 
 def _papers(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
     """Certificates and keys."""
-    if kit.role == "site" and not kit.certificate.exists() and not kit.key.exists():
+    if kit.role is Role.SITE and not kit.certificate.exists() and not kit.key.exists():
         said = "the kit has no key yet; run `abps site request`, and `abps site install` with the answer"
         yield Check("certificate", State.FAIL, said)
         return
     try:
-        own, root = certificate(kit.certificate), certificate(kit.root)
+        own, root = read_certificate(kit.certificate), read_certificate(kit.root)
     except RequestError as error:
         yield Check("certificate", State.FAIL, str(error))
         return
@@ -211,7 +150,7 @@ def _papers(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
     if revoked.has(own.serial_number) or kit.name in revoked.expelled:
         yield Check("membership", State.FAIL, "the authority has revoked this certificate; ask the operator")
     subject = own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if kit.role != "relay" and (not subject or subject[0].value != kit.name):
+    if kit.role is not Role.RELAY and (not subject or subject[0].value != kit.name):
         found = subject[0].value if subject else "nobody"
         yield Check(
             "name", State.FAIL, f"the certificate is of {found!r}, the kit of {kit.name!r}; ask again"
@@ -225,7 +164,7 @@ def _papers(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
 def clock(kit: Kit, now: datetime.datetime) -> Check:
     """Whether this machine's clock can be right: certificates and the own log have been before now."""
     with contextlib.suppress(RequestError):
-        made = certificate(kit.certificate).not_valid_before_utc
+        made = read_certificate(kit.certificate).not_valid_before_utc
         if made - now > datetime.timedelta(minutes=5):
             return Check("clock", State.FAIL, f"it is {made - now} behind the day the kit was made; set it")
     skew = read_clock(kit.local)
@@ -270,7 +209,7 @@ def _line(kit: Kit) -> Iterator[Check]:
         line = socket.create_connection((kit.host, kit.port), timeout=PATIENCE)
     except OSError as error:
         why = error.strerror or str(error)
-        if kit.role == "relay":
+        if kit.role is Role.RELAY:
             yield Check("port", State.OK, f"nothing listens on {kit.port} yet: free for the relay")
         else:
             ask = "is the relay started, and does the firewall let TCP out?"
@@ -278,7 +217,7 @@ def _line(kit: Kit) -> Iterator[Check]:
         return
     with line:
         yield Check("port", State.OK, f"{kit.host}:{kit.port} is open")
-        if kit.role != "relay":
+        if kit.role is not Role.RELAY:
             yield handshake(kit, line)
 
 
@@ -312,7 +251,7 @@ def handshake(kit: Kit, line: socket.socket) -> Check:
 def disk(kit: Kit) -> Check:
     """Room where stores and logs grow."""
     place = kit.folder
-    if kit.role == "site":
+    if kit.role is Role.SITE:
         with contextlib.suppress(RequestError):
             place = Path(sitefile.read(kit.local / sitefile.FILE).store)
     while not place.exists():
@@ -333,37 +272,6 @@ def _room(what: str, free: int, levels: tuple[int, int], words: str) -> Check:
     if free < levels[1]:
         return Check(what, State.WARN, f"only {said}")
     return Check(what, State.OK, said)
-
-
-def _direct(kit: Kit) -> Iterator[Check]:
-    """Where the site wants to listen for others: free, and reached by the address that they are told.
-
-    What is amiss here is a warning: the relay is used instead.
-    """
-    try:
-        wish = sitefile.read(kit.local / sitefile.FILE).direct
-    except RequestError:
-        return  # the table's check says it
-    if wish is None or wish.listen is None:
-        return
-    told = wish.address or wish.listen
-    try:
-        listening = socket.create_server(host_and_port(wish.listen))
-    except OSError as error:
-        why = error.strerror or str(error)
-        said = f"{wish.listen} cannot be listened at ({why}): a job that runs has it, or another program"
-        yield Check("direct line", State.WARN, f"{said}; meanwhile the relay is used")
-        return
-    with listening:
-        try:
-            socket.create_connection(host_and_port(told), timeout=PATIENCE).close()
-        except OSError as error:
-            why = error.strerror or str(error)
-            said = f"{wish.listen} is free, but {told} does not lead to it from here ({why})"
-            ask = "let a partner try, or correct the address"
-            yield Check("direct line", State.WARN, f"{said}; {ask}; else the relay is used")
-            return
-    yield Check("direct line", State.OK, f"{wish.listen} is free for a job, and reached as {told}")
 
 
 def _table(kit: Kit, book: Codebook | None) -> Iterator[Check]:

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from abps.core.errors import RequestError
 from abps.data.outcome import Outcome
-from abps.sites.consent import signing
+from abps.sites.consent import keys
 from abps.sites.consent.agreement import Agreement
-from abps.sites.consent.signing import Signer
+from abps.sites.consent.keys import Signer
 from abps.sites.store import chain
 from abps.wire import versions
 
@@ -154,14 +154,14 @@ class Signed:
             raise RequestError("the proposal is not signed; submit it with the operator's kit")
         certificate = self.certificate.encode()
         try:
-            name, role = signing.owner(certificate, authority)
+            name, role = keys.certificate_owner(certificate, authority)
             signature = bytes.fromhex(self.signature)
         except ValueError as error:
             raise RequestError(f"the proposal's signature cannot be trusted: {error}") from error
-        if role != signing.OPERATOR:
+        if role != keys.OPERATOR_ROLE:
             raise RequestError(f"the proposal is signed by {name}, who is no operator of this network")
         signed = chain.canonical(self.proposal.to_json())
-        if not signing.signed_by(certificate, PURPOSE, signed, signature):
+        if not keys.signed_by(certificate, PURPOSE, signed, signature):
             raise RequestError(f"the proposal was changed after {name} signed it")
         return name
 

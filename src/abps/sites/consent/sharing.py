@@ -14,12 +14,11 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
-from abps.sites.consent import signing, sitefile
+from abps.sites.consent import keys, sitefile
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.journal import Journal, Line
+from abps.sites.consent.keys import Signer, seal, unseal
 from abps.sites.consent.proposal import Signed
-from abps.sites.consent.sealing import seal, unseal
-from abps.sites.consent.signing import Signer
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
 from abps.sites.store import chain
 
@@ -74,10 +73,10 @@ def letter(own: sitefile.SiteFile, local: Path, signed: Signed) -> dict[str, Any
             f"the codebook's floor is {book.floor} patients, and this site's policy asks for "
             f"{own.policy.floor}; run `abps site init` again",
         )
-    consent = Consent(Path(own.store), journal, own.policy, signed, signing.root(kit))
+    consent = Consent(Path(own.store), journal, own.policy, signed, keys.read_root(kit))
     consent.given(shared(journal, book))
     data = chain.canonical(book.to_json())
-    journal.write("told", to=signed.operator(signing.root(kit)), codebook=digest(book), bytes=len(data))
+    journal.write("told", to=signed.operator(keys.read_root(kit)), codebook=digest(book), bytes=len(data))
     if journal.signer is None:
         return {"book": data, "certificate": b"", "signature": b""}
     signature = journal.signer.sign(PURPOSE, _signed_words(signed, data))
@@ -94,9 +93,9 @@ def open_letter(
         if len(data) > MOST_BYTES:
             raise ValueError("it is too long")
         if key is not None and authority is not None:
-            name, _ = signing.owner(certificate, authority)
+            name, _ = keys.certificate_owner(certificate, authority)
             data = unseal(key, data)
-            if name != site or not signing.signed_by(
+            if name != site or not keys.signed_by(
                 certificate, PURPOSE, _signed_words(signed, data), signature
             ):
                 raise ValueError("it is not signed by that site")

@@ -19,8 +19,8 @@ from abps.data.federation import Federation
 from abps.data.outcome_label import Labelled
 from abps.data.table import own_outcome, own_table
 from abps.sites.consent.journal import Journal
+from abps.sites.consent.keys import read_signer
 from abps.sites.consent.policy import Policy
-from abps.sites.consent.signing import signer
 from abps.sites.node.direct import Direct
 from abps.wire.admission import Limits
 
@@ -111,7 +111,7 @@ class SiteFile:
 
     def journal(self, where: Path) -> Journal:
         """The site's journal, signed with the key of the kit that this is."""
-        return Journal(Path(self.store), signer(where))
+        return Journal(Path(self.store), read_signer(where))
 
     def read_table(self, book: Codebook | None = None) -> Federation:
         """The site's table, as a federation of one."""

@@ -376,7 +376,7 @@ class FlareSite:
     def _opened(self, own: SiteFile, journal: Journal) -> Any:
         """The site's part in the study, or in counting what it lacks."""
         from abps import tensors
-        from abps.sites.consent import signing
+        from abps.sites.consent import keys
         from abps.sites.consent.approval import Consent
         from abps.sites.consent.proposal import Signed
         from abps.sites.coordinator import trials
@@ -401,7 +401,7 @@ class FlareSite:
         method = agreement.config()
         if not (method.by_arithmetic(agreement.book.outcome) and tensors.use_numpy()):
             tensors.torch.set_num_threads(own.threads)
-        consent = Consent(Path(own.store), journal, own.policy, signed, signing.root(self._local.parent))
+        consent = Consent(Path(own.store), journal, own.policy, signed, keys.read_root(self._local.parent))
         approval = consent.given()
         self._stage = DeclineCode.TABLE
         table = own.read_table(agreement.book)

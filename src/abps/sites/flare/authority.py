@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from abps import files
 from abps.core.errors import RequestError, nearest
 from abps.sites.consent import membership
+from abps.sites.consent.keys import CertificateRequest, replace_certificate
+from abps.sites.consent.kit import read_kit
 from abps.sites.consent.membership import Revoked
-from abps.sites.consent.own_key import Request, replace_papers
-from abps.sites.consent.preflight import read_kit
 from abps.sites.flare import kits
 from abps.sites.flare.certificates import without_keys
 
@@ -86,14 +86,14 @@ class Authority:
         private, public = generate_keys()
         return self._issue(member, public, serialize_pri_key(private).decode("ascii"))
 
-    def certify(self, request: Request, compared: str = "") -> Change:
+    def certify(self, request: CertificateRequest, compared: str = "") -> Change:
         """Give a member a certificate for a key that it has made itself and that nobody else has seen.
 
         compared: the fingerprint of the request, as the member told it otherwise. It is needed unless the
         request is signed with the member's present key: whoever can send a file could ask in its name.
         """
         present = self._certificate(request.member).public_bytes(Encoding.PEM)
-        if compared and not request.is_called(compared):
+        if compared and not request.matches(compared):
             raise RequestError(
                 f"the request has the fingerprint {request.fingerprint}, not {compared}; it is not of the "
                 "same key: do not certify it, and ask the member for another"
@@ -143,7 +143,7 @@ class Authority:
             files.write_secret(fresh[1], private)
         kit = self.out / ("relay" if kind == "relay" else member)
         if private is not None and (kit / "startup").is_dir():
-            replace_papers(kit, place)
+            replace_certificate(kit, place)
         written = self._publish(self.revoked().without(member, old.serial_number, expel=False))
         return Change(member, self.folder / membership.FILE, (*fresh, *written), until)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from abps import files
 from abps.core.errors import RequestError
+from abps.sites.consent.kit import Role, participant_kit
 from abps.sites.flare import intake
 from abps.sites.flare.recipe import ALLOW
 
@@ -95,7 +96,7 @@ def provision(
     """Make certificates and startup kits; a second call with more sites adds kits and keeps the others.
 
     host: the name by which the sites reach the relay; ``localhost`` keeps everything on this machine.
-    own_keys: sites make their keys themselves (:mod:`abps.sites.consent.own_key`), and their kits bring none.
+    own_keys: sites make their keys themselves (:mod:`abps.sites.consent.keys`), and their kits bring none.
 
     A kit is made once. The authority keeps no key of a member, so a kit that is not here any more is left
     where it is.
@@ -284,26 +285,10 @@ def _logs(local: Path) -> dict[str, Any]:
     return dict(given)
 
 
-def is_relay(kit: Path) -> bool:
-    """Whether a kit is the relay's; a folder that is no kit is refused."""
-    startup = Path(kit) / "startup"
-    if (startup / "fed_server.json").is_file():
-        return True
-    if (startup / "fed_client.json").is_file():
-        return False
-    raise RequestError(f"{kit} is not a startup kit of a site or relay; make kits with `abps site provision`")
-
-
-def site_name(kit: Path) -> str:
-    """The name in a site's kit."""
-    data = json.loads((Path(kit) / "startup" / "fed_client.json").read_text(encoding="utf-8"))
-    return str(data["client"]["fqsn"])
-
-
 def command(kit: Path) -> tuple[list[str], dict[str, str]]:
     """The process that runs from a kit: its command and its environment."""
     kit = Path(kit).absolute()
-    relay = is_relay(kit)
+    given = participant_kit(kit)
     # This Python and this abps, not whatever is first on the path or relative to another folder.
     package = str(Path(files.__file__).resolve().parents[1])
     environment = (
@@ -313,7 +298,7 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
     )
     environment.setdefault(intake.VARIABLE, str(intake.MOST))
     start = [sys.executable, "-u", "-m"]
-    if relay:
+    if given.role is Role.RELAY:
         _own_storage(kit)
         environment.setdefault("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT", OUTCOME_WAIT)
         start += ["abps.sites.flare.participant", "-m", str(kit), "-s", "fed_server.json"]
@@ -325,7 +310,7 @@ def command(kit: Path) -> tuple[list[str], dict[str, str]]:
             "config_folder=config",
         ], environment
     start += ["abps.sites.flare.participant", "-m", str(kit), "-s", "fed_client.json"]
-    names = [f"uid={site_name(kit)}", f"org={ORGANISATION}", "config_folder=config"]
+    names = [f"uid={given.name}", f"org={ORGANISATION}", "config_folder=config"]
     return [*start, "--set", "secure_train=true", *names], environment
 
 

@@ -18,9 +18,9 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.keys import read_root, read_signer
 from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.sharing import open_letter
-from abps.sites.consent.signing import root, signer
 from abps.sites.coordinator.job_report import NOTHING_LEFT
 from abps.sites.flare.app import RESULT
 from abps.sites.flare.recipe import ABPSRecipe, Waits
@@ -114,7 +114,7 @@ def submit(
 ) -> Outcome:
     """Submit a job, signed with the kit's key; with ``wait`` seconds, wait for its end and its report."""
     proposal = Proposal(agreement.study, agreement, tuple(members))
-    recipe = ABPSRecipe(agreement, rounds, min_sites, waits, signed=sign(proposal, signer(kit)))
+    recipe = ABPSRecipe(agreement, rounds, min_sites, waits, signed=sign(proposal, read_signer(kit)))
     return _run(kit, recipe, wait, progress)
 
 
@@ -182,7 +182,7 @@ def gather(
     progress: Callable[[str], None] = lambda status: None,
 ) -> Gathered:
     """Ask the connected sites for their codebooks; patience: seconds for people there to share them."""
-    key, authority = signer(kit), root(kit)
+    key, authority = read_signer(kit), read_root(kit)
     signed = sign(Proposal(study, None, tuple(members)), key)
     recipe = ABPSRecipe(None, 1, 1, Waits(patience=patience), f"abps-{study}-codebooks", signed)
     done = _run(kit, recipe, wait + patience, progress)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from abps.sites.consent.preflight import Check, Kit, State
+from abps.sites.consent.kit import Kit
+from abps.sites.consent.preflight import Check, State
 from abps.sites.node.status_file import STEPS, read_status
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from abps.core.errors import RequestError
-from abps.sites.consent import signing
+from abps.sites.consent import keys
 
 log = logging.getLogger("abps")
 
@@ -120,7 +120,7 @@ def _owner(line: ssl.SSLSocket, authority: bytes, admits: Admits) -> str:
     if paper is None:
         raise ssl.SSLError("no certificate")
     try:
-        name, _ = signing.owner(ssl.DER_cert_to_PEM_cert(paper).encode(), authority)
+        name, _ = keys.certificate_owner(ssl.DER_cert_to_PEM_cert(paper).encode(), authority)
     except ValueError as error:
         raise ssl.SSLError(str(error)) from error
     if not name or not admits(name, x509.load_der_x509_certificate(paper).serial_number):
@@ -146,7 +146,7 @@ class Listener:
     ) -> None:
         """job: its name; who speaks of another one is not answered."""
         self._job, self._take, self._admits = job, take, admits
-        self._context, authority = _context(kit, server=True), signing.root(kit)
+        self._context, authority = _context(kit, server=True), keys.read_root(kit)
         if authority is None:
             raise RequestError(f"{kit}: no authority's certificate; take the kit as it was made")
         self._authority = authority
@@ -228,7 +228,7 @@ class Caller:
         self, kit: Path, job: str, admits: Admits, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._job, self._admits, self._now = job, admits, now
-        self._context, authority = _context(kit, server=False), signing.root(kit)
+        self._context, authority = _context(kit, server=False), keys.read_root(kit)
         if authority is None:
             raise RequestError(f"{kit}: no authority's certificate; take the kit as it was made")
         self._authority = authority

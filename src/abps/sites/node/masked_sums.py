@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
 from abps.privacy.differencing import FEWEST, may_be_opened
-from abps.sites.consent.signing import Signer
+from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
 from abps.sites.node.publishing import Publishing
 from abps.sites.node.transport import RELAY, AuditedTransport

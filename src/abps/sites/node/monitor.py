@@ -21,7 +21,8 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.sites.consent import sitefile
-from abps.sites.consent.preflight import WARN_DAYS, Kit, certificate, days_left
+from abps.sites.consent.kit import Kit, read_certificate
+from abps.sites.consent.preflight import WARN_DAYS, days_left
 from abps.sites.consent.sitefile import Watch
 from abps.sites.node import status
 from abps.sites.node.status_file import STEPS, Now, read_status
@@ -84,7 +85,7 @@ def health(kit: Kit, stuck_seconds: float, alive: bool = True) -> Health:
     troubles = [] if alive else ["the engine's process does not run"]
     days = float("nan")
     try:
-        days = days_left(certificate(kit.certificate), datetime.datetime.now(datetime.UTC))
+        days = days_left(read_certificate(kit.certificate), datetime.datetime.now(datetime.UTC))
         if days < 0:
             troubles.append(f"the certificate ended {-days:.0f} days ago")
     except RequestError as error:

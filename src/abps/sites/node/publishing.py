@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from abps.sites.consent.signing import Signer
+from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
 from abps.sites.node.transport import AuditedTransport, Unreachable
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError

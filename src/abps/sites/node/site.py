@@ -26,7 +26,7 @@ from abps.methods.base import Context
 from abps.privacy.small_counts import most_patients
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
-from abps.sites.consent.signing import Signer
+from abps.sites.consent.keys import Signer
 from abps.sites.node.context import Round, SiteContext, counts, may_score
 from abps.sites.node.exchanges import Exchanges
 from abps.sites.node.gate import Gate

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from abps.core.ledger import CONTROL_MESSAGE
 from abps.core.protocol import Kind, Message, Stage
-from abps.sites.consent.signing import Signer
+from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
 from abps.sites.node.gate import Gate
 from abps.sites.node.negotiation import PairNegotiation

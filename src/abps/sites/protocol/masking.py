@@ -20,8 +20,8 @@ from abps.core.errors import RequestError
 from abps.privacy import fixed_point
 from abps.privacy.secure_sum import Collector, Group, Keys, Member, Opened, Present, SumError
 from abps.privacy.sum_bytes import SHARE
-from abps.sites.consent import signing
-from abps.sites.consent.signing import Signer
+from abps.sites.consent import keys
+from abps.sites.consent.keys import Signer
 from abps.sites.protocol import answers
 from abps.sites.store.chain import canonical
 
@@ -122,12 +122,10 @@ class Masking:
         if self.authority is None:
             return public
         try:
-            owner, _ = signing.owner(certificate, self.authority)
+            owner, _ = keys.certificate_owner(certificate, self.authority)
         except ValueError as error:
             raise RequestError(f"the key of masked sums of {name}: {error}") from error
-        if owner != name or not signing.signed_by(
-            certificate, PURPOSE, self._signed(name, public), signature
-        ):
+        if owner != name or not keys.signed_by(certificate, PURPOSE, self._signed(name, public), signature):
             raise RequestError(f"the key of masked sums that is said to be {name}'s is not")
         return public
 

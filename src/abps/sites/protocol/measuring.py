@@ -41,7 +41,7 @@ from abps.privacy.small_counts import least_rows
 from abps.privacy.sum_bytes import masked_bytes
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
-from abps.sites.consent.signing import Signer
+from abps.sites.consent.keys import Signer
 from abps.sites.node.privacy_ledger import pay
 from abps.sites.node.sum_steps import SumSteps
 from abps.sites.protocol import answers, masking

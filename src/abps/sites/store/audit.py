@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from abps.core.errors import RequestError
-from abps.sites.consent.signing import Signer
+from abps.sites.consent.keys import Signer
 from abps.sites.store import chain
 from abps.sites.store.rows import Head
 from abps.sites.store.store import Store

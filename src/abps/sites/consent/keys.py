@@ -1,0 +1,259 @@
+"""Keys of startup kits: signatures, sealed letters, and a site's request for a certificate of its own key.
+
+What is signed says what it is (``purpose``), so that no signature can be used for something else. A site can
+make its key itself: it asks (a certificate request, PEM), the authority answers with a certificate, the site
+installs both in its kit. The request is also signed with the site's present key, if it has one, so that the
+authority knows who asks.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import NameOID
+
+from abps import files
+from abps.core.errors import RequestError
+from abps.sites.consent.kit import Kit, Role
+
+#: What a certificate says of an operator.
+OPERATOR_ROLE = "project_admin"
+
+#: Where a kit keeps the certificates of its earlier keys, to verify what they signed.
+FORMER = "former"
+
+#: Where a kit keeps a key that was asked for and has no certificate yet.
+PENDING = "pending"
+
+#: What the signature of a request with the present key is for.
+REQUEST_PURPOSE = "key-request"
+
+#: Bits of a key; the engine speaks RSA.
+BITS = 2048
+
+#: Digits of a fingerprint that have to be compared at least.
+DIGITS = 16
+
+#: Bytes of the symmetric key and of the nonce of a sealed letter.
+_LETTER_KEY, _NONCE = 32, 12
+
+_BEGIN, _END = "-----BEGIN ABPS SIGNATURE-----", "-----END ABPS SIGNATURE-----"
+_PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
+_OAEP = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Signer:
+    """A private key with its certificate (PEM).  former: certificates of keys that it replaced."""
+
+    key: Any
+    certificate: bytes
+    former: tuple[bytes, ...] = ()
+
+    def sign(self, purpose: str, data: bytes) -> bytes:
+        """A signature of some bytes for one purpose."""
+        signature: bytes = self.key.sign(_framed(purpose, data), _PSS, hashes.SHA256())
+        return signature
+
+    def signed(self, purpose: str, data: bytes, signature: bytes) -> bool:
+        """Whether this key, or one that it replaced, signed these bytes for this purpose."""
+        return any(signed_by(known, purpose, data, signature) for known in (self.certificate, *self.former))
+
+
+def read_signer(kit: Path) -> Signer | None:
+    """The key of a startup kit; None where there is none (a trial without certificates)."""
+    startup = Path(kit) / "startup"
+    key, certificate = startup / "client.key", startup / "client.crt"
+    if not (key.is_file() and certificate.is_file()):
+        return None
+    try:
+        former = tuple(path.read_bytes() for path in sorted((startup / FORMER).glob("*.crt")))
+        return Signer(load_pem_private_key(key.read_bytes(), None), certificate.read_bytes(), former)
+    except (ValueError, TypeError) as error:
+        raise RequestError(f"{key} is not a private key ({error}); take the kit as it was made") from error
+
+
+def read_root(kit: Path) -> bytes | None:
+    """The certificate of the authority in a startup kit; None where there is none."""
+    path = Path(kit) / "startup" / "rootCA.pem"
+    return path.read_bytes() if path.is_file() else None
+
+
+def signed_by(certificate: bytes, purpose: str, data: bytes, signature: bytes) -> bool:
+    """Whether the owner of a certificate signed these bytes for this purpose."""
+    try:
+        key: Any = x509.load_pem_x509_certificate(certificate).public_key()
+        key.verify(signature, _framed(purpose, data), _PSS, hashes.SHA256())
+    except (InvalidSignature, ValueError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def certificate_owner(certificate: bytes, authority: bytes) -> tuple[str, str]:
+    """The name and the role in a certificate that the authority made and that is valid now, or ValueError."""
+    found = x509.load_pem_x509_certificate(certificate)
+    try:
+        found.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+    except (InvalidSignature, TypeError) as error:
+        raise ValueError("the certificate is of another authority") from error
+    if not found.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= found.not_valid_after_utc:
+        raise ValueError(f"the certificate was valid until {found.not_valid_after_utc:%Y-%m-%d}")
+    names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    roles = found.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
+    return str(names[0].value) if names else "", str(roles[0].value) if roles else ""
+
+
+def _framed(purpose: str, data: bytes) -> bytes:
+    return b"abps " + purpose.encode() + b"\0" + data
+
+
+def seal(certificate: bytes, data: bytes) -> bytes:
+    """A letter that only the owner of a certificate (PEM) can open: for what the relay must not read."""
+    owner = x509.load_pem_x509_certificate(certificate).public_key()
+    if not isinstance(owner, rsa.RSAPublicKey):
+        raise RequestError("the certificate has no key that letters can be sealed with")
+    key, nonce = secrets.token_bytes(_LETTER_KEY), secrets.token_bytes(_NONCE)
+    wrapped = owner.encrypt(key, _OAEP)
+    return len(wrapped).to_bytes(2, "big") + wrapped + nonce + AESGCM(key).encrypt(nonce, data, None)
+
+
+def unseal(signer: Signer, letter: bytes) -> bytes:
+    """The text of a letter to this signer; a sentence if it is none, or was changed."""
+    size = int.from_bytes(letter[:2], "big")
+    wrapped, rest = letter[2 : 2 + size], letter[2 + size :]
+    try:
+        return AESGCM(signer.key.decrypt(wrapped, _OAEP)).decrypt(rest[:_NONCE], rest[_NONCE:], None)
+    except (ValueError, InvalidTag) as error:
+        raise RequestError("a letter cannot be opened: it is to somebody else, or was changed") from error
+
+
+@dataclass(frozen=True, eq=False)
+class CertificateRequest:
+    """Who asks, for which public key, and the signature of the present key (empty: none)."""
+
+    member: str
+    public: rsa.RSAPublicKey
+    signature: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """What people can compare: a digest of the public key, in groups of four digits."""
+        digest = hashes.Hash(hashes.SHA256())
+        digest.update(_public(self.public))
+        text = digest.finalize().hex()
+        return " ".join(text[k : k + 4] for k in range(0, 32, 4))
+
+    def matches(self, fingerprint: str) -> bool:
+        """Whether a fingerprint that somebody read out is this request's; its beginning is enough."""
+        digits = re.sub(r"[\s:]", "", fingerprint).lower()
+        return len(digits) >= DIGITS and self.fingerprint.replace(" ", "").startswith(digits)
+
+    def signed_by(self, certificate: bytes) -> bool:
+        """Whether the owner of a certificate asks."""
+        return signed_by(certificate, REQUEST_PURPOSE, _public(self.public), self.signature)
+
+
+def request_certificate(kit: Kit, out: Path) -> CertificateRequest:
+    """Make a key in a site's kit, and write a request for its certificate to ``out``."""
+    _check_site(kit)
+    key = rsa.generate_private_key(65537, BITS)
+    present = read_signer(kit.folder)
+    signature = b"" if present is None else present.sign(REQUEST_PURPOSE, _public(key.public_key()))
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, kit.name)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+    text = request.public_bytes(Encoding.PEM).decode("ascii")
+    if signature:
+        text += f"{_BEGIN}\n{base64.b64encode(signature).decode()}\n{_END}\n"
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
+    files.write_secret(_pending(kit), private)
+    files.write_text(out, text)
+    return CertificateRequest(kit.name, key.public_key(), signature)
+
+
+def read_request(path: Path) -> CertificateRequest:
+    """A request, or one sentence; whoever sends it must have the key that it asks for."""
+    try:
+        text = Path(path).read_text(encoding="ascii")
+        found = x509.load_pem_x509_csr(text.encode())
+        names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        public = found.public_key()
+        if len(names) != 1 or not isinstance(public, rsa.RSAPublicKey) or public.key_size < BITS:
+            raise ValueError(f"one name and an RSA key of {BITS} bits or more are needed")
+        if not found.is_signature_valid:
+            raise ValueError("it is not signed with the key that it asks for")
+        _, mark, rest = text.partition(_BEGIN)
+        signature = base64.b64decode(rest.partition(_END)[0], validate=False) if mark else b""
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read ({error.strerror}); name the site's request") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is no request for a certificate ({error}); ask the site again") from error
+    return CertificateRequest(str(names[0].value), public, signature)
+
+
+def install_certificate(kit: Kit, certificate: Path) -> x509.Certificate:
+    """Put the certificate that was asked for, and its key, into a site's kit."""
+    _check_site(kit)
+    pending = _pending(kit)
+    if not pending.is_file():
+        raise RequestError(f"{kit.folder} has not asked for a certificate; run `abps site request` first")
+    try:
+        pem = Path(certificate).read_bytes()
+        found = x509.load_pem_x509_certificate(pem)
+        name, _ = certificate_owner(pem, kit.root.read_bytes())
+    except OSError as error:
+        raise RequestError(f"{certificate} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise RequestError(f"{certificate} is no certificate of this network ({error})") from error
+    key: Any = load_pem_private_key(pending.read_bytes(), None)
+    if name != kit.name or _public(found.public_key()) != _public(key.public_key()):
+        raise RequestError(f"{certificate} is not the certificate that this site has asked for last")
+    files.write_text(pending.with_name("client.crt"), pem.decode("ascii"))
+    replace_certificate(kit.folder, pending.parent)
+    shutil.rmtree(pending.parent)
+    return found
+
+
+def replace_certificate(kit: Path, fresh: Path) -> None:
+    """Put a new certificate and key into a kit; keep the old certificate, not the old key."""
+    startup = Path(kit) / "startup"
+    for new in sorted(Path(fresh).glob("*.crt")):
+        old = startup / new.name
+        if old.is_file() and old.read_bytes() != new.read_bytes():
+            serial = x509.load_pem_x509_certificate(old.read_bytes()).serial_number
+            shutil.copy2(old, files.folder(startup / FORMER) / f"{serial:x}.crt")
+        files.write_text(old, new.read_text(encoding="ascii"))
+    for key in sorted(Path(fresh).glob("*.key")):
+        files.write_secret(startup / key.name, key.read_text(encoding="ascii"))
+
+
+def _pending(kit: Kit) -> Path:
+    return kit.folder / "startup" / PENDING / "client.key"
+
+
+def _check_site(kit: Kit) -> None:
+    if kit.role is not Role.SITE:
+        raise RequestError(f"{kit.folder} is no site's kit; the relay's and operators' keys are rotated")
+
+
+def _public(key: Any) -> bytes:
+    der: bytes = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return der
