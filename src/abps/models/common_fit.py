@@ -1,0 +1,124 @@
+"""The common model from sums over centers: quasi-Newton steps, penalties by evidence, variances by evidence.
+
+Everything here is a deterministic function of broadcast sums, so every member that holds them computes the
+same model. Vectors are flat: (q,), q = terms * (columns + 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+#: Bounds of the ridge penalty per coefficient, in units of log-likelihood.
+LEAST_PENALTY, MOST_PENALTY = 0.3, 1e5
+
+#: Fixed-point iterations of the penalties for one quadratic model.
+PENALTY_SWEEPS = 12
+
+#: Bounds of the variance of a coefficient between centers.
+LEAST_VARIANCE, MOST_VARIANCE = 1e-6, 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class FitState:
+    """The state of the common fit between two exchanges.
+
+    point: (q,) the common model that the next sums are taken at.  curvature: (q, q) of the summed loss, about.
+    penalty: (q,) ridge.  group: (q,) columns that share a penalty; -1: the constants, which have none.
+    middle: (terms, q) mean input of each term, weighted by information.
+    intercept_variance: (terms,).  certainty: (terms,) mean share of an intercept that the rows decide.
+    centers: how many add to the sums.  last: point and score one exchange ago.
+    """
+
+    point: Floats
+    curvature: Floats
+    penalty: Floats
+    group: NDArray[np.int64]
+    middle: Floats
+    intercept_variance: Floats
+    certainty: Floats
+    centers: int
+    last: tuple[Floats, Floats] | None = None
+
+
+def assemble_curvature(matrix: Floats, floor: float = 1e-4) -> Floats:
+    """A symmetric matrix with its small and negative eigenvalues raised, in units of its diagonal."""
+    size = np.sqrt(np.maximum(np.diag(matrix), 1e-9))
+    scaled = matrix / np.outer(size, size)
+    value, vector = np.linalg.eigh(0.5 * (scaled + scaled.T))
+    return np.asarray((vector * np.maximum(value, floor)) @ vector.T * np.outer(size, size))
+
+
+def bfgs(curvature: Floats, step: Floats, change: Floats) -> Floats:
+    """The curvature updated so that it maps a step to the observed change of the gradient."""
+    image = curvature @ step
+    bent, seen = float(step @ image), float(step @ change)
+    if not bent > 0 or seen < 0.1 * bent:
+        return curvature
+    return np.asarray(curvature - np.outer(image, image) / bent + np.outer(change, change) / seen)
+
+
+def evidence_penalties(
+    curvature: Floats, target: Floats, penalty: Floats, group: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Penalties (q,) that maximise the evidence of a quadratic log-likelihood, and its penalised mode (q,).
+
+    The log-likelihood is target'b - b'curvature b / 2. MacKay's fixed point for every group of columns:
+    penalty = effective degrees of freedom / squared norm; a group shrinks towards all by one more coefficient
+    of the average size.
+    """
+    used = group >= 0
+    groups = int(group.max(initial=-1)) + 1
+    mode = np.zeros_like(target)
+    for _ in range(PENALTY_SWEEPS):
+        inverse = np.linalg.inv(curvature + np.diag(penalty))
+        mode = inverse @ target
+        dof = 1.0 - penalty * np.diag(inverse)
+        common = dof[used].sum() / max(float((mode[used] ** 2).sum()), 1e-12)
+        common = float(np.clip(common, LEAST_PENALTY, MOST_PENALTY))
+        if groups == 1:
+            each = np.array([common])
+        else:
+            total = np.bincount(group[used], dof[used], groups) + 1.0
+            norm = np.bincount(group[used], mode[used] ** 2, groups) + 1.0 / common
+            each = np.clip(total / norm, LEAST_PENALTY, MOST_PENALTY)
+        new = np.where(used, each[np.maximum(group, 0)], penalty)
+        settled = np.abs(np.log(new[used] / penalty[used])).max(initial=0.0) < 0.02
+        penalty = new
+        if settled:
+            break
+    return penalty, np.linalg.solve(curvature + np.diag(penalty), target)
+
+
+def quasi_newton_step(fit: FitState, score: Floats) -> FitState:
+    """The fit after one more exchange: curvature, penalties and the point to ask about next."""
+    curvature = fit.curvature
+    if fit.last is not None:
+        before, old = fit.last
+        curvature = bfgs(curvature, fit.point - before, old - score)
+    target = curvature @ fit.point + score
+    penalty, aim = evidence_penalties(curvature, target, fit.penalty, fit.group)
+    return replace(fit, point=aim, curvature=curvature, penalty=penalty, last=(fit.point, score))
+
+
+def with_intercept_variance(fit: FitState, variance: Floats) -> FitState:
+    """The fit with other variances (terms,) of the random intercepts.
+
+    A random intercept takes information away from its term's mean input: the less it may vary, the less it
+    takes. With the same mean input in all centers this is a change of rank one, and exact for the constant.
+    """
+    precision = fit.certainty / (1.0 - fit.certainty) / fit.intercept_variance  # mean information of a center
+    certainty = precision * variance / (1.0 + precision * variance)
+    change = fit.centers * (certainty / variance - fit.certainty / fit.intercept_variance)
+    curvature = fit.curvature + (fit.middle.T * change) @ fit.middle
+    return replace(
+        fit,
+        curvature=assemble_curvature(curvature),
+        intercept_variance=variance,
+        certainty=certainty,
+        last=None,
+    )

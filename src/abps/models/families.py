@@ -1,0 +1,261 @@
+"""Outcome families: loss, score and information of one row, for every kind of outcome.
+
+A linear predictor has one or several *outputs* per row; a model has *terms*, each a coefficient per column,
+and a fixed matrix ``mix`` (terms, outputs) turns terms into outputs. A binary outcome has one term and one
+output; K classes have K of each; hazards over a time grid have one output per interval and two terms, a
+constant effect and one that changes linearly over time.
+
+A family answers three questions about outputs z (rows, outputs) and outcomes y (rows,):
+the loss (negative log-likelihood up to a constant), its negative derivative, and the information that the
+terms have. The hierarchical model in :mod:`abps.models.hierarchical` needs nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Starts = NDArray[np.int64]
+
+#: The least information of a row: keeps Newton steps finite where a fit is perfect.
+LEAST_INFORMATION = 1e-6
+
+#: Logits beyond this have the same probability in double precision.
+FARTHEST_LOGIT = 35.0
+
+#: Width of the smoothed kink of the quantile loss, in standard deviations of the outcome.
+QUANTILE_SMOOTHING = 0.2
+
+
+def sigmoid(z: Floats) -> Floats:
+    """1 / (1 + exp(-z)), finite everywhere."""
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(z, -FARTHEST_LOGIT, FARTHEST_LOGIT))))
+
+
+def softplus(z: Floats) -> Floats:
+    """log(1 + exp(z))."""
+    return np.asarray(np.logaddexp(0.0, z))
+
+
+class Family(Protocol):
+    """What the hierarchical model asks of an outcome.
+
+    mix: (terms, outputs).  baseline: (outputs,) outputs of a model that knows nothing.
+    has_dispersion: whether the loss has a scale of its own that must be estimated.
+    """
+
+    mix: Floats
+    baseline: Floats
+    has_dispersion: bool
+
+    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """(rows,) losses; ``start`` (centers + 1,) divides rows into centers."""
+        ...
+
+    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """(rows, outputs) negative derivatives of the losses."""
+        ...
+
+    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """(rows, terms, terms) second derivatives of the losses along the terms."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Bernoulli:
+    """An event or none: logistic regression."""
+
+    mix: Floats
+    baseline: Floats
+    has_dispersion: bool = False
+
+    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Log-loss."""
+        return np.asarray(softplus(z[:, 0]) - y * z[:, 0])
+
+    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Outcome minus probability."""
+        return np.asarray(y[:, None] - sigmoid(z))
+
+    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Variance of the outcome."""
+        chance = sigmoid(z[:, 0])
+        return np.asarray(np.maximum(chance * (1.0 - chance), LEAST_INFORMATION)[:, None, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """A number, by squared loss; its variance is the dispersion."""
+
+    mix: Floats
+    baseline: Floats
+    has_dispersion: bool = True
+
+    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Half the squared error."""
+        return np.asarray(0.5 * (y - z[:, 0]) ** 2)
+
+    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Error."""
+        return np.asarray(y[:, None] - z)
+
+    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """One."""
+        return np.ones((len(y), 1, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Quantile:
+    """A quantile of a number, by the check loss with a smooth kink."""
+
+    mix: Floats
+    baseline: Floats
+    level: float = 0.5
+    has_dispersion: bool = True
+
+    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """level * u + h * log(1 + exp(-u / h)) for the error u: the check loss as h goes to 0."""
+        error = y - z[:, 0]
+        return np.asarray(
+            self.level * error + QUANTILE_SMOOTHING * softplus(-error / QUANTILE_SMOOTHING)
+        )
+
+    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Level minus the smoothed indicator that the outcome lies below."""
+        return np.asarray(self.level - sigmoid(-(y[:, None] - z) / QUANTILE_SMOOTHING))
+
+    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Density of the smoothed indicator."""
+        below = sigmoid(-(y - z[:, 0]) / QUANTILE_SMOOTHING)
+        found = below * (1.0 - below) / QUANTILE_SMOOTHING
+        return np.asarray(np.maximum(found, 1e-2)[:, None, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Multinomial:
+    """One of several classes: softmax, a term for every class."""
+
+    mix: Floats
+    baseline: Floats
+    has_dispersion: bool = False
+
+    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Log-loss."""
+        top = z.max(axis=1)
+        whole = top + np.log(np.exp(z - top[:, None]).sum(axis=1))
+        return np.asarray(whole - z[np.arange(len(y)), y.astype(np.int64)])
+
+    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Indicator of the class minus its probability."""
+        chance = _softmax(z)
+        chance[np.arange(len(y)), y.astype(np.int64)] -= 1.0
+        return -chance
+
+    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Covariance of the indicators."""
+        chance = _softmax(z)
+        found = -chance[:, :, None] * chance[:, None, :]
+        diagonal = np.arange(z.shape[1])
+        found[:, diagonal, diagonal] += chance + LEAST_INFORMATION
+        return np.asarray(found)
+
+
+def _softmax(z: Floats) -> Floats:
+    weight = np.exp(z - z.max(axis=1, keepdims=True))
+    return np.asarray(weight / weight.sum(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Hazard:
+    """Time to an event on a grid: log-odds to fail in each interval of those who reach it.
+
+    An outcome is a time; it is negative where observation ended without the event.
+    grid: (outputs,) ends of the intervals.
+    """
+
+    mix: Floats
+    baseline: Floats
+    grid: Floats
+    has_dispersion: bool = False
+
+    def _at_risk(self, y: Floats) -> tuple[Floats, Floats]:
+        """(rows, outputs) whether a row reaches an interval, and whether it fails in it."""
+        time, event = np.abs(y)[:, None], ~np.signbit(y)[:, None]
+        survived = (self.grid < time) | (~event & (self.grid <= time))
+        begins = np.concatenate([[-np.inf], self.grid[:-1]])
+        failed = event & (begins < time) & (time <= self.grid)
+        return (survived | failed).astype(np.float64), failed.astype(np.float64)
+
+    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Sum of the intervals' log-losses."""
+        risk, failed = self._at_risk(y)
+        return np.asarray((softplus(z) * risk - z * failed).sum(axis=1))
+
+    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Failure minus its probability, in intervals that a row reaches."""
+        risk, failed = self._at_risk(y)
+        return np.asarray(failed - sigmoid(z) * risk)
+
+    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Variances of the intervals, mixed to terms."""
+        risk, _ = self._at_risk(y)
+        chance = sigmoid(z)
+        variance = chance * (1.0 - chance) * risk
+        found = np.einsum("tk,rk,sk->rts", self.mix, variance, self.mix, optimize=True)
+        diagonal = np.arange(len(self.mix))
+        found[:, diagonal, diagonal] += LEAST_INFORMATION
+        return np.asarray(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Cox:
+    """Time to an event by Cox's partial likelihood; every center is a stratum with its own baseline hazard.
+
+    The information of a row is its expected number of events, which bounds the second derivative.
+    """
+
+    mix: Floats
+    baseline: Floats
+    has_dispersion: bool = False
+
+    def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Log of the risk set's weight minus the predictor, at events (Breslow)."""
+        event = ~np.signbit(y)
+        at_risk, _ = _risk_sets(z[:, 0], y, start)
+        return np.where(event, at_risk - z[:, 0], 0.0)
+
+    def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Martingale residuals."""
+        _, expected = _risk_sets(z[:, 0], y, start)
+        return np.asarray((~np.signbit(y) - expected)[:, None])
+
+    def information(self, z: Floats, y: Floats, start: Starts) -> Floats:
+        """Expected events."""
+        _, expected = _risk_sets(z[:, 0], y, start)
+        return np.asarray(np.maximum(expected, LEAST_INFORMATION)[:, None, None])
+
+
+def _risk_sets(z: Floats, y: Floats, start: Starts) -> tuple[Floats, Floats]:
+    """(rows,) log weight of those at risk at every row's time, and expected events by then, per center."""
+    at_risk, expected = np.zeros(len(z)), np.zeros(len(z))
+    for low, high in zip(start[:-1].tolist(), start[1:].tolist(), strict=True):
+        if low == high:
+            continue
+        own, time = z[low:high], np.abs(y[low:high])
+        order = np.argsort(-time, kind="stable")
+        top = own.max()
+        weight = np.exp(own[order] - top)
+        # Rows with one time share a risk set: the sum up to the last of them.
+        ends = np.searchsorted(-time[order], -time[order], side="right") - 1
+        total = np.cumsum(weight)[ends]
+        jumps = ~np.signbit(y[low:high])[order] / total
+        # A row expects an event at every event time up to its own: sum from the far end.
+        until = np.cumsum(jumps[::-1])[::-1]
+        begins = np.searchsorted(-time[order], -time[order], side="left")
+        at_risk[low + order] = np.log(total) + top
+        expected[low + order] = weight * until[begins]
+    return at_risk, expected
