@@ -52,10 +52,10 @@ def directory(centers: int, entries: int) -> Traffic:
     return Traffic(control=centers * (centers - 1) * (CONTROL_MESSAGE + 4 * entries))
 
 
-def exchange_bytes(centers: int, answer: int, told: int) -> Traffic:
-    """The board is one of the centers; all others send it an answer and hear back: a message each way,
-    ``told`` bytes in all."""
-    return Traffic(control=(centers - 1) * (2 * CONTROL_MESSAGE + answer) + told)
+def exchange_bytes(members: int, up: int, down: int) -> Traffic:
+    """The coordinator is one of the centers; ``members`` others send it ``up`` bytes and receive ``down``
+    bytes, all together, in a message each way."""
+    return Traffic(control=2 * CONTROL_MESSAGE * members + up + down)
 
 
 @dataclass(frozen=True)

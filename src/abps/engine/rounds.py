@@ -119,15 +119,27 @@ class RunState:
         if self.ledger.closed:
             return self._rested(self.state, t, Rest.BUDGET)
         upload = method.upload(context, self.state, t)
-        sizes = context.sizes().numpy().astype(np.float64)
-        broadcast = method.aggregate(upload.values, sizes, t)
-        others = coordinators(context.seed, t, context.ids)[1:]
-        down = sum(broadcast.size(int(member)) for member in others)
-        traffic = bytes_of.exchange_bytes(n, upload.size, down)
+        broadcast = method.aggregate(context, self.state, self._attacked_upload(upload.values, t), t)
+        order = coordinators(context.seed, t, context.ids)
+        up, down = upload.sizes[order[1:]], [broadcast.size(int(member)) for member in order[1:]]
+        traffic = bytes_of.exchange_bytes(n - 1, int(up.sum()), sum(down))
         if not self.ledger.affords(traffic):
             return self._rested(self.state, t, Rest.BUDGET)
         state = method.apply_broadcast(context, self.state, broadcast, t)
-        return replace(self, state=state), Outcome(traffic, np.full(n, n - 1), np.zeros(n, dtype=np.int8))
+        rest = method.resting(context, state)
+        outcome = Outcome(traffic, np.full(n, n - 1), rest, method.decisions(context, state, broadcast, t))
+        return replace(self, state=state), outcome
+
+    def _attacked_upload(self, values: NDArray[np.float64], t: int) -> NDArray[np.float64]:
+        """(n, entries) what arrives at the coordinator when attackers send something else."""
+        if self.attackers is None:
+            return values
+        sent = torch.from_numpy(np.nan_to_num(values))
+        attack, who = self.attackers.attack, self.attackers.who
+        nothing = torch.zeros(values.shape[1], dtype=sent.dtype)
+        before = nothing.expand(len(sent), -1)
+        spoiled = attack.on_sent(sent, before, before, nothing, who, self.context.seed, t, self.context.ids)
+        return np.where(np.isnan(values) & ~who[:, None], np.nan, spoiled.numpy())
 
     def _alone(self, t: int) -> tuple[RunState, Outcome]:
         trained = self.method.train(self.context, self.state, t, True)

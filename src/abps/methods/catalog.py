@@ -11,6 +11,7 @@ from typing import Any, Final
 from abps.core.errors import RequestError
 from abps.core.selection import Selection
 from abps.methods.abps import ABPS, Filter
+from abps.methods.abps_plus import ABPSPlus
 from abps.methods.base import Method, Stopping, Wire
 from abps.methods.centralized import Centralized
 from abps.methods.fedavg import FedAvg
@@ -129,6 +130,9 @@ _ENTRIES: Final[dict[str, Entry]] = {
         "abps",
         "all extensions: two private layers, EMA, early stopping",
         _PAPER,
+    ),
+    "abps-plus": Entry(
+        ABPSPlus(), "abps", "a hierarchical Bayesian model fitted by exchanging scores", "beyond the paper"
     ),
 }
 

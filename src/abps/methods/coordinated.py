@@ -9,7 +9,7 @@ next in the draw, and nobody holds more than the others.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,35 +17,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.methods.base import Context, Floats, Ints, Kind, Method
-from abps.wire.number_lists import Form, NumberList
+from abps.methods.base import Context, Decisions, Floats, Ints, Kind, Method
+from abps.wire.number_lists import Form, NumberList, length
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """What r centers send to the coordinator: values (r, entries) as it decodes them, and each message."""
+    """What r centers send to the coordinator: values (r, entries) as it decodes them, NaN beyond the end of a
+    center's message, and each message."""
 
     values: Floats
     messages: tuple[NumberList, ...]
 
     @staticmethod
-    def encode(values: Floats, form: Form) -> Upload:
-        """(r, entries) numbers in the given wire format; the sender also goes on with the decoded values."""
-        messages = tuple(NumberList.of(row, form) for row in values)
-        return Upload(np.stack([each.values for each in messages]), messages)
+    def encode(values: Sequence[Floats], forms: Sequence[Form]) -> Upload:
+        """One list of numbers per center, each in its wire format; the sender also goes on with what the
+        coordinator decodes."""
+        messages = tuple(NumberList.of(row, form) for row, form in zip(values, forms, strict=True))
+        entries = max((length(form) for form in forms), default=0)
+        decoded = np.full((len(messages), entries), np.nan)
+        for row, message in zip(decoded, messages, strict=True):
+            row[: len(message.values)] = message.values
+        return Upload(decoded, messages)
 
     @property
-    def size(self) -> int:
-        """Bytes of one center's message."""
-        return self.messages[0].size
+    def sizes(self) -> Ints:
+        """(r,) bytes of every center's message."""
+        return np.array([message.size for message in self.messages], dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """What the coordinator sends: one message to all, and optionally one to a member by its index."""
+    """What the coordinator sends: one message to all, and optionally one to a member by its index.
+
+    decisions: what it decided about single members, for the audit trail.
+    """
 
     common: NumberList
     own: Mapping[int, NumberList] = field(default_factory=dict)
+    decisions: Decisions | None = None
 
     def only(self, member: int) -> Floats:
         """What this member alone receives."""
@@ -81,10 +91,20 @@ class CoordinatedMethod(Method, ABC):
         """What the centers here send in exchange t."""
 
     @abstractmethod
-    def aggregate(self, uploads: Floats, sizes: Floats, t: int) -> Broadcast:
-        """What the coordinator makes of all uploads (n, entries), NaN where a member sent none; sizes: (n,)
-        training rows as reported."""
+    def aggregate(self, context: Context, state: Any, uploads: Floats, t: int) -> Broadcast:
+        """What the coordinator makes of all uploads (n, entries), NaN where a member sent none.
+
+        context, state: the coordinator's own, of which it may use what all members have alike.
+        """
 
     @abstractmethod
     def apply_broadcast(self, context: Context, state: Any, broadcast: Broadcast, t: int) -> Any:
         """The state after the broadcast; ``ValueError`` if it cannot be valid."""
+
+    def resting(self, context: Context, state: Any) -> NDArray[np.int8]:
+        """(r,) a :class:`abps.core.matching.Rest` for every center here: whether it keeps its own model."""
+        return np.zeros(context.r, dtype=np.int8)
+
+    def decisions(self, context: Context, state: Any, broadcast: Broadcast, t: int) -> Decisions | None:
+        """What was decided in exchange t, for the audit trail."""
+        return broadcast.decisions

@@ -136,5 +136,9 @@ def _sums(method: GlmExact, context: Context) -> list[Value]:
 def _uploads(method: CoordinatedMethod, context: Context) -> list[Value]:
     """The upload of the first exchange, by its number of values; later ones follow from the broadcasts."""
     upload = method.upload(context, method.init(context), 1)
-    entries = float(upload.values.shape[1])
-    return [Value("scores", f"upload to the coordinator, {upload.size} bytes", entries, "every exchange")]
+    entries = float(len(upload.messages[0].values))
+    return [
+        Value(
+            "scores", f"upload to the coordinator, {upload.messages[0].size} bytes", entries, "every exchange"
+        )
+    ]

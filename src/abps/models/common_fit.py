@@ -21,6 +21,7 @@ PENALTY_SWEEPS = 12
 
 #: Bounds of the variance of a coefficient between centers.
 LEAST_VARIANCE, MOST_VARIANCE = 1e-6, 0.5
+LEAST_INTERCEPT_VARIANCE, MOST_INTERCEPT_VARIANCE = 1e-3, 9.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,7 @@ class FitState:
     middle: (terms, q) mean input of each term, weighted by information.
     intercept_variance: (terms,).  certainty: (terms,) mean share of an intercept that the rows decide.
     centers: how many add to the sums.  last: point and score one exchange ago.
+    best: point, score and summed loss where the penalised loss was smallest.
     """
 
     point: Floats
@@ -43,6 +45,7 @@ class FitState:
     certainty: Floats
     centers: int
     last: tuple[Floats, Floats] | None = None
+    best: tuple[Floats, Floats, float] | None = None
 
 
 def assemble_curvature(matrix: Floats, floor: float = 1e-4) -> Floats:
@@ -94,15 +97,27 @@ def evidence_penalties(
     return penalty, np.linalg.solve(curvature + np.diag(penalty), target)
 
 
-def quasi_newton_step(fit: FitState, score: Floats) -> FitState:
-    """The fit after one more exchange: curvature, penalties and the point to ask about next."""
+def quasi_newton_step(fit: FitState, score: Floats, loss: float) -> FitState:
+    """The fit after one more exchange, from the summed score (q,) and loss at its point: curvature, penalties
+    and the point to ask about next.
+
+    A step that raised the penalised loss still teaches the curvature; the next one starts where the loss was
+    smallest.
+    """
     curvature = fit.curvature
     if fit.last is not None:
         before, old = fit.last
         curvature = bfgs(curvature, fit.point - before, old - score)
-    target = curvature @ fit.point + score
+    best = fit.best
+    if best is None or _penalised(fit, fit.point, loss) <= _penalised(fit, best[0], best[2]):
+        best = (fit.point, score, loss)
+    target = curvature @ best[0] + best[1]
     penalty, aim = evidence_penalties(curvature, target, fit.penalty, fit.group)
-    return replace(fit, point=aim, curvature=curvature, penalty=penalty, last=(fit.point, score))
+    return replace(fit, point=aim, curvature=curvature, penalty=penalty, last=(fit.point, score), best=best)
+
+
+def _penalised(fit: FitState, point: Floats, loss: float) -> float:
+    return loss + 0.5 * float((fit.penalty * point**2).sum())
 
 
 def with_intercept_variance(fit: FitState, variance: Floats) -> FitState:
@@ -121,4 +136,67 @@ def with_intercept_variance(fit: FitState, variance: Floats) -> FitState:
         intercept_variance=variance,
         certainty=certainty,
         last=None,
+        best=None,
+    )
+
+
+def with_dispersion(fit: FitState, ratio: float) -> FitState:
+    """The fit when the dispersion of the loss becomes ``ratio`` times what it was."""
+    return replace(fit, curvature=fit.curvature / ratio, last=None, best=None)
+
+
+def shrunken_correlation(matrix: Floats, rows: float) -> tuple[Floats, Floats]:
+    """(q, q) correlations of a curvature that ``rows`` rows gave, and the square roots (q,) of its diagonal.
+
+    Correlations shrink towards zero by the share of their squares that sampling explains.
+    """
+    size = np.sqrt(np.maximum(np.diag(matrix), 1e-9))
+    off = matrix / np.outer(size, size)
+    np.fill_diagonal(off, 0.0)
+    noise = float(((1.0 - off**2) ** 2).sum()) / max(rows, 1.0)
+    keep = 1.0 - min(0.7, noise / max(float((off**2).sum()), 1e-9))
+    return keep * off + np.eye(len(off)), size
+
+
+def compress(correlation: Floats, rank: int) -> tuple[Floats, Floats]:
+    """Factors (rank, q) and a diagonal (q,) that stand for a correlation matrix in fewer numbers.
+
+    The diagonal makes up for what the factors leave out, half of the way to an upper bound: a curvature that
+    is too small makes steps too long, one that is too large only makes them short.
+    """
+    value, vector = np.linalg.eigh(correlation)
+    factors = (vector[:, -rank:] * np.sqrt(np.maximum(value[-rank:], 0.0))).T
+    low = factors.T @ factors
+    left = np.maximum(1.0 - np.diag(low), 0.02)
+    most = float(np.linalg.eigvalsh((correlation - low) / np.sqrt(np.outer(left, left)))[-1])
+    return factors, left * max(0.5 * most, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class VarianceSums:
+    """Sums over centers at their posterior modes.
+
+    squares: (groups,) squared deviations of the coefficients.  dof: (groups,) effective degrees of freedom.
+    shift, shift_squares, shift_dof: (terms,) the same of the intercepts, and their summed deviations.
+    """
+
+    squares: Floats
+    dof: Floats
+    shift: Floats
+    shift_squares: Floats
+    shift_dof: Floats
+
+
+def variances(sums: VarianceSums) -> tuple[Floats, Floats]:
+    """Variances (groups,) of the coefficients between centers and (terms,) of the intercepts.
+
+    The fixed point of the evidence: squared deviations over degrees of freedom. A group shrinks towards all
+    groups by one degree of freedom.
+    """
+    overall = sums.squares.sum() / max(float(sums.dof.sum()), 1e-6)
+    each = (sums.squares + overall) / (sums.dof + 1.0)
+    intercept = sums.shift_squares / np.maximum(sums.shift_dof, 0.1)
+    return (
+        np.clip(each, LEAST_VARIANCE, MOST_VARIANCE),
+        np.clip(intercept, LEAST_INTERCEPT_VARIANCE, MOST_INTERCEPT_VARIANCE),
     )

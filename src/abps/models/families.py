@@ -45,12 +45,12 @@ class Family(Protocol):
     """What the hierarchical model asks of an outcome.
 
     mix: (terms, outputs).  baseline: (outputs,) outputs of a model that knows nothing.
-    has_dispersion: whether the loss has a scale of its own that must be estimated.
+    dispersion_factor: the loss has a scale of its own, estimated by the mean loss times this; 0: it has none.
     """
 
     mix: Floats
     baseline: Floats
-    has_dispersion: bool
+    dispersion_factor: float
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """(rows,) losses; ``start`` (centers + 1,) divides rows into centers."""
@@ -71,7 +71,7 @@ class Bernoulli:
 
     mix: Floats
     baseline: Floats
-    has_dispersion: bool = False
+    dispersion_factor: float = 0.0
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Log-loss."""
@@ -93,7 +93,7 @@ class Gaussian:
 
     mix: Floats
     baseline: Floats
-    has_dispersion: bool = True
+    dispersion_factor: float = 2.0
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Half the squared error."""
@@ -115,14 +115,12 @@ class Quantile:
     mix: Floats
     baseline: Floats
     level: float = 0.5
-    has_dispersion: bool = True
+    dispersion_factor: float = 1.0
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """level * u + h * log(1 + exp(-u / h)) for the error u: the check loss as h goes to 0."""
         error = y - z[:, 0]
-        return np.asarray(
-            self.level * error + QUANTILE_SMOOTHING * softplus(-error / QUANTILE_SMOOTHING)
-        )
+        return np.asarray(self.level * error + QUANTILE_SMOOTHING * softplus(-error / QUANTILE_SMOOTHING))
 
     def residual(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Level minus the smoothed indicator that the outcome lies below."""
@@ -141,7 +139,7 @@ class Multinomial:
 
     mix: Floats
     baseline: Floats
-    has_dispersion: bool = False
+    dispersion_factor: float = 0.0
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Log-loss."""
@@ -180,7 +178,7 @@ class Hazard:
     mix: Floats
     baseline: Floats
     grid: Floats
-    has_dispersion: bool = False
+    dispersion_factor: float = 0.0
 
     def _at_risk(self, y: Floats) -> tuple[Floats, Floats]:
         """(rows, outputs) whether a row reaches an interval, and whether it fails in it."""
@@ -220,7 +218,7 @@ class Cox:
 
     mix: Floats
     baseline: Floats
-    has_dispersion: bool = False
+    dispersion_factor: float = 0.0
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """Log of the risk set's weight minus the predictor, at events (Breslow)."""

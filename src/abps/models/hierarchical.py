@@ -21,6 +21,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
 
 from abps.models.families import Family
 
@@ -183,7 +184,9 @@ def common_sums(rows: CenterRows, common: CommonModel) -> CenterSums:
     shift, inverse, z = fit_intercepts(rows, common)
     residual = family.residual(z, rows.y, rows.start) @ family.mix.T / common.dispersion
     raw = rows.totals(family.loss(z, rows.y, rows.start))
-    score = np.stack([scored(rows, i, residual) for i in range(rows.n)]) if rows.n else np.zeros((0, *rows.shape))
+    score = (
+        np.stack([scored(rows, i, residual) for i in range(rows.n)]) if rows.n else np.zeros((0, *rows.shape))
+    )
     prior = 0.5 * (shift**2 / common.intercept_variance).sum(axis=1)
     doubt = np.einsum("ntt->nt", inverse)
     return CenterSums(raw / common.dispersion + prior, score, shift, doubt, raw)
@@ -202,7 +205,7 @@ def center_curvatures(rows: CenterRows, common: CommonModel) -> Iterator[tuple[F
     its own term."""
     family = rows.family
     terms, width = rows.shape
-    shift, _, z = fit_intercepts(rows, common)
+    _, _, z = fit_intercepts(rows, common)
     information = family.information(z, rows.y, rows.start) / common.dispersion
     constant = np.arange(terms) * width + width - 1
     for i in range(rows.n):
@@ -290,8 +293,8 @@ def posterior(
 class WhitenedCurvature:
     """I + B'B, the curvature of a log-posterior in coordinates in which the prior is standard normal.
 
-    B: (rows * terms, terms * columns) inputs times the square root of the information, times prior scales. The
-    smaller of B'B and BB' is factorised.
+    B: (rows * terms, terms * columns) inputs times the square root of the information, times prior scales.
+    The smaller of B'B and BB' is factorised.
     """
 
     def __init__(self, x: Floats, information: Floats, scale: Floats) -> None:
@@ -309,13 +312,9 @@ class WhitenedCurvature:
         self.factor = np.linalg.cholesky(gram)
 
     def _lower(self, right: Floats) -> Floats:
-        from scipy.linalg import solve_triangular
-
         return np.asarray(solve_triangular(self.factor, right, lower=True, check_finite=False))
 
     def _apply(self, right: Floats) -> Floats:
-        from scipy.linalg import solve_triangular
-
         half = self._lower(right)
         return np.asarray(solve_triangular(self.factor, half, lower=True, trans=1, check_finite=False))
 

@@ -1,0 +1,87 @@
+"""Outcome families against numerical derivatives and other libraries."""
+
+import numpy as np
+import pytest
+
+from abps.models import families
+
+ROWS = 40
+
+
+def _cases():
+    rng = np.random.default_rng(3)
+    one, zero = np.ones((1, 1)), np.zeros(1)
+    time = rng.exponential(2.0, ROWS).round(1) + 0.1  # rounded: there are ties
+    times = np.where(rng.random(ROWS) < 0.6, time, -time)
+    grid = np.array([0.5, 1.5, 3.0, 9.0])
+    mix = np.stack([np.ones(4), np.linspace(-1, 1, 4)])
+    return {
+        "bernoulli": (families.Bernoulli(one, zero), (rng.random(ROWS) < 0.4).astype(float)),
+        "gaussian": (families.Gaussian(one, zero), rng.standard_normal(ROWS)),
+        "quantile": (families.Quantile(one, zero, 0.3), rng.standard_normal(ROWS)),
+        "multinomial": (families.Multinomial(np.eye(3), np.zeros(3)), rng.integers(0, 3, ROWS).astype(float)),
+        "hazard": (families.Hazard(mix, np.zeros(4), grid), times),
+        "cox": (families.Cox(one, zero), times),
+    }
+
+
+CASES = _cases()
+START = np.array([0, 15, 15, ROWS])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_residuals_are_derivatives_of_the_loss(name):
+    family, y = CASES[name]
+    z = np.random.default_rng(1).standard_normal((ROWS, family.mix.shape[1]))
+    found = family.residual(z, y, START)
+    step = 1e-5
+    for r in range(0, ROWS, 7):
+        for k in range(z.shape[1]):
+            up, down = z.copy(), z.copy()
+            up[r, k] += step
+            down[r, k] -= step
+            slope = (family.loss(up, y, START).sum() - family.loss(down, y, START).sum()) / (2 * step)
+            assert found[r, k] == pytest.approx(-slope, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "gaussian", "multinomial", "hazard"])
+def test_information_is_the_curvature_along_terms(name):
+    family, y = CASES[name]
+    rng = np.random.default_rng(2)
+    terms = len(family.mix)
+    eta = rng.standard_normal((ROWS, terms))
+    found = family.information(eta @ family.mix, y, START)
+    step = 1e-4
+    direction = rng.standard_normal(terms)
+
+    def slope(move: float) -> np.ndarray:
+        return family.residual((eta + move * direction) @ family.mix, y, START) @ family.mix.T
+
+    expected = -(slope(step) - slope(-step)) / (2 * step)
+    assert np.einsum("rts,s->rt", found, direction) == pytest.approx(expected, abs=1e-4)
+
+
+def test_cox_loss_and_fit_match_statsmodels():
+    duration = pytest.importorskip("statsmodels.duration.hazard_regression")
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((200, 2))
+    time = rng.exponential(np.exp(-x @ [0.8, -0.5]))
+    event = rng.random(200) < 0.7
+    model = duration.PHReg(time, x, event.astype(int), ties="breslow")
+    b = np.array([0.3, -0.2])
+    family = families.Cox(np.ones((1, 1)), np.zeros(1))
+    y = np.where(event, time, -time)
+    whole = np.array([0, 200])
+    loss = family.loss((x @ b)[:, None], y, whole).sum()
+    assert -loss == pytest.approx(model.loglike(b), rel=1e-8)
+    assert family.residual((x @ b)[:, None], y, whole)[:, 0] @ x == pytest.approx(model.score(b), rel=1e-6)
+
+
+def test_extreme_predictors_stay_finite():
+    for family, y in CASES.values():
+        z = np.full((ROWS, family.mix.shape[1]), 800.0)
+        z[::2] = -800.0
+        z = z if not isinstance(family, families.Cox) else np.clip(z, -300, 300)
+        assert np.isfinite(family.loss(z, y, START)).all()
+        assert np.isfinite(family.residual(z, y, START)).all()
+        assert np.isfinite(family.information(z, y, START)).all()
