@@ -509,7 +509,6 @@ def _after_variances(state: PlusState, local: LocalRows, sums: dict[str, Floats]
 def own_posteriors(state: PlusState, local: LocalRows) -> OwnSums:
     """Every center's posterior, and what it adds to sums."""
     rows, prior = local.rows, common_model(state, local)
-    terms, width = rows.shape
     found: list[Posterior] = [
         posterior(rows.design(i), rows.outcomes(i), rows.family, prior) for i in range(rows.n)
     ]

@@ -28,7 +28,7 @@ LEAST_INTERCEPT_VARIANCE, MOST_INTERCEPT_VARIANCE = 1e-3, 9.0
 class FitState:
     """The state of the common fit between two exchanges.
 
-    point: (q,) the common model that the next sums are taken at.  curvature: (q, q) of the summed loss, about.
+    point: (q,) the common model that the next sums are taken at.  curvature: (q, q) of the summed loss.
     penalty: (q,) ridge.  group: (q,) columns that share a penalty; -1: the constants, which have none.
     middle: (terms, q) mean input of each term, weighted by information.
     intercept_variance: (terms,).  certainty: (terms,) mean share of an intercept that the rows decide.
