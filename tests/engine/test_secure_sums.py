@@ -17,7 +17,7 @@ from abps.data.table import federate
 from abps.methods.references import GlmExact
 from abps.methods.star import masked, summands
 from abps.privacy import fixed_point
-from abps.privacy.sum_bytes import masked_bytes, protocol_bytes
+from abps.privacy.fixed_point import masked_bytes, protocol_bytes
 from federations import outcome_of, tiny
 
 SMALL = {"model": "linear", "standardise": "own", "epochs": 1}

@@ -7,14 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 from abps.core.errors import RequestError
 from abps.privacy import budget as spending
-from abps.privacy import noise
 from abps.privacy.budget import Account, Release, epsilon_of, noise_for
 
 
@@ -100,21 +97,6 @@ def test_what_is_no_release_is_refused(bad):
 def test_what_is_no_account_is_refused():
     with pytest.raises(RequestError, match="not a privacy account"):
         Account.from_json({"schema": "abps.privacy/1"})
-
-
-@given(st.integers(1, 30), st.integers(1, 5), st.floats(0.1, 10.0), st.integers(0, 2**32 - 1))
-def test_one_row_moves_a_clipped_sum_by_at_most_the_length(rows, width, length, seed):
-    rng = np.random.default_rng(seed)
-    table = 10.0 * rng.standard_normal((rows, width))
-    whole = noise.noisy_sum(table, length, 0.0, rng)
-    without = noise.noisy_sum(table[1:], length, 0.0, rng)
-    assert np.linalg.norm(whole - without) <= length * (1 + 1e-9)
-
-
-def test_the_noise_has_the_stated_deviation():
-    rng = np.random.default_rng(1)
-    drawn = np.array([noise.noisy_sum(np.zeros((1, 4)), 2.0, 1.5, rng) for _ in range(5000)])
-    assert drawn.std() == pytest.approx(3.0, rel=0.03)
 
 
 def test_accounting_leaves_standard_error_open(monkeypatch, tmp_path):

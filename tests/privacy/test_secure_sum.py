@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abps.core.errors import RequestError
-from abps.privacy import fixed_point, shamir
-from abps.privacy.secure_sum import Collector, Group, Member, Present, SumError
+from abps.privacy import fixed_point
+from abps.privacy.secure_sum import (
+    Collector,
+    Group,
+    Member,
+    PresenceList,
+    SumError,
+    join_shares,
+    split_secret,
+)
 
 
 def group_of(names, context="icu/1/statistics"):
@@ -108,7 +116,7 @@ def test_shares_are_not_given_for_a_list_that_others_did_not_sign():
     group, members = group_of(list("abcdefg"))
     shared(group, members)
     lists = {name: members[name].present(list("abcdef")) for name in "abcde"}
-    lists["f"] = Present(tuple("abcdefg"), members["f"].present(list("abcdefg")).signature)
+    lists["f"] = PresenceList(tuple("abcdefg"), members["f"].present(list("abcdefg")).signature)
     with pytest.raises(SumError, match="another list"):
         members["a"].open(lists)
 
@@ -117,7 +125,7 @@ def test_a_forged_signature_on_the_list_is_found():
     group, members = group_of(list("abcdefg"))
     shared(group, members)
     lists = {name: members[name].present(list("abcdefg")) for name in "abcdef"}
-    lists["g"] = Present(lists["a"].names, lists["a"].signature)
+    lists["g"] = PresenceList(lists["a"].names, lists["a"].signature)
     with pytest.raises(SumError, match="not signed by it"):
         members["a"].open(lists)
 
@@ -182,13 +190,13 @@ def test_exact_sums_do_not_depend_on_order(values, random):
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 7), st.data())
 def test_any_threshold_of_shares_gives_the_secret(secret, threshold, data):
     places = data.draw(st.integers(threshold, 9))
-    shares = shamir.split(secret, places, threshold)
+    shares = split_secret(secret, places, threshold)
     some = data.draw(st.permutations(list(shares)))[:threshold]
-    assert shamir.join({x: shares[x] for x in some}) == secret
+    assert join_shares({x: shares[x] for x in some}) == secret
 
 
 def test_one_share_too_few_gives_something_else():
-    shares = shamir.split(bytes(range(32)), 5, 3)
+    shares = split_secret(bytes(range(32)), 5, 3)
     few = {x: shares[x] for x in (1, 2)}
     with contextlib.suppress(ValueError):
-        assert shamir.join(few) != bytes(range(32))
+        assert join_shares(few) != bytes(range(32))

@@ -8,9 +8,7 @@ import json
 import numpy as np
 import polars as pl
 import pytest
-from abps.methods.plus import ABPSPlus
 
-from abps.core import streams
 from abps.data.codebook import Codebook, merged
 from abps.data.identifying import identifies
 from abps.data.masked_scales import Counting, counted
@@ -19,18 +17,12 @@ from abps.data.scales import Summary, summaries
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate, own_table
-from abps.lab import spectrum
-from abps.methods.base import Context
 from abps.methods.leaving import leaving
 from abps.methods.patient_sums import categories
 from abps.methods.settings import configure
-from abps.models.batched import StackedLearner
 from abps.privacy.small_counts import (
     least_rows,
     most_patients,
-    rounded,
-    rounded_differences,
-    told_difference,
     without_small,
 )
 
@@ -191,111 +183,9 @@ def test_rows_that_are_surely_of_so_many_patients():
     assert most_patients(np.array([1, 1, 1, 1, 0, 0, 0, 0], bool), owner, patient, 1) == 2
 
 
-# What abps-plus-v1 publishes, and the solver -----------------------------------------------------------
-
-
-def told_tables(n, positives, prevalence, association):
-    """All tables (a, b, c, d) of n rows with what was published: positive rate, prevalence (or none), and the
-    standardised difference of a 0/1 column, to four-byte numbers."""
-    found = []
-    p = round(positives * n)
-    for with_it in range(n + 1) if prevalence is None else (round(prevalence * n),):
-        for a in range(max(0, p + with_it - n), min(p, with_it) + 1):
-            b, c = with_it - a, p - a
-            rate = with_it / n
-            if not 0 < rate < 1 or not 0 < p < n:
-                continue
-            value = (a / p - b / (n - p)) / np.sqrt(rate * (1 - rate))
-            if abs(value - association) < 2e-6 * max(1, abs(value)):
-                found.append((a, b, c, n - p - b))
-    return found
-
-
 def small_sites(floor):
     frame, roles = builtin_table("icu-synthetic:centers=6,stays=700")
     return prepare(federate(frame, roles, "icu", 1), 11, floor=floor)
-
-
-def recovered(data):
-    """How many outcome × column tables, and how many with a cell of 1 to 9, the solver finds."""
-    context = Context(
-        StackedLearner(
-            data, configure("abps-plus-v1").training, configure("abps-plus-v1").training.factory, 11
-        ),
-        data,
-        streams.center_ids(data.centers),
-        11,
-        5,
-    )
-    published = ABPSPlus().publish(context)
-    value = {name: published.vectors[:, k] for k, name in enumerate(published.names)}
-    exact = small = 0
-    for i in range(data.size):
-        rows = data.train.only(i)
-        n = round(float(np.exp(value["log training rows"][i])))
-        for k, column in enumerate(data.columns):
-            x = rows.x[:, k]
-            if not np.isin(x, (0, 1)).all() or x.min() == x.max():
-                continue
-            told = value[f"association of {column}"][i]
-            if told == 0:
-                continue
-            prevalence = value.get(f"prevalence of {column}")
-            guesses = told_tables(
-                n, value["positive rate"][i], None if prevalence is None else prevalence[i], told
-            )
-            y = rows.y
-            truth = tuple(int(((x == v) & (y == w)).sum()) for w, v in ((1, 1), (0, 1), (1, 0), (0, 0)))
-            if guesses == [truth]:
-                exact += 1
-                small += any(1 <= cell < FLOOR for cell in truth)
-    return exact, small
-
-
-def test_tables_are_recovered_without_a_floor_and_none_with_one():
-    exact, small = recovered(small_sites(0))
-    assert exact > 50 and small > 50  # the finding: what abps-plus-v1 publishes is invertible
-    assert recovered(small_sites(FLOOR))[1] == 0
-
-
-def test_no_small_cell_follows_from_all_that_is_told_at_the_floor():
-    """Every table of up to 36 rows: those that are told alike differ in each cell of 1 to 9 that one has."""
-    for n in (10, 14, 20, 21, 27, 36):
-        alike: dict[tuple[float, ...], list[tuple[int, ...]]] = {}
-        for a, b, c in itertools.product(range(n + 1), repeat=3):
-            d = n - a - b - c
-            if d < 0:
-                continue
-            told = told_difference(np.array([[a, c], [b, d]], dtype=float), FLOOR)
-            margins = np.minimum(rounded(np.array([a + c, a + b], float), FLOOR), n)
-            alike.setdefault((*margins.tolist(), told), []).append((a, b, c, d))
-        for tables in alike.values():
-            for cell in zip(*tables):
-                if any(1 <= value < FLOOR for value in cell):
-                    assert len(set(cell)) > 1
-
-
-def test_what_is_told_of_a_column_follows_from_rounded_cells_alone():
-    rng = np.random.default_rng(5)
-    y = (np.arange(80) < 30).astype(float)
-    x = rng.integers(0, 2, (80, 4)).astype(float)
-    other = x.copy()
-    move = np.flatnonzero((y > 0) & (x[:, 0] == 1))[:1]
-    before = rounded_differences(x, y, FLOOR)
-    other[move, 0] = 0.0
-    assert np.array_equal(before[1:], rounded_differences(other, y, FLOOR)[1:])
-    for k, told in enumerate(before):
-        cells = np.array([[((x[:, k] == v) & (y == w)).sum() for v in (1, 0)] for w in (1, 0)], float)
-        assert (
-            told == told_difference(cells, FLOOR) == (told_difference(rounded(cells, FLOOR), FLOOR) or told)
-        )
-    assert told_difference(np.array([[20.0, 10.0], [20.0, 30.0]]), FLOOR) == pytest.approx(
-        (20 / 30 - 20 / 50) / 0.5
-    )
-    assert told_difference(np.array([[9.0, 21.0], [20.0, 30.0]]), FLOOR) == 0
-    numbers = rng.normal(size=(80, 1))
-    told = rounded_differences(numbers, y, FLOOR)[0]
-    assert told == pytest.approx(round(told * FLOOR) / FLOOR)
 
 
 def test_columns_with_a_small_cell_add_nothing_to_sums():
@@ -308,7 +198,7 @@ def test_columns_with_a_small_cell_add_nothing_to_sums():
     assert np.array_equal(hidden[:, [0, 2]], x[:, [0, 2]]) and not hidden[:, 1].any()
 
 
-# Scores of roll calls, and the solver ------------------------------------------------------------------
+# Sums over rows, and what follows from them ------------------------------------------------------------
 
 
 def ward_of(cells):
@@ -327,15 +217,6 @@ def beside(x, y, shown):
     hidden = sum(bool(x[rest, k].any()) for k in range(x.shape[1]) if k not in told)
     hidden += bool((x.sum(axis=1) == 0).any())
     return int((rest & (y > 0)).sum()), int((rest & (y == 0)).sum()), hidden
-
-
-def test_scores_at_a_model_that_says_nothing_are_counts():
-    """So a board that lied about the mean could ask for the tables of what is told."""
-    x, y = ward_of([(14, 33), (12, 31), (13, 17)])
-    score, _, information = spectrum.score(x, y, np.zeros(len(y)), np.ones((1, len(y))))
-    rate = y.mean()
-    assert information == pytest.approx(len(y) * rate * (1 - rate))
-    np.testing.assert_allclose(score, [14 - 47 * rate, 12 - 43 * rate, 13 - 30 * rate], atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -365,8 +246,8 @@ def test_levels_that_are_hidden_by_twos_stay_so_and_other_columns_are_told():
     assert categories(small_sites(FLOOR)).max() >= 0
 
 
-def test_what_abps_plus_tells_of_scores_at_the_floor_has_no_level_that_stands_alone():
-    """In what centers really tell: of no category the rows beside the told levels are few of an outcome."""
+def test_no_level_of_a_real_table_can_be_derived_from_the_others():
+    """Of no category the rows beside the published levels are few of an outcome."""
     data = small_sites(FLOOR)
     groups = categories(data)
     for i in range(data.size):

@@ -17,7 +17,7 @@ from abps.data.roles import Roles
 from abps.data.table import federate
 from abps.engine.simulate import simulate
 from abps.methods.settings import configure
-from abps.privacy.small_counts import FLOOR
+from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.preview import preview
 from abps.sites.consent.proposal import Proposal
@@ -68,7 +68,7 @@ def book_of(files: dict[str, SiteFile], seed: int = 11) -> Codebook:
     books = []
     for file in files.values():
         label, rows = file.labelled(), file.read_table()
-        book = replace(codebook(rows, 0, floor=FLOOR), events=label.event_words, others=label.other_words)
+        book = replace(codebook(rows, 0, floor=MIN_CELL), events=label.event_words, others=label.other_words)
         told = json.loads(json.dumps(with_statistics(book, rows, seed).to_json()))
         books.append(Codebook.from_json(told))
     found = merged(books)
@@ -121,7 +121,7 @@ def test_sites_do_what_the_simulation_does(tmp_path, spec, method, settings):
     kept = np.array([[r.validation for r in site.store.rounds()] for site in sites], dtype=float)
     np.testing.assert_allclose(np.nanmean(kept, axis=0), run.history.validation_auroc, atol=1e-9)
     rows = [site.site_context.data.validation for site in sites]
-    judged = [may_score(part.y, part.patient, book.outcome, FLOOR) for part in rows]
+    judged = [may_score(part.y, part.patient, book.outcome, MIN_CELL) for part in rows]
     received = [r.validation for r in report.rounds]  # of those alone that have enough patients
     if any(judged):
         np.testing.assert_allclose(received, np.nanmean(kept[judged], axis=0), atol=1e-9)
@@ -195,7 +195,7 @@ def test_a_class_that_the_study_does_not_know(tmp_path):
     rare = frame.with_columns(y=pl.when(pl.col("x0") > 1.5).then(pl.lit("z")).otherwise(pl.col("y")))
     others = site_files(tmp_path, rare, "classes")
     # Too few patients to be named in a codebook, and so unknown to the study.
-    assert "z" not in codebook(others["east"].read_table(), 0, floor=FLOOR).outcome.names
+    assert "z" not in codebook(others["east"].read_table(), 0, floor=MIN_CELL).outcome.names
     with pytest.raises(RequestError, match="the class 'z', which is none of the study's"):
         others["east"].read_table(book)
 

@@ -196,17 +196,6 @@ def test_a_flood_is_cut_off_and_forgiven_with_time():
     assert level.take("bea", 1e6, limits).left == limits.burst - 1  # never more than a burst
 
 
-@pytest.mark.parametrize(("value", "passes"), [(-3.5, True), (0.0, True), (2000.0, False), (np.nan, False)])
-def test_associations_have_a_range_of_their_own(value, passes):
-    names = (*NAMES, "association of age")
-    data = pack_vector(np.append(GOOD, value), 1, center_id("bea"))
-    if passes:
-        assert admission.admit_vector(data, BEA, names)[-1] == value
-    else:
-        with pytest.raises(Refusal, match="association of age"):
-            admission.admit_vector(data, BEA, names)
-
-
 @given(st.binary(max_size=40))
 def test_only_an_alarm_passes_as_an_alarm(data):
     """Whatever the bytes: the round of a well-formed alarm of this member, or refused with a reason."""

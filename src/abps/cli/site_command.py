@@ -38,7 +38,7 @@ from abps.cli.site_options import (
 from abps.core.errors import RequestError
 from abps.data.codebook import merged
 from abps.data.prepare import codebook, not_told, with_statistics
-from abps.privacy.small_counts import FLOOR
+from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import sitefile
 from abps.sites.node import status as account
 
@@ -154,7 +154,7 @@ def init(
         # Another site may have read it the other way round; the model would then learn the contrary.
         raise RequestError(f"{found.doubt}; say which value is the event with --positive")
     rows = own.read_table()
-    book = replace(codebook(rows, seed=0, floor=FLOOR), events=found.event_words, others=found.other_words)
+    book = replace(codebook(rows, seed=0, floor=MIN_CELL), events=found.event_words, others=found.other_words)
     if statistics:
         book = with_statistics(book, rows, seed)
     files.write_json(folder / sitefile.CODEBOOK, book.to_json())

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.data.scales import FEWEST, PROBABILITIES, Scale
-from abps.privacy.sum_bytes import masked_bytes
+from abps.privacy.fixed_point import masked_bytes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -339,7 +339,7 @@ def codebook(
 ) -> Codebook:
     """What the centers of a federation would have to agree on to encode their tables each by itself.
 
-    floor: a codebook that leaves a site has one (:data:`abps.privacy.small_counts.FLOOR`): levels of fewer
+    floor: a codebook that leaves a site has one (:data:`abps.privacy.small_counts.MIN_CELL`): levels of fewer
     patients are not in it, nor columns that name people; and what is later published by it is rounded so.
     """
     split = assign_splits(federation, seed) if split is None else split

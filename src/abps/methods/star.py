@@ -18,7 +18,7 @@ from abps.core.ledger import CONTROL_MESSAGE, Traffic
 from abps.methods.base import Context, Floats, Kind, Method, Wire
 from abps.models.layout import Layout
 from abps.privacy import fixed_point
-from abps.privacy.sum_bytes import NUMBER, protocol_bytes
+from abps.privacy.fixed_point import NUMBER, protocol_bytes
 from abps.tensors import Tensor, torch
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size

@@ -1,1 +1,1 @@
-"""What protects patients: sums that show no summand, noise with an account, and cells too small to tell."""
+"""What protects patients: masked sums, noise with a privacy ledger, and minimum cell sizes."""

@@ -1,8 +1,8 @@
-"""Whom the sums of several lists of members tell apart.
+"""Which members a differencing attack would isolate.
 
-Who knows the sums of two lists knows their difference, and of more lists every combination. Members that
-are on the same lists stay together in all of them. So nothing of a few follows as long as every such group
-is large.
+An attacker who knows the sums over two lists of members knows their difference, and with more lists every
+linear combination. Members that appear in the same lists cannot be separated. So no sum over few members can
+be derived as long as every such group is large.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-#: The fewest members that sums may tell apart from the others.
+#: The fewest members that published sums may separate from the others.
 FEWEST = 3
 
 
 def smallest_group(lists: Iterable[Collection[str]]) -> int:
-    """How many members the smallest group has that is on the same lists; 0 without lists.
+    """The size of the smallest group of members that appear in the same lists; 0 without lists.
 
     >>> smallest_group(["abcdef", "abc"]), smallest_group(["abcdef", "abcde"])
     (3, 1)
@@ -27,6 +27,5 @@ def smallest_group(lists: Iterable[Collection[str]]) -> int:
 
 
 def may_be_opened(before: Iterable[Collection[str]], names: Collection[str]) -> bool:
-    """Whether the sum of a list, beside those that were opened before, tells nobody apart from all but a few
-    others."""
+    """Whether the sum over ``names``, beside the sums over earlier lists, isolates no small group."""
     return smallest_group([*before, names]) >= FEWEST

@@ -1,7 +1,7 @@
-"""Real numbers as integers modulo 2^64, so that sums are exact, whatever their order.
+"""Masked sums without their cryptography: real numbers as integers modulo 2^64, and the bytes of a sum.
 
-A masked sum needs a finite ring. The plain sum uses the same one: a simulation and a federation of hospitals
-that never saw each other's summands then arrive at the same bits.
+A masked sum needs a finite ring, in which sums are exact whatever their order. The plain sum uses the same
+ring, so that a simulation and a federation of hospitals arrive at the same bits.
 """
 
 from __future__ import annotations
@@ -48,3 +48,27 @@ def exact_sum(values: NDArray[np.float64], digits: int = DIGITS) -> NDArray[np.f
     """(k,) the sum of (centers, k), as masked centers would arrive at it."""
     with np.errstate(over="ignore"):
         return decode(encode(values, len(values), digits).sum(axis=0, dtype=np.uint64), digits)
+
+
+#: Two public keys and a signature; a sealed pair of shares; a signature; one share; a masked number.
+KEYS, SEALED, SIGNATURE, SHARE, NUMBER = 2 * 32 + 64, 66 + 16, 64, 33, 8
+
+
+def protocol_bytes(members: int) -> int:
+    """Bytes of all messages of one sum except the masked vectors, both ways, if no member drops out.
+
+    Every member sends its keys and gets those of all; sends and gets a share for each other member; signs the
+    presence list and gets all signatures; sends a share of every member's seed.
+    """
+    others = members - 1
+    each = KEYS * (1 + members) + 2 * SEALED * others + SIGNATURE * (1 + members) + SHARE * members
+    return members * each
+
+
+def masked_bytes(members: int, entries: int) -> int:
+    """All bytes of one sum of vectors with so many entries, without the result.
+
+    >>> masked_bytes(3, 10) - protocol_bytes(3)
+    240
+    """
+    return protocol_bytes(members) + members * NUMBER * entries

@@ -1,4 +1,4 @@
-"""A sum whose summands nobody sees: pairwise masks that cancel, and recovery when a center drops out.
+"""Secure aggregation: a sum whose summands nobody sees, and that survives members that drop out.
 
 After Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", with
 signatures, so that a relay which alters what it carries learns no more than one that does not. Members are
@@ -9,15 +9,15 @@ listed in one order, known to all. Four steps, each a message to the relay and o
    other, which only that one can read.
 3. **masked**: every member sends its vector plus a mask from its own seed, plus one mask for every pair it is
    in (added by one of the two and subtracted by the other).
-4. **unmask**: who sent a vector is fixed by signatures of at least ``threshold`` members on one list; then
-   each of them gives, for a member on the list, its share of that member's own seed, for one that fell away
-   its share of the mask key. Never both of one member: that would lay its vector bare.
+4. **unmask**: at least ``threshold`` members sign one list of those who sent a vector. Each of them then
+   sends, for a member on the list, its share of that member's own seed, and for one that dropped out, its
+   share of the mask key. Never both for one member: that would reveal its vector.
 
-With a threshold above two thirds of the members no two lists can both be signed by enough honest ones, so a
-relay that shows different lists to different members gets nothing. The sum itself is what everybody may know:
-with few members, or when all others work together, it tells about a single one. ``fewest`` bounds that.
+With a threshold above two thirds of the members no two lists can both be signed by enough honest members, so
+a relay that shows different lists to different members gains nothing. Everybody may know the sum itself: with
+few members, or when all others collude, it reveals a single one. ``fewest`` bounds that.
 
-Nothing here is drawn from the study's seed, which all members know; the sum does not depend on any draw.
+No key or mask depends on the study's seed, which all members know; the sum does not depend on any draw.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from abps.privacy import fixed_point, shamir
+from abps.privacy import fixed_point
 from abps.privacy.fixed_point import Ring
 
 
@@ -102,7 +102,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Present:
+class PresenceList:
     """Who has sent a vector, as the relay says, and a member's signature on it."""
 
     names: tuple[str, ...]
@@ -110,7 +110,7 @@ class Present:
 
 
 @dataclass(frozen=True)
-class Opened:
+class UnmaskShares:
     """A member's shares: of the seeds of those on the list, of the mask keys of those that fell away."""
 
     seeds: Mapping[str, int]
@@ -152,8 +152,8 @@ class Member:
             raise SumError("two members sent the same key")
         self._keys = dict(keys)
         count, threshold = len(self.group.members), self.group.threshold
-        seed = shamir.split(self._seed, count, threshold)
-        mask = shamir.split(self._mask.private_bytes_raw(), count, threshold)
+        seed = split_secret(self._seed, count, threshold)
+        mask = split_secret(self._mask.private_bytes_raw(), count, threshold)
         sealed = {}
         for name in keys:
             place = self.group.place(name)
@@ -187,7 +187,7 @@ class Member:
                 total = fixed_point.add(total, pair)
         return total
 
-    def present(self, names: Iterable[str]) -> Present:
+    def present(self, names: Iterable[str]) -> PresenceList:
         """Step 4, first half: sign the list of those whose vectors the relay has."""
         listed = tuple(name for name in self.group.members if name in set(names))
         if self._listed is not None and listed != self._listed:
@@ -197,9 +197,11 @@ class Member:
         if self.name not in listed or not set(listed) <= set(self._held):
             raise SumError("the list of who is present is not true here; the sum is not opened")
         self._listed = listed
-        return Present(listed, self.identity.sign(self.group.signed("present", "\0".join(listed).encode())))
+        return PresenceList(
+            listed, self.identity.sign(self.group.signed("present", "\0".join(listed).encode()))
+        )
 
-    def open(self, signed: Mapping[str, Present]) -> Opened:
+    def open(self, signed: Mapping[str, PresenceList]) -> UnmaskShares:
         """Step 4, second half: once enough have signed the same list, give the shares that belong to it."""
         if self._open or self._listed is None:
             raise SumError("nothing is opened twice, or before the list is signed")
@@ -212,7 +214,7 @@ class Member:
             raise SumError(f"{len(signed)} members signed the list, {self.group.threshold} must")
         self._open = True
         gone = [name for name in self._held if name not in self._listed]
-        return Opened(
+        return UnmaskShares(
             {name: self._held[name][0] for name in self._listed}, {name: self._held[name][1] for name in gone}
         )
 
@@ -240,7 +242,7 @@ class Collector:
             raise SumError(f"the vector of {name} has {len(masked)} entries")
         self.vectors[name] = masked
 
-    def total(self, opened: Mapping[str, Opened], sharing: Sequence[str]) -> Ring:
+    def total(self, opened: Mapping[str, UnmaskShares], sharing: Sequence[str]) -> Ring:
         """The sum of all vectors that came.
 
         sharing: who gave shares in step 2, present or not: those whose masks are in the vectors.
@@ -270,7 +272,7 @@ class Collector:
         if len(found) < self.group.threshold:
             raise SumError(f"{len(found)} shares of {name}, {self.group.threshold} are needed")
         try:
-            return shamir.join(dict(list(found.items())[: self.group.threshold]))
+            return join_shares(dict(list(found.items())[: self.group.threshold]))
         except ValueError as error:
             raise SumError(f"the shares of {name} do not belong together") from error
 
@@ -305,3 +307,46 @@ def _pair_mask(mine: X25519PrivateKey, theirs: bytes, group: Group, me: str, pee
     secret = mine.exchange(X25519PublicKey.from_public_bytes(theirs))
     words = _stream(_derive(secret, group.context, f"mask of {names[0]} and {names[1]}"), count)
     return words if me == names[0] else _negative(words)
+
+
+#: The smallest prime above 2^256: a secret of 32 bytes is one element of its field.
+PRIME = 2**256 + 297
+
+
+def split_secret(secret: bytes, places: int, threshold: int) -> dict[int, int]:
+    """Shamir shares of a secret of 32 bytes for the places 1..places (Shamir 1979).
+
+    Any ``threshold`` of them give the secret back; fewer reveal nothing.
+    """
+    if len(secret) != 32:
+        raise ValueError(f"a secret of {len(secret)} bytes; 32 are shared")
+    if not 1 <= threshold <= places:
+        raise ValueError(f"threshold {threshold} of {places} places")
+    constant = int.from_bytes(secret, "big")
+    coefficients = [constant, *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    return {x: _polynomial(coefficients, x) for x in range(1, places + 1)}
+
+
+def _polynomial(coefficients: list[int], x: int) -> int:
+    value = 0
+    for c in reversed(coefficients):
+        value = (value * x + c) % PRIME
+    return value
+
+
+def join_shares(shares: Mapping[int, int]) -> bytes:
+    """The secret from at least ``threshold`` shares by place (Lagrange interpolation at zero).
+
+    Fewer shares give an unrelated number, or ValueError.
+    """
+    total = 0
+    for x, y in shares.items():
+        above = below = 1
+        for other in shares:
+            if other != x:
+                above = above * other % PRIME
+                below = below * (other - x) % PRIME
+        total = (total + y * above * pow(below, -1, PRIME)) % PRIME
+    if total >= 2**256:
+        raise ValueError("these shares do not belong together")
+    return total.to_bytes(32, "big")

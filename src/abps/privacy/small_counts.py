@@ -1,8 +1,8 @@
-"""Counts of few patients do not leave: they are rounded to multiples of a floor, or not told.
+"""Minimum cell size: counts of few patients do not leave a center; they are rounded or suppressed.
 
-A floor is a number of patients. A count of rows that is told is a multiple of the fewest rows in which there
-are surely that many patients (:func:`least_rows`): with one row each that is the floor itself. Of a table of
-outcome and column in which a cell has fewer, but not none, nothing is told at all.
+The minimum cell size is a number of patients. A published count of rows is a multiple of the fewest rows that
+certainly belong to that many patients (:func:`least_rows`); with one row per patient that is the minimum cell
+size itself. A table of outcome and column with a smaller, non-empty cell is not published at all.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Of how many patients something must be told that leaves a site, unless the site says otherwise.
-FLOOR = 10
+#: The default minimum cell size: whatever leaves a site describes at least so many patients.
+MIN_CELL = 10
 
-#: Up to so many different values a column of numbers is told as a category would be: by rounded counts.
+#: A numeric column with at most so many distinct values is published like a category: by rounded counts.
 FEW_VALUES = 12
 
 
-def least_rows(owner: NDArray[np.integer], patient: Ints | None, n: int, floor: int) -> Ints:
-    """(n,) how many rows of a center are surely of ``floor`` patients: one more than the fullest others have.
+def least_rows(owner: NDArray[np.integer], patient: Ints | None, n: int, min_cell: int) -> Ints:
+    """(n,) how many rows of a center certainly belong to ``min_cell`` patients.
 
-    owner: (rows,) the center of every row.  patient: (rows,) whose it is; none: every row is another's.
+    That is one more than the rows of the ``min_cell - 1`` patients with the most rows.
+
+    owner, patient: (rows,) the center and the patient of every row; no patients: one row per patient.
 
     >>> least_rows(np.zeros(6, int), np.array([7, 7, 7, 8, 8, 9]), 1, 3)
     array([6])
     """
-    if patient is None or floor <= 1:
-        return np.full(n, max(floor, 1), dtype=np.int64)
-    found = np.full(n, floor, dtype=np.int64)
+    if patient is None or min_cell <= 1:
+        return np.full(n, max(min_cell, 1), dtype=np.int64)
+    found = np.full(n, min_cell, dtype=np.int64)
     for i in range(n):
         sizes = np.unique(patient[owner == i], return_counts=True)[1]
-        found[i] = 1 + np.sort(sizes)[::-1][: floor - 1].sum()
-    return np.maximum(found, floor)
+        found[i] = 1 + np.sort(sizes)[::-1][: min_cell - 1].sum()
+    return np.maximum(found, min_cell)
 
 
 def most_patients(rows: NDArray[np.bool_], owner: NDArray[np.integer], patient: Ints | None, n: int) -> int:
@@ -48,23 +50,23 @@ def most_patients(rows: NDArray[np.bool_], owner: NDArray[np.integer], patient: 
     return int(np.bincount(pairs[0], minlength=n).max())
 
 
-def both_enough(event: NDArray[np.bool_], patient: Ints | None, floor: int) -> bool:
-    """Whether rows with an event, and those without it, are each of at least ``floor`` patients.
+def both_enough(event: NDArray[np.bool_], patient: Ints | None, min_cell: int) -> bool:
+    """Whether rows with an event, and rows without one, each belong to at least ``min_cell`` patients.
 
-    A score of fewer tells how many they are: an AUROC is a fraction of pairs of the two.
+    A score on fewer reveals their number: an AUROC is a fraction of pairs of the two.
 
     >>> both_enough(np.array([True, True, False, False]), np.array([1, 1, 2, 3]), 2)
     False
     """
     owner = np.zeros(len(event), dtype=np.int64)
-    return min(most_patients(part, owner, patient, 1) for part in (event, ~event)) >= floor
+    return min(most_patients(part, owner, patient, 1) for part in (event, ~event)) >= min_cell
 
 
 def in_round_numbers(values: Floats, base: int) -> Floats:
-    """A column of a center as it may be summed up: where it has few different values, how many rows have each
-    is a multiple of ``base``, and otherwise as it is.
+    """A column as it may be summarised: with few distinct values, each in a multiple of ``base`` rows;
+    other columns unchanged.
 
-    Mean and variance of 0, 1 and 2 are how many there are of each. Gaps are NaN, and what is left over is.
+    The mean and variance of a column of 0, 1 and 2 reveal how many rows have each. Surplus rows become NaN.
 
     >>> in_round_numbers(np.array([0.0] * 12 + [2.0] * 3), 10)
     array([ 0.,  0.,  0.,  0.,  0.,  0.,  0.,  0.,  0.,  0., nan, nan, nan,
@@ -74,8 +76,8 @@ def in_round_numbers(values: Floats, base: int) -> Floats:
     levels, count = np.unique(known, return_counts=True)
     if not 1 < len(levels) <= FEW_VALUES:
         return values
-    told = np.repeat(levels, rounded(count.astype(np.float64), base).astype(np.int64))
-    return np.concatenate([told, np.full(max(len(values) - len(told), 0), np.nan)])
+    kept = np.repeat(levels, rounded(count.astype(np.float64), base).astype(np.int64))
+    return np.concatenate([kept, np.full(max(len(values) - len(kept), 0), np.nan)])
 
 
 def rounded(counts: Floats, base: Floats | float) -> Floats:
@@ -87,61 +89,25 @@ def rounded(counts: Floats, base: Floats | float) -> Floats:
     return np.asarray(np.floor(counts / base + 0.5) * base)
 
 
-def rounded_differences(x: Floats, y: Floats, base: float) -> Floats:
-    """(k,) the difference of every column's mean between the outcomes, in its standard deviations.
-
-    x: (rows, k).  y: (rows,) 0 or 1.  base: the fewest rows that are told of. A 0/1 column as
-    :func:`told_difference` has it; another, with ``base`` rows of both outcomes, to one in ``base`` of a
-    deviation: no finer than what one patient may bring.
-    """
-    positive = y > 0
-    told = np.zeros(x.shape[1])
-    enough = min(positive.sum(), (~positive).sum()) >= base
-    for k, column in enumerate(x.T):
-        if np.isin(column, (0.0, 1.0)).all():
-            counts = [[(column[part] == v).sum() for v in (1, 0)] for part in (positive, ~positive)]
-            told[k] = told_difference(np.array(counts, dtype=np.float64), base)
-        elif enough and column.std() > 1e-5:
-            gap = (column[positive].mean() - column[~positive].mean()) / column.std()
-            told[k] = np.rint(gap * base) / base
-    return told
-
-
-def told_difference(cells: Floats, base: float) -> float:
-    """The standardised difference of a 0/1 column's means between the outcomes, from its table (outcome,
-    value): nothing if a cell is small, and otherwise from cells rounded to multiples of ``base``.
-
-    Rounded, so that a small cell of another level does not follow as what is missing from the sum.
-    """
-    if ((cells > 0) & (cells < base)).any():
-        return 0.0
-    cells = rounded(cells, base)
-    size = cells.sum(axis=1)
-    rate = cells[:, 0].sum() / max(size.sum(), 1.0)
-    if (size == 0).any() or not 0 < rate < 1:
-        return 0.0
-    return float((cells[0, 0] / size[0] - cells[1, 0] / size[1]) / np.sqrt(rate * (1 - rate)))
-
-
 def without_small(x: Floats, y: Floats, base: float, groups: Ints | None = None) -> Floats:
-    """(rows, k) the columns, zero instead of a 0/1 column with a cell of fewer than ``base`` rows, but not
-    none, in its table with the outcome.
+    """(rows, k) the columns, with zeros in place of a 0/1 column that has a small cell.
 
-    For sums over rows that are told: such a column then adds nothing to them.
-    groups: (k,) the category whose level a column is, -1 if it is none. Levels of a category add up to all
-    rows; so where one thing of them is hidden, and small, it follows from the others. The level with the
-    fewest rows is then hidden, too.
+    A cell of its table with the outcome is small if it has fewer than ``base`` rows, but not none. Such a
+    column then adds nothing to published sums.
+    groups: (k,) the category whose level a column is, -1 if it is none. The levels of a category add up to
+    all rows, so a single suppressed level would follow from the others; the level with the fewest rows is
+    then suppressed, too.
     """
     flags = np.isin(x, (0.0, 1.0)).all(axis=0)
     cells = np.stack([(x[y == v] == w).sum(axis=0) for v in (0, 1) for w in (0, 1)])
     small = np.asarray(flags & ((cells > 0) & (cells < base)).any(axis=0))
-    kinds = np.full(x.shape[1], -1) if groups is None else groups
-    for group in np.unique(kinds[kinds >= 0]).tolist():
-        levels = np.flatnonzero(kinds == group)
-        told = levels[~small[levels]]
-        beside = x[:, told].sum(axis=1) == 0  # rows of hidden levels, and of none
+    category = np.full(x.shape[1], -1) if groups is None else groups
+    for group in np.unique(category[category >= 0]).tolist():
+        levels = np.flatnonzero(category == group)
+        shown = levels[~small[levels]]
+        beside = x[:, shown].sum(axis=1) == 0  # rows of suppressed levels, and of none
         hidden = [int((beside & (y == v)).sum()) for v in (0, 1)]
         unknown = small[levels].sum() + bool((x[:, levels].sum(axis=1) == 0).any())
-        if len(told) and unknown == 1 and any(0 < count < base for count in hidden):
-            small[told[np.argmin(x[:, told].sum(axis=0))]] = True
+        if len(shown) and unknown == 1 and any(0 < count < base for count in hidden):
+            small[shown[np.argmin(x[:, shown].sum(axis=0))]] = True
     return np.where(small, 0.0, x)

@@ -199,16 +199,12 @@ class Range:
 SHARE = Range(0.0, 1.0)
 LOG_ROWS = Range(0.0, 18.5)
 YEAR = Range(1900 / 2030, 2300 / 2030)
-#: How the names of published associations begin: mean differences in standard deviations, which cannot be
-#: larger than one over the root of the share of the rarer outcome.
-ASSOCIATION = "association of "
-DIFFERENCE = Range(-1000.0, 1000.0)
 
 
 def plausible(names: tuple[str, ...]) -> tuple[Range, ...]:
     """The range of every entry, by the entry's name."""
     known = {"log training rows": LOG_ROWS, "mean year / 2030": YEAR}
-    return tuple(DIFFERENCE if name.startswith(ASSOCIATION) else known.get(name, SHARE) for name in names)
+    return tuple(known.get(name, SHARE) for name in names)
 
 
 def admit_vector(data: bytes, origin: Origin, names: tuple[str, ...]) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from abps.core.choices import validate
 from abps.core.errors import RequestError
-from abps.privacy.small_counts import FLOOR
+from abps.privacy.small_counts import MIN_CELL
 
 if TYPE_CHECKING:
     from abps.sites.consent.agreement import Agreement
@@ -39,7 +39,7 @@ class Policy:
     rounds: int = 1000
     hours: float = 48.0
     bytes: int = 2_000_000_000
-    floor: int = FLOOR
+    floor: int = MIN_CELL
     wire: int = 0
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from abps.data.federation import Federation
 from abps.data.prepare import codebook, not_told
 from abps.data.split import assign_splits
 from abps.methods.leaving import leaving
-from abps.privacy.small_counts import FLOOR
+from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile
@@ -90,7 +90,7 @@ def codebook_of(own: SiteFile) -> Codebook:
 
 
 def _columns(own: SiteFile, table: Federation) -> Codebook:
-    return codebook(table, seed=0, floor=max(FLOOR, own.policy.floor))
+    return codebook(table, seed=0, floor=max(MIN_CELL, own.policy.floor))
 
 
 def kept_back(own: SiteFile, proposal: Proposal | None = None) -> dict[str, str]:

@@ -23,7 +23,7 @@ from abps.data.scales import Summary, agree
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.methods.settings import configure
-from abps.privacy.small_counts import FLOOR
+from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.policy import Policy
@@ -215,7 +215,7 @@ def tables(out: Path, network: kits.Network, plan: Plan) -> Agreement:
             direct=direct,
         )  # fmt: skip
         own[name].write(network.sites[name] / "local")
-        book = codebook(own[name].read_table(), seed=0, floor=FLOOR)
+        book = codebook(own[name].read_table(), seed=0, floor=MIN_CELL)
         files.write_json(network.sites[name] / "local" / sitefile.CODEBOOK, book.to_json())
         books.append(book)
     book = merged(books)
@@ -223,6 +223,6 @@ def tables(out: Path, network: kits.Network, plan: Plan) -> Agreement:
     for file in own.values():
         table = file.read_table(book)
         split = assign_splits(table, plan.seed, book.shared_patients)
-        told |= told_of(table, split, book.numbers, FLOOR)
+        told |= told_of(table, split, book.numbers, MIN_CELL)
     book = replace(book, statistics=agree(told))
     return Agreement(plan.study, plan.method, book, plan.seed, plan.rounds, dict(plan.settings or {}))

@@ -48,9 +48,7 @@ class Publishing:
         if not site_context.published.names:
             return
         data = pack_vector(site_context.vectors[site_context.name], round, site_context.id)
-        more = any(name.startswith(admission.ASSOCIATION) for name in site_context.published.names)
-        what = "metadata vector and how our columns go with the outcome" if more else "metadata vector"
-        why = f"{what}, so that peers can tell whether we are alike"
+        why = "metadata vector, so that peers can judge how similar we are"
         for peer in peers:
             with contextlib.suppress(Unreachable):
                 self.post.carry(peer, "vector", data, why, self.post.patience.repeats, round)

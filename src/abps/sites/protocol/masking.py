@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.privacy import fixed_point
-from abps.privacy.secure_sum import Collector, Group, Keys, Member, Opened, Present, SumError
-from abps.privacy.sum_bytes import SHARE
+from abps.privacy.fixed_point import SHARE
+from abps.privacy.secure_sum import Collector, Group, Keys, Member, PresenceList, SumError, UnmaskShares
 from abps.sites.consent import keys
 from abps.sites.consent.keys import Signer
 from abps.sites.protocol import answers
@@ -106,7 +106,7 @@ class Masking:
         """Step 5: the shares that take the masks off, once enough have signed the same list."""
         listed = tuple(sorted(names))
         with _refused():
-            told = self._of(round).open({name: Present(listed, s) for name, s in signatures.items()})
+            told = self._of(round).open({name: PresenceList(listed, s) for name, s in signatures.items()})
         return [
             {name: share.to_bytes(SHARE, "big") for name, share in each.items()}
             for each in (told.seeds, told.masks)
@@ -222,9 +222,9 @@ def _ring(value: Any, entries: int) -> fixed_point.Ring:
     return np.frombuffer(value, dtype="<u8").astype(np.uint64)
 
 
-def _opened(value: Any, names: Sequence[str]) -> Opened:
+def _opened(value: Any, names: Sequence[str]) -> UnmaskShares:
     seeds, masks = (_by_name(part, names) for part in value)
-    return Opened(
+    return UnmaskShares(
         {name: int.from_bytes(share, "big") for name, share in seeds.items()},
         {name: int.from_bytes(share, "big") for name, share in masks.items()},
     )

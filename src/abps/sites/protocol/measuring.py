@@ -36,9 +36,9 @@ from abps.data.scales import Statistics, scales_size
 from abps.data.split import assign_splits
 from abps.methods.accounting import counting_of
 from abps.privacy.budget import Release
+from abps.privacy.fixed_point import masked_bytes
 from abps.privacy.secure_sum import SumError
 from abps.privacy.small_counts import least_rows
-from abps.privacy.sum_bytes import masked_bytes
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.keys import Signer
