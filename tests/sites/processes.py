@@ -8,7 +8,7 @@ from pathlib import Path
 from abps.sites.consent.policy import Policy
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits, on_one_machine
-from abps.sites.flare.recipe import Waits
+from abps.sites.flare.recipe import JobTimeouts
 from abps.sites.flare.submit import Outcome, submit
 from abps.sites.store.store import Store
 
@@ -59,9 +59,9 @@ class Processes(on_one_machine.Processes):
             policy=self.policies.get(name, OPEN),
         )
 
-    def run(self, agreement, rounds: int, waits: Waits | None = None) -> Outcome:
-        waits = waits or Waits(call=8.0, sign=8.0)
-        return submit(self.network.operator, agreement, rounds, 2, waits, wait=LONG)
+    def run(self, agreement, rounds: int, timeouts: JobTimeouts | None = None) -> Outcome:
+        timeouts = timeouts or JobTimeouts(call=8.0, sign=8.0)
+        return submit(self.network.operator, agreement, rounds, 2, timeouts, wait=LONG)
 
     def store(self, name: str, study: str = "test") -> Store:
         return Store.look(self.site_file(name).store_of(study))

@@ -29,7 +29,7 @@ from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare.app import only_sealed
-from abps.sites.flare.recipe import ABPSRecipe, Waits
+from abps.sites.flare.recipe import ABPSRecipe, JobTimeouts
 from abps.sites.flare.submit import connected, session
 from abps.sites.node.privacy_ledger import account_of
 from abps.sites.protocol import measuring
@@ -263,7 +263,7 @@ def test_the_recipe_runs_in_the_engines_production_environment(federation):
     agreement = replace(federation.given.agreement("abps-pq-k1", rounds=1), study="prod")
     kit = federation.network.operator
     signed = sign(Proposal(agreement.study, agreement), read_signer(kit))
-    recipe = ABPSRecipe(agreement, 1, waits=Waits(call=8.0, sign=8.0), signed=signed)
+    recipe = ABPSRecipe(agreement, 1, timeouts=JobTimeouts(call=8.0, sign=8.0), signed=signed)
     run = recipe.execute(ProdEnv(str(kit), login_timeout=30.0, username=kit.name))
     assert run.get_result(timeout=LONG) is not None
     assert run.get_status() == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
@@ -383,7 +383,7 @@ def test_killed_sites_come_back_with_everything_they_knew(federation):
         federation.start(victim)
         federation.wait_for(federation.given.names, LONG)
         # A process that was just started may be slow to answer, and would join a round later.
-        again = federation.run(agreement, 2, Waits(call=30.0, sign=30.0))
+        again = federation.run(agreement, 2, JobTimeouts(call=30.0, sign=30.0))
         assert again.status == "FINISHED:COMPLETED", federation.log("relay")[-2000:]
         away = [(r["round"], r["missing"]) for r in again.report["rounds"] if r["missing"]]
         assert all(set(r["present"]) == set(federation.given.names) for r in again.report["rounds"]), (
@@ -437,7 +437,7 @@ def test_who_was_killed_or_paused_is_back_in_the_same_job(federation):
 
     harming = threading.Thread(target=harm)
     harming.start()
-    outcome = federation.run(agreement, many, Waits(call=3.0, sign=3.0, grace=5.0))
+    outcome = federation.run(agreement, many, JobTimeouts(call=3.0, sign=3.0, grace=5.0))
     harming.join()
     federation.wait_for(federation.given.names, LONG)
     assert outcome.status.startswith("FINISHED"), federation.log("relay")[-2000:]

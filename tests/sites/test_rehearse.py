@@ -55,8 +55,8 @@ def rehearsal(out, *more):
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
-    """One that several tests look at; two of its hospitals talk directly, with the third by the relay."""
-    return rehearsal(tmp_path_factory.mktemp("rehearsal") / "out", "--rounds", "3", "--direct", "2")
+    """One that several tests look at."""
+    return rehearsal(tmp_path_factory.mktemp("rehearsal") / "out", "--rounds", "3")
 
 
 @pytest.mark.slow
@@ -123,30 +123,6 @@ def test_the_rehearsal_is_the_simulation(rehearsed):
 
 
 @pytest.mark.slow
-def test_two_hospitals_talk_directly_and_the_third_by_the_relay(rehearsed):
-    out, _ = rehearsed
-    logs = {name: "".join(p.read_text() for p in (out / "kits" / name).glob("*/log.json")) for name in SITES}
-    lines = {(a, b) for a in SITES for b in SITES if f"a direct line to {b}" in logs[a]}
-    assert lines and lines <= {("north", "south"), ("south", "north")}
-    assert "no direct line" not in "".join(logs.values())
-    # What goes over such a line is in the audit log as everything else is: a test above compares the sums.
-    store = Store.look(sitefile.read(out / "kits/north/local" / sitefile.FILE).store_of("rehearsal"))
-    told = [(e.sent, e.peer) for e in store.traffic() if e.kind == "address"]
-    store.close()
-    assert sorted(told) == [(False, "south"), (True, "east"), (True, "south")]
-
-
-@pytest.mark.slow
-def test_roll_calls_between_real_processes_are_those_of_the_simulation(tmp_path):
-    """abps-plus: the common model, kin and means by a board among the hospitals, on the engine."""
-    words = ("--method", "abps-plus", "--rounds", "4", "--set", "first=1", "--set", "again=2")
-    out, told = rehearsal(tmp_path / "out", *words)
-    assert told["status"] == "FINISHED:COMPLETED"
-    run = check_simulation(out, "abps-plus", rounds=4, first=1, again=(2,))
-    assert run.heterogeneity is not None  # kin were looked for
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing_behind(tmp_path, number):
     out = tmp_path / "out"
@@ -202,7 +178,6 @@ def test_wrong_rehearsals(tmp_path, capsys):
         (("--rounds", 0), "--rounds 0"),
         (("--stays", 5), "at least 60"),
         (("--limit", 0), "more than 0"),
-        (("--direct", 9), "choose 0 to 4"),
         (("--method", "wpfed", "--model", "mlp"), "does not run between sites"),
         (("--only", "tables"), "choose prepare or job"),
         (("--only", "job"), "was not prepared"),

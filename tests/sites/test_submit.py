@@ -178,7 +178,7 @@ def test_a_study_that_stops_early_is_over(told):
 
 
 def test_a_study_whose_last_job_was_lost_after_its_last_round(told):
-    over = {"error": "the study 'icu' has had its 4 rounds; nothing is left to do"}
+    over = {"error": "the study 'icu' has had its 4 rounds; nothing is left to do", "finished": True}
     done = jobs.to_the_end(played(report(1, 2), jobs.JobLost("gone"), over), 4, told.append)
     assert done.status == jobs.COMPLETED and len(done.report["rounds"]) == 2
     assert jobs.to_the_end(played(over), 4, told.append).report == over  # as without --to-the-end

@@ -267,7 +267,7 @@ def submit(
     if not 1 <= sign_of_life <= 600:
         raise RequestError("--sign-of-life is in seconds: choose 1 to 600")
     if to_the_end and not wait:
-        raise RequestError("--to-the-end waits for every job: leave --wait 0 out")
+        raise RequestError("--to-the-end timeouts for every job: leave --wait 0 out")
     console = options.terminal(stderr=True)
     with console.status("submitting") if console.is_terminal else Console(quiet=True).status("") as state:
 
@@ -277,7 +277,7 @@ def submit(
                 agreement,
                 job_rounds,
                 min_sites,
-                jobs.Waits(sign=sign_of_life, grace=grace, patience=patience),
+                jobs.JobTimeouts(sign=sign_of_life, grace=grace, patience=patience),
                 wait=wait + patience if wait else None,
                 progress=lambda word: state.update(word),
                 members=options.split(members),

@@ -35,9 +35,6 @@ def rehearse(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of the method: --set gamma=0.5.")
     ] = None,
-    direct: Annotated[
-        int, typer.Option(help="So many hospitals also talk to each other without the relay.")
-    ] = 0,
     limit: Annotated[float, typer.Option(help="Give up, loudly, after so many seconds.")] = 180.0,
     only: Annotated[
         str | None,
@@ -64,7 +61,7 @@ def rehearse(
     if only not in (None, "prepare", "job"):
         raise RequestError(f"--only {only}: choose prepare or job")
     settings = options.settings(set_, model)
-    plan = rehearsal.Plan(sites, "rehearsal", method, settings, rounds, seed, stays, limit, direct)
+    plan = rehearsal.Plan(sites, "rehearsal", method, settings, rounds, seed, stays, limit)
 
     def tell(line: str) -> None:
         if not as_json:

@@ -21,7 +21,6 @@ from abps.data.table import own_outcome, own_table
 from abps.sites.consent.journal import Journal
 from abps.sites.consent.keys import read_signer
 from abps.sites.consent.policy import Policy
-from abps.sites.node.direct import Direct
 from abps.wire.admission import Limits
 
 #: The name of the file, in a site's folder or in the ``local`` folder of its startup kit.
@@ -78,7 +77,6 @@ class SiteFile:
     another_table: whether the table may be another than in earlier jobs of a study.
     policy: what any study may ask of this site.  positive: the label's value that is the event.
     outcome, duration: what the label is, and the column with the time to the event, if it is no event or not.
-    direct: how it talks to others without the relay; None: it does not.
     """
 
     site: str
@@ -97,7 +95,6 @@ class SiteFile:
     watch: Watch = field(default_factory=Watch)
     outcome: str | None = None
     duration: str | None = None
-    direct: Direct | None = None
 
     def write(self, folder: Path) -> Path:
         """Write the file into a folder."""
@@ -138,13 +135,13 @@ def read(path: Path) -> SiteFile:
         data: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         if data.pop("schema") != _SCHEMA:
             raise ValueError("another schema")
+        data.pop("direct", None)  # of earlier versions, which had lines without the relay
         unknown = set(data) - {f.name for f in fields(SiteFile)}
         if unknown:
             raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
         data["drop"], data["allow"] = tuple(data.get("drop", ())), tuple(data.get("allow", ()))
         data["limits"] = Limits(**data.get("limits", {}))
         data["policy"] = Policy(**data.get("policy", {}))
-        data["direct"] = None if data.get("direct") is None else Direct.from_json(data["direct"])
         data["watch"] = Watch.from_json(data.get("watch", {}))
         return SiteFile(**data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: How the sentence ends by which a job is refused whose study has had all its rounds.
-NOTHING_LEFT = "nothing is left to do"
+from abps.core.errors import RequestError
+
+
+class StudyFinished(RequestError):
+    """The study has had all its rounds: a job has nothing left to do."""
 
 
 @dataclass(frozen=True)

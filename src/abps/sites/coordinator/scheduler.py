@@ -33,7 +33,7 @@ from abps.methods.base import Stopping
 from abps.methods.coordinated import coordinators
 from abps.methods.peers import PeerMethod
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.job_report import NOTHING_LEFT, JobReport, RoundReport
+from abps.sites.coordinator.job_report import JobReport, RoundReport, StudyFinished
 from abps.sites.coordinator.sizes import Sizes
 from abps.sites.coordinator.star_server import StarServer
 from abps.sites.coordinator.trials import Which
@@ -124,9 +124,9 @@ class Scheduler:
         left_out |= barred
         first = 1 + max(int(facts["round"]) for facts in ready.values())
         if first > self.agreement.rounds:
-            raise RequestError(
+            raise StudyFinished(
                 f"the study {self.agreement.study!r} has had its {self.agreement.rounds} rounds; "
-                f"{NOTHING_LEFT}"
+                "nothing is left to do"
             )
         sizes = {name: int(facts["rows"]) for name, facts in ready.items()}
         self._told = dict(sizes)

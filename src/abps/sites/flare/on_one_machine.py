@@ -44,17 +44,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def free_ports(count: int) -> list[int]:
-    """Some of them, all different."""
-    with contextlib.ExitStack() as probes:
-        found = []
-        for _ in range(count):
-            probe = probes.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            found.append(int(probe.getsockname()[1]))
-        return found
-
-
 class Processes:
     """The processes of a provisioned network whose relay is this machine.
 

@@ -7,19 +7,19 @@ The package is installed at every site and at the relay; a site admits the job b
 from __future__ import annotations
 
 import json
-import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from nvflare.collab import CollabRecipe
-from nvflare.recipe import PocEnv, SimEnv
+from nvflare.recipe import SimEnv
 from nvflare.recipe.spec import ExecEnv
 
 from abps.core.errors import RequestError
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal, Signed
 from abps.sites.flare.app import FlareConductor, FlareSite
+from abps.sites.protocol.steps import Timeouts
 
 #: What a site must allow for our jobs, and nothing more.
 ALLOW = (
@@ -31,24 +31,19 @@ ALLOW = (
 
 
 @dataclass(frozen=True)
-class Waits:
-    """Timeouts: one call between sites, a site's whole turn, a sign of life, talk, and long work.
-
-    grace: for the last sites, once more than half are done.  patience: for people at the sites to decide.
-    """
+class JobTimeouts(Timeouts):
+    """Seconds of a job: the scheduler's, one call between sites, and a site's whole turn."""
 
     call: float = 10.0
     turn: float = 60.0
-    sign: float = 5.0
-    talk: float = 120.0
-    work: float = 1800.0
-    poll: float = 0.2
-    grace: float = 300.0
-    patience: float = 0.0
+
+    def scheduler(self) -> dict[str, float]:
+        """Those of the scheduler, as plain data."""
+        return {f.name: getattr(self, f.name) for f in fields(Timeouts)}
 
 
 class ABPSRecipe(CollabRecipe):
-    """Some rounds of a study as a job, for ``SimEnv``, ``PocEnv`` or ``ProdEnv``.
+    """Some rounds of a study as a job, for ``SimEnv`` or ``ProdEnv``.
 
     rounds: of this job; short jobs let a site that was away come back with the next one.
     """
@@ -58,7 +53,7 @@ class ABPSRecipe(CollabRecipe):
         agreement: Agreement | None,
         rounds: int | None = None,
         min_sites: int = 2,
-        waits: Waits | None = None,
+        timeouts: JobTimeouts | None = None,
         name: str | None = None,
         signed: Signed | None = None,
     ) -> None:
@@ -71,23 +66,16 @@ class ABPSRecipe(CollabRecipe):
             signed = signed or Signed(Proposal(agreement.study, agreement))
         if signed is None:
             raise RequestError("a job without an agreement needs a proposal")
-        waits = waits or Waits()
+        timeouts = timeouts or JobTimeouts()
         text = signed.text()
         super().__init__(
             job_name=name or f"abps-{signed.proposal.study}",
             server=FlareConductor(
-                text,
-                rounds or (1 if agreement is None else agreement.rounds),
-                waits.sign,
-                waits.talk,
-                waits.work,
-                waits.poll,
-                waits.grace,
-                waits.patience,
+                text, rounds or (1 if agreement is None else agreement.rounds), timeouts.scheduler()
             ),
-            client=FlareSite(text, waits.call, waits.turn),
+            client=FlareSite(text, timeouts.call, timeouts.turn),
             min_clients=min_sites,
-            sync_task_timeout=max(60.0, waits.talk),
+            sync_task_timeout=max(60.0, timeouts.talk),
         )
         self._job.job.set_app_packages(["abps"])
 
@@ -97,7 +85,7 @@ class ABPSRecipe(CollabRecipe):
         return []
 
     def process_env(self, env: ExecEnv) -> None:
-        """Make the two trial environments admit the job, as provisioned sites do by their own file."""
+        """Make the engine's simulator admit the job, as provisioned sites do by their own file."""
         if isinstance(env, SimEnv):
             if env.num_threads < env.num_clients:
                 # The engine would end with success while every call fails.
@@ -109,10 +97,3 @@ class ABPSRecipe(CollabRecipe):
             (local / "resources.json").write_text(
                 json.dumps({"format_version": 2, "class_allow_list": list(ALLOW)}), encoding="utf-8"
             )
-        elif isinstance(env, PocEnv):
-            # Its kits are made and started in one go, with the engine's own list; a job with a file of
-            # its own is admitted by another rule.
-            note = Path(tempfile.mkdtemp()) / "README.txt"
-            note.write_text("This job carries no code: abps is installed where it runs.\n", encoding="utf-8")
-            self._job.add_file_to_server(str(note), app_folder_type="custom")
-            self._job.add_file_to_clients(str(note), app_folder_type="custom")

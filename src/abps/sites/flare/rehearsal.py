@@ -29,10 +29,9 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.policy import Policy
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
-from abps.sites.flare.on_one_machine import Processes, Say, free_port, free_ports, own_home, running
-from abps.sites.flare.recipe import Waits
+from abps.sites.flare.on_one_machine import Processes, Say, free_port, own_home, running
+from abps.sites.flare.recipe import JobTimeouts
 from abps.sites.flare.submit import COMPLETED, Outcome, connected, submit
-from abps.sites.node.direct import Direct
 
 #: Names for the first hospitals; more are numbered.
 NAMES = ("north", "south", "east", "west")
@@ -52,9 +51,7 @@ Consent = Callable[[kits.Network, Agreement], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is rehearsed.  stays: rows per hospital.  seconds: the most that all of it may take.
-    direct: so many hospitals, the first, also talk to each other without the relay.
-    """
+    """What is rehearsed.  stays: rows per hospital.  seconds: the most that all of it may take."""
 
     sites: int = 4
     study: str = "rehearsal"
@@ -64,11 +61,8 @@ class Plan:
     seed: int = 11
     stays: int = 300
     seconds: float = 180.0
-    direct: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.direct <= self.sites:
-            raise RequestError(f"{self.direct} sites that talk directly: choose 0 to {self.sites}")
         if not 2 <= self.sites <= MOST_SITES:
             raise RequestError(f"{self.sites} sites: choose 2 to {MOST_SITES}")
         if self.rounds < 1:
@@ -169,9 +163,9 @@ def perform(out: Path, plan: Plan, say: Say = lambda line: None) -> Rehearsed:
 
 def _job(network: kits.Network, agreement: Agreement, plan: Plan, seconds: float, say: Say) -> Outcome:
     # Generous, because all sites share this machine's cores.
-    waits = Waits(call=30.0, sign=30.0)
+    timeouts = JobTimeouts(call=30.0, sign=30.0)
     least = len(network.sites)
-    outcome = submit(network.operator, agreement, agreement.rounds, least, waits, seconds, changes(say))
+    outcome = submit(network.operator, agreement, agreement.rounds, least, timeouts, seconds, changes(say))
     if outcome.status != COMPLETED or outcome.report is None:
         raise RequestError(f"the job ended as {outcome.status}; see the logs in {network.relay.parent}")
     if "error" in outcome.report:
@@ -201,7 +195,6 @@ def tables(out: Path, network: kits.Network, plan: Plan) -> Agreement:
         f"icu-synthetic:centers={plan.sites},stays={plan.stays * plan.sites},groups={min(plan.sites, 4)}"
     )
     centers = sorted(frame["center"].unique().to_list())
-    ports = free_ports(plan.direct)
     own: dict[str, SiteFile] = {}
     books: list[Codebook] = []
     for name, center in zip(plan.names, centers, strict=True):
@@ -209,11 +202,9 @@ def tables(out: Path, network: kits.Network, plan: Plan) -> Agreement:
         rows = frame.filter(pl.col("center") == center).drop("center", "careunit")
         files.write_with(path, rows.write_parquet)
         store = str((out / "stores" / name).absolute())
-        direct = Direct(f"127.0.0.1:{ports.pop()}") if ports else None
         own[name] = SiteFile(
-            name, str(path.absolute()), roles.label, store, roles.patient, roles.time, policy=AUTO,
-            direct=direct,
-        )  # fmt: skip
+            name, str(path.absolute()), roles.label, store, roles.patient, roles.time, policy=AUTO
+        )
         own[name].write(network.sites[name] / "local")
         book = codebook(own[name].read_table(), seed=0, floor=MIN_CELL)
         files.write_json(network.sites[name] / "local" / sitefile.CODEBOOK, book.to_json())

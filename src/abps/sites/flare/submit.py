@@ -21,9 +21,8 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import read_root, read_signer
 from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.sharing import open_letter
-from abps.sites.coordinator.job_report import NOTHING_LEFT
 from abps.sites.flare.app import RESULT
-from abps.sites.flare.recipe import ABPSRecipe, Waits
+from abps.sites.flare.recipe import ABPSRecipe, JobTimeouts
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,14 @@ def submit(
     agreement: Agreement,
     rounds: int,
     min_sites: int = 2,
-    waits: Waits | None = None,
+    timeouts: JobTimeouts | None = None,
     wait: float | None = None,
     progress: Callable[[str], None] = lambda status: None,
     members: Sequence[str] = (),
 ) -> Outcome:
     """Submit a job, signed with the kit's key; with ``wait`` seconds, wait for its end and its report."""
     proposal = Proposal(agreement.study, agreement, tuple(members))
-    recipe = ABPSRecipe(agreement, rounds, min_sites, waits, signed=sign(proposal, read_signer(kit)))
+    recipe = ABPSRecipe(agreement, rounds, min_sites, timeouts, signed=sign(proposal, read_signer(kit)))
     return _run(kit, recipe, wait, progress)
 
 
@@ -138,7 +137,7 @@ def to_the_end(once: Callable[[], Outcome], rounds: int, tell: Callable[[str], N
             time.sleep(AGAIN_SECONDS)
             continue
         report = done.report
-        if report and (before or lost) and str(report.get("error", "")).endswith(NOTHING_LEFT):
+        if report and (before or lost) and report.get("finished"):
             # The last round was over when its job was lost.
             return Outcome(done.job, COMPLETED, _joined(before) if before else None)
         if report is None and lost < MOST_LOST:  # its process at the relay has died
@@ -184,7 +183,7 @@ def gather(
     """Ask the connected sites for their codebooks; patience: seconds for people there to share them."""
     key, authority = read_signer(kit), read_root(kit)
     signed = sign(Proposal(study, None, tuple(members)), key)
-    recipe = ABPSRecipe(None, 1, 1, Waits(patience=patience), f"abps-{study}-codebooks", signed)
+    recipe = ABPSRecipe(None, 1, 1, JobTimeouts(patience=patience), f"abps-{study}-codebooks", signed)
     done = _run(kit, recipe, wait + patience, progress)
     report = done.report or {"error": f"the job ended as {done.status}; look into the relay's log"}
     if "error" in report:

@@ -206,6 +206,10 @@ def make(path: Path, facts: Mapping[str, str]) -> None:
             rest.unlink(missing_ok=True)
 
 
+class StoreInUse(RequestError):
+    """Another process of this site has the store open."""
+
+
 def single_writer(path: Path) -> int | None:
     """Hold a lock for as long as the store is open, or say that another job has it."""
     if fcntl is None:
@@ -215,7 +219,7 @@ def single_writer(path: Path) -> int | None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(handle)
-        raise RequestError(
+        raise StoreInUse(
             f"{path} is in use by another process of this site; wait for its job to end"
         ) from error
     return handle

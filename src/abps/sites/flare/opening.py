@@ -1,0 +1,170 @@
+"""Open a site's part in a job: its own file, the consent of its people, its table and its store.
+
+Every stage that can fail has a decline code: only the code leaves the site, the sentence stays in its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from abps.core.errors import RequestError
+from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
+
+if TYPE_CHECKING:
+    from abps.sites.consent.agreement import Agreement
+    from abps.sites.consent.journal import Journal
+    from abps.sites.consent.sitefile import SiteFile
+    from abps.sites.node.site import Site
+    from abps.sites.node.transport import Send
+    from abps.sites.protocol.measuring import Measuring
+
+#: Seconds that the process of the last job gets to release the store.
+STORE_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class SiteJob:
+    """A job as a site's process knows it.  local: the ``local`` folder of its kit.  proposal: JSON text."""
+
+    site: str
+    local: Path
+    job: str
+    proposal: str
+    turn_seconds: float
+
+    @property
+    def kit(self) -> Path:
+        """The site's startup kit."""
+        return self.local.parent
+
+    def own_file(self) -> tuple[SiteFile, Journal]:
+        """The site's own file, and its journal."""
+        from abps.sites.consent import sitefile
+
+        with declining(DeclineCode.FILE):
+            own = sitefile.find(self.site, self.local)
+            return own, own.journal(self.kit)
+
+
+@contextlib.contextmanager
+def declining(code: DeclineCode) -> Iterator[None]:
+    """Give a wrong request that has no decline code this one."""
+    try:
+        yield
+    except DeclineError:
+        raise
+    except RequestError as error:
+        raise DeclineError(code, str(error)) from error
+
+
+def codebook_letter(given: SiteJob, own: SiteFile) -> dict[str, Any]:
+    """The site's codebook for the operator, if somebody here has shared it."""
+    from abps.sites.consent import sharing
+    from abps.sites.consent.proposal import Signed
+
+    with declining(DeclineCode.PROPOSAL):
+        signed = Signed.from_json(json.loads(given.proposal))
+    with declining(DeclineCode.FILE):
+        return sharing.letter(own, given.local, signed)
+
+
+def open_study(
+    given: SiteJob, own: SiteFile, journal: Journal, send: Send, counting: bool, scales: Any
+) -> Site | Measuring:
+    """The site's part in a study or, if ``counting``, in the counts for its common scales.
+
+    scales: what was counted before, as the scheduler says.
+    """
+    from abps import tensors
+    from abps.sites.consent import keys
+    from abps.sites.consent.approval import Consent
+    from abps.sites.consent.proposal import Signed
+    from abps.sites.protocol import measuring
+
+    with declining(DeclineCode.AGREEMENT):
+        signed = Signed.from_json(json.loads(given.proposal))
+        agreement = signed.proposal.agreement
+        if agreement is None:
+            raise RequestError("the job asks for no study")
+    with declining(DeclineCode.ALLOWED):
+        agreement = agreement.admitted(own.allow)
+    with declining(DeclineCode.AGREEMENT):
+        if not counting:
+            agreement = measuring.resolved(agreement, scales, _from_counts(own, agreement)[0])
+        method = agreement.config()
+    if not (method.by_arithmetic(agreement.book.outcome) and tensors.use_numpy()):
+        tensors.torch.set_num_threads(own.threads)
+    consent = Consent(Path(own.store), journal, own.policy, signed, keys.read_root(given.kit))
+    approval = consent.given()
+    with declining(DeclineCode.TABLE):
+        table = own.read_table(agreement.book)
+    with declining(DeclineCode.FEW):
+        own.policy.check_rows(table.rows, table.outcome.informative(table.label))
+    # What protects patients must not follow from a seed that all know.
+    secret = secrets.randbits(62) if agreement.book.floor or method.privacy.budget is not None else 0
+    if counting:
+        with _opened_store(given, own, agreement, measuring.store_name(agreement.study)) as store:
+            return measuring.Measuring(
+                given.site, agreement, table, store, consent, journal.signer, given.job, secret
+            )
+    with declining(DeclineCode.TABLE):
+        data = agreement.prepare(table)
+    from abps.sites.node.privacy_ledger import inherit
+    from abps.sites.node.site import Site
+    from abps.sites.node.transport import Patience
+
+    with _opened_store(given, own, agreement, agreement.study) as store:
+        inherit(store, _from_counts(own, agreement)[1])
+        site = Site(
+            given.site, agreement, data, store, send, own.limits, Patience(turn_seconds=given.turn_seconds),
+            another_table=own.another_table, consent=consent, secret=secret, signer=journal.signer,
+            job=given.job, ahead=True,
+        )  # fmt: skip
+        site.decided(f"{approval.what} by {approval.facts['by']} on {approval.at}")
+        return site
+
+
+@contextlib.contextmanager
+def _opened_store(given: SiteJob, own: SiteFile, agreement: Agreement, study: str) -> Iterator[Any]:
+    """The store of a study, closed again if what follows fails; the last job may need a moment to end."""
+    from abps.sites.store.file import StoreInUse
+    from abps.sites.store.store import Store
+
+    until = time.monotonic() + STORE_SECONDS
+    with declining(DeclineCode.STORE):
+        while True:
+            try:
+                store = Store.open(own.store_of(study), given.site, agreement.digest(), agreement.notes())
+                break
+            except StoreInUse:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.5)
+        try:
+            yield store
+        except BaseException:
+            store.close()
+            raise
+
+
+def _from_counts(own: SiteFile, agreement: Agreement) -> tuple[Any, Any]:
+    """What the site keeps of the counts for a study: common scales, and the privacy spent on them."""
+    from abps.sites.node.privacy_ledger import account_of
+    from abps.sites.protocol import measuring
+    from abps.sites.store.store import Store
+
+    path = own.store_of(measuring.store_name(agreement.study))
+    if not path.is_file():
+        return None, None
+    store = Store.look(path)
+    try:
+        return measuring.kept_in(store), account_of(store)
+    finally:
+        store.close()
