@@ -33,8 +33,8 @@ from abps.methods.catalog import find
 from abps.methods.fedavg import FedAvg
 from abps.methods.local import Local
 from abps.methods.settings import with_settings
-from abps.models import batches
-from abps.models.batched import StackedLearner
+from abps.models import draws
+from abps.models.learners import learner_for
 from abps.models.metrics import Segments
 from abps.models.tabular import choose, fit
 from abps.models.training import Training
@@ -131,12 +131,12 @@ def flambys_order(seed: int):
         loader = DataLoader(torch.arange(int(sizes[0])), batch_size=BATCH, shuffle=True)
         return np.stack([torch.cat(list(loader)).numpy() for _ in range(epochs)])[:, None]
 
-    before = batches.row_orders
-    batches.row_orders = orders
+    before = draws.row_orders
+    draws.row_orders = orders
     try:
         yield
     finally:
-        batches.row_orders = before
+        draws.row_orders = before
 
 
 def alone(data: Prepared, seed: int) -> list[float]:
@@ -164,7 +164,7 @@ def accuracies(logits: Segments, rows: Rows) -> list[float]:
 
 def of_models(data: Prepared, training: Training, seed: int, models) -> list[float]:
     """Accuracies of a run's final models."""
-    learner = StackedLearner(data, training, training.factory, seed)
+    learner = learner_for(data, training, seed)
     return accuracies(learner.logits(models, data.test), data.test)
 
 

@@ -28,7 +28,7 @@ from abps.lab import speed as bench
 from abps.lab import speed_scale as bench_scale
 from abps.methods.abps import ABPS, Selection
 from abps.methods.base import Context
-from abps.models.batched import StackedLearner
+from abps.models.learners import learner_for
 from abps.models.training import Training
 
 CENTERS = (8, 32, 128, 512, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
@@ -61,7 +61,7 @@ def round_cost(centers: int, rows: int, kappa: int, hidden: tuple[int, ...], tur
     """Whole rounds of ABPS on centers of one size."""
     data = bench.uniform(centers, rows)
     method = ABPS(training=Training(hidden=hidden), selection=Selection(kappa=kappa))
-    learner = StackedLearner(data, method.training, method.training.factory, 1)
+    learner = learner_for(data, method.training, 1)
     context = Context(learner, data, streams.center_ids(data.centers), 1, turns + 1)
     course, _ = RunState.start(method, context).round(1)  # warm
     train, whole = [], []

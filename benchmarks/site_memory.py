@@ -36,22 +36,19 @@ def steps(folder: Path, name: str) -> None:
         importlib.import_module(module)
 
     show("+ our side of it: the process waits for a job")
-    from abps import tensors
     from abps.models.metrics import auroc, labels_of
     from abps.sites.consent import sitefile
     from abps.sites.consent.agreement import Agreement
 
     agreement = Agreement.from_json(json.loads((folder / "agreement.json").read_text()))
     method = agreement.config()
-    if not (method.by_arithmetic(agreement.book.outcome) and tensors.use_numpy()):
-        tensors.torch.set_num_threads(1)
     own = sitefile.find(name, folder / "kits" / name / "local")
     data = agreement.prepare(own.read_table(agreement.book))
     show("+ the table, read and prepared")
-    from abps.sites.context import _learner
+    from abps.models.learners import learner_for
 
-    learner = _learner(data, method.training, agreement.seed, 0)
-    models = learner.start.expand(1, -1).clone()
+    learner = learner_for(data, method.training, agreement.seed)
+    models = learner.start[None]
     for t in range(1, 6):
         models = learner.train(models, t)
         auroc(learner.logits(models, data.validation), labels_of(data.validation))

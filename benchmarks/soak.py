@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from abps.sites.consent.signing import signer
 
 from abps.core.errors import RequestError
 from abps.core.protocol import Stage
 from abps.sites.consent import sitefile
-from abps.sites.consent.signing import signer
 from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, own_home, running
 from abps.sites.flare.recipe import Waits
 from abps.sites.flare.rehearsal import Plan, prepare

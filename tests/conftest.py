@@ -18,8 +18,7 @@ from abps.data.federation import Federation
 from abps.data.prepare import Prepared, prepare
 from abps.engine.rounds import RunState
 from abps.methods.base import Context, Method
-from abps.models.batched import StackedLearner
-from abps.models.loop import LoopLearner
+from abps.models.learners import learner_for
 from abps.models.training import Training
 
 #: Open clinical data, beside the project.
@@ -120,7 +119,7 @@ def context(ready: Prepared) -> Callable[..., Context]:
     """A world for a training, by default of all centers and with the stacked learner."""
 
     def make(training: Training, data: Prepared = ready, loop: bool = False) -> Context:
-        learner = (LoopLearner if loop else StackedLearner)(data, training, training.factory, 11)
+        learner = learner_for(data, training, 11, plain=loop)
         return Context(learner, data, streams.center_ids(data.centers), 11, 50)
 
     return make

@@ -4,8 +4,9 @@ import numpy as np
 import torch
 from work import LEARNING_RATE, SIZES, both_orders, finish, task, timed
 
+from abps.core.arrays import repeated
 from abps.data.prepare import Prepared, Rows
-from abps.models.batched import StackedLearner
+from abps.models.learners import learner_for
 from abps.models.training import Training
 
 job = task()
@@ -33,18 +34,15 @@ training = Training(
     hidden=SIZES[1:-1],
     dropout=job.dropout,
 )
-learner = StackedLearner(data, training, training.factory, 1)
-shared = torch.from_numpy(np.concatenate([w.ravel() for w in both_orders(job.start)]))
+learner = learner_for(data, training, 1)
+shared = np.concatenate([w.ravel() for w in both_orders(job.start)])
 
 
 def one(t: int) -> None:
-    trained = learner.train(shared.expand(centers, -1).clone(), t)
-    shared.copy_(trained.mean(dim=0))
+    shared[:] = learner.train(repeated(shared, centers), t).mean(axis=0)
 
 
 seconds = timed(job.rounds, one)
-parts = torch.split(shared, [w.size for w in job.start])
-weights = [
-    part.numpy().reshape(w.shape[::-1]) if w.ndim == 2 else part.numpy() for part, w in zip(parts, job.start)
-]
+parts = np.split(shared, np.cumsum([w.size for w in job.start])[:-1])
+weights = [part.reshape(w.shape[::-1]) if w.ndim == 2 else part for part, w in zip(parts, job.start)]
 finish(job, seconds, list(both_orders(weights)), "torch")

@@ -1,8 +1,6 @@
 """Functions in machine code: compiled when first called, without the interpreter's lock, kept on disk.
 
 The compiler is loaded with the first call, too: it takes more memory than a site's whole job without it.
-Where a process is to be small (:func:`stay_small`), a function that has the same in NumPy beside it is not
-compiled.
 
 What is kept lies in a folder named by a digest of all compiled sources of this package: numba itself notices
 only that a function's own file has changed, not that a function it calls has.
@@ -21,32 +19,21 @@ from typing import Any
 
 _PACKAGE = Path(__file__).parent
 
-#: Whether functions that have the same in NumPy beside them are compiled all the same.
-_small = False
-
 _making = threading.RLock()
-
-
-def stay_small() -> None:
-    """From now on compile only what has no other way: for a process that has few rows and little memory."""
-    global _small
-    _small = True
 
 
 class Compiled:
     """A function that is compiled when it is first called; compiled functions may call it."""
 
-    def __init__(self, function: Callable[..., Any], otherwise: Callable[..., Any] | None) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
-        self.py_func, self.otherwise = function, otherwise
+        self.py_func = function
         self._made: Any = None
 
     def __call__(self, *given: Any) -> Any:
         """Its value, by machine code."""
         if self._made is not None:
             return self._made(*given)
-        if _small and self.otherwise is not None:
-            return self.otherwise(*given)
         return self.made()(*given)
 
     def made(self) -> Any:
@@ -59,15 +46,7 @@ class Compiled:
 
 def compiled(function: Callable[..., Any]) -> Compiled:
     """The same function, compiled. It takes numbers, arrays and plain tuples of them."""
-    return Compiled(function, None)
-
-
-def compiled_or(otherwise: Callable[..., Any] | None = None) -> Callable[[Callable[..., Any]], Compiled]:
-    """The same, of a function that ``otherwise`` tells in NumPy: that is taken where a process is small.
-
-    otherwise: none where the function itself is quick enough without a compiler.
-    """
-    return lambda function: Compiled(function, otherwise or function)
+    return Compiled(function)
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import abps
 from abps.checks import CheckFailure, check_codec, check_method, quick_check
@@ -49,7 +48,10 @@ def test_our_codecs_pass(name):
 @dataclass(frozen=True)
 class Noisy(Local):
     def train(self, context, state, t, alone):
-        return Models(context.learner.train(state.models, t) + 1e-3 * torch.randn(context.r, 1))
+        return Models(
+            context.learner.train(state.models, t)
+            + 1e-3 * np.random.default_rng().normal(size=(context.r, 1)).astype(np.float32)
+        )
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Broken(Local):
 @dataclass(frozen=True)
 class Frozen(Local):
     def init(self, context):
-        return Models(torch.zeros(context.r, context.learner.layout.size))
+        return Models(np.zeros((context.r, context.learner.layout.size), dtype=np.float32))
 
     def train(self, context, state, t, alone):
         return state
@@ -88,7 +90,7 @@ class Unwritable(Local):
 class ByPlace(Local):
     def train(self, context, state, t, alone):
         trained = context.learner.train(state.models, t)
-        return replace(state, models=trained * torch.linspace(-1, 1, context.r)[:, None])
+        return replace(state, models=trained * np.linspace(-1, 1, context.r)[:, None])
 
 
 @pytest.mark.parametrize(
@@ -137,10 +139,11 @@ def test_a_method_is_looked_at_when_it_enters_a_study(tmp_path):
 def test_the_command_line_checks_too(templates, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("bad.py").write_text(
-        "import torch\nfrom dataclasses import dataclass\nfrom abps.methods.local import Local\n"
+        "import numpy as np\nfrom dataclasses import dataclass\nfrom abps.methods.local import Local\n"
         "from abps.methods.base import Models\n"
         "@dataclass(frozen=True)\nclass Bad(Local):\n"
-        "    def train(self, world, state, t, alone):\n        return Models(torch.rand_like(state.models))\n"
+        "    def train(self, world, state, t, alone):\n        noise = np.random.random(state.models.shape)\n"
+        "        return Models(noise.astype(np.float32))\n"
     )
 
     def call(*words):

@@ -18,8 +18,8 @@ from abps.engine.result import SCHEMA
 from abps.engine.rounds import RunState
 from abps.methods.base import Context
 from abps.methods.settings import names, with_settings
-from abps.models import batches
-from abps.models.batched import StackedLearner
+from abps.models import draws
+from abps.models.learners import learner_for
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
@@ -75,7 +75,7 @@ def test_a_short_run(ready, tiny, once, case) -> None:
     assert 0.0 <= result.auroc.mean <= 1.0
     assert result.auroc.scored_centers == 6
     config = with_settings(find(CASES[case][0]), {"model": "mlp"} | SMALL)
-    start = np.asarray(StackedLearner(ready, config.training, config.training.factory, 11).start)
+    start = np.asarray(learner_for(ready, config.training, 11).start)
     steps = 8 * 1e-3  # what two rounds of four Adam steps can move a weight, give or take
     assert 0.05 * steps < np.abs(models - start).mean() < 10 * steps
     bytes_are_those_of_the_method(ready, case, result)
@@ -204,7 +204,7 @@ def test_all_checks(tiny, case) -> None:
 def test_predictions_of_a_round_are_those_of_its_models(ready, case) -> None:
     name, settings = CASES[case]
     method = with_settings(find(name), SMALL | settings)
-    learner = StackedLearner(ready, method.training, method.training.factory, 11)
+    learner = learner_for(ready, method.training, 11)
     state = RunState.start(method, Context(learner, ready, learner.ids, 11, ROUNDS))
     for t in range(1, ROUNDS + 1):
         state, outcome = state.round(t)
@@ -220,8 +220,7 @@ def test_predictions_of_a_round_are_those_of_its_models(ready, case) -> None:
 def test_chunks_do_not_matter(tiny, once, case, monkeypatch) -> None:
     if case not in once:
         once[case] = run(tiny, case)
-    monkeypatch.setattr(StackedLearner, "most", 1)
-    monkeypatch.setattr(batches, "shares", lambda sizes, cores: np.flatnonzero(sizes)[:, None])
+    monkeypatch.setattr(draws, "shares", lambda sizes, cores: np.flatnonzero(sizes)[:, None])
     same(run(tiny, case), once[case])
 
 

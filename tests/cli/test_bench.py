@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from abps.cli.main import main
+from abps.core.arrays import repeated
 from abps.lab import speed as bench
 from abps.lab import speed_scale as bench_scale
 from abps.models.training import Training
@@ -71,7 +72,6 @@ def test_linear_models_are_measured_as_they_train():
 
 
 def test_the_plain_loop_learns_what_the_engine_learns():
-    import torch
 
     data, training = bench.uniform(3, 200, 6), Training(hidden=(16, 8), lr=0.01)
     models = [training.factory(6) for _ in range(3)]
@@ -79,12 +79,12 @@ def test_the_plain_loop_learns_what_the_engine_learns():
         bench.plain_round(data, training, models)
     from torch.nn.utils import parameters_to_vector
 
-    from abps.models.loop import LoopLearner
+    from abps.models.learners import learner_for
     from abps.models.metrics import auroc, labels_of
 
-    learner = LoopLearner(data, training, training.factory, 1)
-    w = learner.start.expand(3, -1).clone()
-    plain = torch.stack([parameters_to_vector(m.parameters()).detach() for m in models])
+    learner = learner_for(data, training, 1, plain=True)
+    w = repeated(learner.start, 3).copy()
+    plain = np.stack([parameters_to_vector(m.parameters()).detach() for m in models])
     for t in range(15):
         w = learner.train(w, t)
     a, b = (auroc(learner.logits(each, data.test), labels_of(data.test)).mean() for each in (plain, w))

@@ -17,7 +17,7 @@ from abps.engine import crossvalidation
 from abps.engine.crossvalidation import Preparations, cross_validate, fold_seed
 from abps.engine.result import Run
 from abps.methods.settings import configure
-from abps.models.batched import StackedLearner
+from abps.models.learners import learner_for
 
 FOLDS = 4
 
@@ -68,7 +68,7 @@ def test_areas_are_those_of_pairs_within_folds_by_models_that_saw_none_of_the_pa
         assert not set(data.own.patient.tolist()) & set(data.test.patient.tolist())
         seed = fold_seed(11, k)
         run = abps.simulate(data, config, seed)
-        learner = StackedLearner(data, config.training, config.training.factory, seed)
+        learner = learner_for(data, config.training, seed)
         logits = learner.logits(run.models, data.test)
         for i, name in enumerate(data.centers):
             y = data.test.only(i).y

@@ -145,7 +145,7 @@ def _simulation(federation: Callable[[], abps.Federation], method: str, rounds: 
     }
     if run.models is None:  # several kinds of models: their predictions stand for them
         return found | {"brier": _known(run.brier.per_center)}
-    return found | {"weights": _weights(run.models.numpy())}
+    return found | {"weights": _weights(run.models)}
 
 
 def _job(method: str) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _job(method: str) -> dict[str, Any]:
         try:
             report = Scheduler(network, agreement, ROUNDS, Timeouts(poll=0.0)).run(given.names)
             sites = [network.sites[site] for site in given.names]
-            models = np.stack([site.models[0].numpy() for site in sites])
+            models = np.stack([site.models[0] for site in sites])
             partners = {
                 site: {str(t): sorted(peers) for t, peers in network.sites[site].store.partners().items()}
                 for site in given.names

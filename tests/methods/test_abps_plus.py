@@ -35,7 +35,7 @@ def test_it_beats_every_center_alone_and_a_run_repeats(small):
     alone = abps.simulate(small, "local-best", seed=3)
     assert run.rounds == 8
     assert run.auroc.mean > alone.auroc.mean + 0.02
-    assert np.array_equal(run.models.numpy(), again.models.numpy())
+    assert np.array_equal(run.models, again.models)
     assert 0 < run.bytes.all_vs_fedavg < 0.02
     assert run.bytes.edge == 0 and run.bytes.control > 0
 

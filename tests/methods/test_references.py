@@ -19,8 +19,8 @@ from abps.data.folds import folds_of
 from abps.data.prepare import prepare
 from abps.methods.catalog import CATALOG, REFERENCES
 from abps.methods.references import GlmExact
-from abps.models.batched import StackedLearner
 from abps.models.glm import message_size
+from abps.models.learners import learner_for
 from abps.models.metrics import labels_of
 from abps.models.metrics import log_loss as losses_of
 
@@ -132,7 +132,7 @@ def test_the_federated_regression_is_the_pooled_one_and_its_bytes_are_counted(fe
         p: log_loss(data.validation.y, m.predict_proba(data.validation.x)[:, 1]) for p, m in models.items()
     }
     pooled = models[min(held, key=held.get)]
-    ours = run.models[0].numpy()
+    ours = run.models[0]
     np.testing.assert_allclose(ours[:-1], pooled.coef_[0], atol=5e-3)  # the intercept is the last
     scores = pooled.decision_function(data.test.x)
     areas = [
@@ -166,7 +166,7 @@ def test_early_stopping_keeps_each_centers_best_round(federation):
     wanted = {}
     for rounds in range(1, 13):
         run = abps.simulate(federation, "local", SEED, rounds=rounds, settings={"lr": 0.01})
-        learner = StackedLearner(data, abps.find("local").training, abps.find("local").training.factory, SEED)
+        learner = learner_for(data, abps.find("local").training, SEED)
         loss = losses_of(learner.logits(run.models, data.validation), labels_of(data.validation))
         for i, name in enumerate(data.centers):
             if loss[i] < best[i]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from abps.core.arrays import Weights
 from abps.data.prepare import Prepared, Rows
-from abps.models.batched import StackedLearner
-from abps.models.contrast import Contrast
-from abps.models.loop import LoopLearner
+from abps.models.learners import learner_for
 from abps.models.models import MLP
-from abps.models.training import Lesson, Objective, Training
+from abps.models.training import Contrast, Learner, Lesson, Objective, Training
 
 PLAIN = Training(batch=16, dropout=0.0)
 
@@ -27,33 +28,36 @@ class Other(nn.Module):
         self.drop = nn.Dropout(rate)
         self.head = nn.Linear(8, 1)
 
-    def representation(self, x: torch.Tensor) -> torch.Tensor:
+    def representation(self, x: Weights) -> Weights:
         """(rows, 8)."""
         return torch.tanh(self.first(x))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Weights) -> Weights:
         """(rows, 1)."""
         return self.head(self.drop(self.representation(x)))
 
 
-def models(learner: StackedLearner | LoopLearner, count: int) -> torch.Tensor:
+def models(learner: Learner, count: int) -> Weights:
     """Random models around the start."""
-    noise = torch.randn(count, learner.layout.size, generator=torch.Generator().manual_seed(3))
+    noise = np.random.default_rng(3).normal(size=(count, learner.layout.size)).astype(np.float32)
     return learner.start + 0.1 * noise
 
 
-@pytest.mark.parametrize("factory", [PLAIN.factory, Other])
-def test_gradient_is_autograds_over_all_rows(ready: Prepared, factory) -> None:
-    stacked = StackedLearner(ready, PLAIN, factory, 11)  # four batches of 16 a piece: several pieces a center
-    loop = LoopLearner(ready, PLAIN, factory, 11)
-    w = models(stacked, 6)
-    torch.testing.assert_close(
-        stacked.gradient(w, ready.train), loop.gradient(w, ready.train), rtol=1e-4, atol=1e-6
-    )
+@pytest.mark.parametrize("model", ["mlp", Other])
+def test_gradient_is_autograds_over_all_rows(ready: Prepared, model) -> None:
+    learner = learner_for(ready, replace(PLAIN, model=model), 11)
+    w = models(learner, 6)
+    found, network = learner.gradient(w, ready.train), learner.training.factory(ready.width).eval()
+    for i in range(6):
+        torch.nn.utils.vector_to_parameters(torch.tensor(w[i]), network.parameters())
+        answers = network(torch.from_numpy(ready.train.only(i).x)).reshape(-1)
+        loss = F.binary_cross_entropy_with_logits(answers, torch.from_numpy(ready.train.only(i).y))
+        wanted = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
+        np.testing.assert_allclose(found[i], wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_gradient_of_chosen_owners_and_soft_labels(ready: Prepared) -> None:
-    stacked = StackedLearner(ready, PLAIN, PLAIN.factory, 11)
+    stacked = learner_for(ready, PLAIN, 11)
     rows = ready.train
     soft = Rows(rows.x, np.random.default_rng(0).random(len(rows.y)).astype(np.float32), rows.start)
     owner = np.array([4, 0, 4])
@@ -62,42 +66,49 @@ def test_gradient_of_chosen_owners_and_soft_labels(ready: Prepared) -> None:
     network = MLP(ready.width, dropout=0.0)
     for k, i in enumerate(owner):
         mine = soft.only(int(i))
-        torch.nn.utils.vector_to_parameters(w[k].clone(), network.parameters())
+        torch.nn.utils.vector_to_parameters(torch.tensor(w[k]), network.parameters())
         probability = torch.sigmoid(network(torch.from_numpy(mine.x)))
         # The divergence from a soft label has the gradient of cross-entropy against it.
         p = torch.from_numpy(mine.y)
         loss = (p * (p / probability).log() + (1 - p) * ((1 - p) / (1 - probability)).log()).mean()
         wanted = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
-        torch.testing.assert_close(found[k], wanted, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(found[k], wanted, rtol=1e-3, atol=1e-6)
 
 
 def test_a_center_without_rows_has_no_gradient(ready: Prepared) -> None:
     empty = Rows(ready.train.x[:0], ready.train.y[:0], np.zeros(7, dtype=np.int64))
-    for kind in (StackedLearner, LoopLearner):
-        learner = kind(ready, PLAIN, PLAIN.factory, 11)
+    for plain in (False, True):
+        learner = learner_for(ready, PLAIN, 11, plain=plain)
         assert not learner.gradient(models(learner, 6), empty).any()
 
 
-@pytest.mark.parametrize("factory", [Training().factory, Other])
-def test_representation_is_the_modules_own(ready: Prepared, factory) -> None:
-    stacked, loop = (kind(ready, Training(), factory, 11) for kind in (StackedLearner, LoopLearner))
-    w, x = models(stacked, 2), torch.from_numpy(ready.train.x[:10]).view(2, 5, -1)
-    torch.testing.assert_close(stacked.representation(w, x), loop.representation(w, x), rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("model", ["mlp", "linear", Other])
+def test_representation_is_the_modules_own(ready: Prepared, model) -> None:
+    learner = learner_for(ready, Training.of(model), 11)
+    network = learner.training.factory(ready.width).eval()
+    w, x = models(learner, 2), ready.train.x[:10].reshape(2, 5, -1)
+    found = learner.representation(w, x)
+    for k in range(2):
+        torch.nn.utils.vector_to_parameters(torch.tensor(w[k]), network.parameters())
+        wanted = network.representation(torch.from_numpy(x[k])).detach()
+        np.testing.assert_allclose(found[k], wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("factory", [PLAIN.factory, lambda width: Other(width, 0.0)])
-@pytest.mark.parametrize("kind", [StackedLearner, LoopLearner])
-def test_a_contrast_adds_the_gradient_of_its_loss(ready: Prepared, kind, factory) -> None:
+@pytest.mark.parametrize("model", ["mlp", lambda width: Other(width, 0.0)])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_contrast_adds_the_gradient_of_its_loss(ready: Prepared, plain, model) -> None:
     """One SGD step on BCE + 3 * contrast, against autograd on the sum."""
-    training = Training(epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
-    network = factory(ready.width)
-    learner = kind(ready, training, factory, 11)
+    training = Training(
+        epochs=1, batch=1000, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0, model=model
+    )
+    network = training.factory(ready.width)
+    learner = learner_for(ready, training, 11, plain=plain)
     w = models(learner, 6)
-    near, far = learner.start, w.flip(0)  # one for all, one for each
+    near, far = learner.start, w[::-1]  # one for all, one for each
     after = learner.train(w, 1, Objective(contrast=Contrast(near, far, 3.0, 0.5)))
 
-    def represent(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        torch.nn.utils.vector_to_parameters(weights.clone(), network.parameters())
+    def represent(weights: Weights, x: torch.Tensor) -> torch.Tensor:
+        torch.nn.utils.vector_to_parameters(torch.tensor(weights), network.parameters())
         return network.representation(x)
 
     for i in range(6):
@@ -109,19 +120,21 @@ def test_a_contrast_adds_the_gradient_of_its_loss(ready: Prepared, kind, factory
         loss = F.binary_cross_entropy_with_logits(network(x).reshape(-1), torch.from_numpy(mine.y))
         loss = loss + 3.0 * F.cross_entropy(like / 0.5, torch.zeros(len(x), dtype=torch.long))
         slope = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(network.parameters()))])
-        torch.testing.assert_close(after[i], w[i] - 0.1 * slope, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(after[i], w[i] - 0.1 * slope.numpy(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("factory", [PLAIN.factory, lambda width: Other(width, 0.0)])
-@pytest.mark.parametrize("kind", [StackedLearner, LoopLearner])
-def test_a_lesson_has_its_share_in_every_step(ready: Prepared, kind, factory) -> None:
-    training = Training(epochs=1, batch=32, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0)
+@pytest.mark.parametrize("model", ["mlp", lambda width: Other(width, 0.0)])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_lesson_has_its_share_in_every_step(ready: Prepared, plain, model) -> None:
+    training = Training(
+        epochs=1, batch=32, lr=0.1, weight_decay=0.0, optimizer="sgd", dropout=0.0, model=model
+    )
     short = ready.train.sizes <= 32  # centers of one step
     assert short.any()
-    learner = kind(ready, training, factory, 11)
+    learner = learner_for(ready, training, 11, plain=plain)
     w, rows = models(learner, 6), ready.validation
-    share = torch.tensor([0.0, 0.4, 1.0, 0.4, 0.7, 0.2])
+    share = np.array([0.0, 0.4, 1.0, 0.4, 0.7, 0.2], dtype=np.float32)
     after = learner.train(w, 1, Objective(lesson=Lesson(rows, share)))
     own, other = learner.gradient(w, ready.train), learner.gradient(w, rows)
     wanted = w - 0.1 * ((1 - share[:, None]) * own + share[:, None] * other)
-    torch.testing.assert_close(after[short], wanted[short], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(after[short], wanted[short], rtol=1e-4, atol=1e-6)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-import torch
 from abps.models.joint import without_network
 from sklearn.linear_model import LogisticRegression
 
 import abps
+from abps.core.arrays import repeated
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import Rows, prepare
@@ -20,9 +20,8 @@ from abps.data.splines import bends, design_of, terms_of
 from abps.methods.catalog import CATALOG
 from abps.methods.settings import configure
 from abps.models.additive import Linear
-from abps.models.batched import StackedLearner
 from abps.models.curvature import largest_curvature
-from abps.models.loop import LoopLearner
+from abps.models.learners import learner_for
 from abps.models.metrics import labels_of, log_loss
 from abps.models.mixtures import mixtures
 from abps.models.specs import MODELS, ModelSpec, find_model
@@ -32,8 +31,8 @@ from federations import tiny
 
 def learners(data, training, seed=3):
     return (
-        StackedLearner(data, training, training.factory, seed),
-        LoopLearner(data, training, training.factory, seed),
+        learner_for(data, training, seed),
+        learner_for(data, training, seed, plain=True),
     )
 
 
@@ -42,27 +41,27 @@ def test_compiled_steps_are_those_of_the_plain_loop(terms):
     data = tiny()
     fast, plain = learners(data, Training.of("linear", epochs=5, weight_decay=0.05))
     rng = np.random.default_rng(1)
-    w = torch.from_numpy(rng.normal(size=(data.size, data.width + 1)).astype(np.float32))
-    anchor = torch.from_numpy(rng.normal(size=w.shape).astype(np.float32))
+    w = rng.normal(size=(data.size, data.width + 1)).astype(np.float32)
+    anchor = rng.normal(size=w.shape).astype(np.float32)
     objective = {
         "plain": Objective(),
         "columns": Objective(),
         "anchor": Objective(strength=0.3, anchor=anchor),
-        "both": Objective(strength=torch.linspace(0.1, 2.0, data.size), anchor=anchor[0], shift=0.1 * anchor),
+        "both": Objective(strength=np.linspace(0.1, 2.0, data.size), anchor=anchor[0], shift=0.1 * anchor),
     }[terms]
     columns = slice(0, data.width) if terms == "columns" else slice(None)
     seen = fast.train(w, 1, objective, columns)
-    torch.testing.assert_close(seen, plain.train(w, 1, objective, columns), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(seen, plain.train(w, 1, objective, columns), rtol=2e-5, atol=2e-6)
     if terms == "columns":
-        torch.testing.assert_close(seen[:, -1], w[:, -1])
+        np.testing.assert_allclose(seen[:, -1], w[:, -1])
     fast._fused = None  # the general path, which devices and other objectives take
-    torch.testing.assert_close(fast.train(w, 1, objective, columns), seen, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(fast.train(w, 1, objective, columns), seen, rtol=2e-5, atol=2e-6)
 
 
 def test_compiled_answers_are_those_of_the_plain_loop():
     data = tiny()
     fast, plain = learners(data, Training.of("linear"))
-    w = torch.randn(data.size, data.width + 1, generator=torch.Generator().manual_seed(0))
+    w = np.random.default_rng(0).normal(size=(data.size, data.width + 1)).astype(np.float32)
     np.testing.assert_allclose(
         fast.logits(w, data.test).values, plain.logits(w, data.test).values, rtol=1e-5, atol=1e-5
     )
@@ -72,30 +71,30 @@ def test_compiled_answers_are_those_of_the_plain_loop():
         np.array([1, 1, 1]),
         data.train.sizes.astype(np.float32),
     )
-    others = w[:, :-1].contiguous()
+    others = w[:, :-1]
     expected = plain.mixture_logits(w, others, parts, data.validation).values
     models, settled = fast.settle(w, others, parts, data.validation)
     for found in (fast.mixture_logits(w, others, parts, data.validation), settled):
         np.testing.assert_allclose(found.values, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(models[:, -1], w[[0, 0, 3], -1])
+    np.testing.assert_allclose(models[:, -1], w[[0, 0, 3], -1])
 
 
 def test_a_center_takes_the_same_steps_alone_as_among_others():
     data = tiny()
     training = Training.of("linear")
-    together = StackedLearner(data, training, training.factory, 3)
-    w = torch.zeros(data.size, data.width + 1)
+    together = learner_for(data, training, 3)
+    w = np.zeros((data.size, data.width + 1), dtype=np.float32)
     after = together.train(w, 1)
     for i in range(data.size):
-        alone = StackedLearner(data.only(i), training, training.factory, 3)
-        torch.testing.assert_close(alone.train(w[i : i + 1], 1)[0], after[i], rtol=0, atol=0)
+        alone = learner_for(data.only(i), training, 3)
+        np.testing.assert_allclose(alone.train(w[i : i + 1], 1)[0], after[i], rtol=0, atol=0)
 
 
 def test_many_steps_end_where_scikit_learn_does():
     data = tiny(sizes=(400,), width=8)
     training = Training.of("linear", epochs=4000, lr=10.0, weight_decay=0.02)
-    learner = StackedLearner(data, training, training.factory, 1)
-    w = learner.train(torch.zeros(1, 9), 1)[0].numpy()
+    learner = learner_for(data, training, 1)
+    w = learner.train(np.zeros((1, 9), dtype=np.float32), 1)[0]
     x, y = data.train.x, data.train.y
     oracle = LogisticRegression(C=1 / (0.02 * len(y)), tol=1e-8, max_iter=1000).fit(x, y)
     np.testing.assert_allclose(w[:-1], oracle.coef_[0], atol=2e-4)
@@ -118,8 +117,8 @@ def test_the_loss_never_rises_whatever_the_inputs_are(scale):
     data = tiny(sizes=(60, 30, 11))
     wild = replace(data, train=Rows(data.train.x * np.float32(scale), data.train.y, data.train.start))
     training = Training.of("linear", epochs=1, lr=50.0, weight_decay=0.0)
-    learner = StackedLearner(wild, training, training.factory, 1)
-    w = torch.zeros(3, data.width + 1)
+    learner = learner_for(wild, training, 1)
+    w = np.zeros((3, data.width + 1), dtype=np.float32)
     before = np.full(3, np.inf)
     for t in range(1, 40):
         w = learner.train(w, t)
@@ -189,7 +188,7 @@ def test_every_method_learns_with_every_model(name):
     for model in ("gam", "linear"):
         run = abps.simulate(fed, name, seed=11, rounds=2, model=model)
         assert run.config["training"]["model"] == model and np.isfinite(run.auroc.mean)
-        assert run.models is None or torch.isfinite(run.models).all()
+        assert run.models is None or np.isfinite(run.models).all()
         if run.bytes.edge and name != "glm-exact":  # which sends squares of as many numbers
             assert 0 < run.bytes.vs_fedavg < 0.02
 
@@ -198,14 +197,14 @@ def test_the_debug_engine_says_the_same():
     fed = abps.load("icu-synthetic:centers=6,stays=1200")
     fast = abps.simulate(fed, "random-k3", rounds=3, model="gam")
     plain = abps.simulate(fed, "random-k3", rounds=3, model="gam", engine="debug")
-    torch.testing.assert_close(fast.models, plain.models, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(fast.models, plain.models, rtol=1e-4, atol=1e-5)
     assert fast.bytes == plain.bytes
 
 
 def test_one_private_layer_is_the_intercept():
     fed = abps.load("icu-synthetic:centers=6,stays=1200")
     run = abps.simulate(fed, "fedavg-p", rounds=3, model="gam")
-    spread = run.models.std(dim=0)
+    spread = run.models.std(axis=0)
     assert (spread[:-1] == 0).all() and spread[-1] > 0
     assert configure("abps-x", {"model": "gam"}).wire.private_layers == 1  # of two; one must be shared
     assert configure("abps-x").wire.private_layers == 2
@@ -226,7 +225,7 @@ def test_models_of_one_s_own_by_place_and_by_factory():
     data = tiny()
     by_place = abps.simulate(data, "fedavg", rounds=1, model="abps.models.additive:Linear")
     by_factory = abps.simulate(data, "fedavg", rounds=1, model=Linear)
-    torch.testing.assert_close(by_place.models, by_factory.models, rtol=0, atol=0)
+    np.testing.assert_allclose(by_place.models, by_factory.models, rtol=0, atol=0)
     assert by_factory.config["training"]["model"] == "abps.models.additive.Linear"
     assert isinstance(find_model("gam"), ModelSpec) and set(MODELS) >= {"mlp", "linear", "gam"}
     with pytest.raises(RequestError, match="is not a model"):
@@ -275,7 +274,7 @@ def test_hostile_columns_leave_every_model_finite(model, standardise):
     settings = {"model": model, "standardise": standardise}
     for method in ("local", "fedavg", "random-k1", "abps-plus"):
         run = abps.simulate(hostile(), method, rounds=5, settings=settings)
-        assert torch.isfinite(run.models).all() and np.isfinite(run.auroc.mean)
+        assert np.isfinite(run.models).all() and np.isfinite(run.auroc.mean)
         assert run.auroc.mean > 0.6 or model in ("mlp", "encoders")
 
 
@@ -292,14 +291,14 @@ def test_the_best_round_by_validation_loss_is_restored():
     run = abps.simulate(fed, "local", rounds=8, model="gam", settings=hasty)
     data = prepare(fed, 11, standardise="common", splines=True)
     training = Training.of("gam", lr=5.0, epochs=60, weight_decay=0.0)
-    learner = StackedLearner(data, training, training.factory, 11)
-    w, losses, kept = torch.zeros(data.size, data.width + 1), [], []
+    learner = learner_for(data, training, 11)
+    w, losses, kept = np.zeros((data.size, data.width + 1), dtype=np.float32), [], []
     for t in range(1, 9):
         w = learner.train(w, t)
         kept.append(w)
         losses.append(np.nanmean(log_loss(learner.logits(w, data.validation), labels_of(data.validation))))
     assert np.argmin(losses) < 7  # it overfits, so that there is something to choose
-    torch.testing.assert_close(run.models, kept[int(np.argmin(losses))], rtol=0, atol=0)
+    np.testing.assert_allclose(run.models, kept[int(np.argmin(losses))], rtol=0, atol=0)
     assert run.auroc.mean == pytest.approx(run.auroc.at_best_validation)
 
 
@@ -308,9 +307,9 @@ def test_the_network_learns_beside_the_additive_part_and_leaves_it_alone():
     gam = abps.simulate(fed, "fedavg", rounds=3, model="gam")
     both = abps.simulate(fed, "fedavg", rounds=3, model="gam+mlp")
     size = gam.models.shape[1]
-    torch.testing.assert_close(both.models[:, -size:], gam.models, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(both.models[:, -size:], gam.models, rtol=1e-5, atol=1e-6)
     plain = abps.simulate(fed, "fedavg", rounds=3, model="gam+mlp", engine="debug")
-    torch.testing.assert_close(both.models, plain.models, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(both.models, plain.models, rtol=1e-3, atol=1e-4)
     assert configure("fedavg-p", {"model": "gam+mlp"}).wire.private_layers == 1
 
 
@@ -318,22 +317,22 @@ def test_a_network_that_does_not_lower_the_validation_loss_is_taken_away():
     fed = abps.load("icu-synthetic:centers=6,stays=1500")
     data = prepare(fed, 11, standardise="common", splines=True)
     training = Training.of("gam+mlp")
-    learner = StackedLearner(data, training, training.factory, 11)
-    start = learner.start.expand(data.size, -1)
+    learner = learner_for(data, training, 11)
+    start = repeated(learner.start, data.size)
     plain = without_network(learner.layout, start)
     # At the start the network says nothing, and the whole is the additive model at zero.
-    torch.testing.assert_close(plain, start.clone())
+    np.testing.assert_allclose(plain, start.copy())
     np.testing.assert_array_equal(learner.logits(start, data.test).values, 0.0)
-    trained = learner.train(start.contiguous(), 1)
+    trained = learner.train(start, 1)
     simple = without_network(learner.layout, trained)
     gam = Training.of("gam")
-    additive = StackedLearner(data, gam, gam.factory, 11)
+    additive = learner_for(data, gam, 11)
     np.testing.assert_allclose(
         learner.logits(simple, data.test).values,
-        additive.logits(trained[:, -data.width - 1 :].contiguous(), data.test).values,
+        additive.logits(trained[:, -data.width - 1 :], data.test).values,
         atol=1e-5,
     )
-    assert not torch.equal(simple, trained)
+    assert not np.array_equal(simple, trained)
     assert without_network(additive.layout, trained[:, -data.width - 1 :]) is None
 
     def loss(models):
@@ -341,7 +340,7 @@ def test_a_network_that_does_not_lower_the_validation_loss_is_taken_away():
 
     run = abps.simulate(fed, "local", rounds=1, model="gam+mlp")
     expected = trained if loss(trained) < loss(simple) else simple
-    torch.testing.assert_close(run.models, expected)
+    np.testing.assert_allclose(run.models, expected)
     silent = abps.simulate(fed, "local", rounds=1, model="gam")
     assert run.bytes.control - silent.bytes.control == 8 * data.size
 
@@ -355,7 +354,7 @@ def test_a_method_that_teaches_says_that_it_cannot_train_the_sum():
 def test_steps_cool_down():
     data = tiny()
     training = Training.of("linear", cooling=10.0)
-    learner = StackedLearner(data, training, training.factory, 1)
+    learner = learner_for(data, training, 1)
     np.testing.assert_allclose(learner.steps(Objective(), 1), 2 * learner.steps(Objective(), 11), rtol=1e-6)
     with pytest.raises(RequestError, match="optimizer=descent alone"):
         Training(cooling=3.0)

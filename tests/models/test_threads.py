@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abps.models.batches import shares
+from abps.models.draws import shares
 from abps.models.threads import Crew
 
 

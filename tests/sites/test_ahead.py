@@ -24,7 +24,7 @@ def ran(four, agreement, folder, ahead):
     for name in four.names:
         open_site(four, name, agreement, folder, network, ahead=ahead)
     Scheduler(network, agreement, agreement.rounds, QUICK).run(four.names)
-    models = np.stack([network.sites[name].models[0].numpy() for name in four.names])
+    models = np.stack([network.sites[name].models[0] for name in four.names])
     used = [network.sites[name].learning.used_ahead for name in four.names]
     close(network)
     return models, used

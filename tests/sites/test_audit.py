@@ -326,9 +326,7 @@ def test_a_head_that_is_none_does_no_harm(four, keys, tmp_path):
         other.name, "head", pack_head(99, bytes(32), b"made up", 1, other.site_context.sender_id(other.name))
     )
     one.begin(1, four.names[:2])  # a made-up head does not keep it from taking part
-    frame = pack(
-        one.site_context.learner.start[: one.site_context.shared].numpy(), one.site_context.codec, 1, 3
-    )
+    frame = pack(one.site_context.learner.start[: one.site_context.shared], one.site_context.codec, 1, 3)
     assert one.swapping.parts(frame + b"tail") == (frame, b"", b"tail")
     close(network)
 

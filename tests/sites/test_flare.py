@@ -14,15 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.recipe import ProdEnv
 
+from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.data.prepare import codebook, prepare
 from abps.engine.simulate import simulate
-from abps.models.batched import StackedLearner
+from abps.models.learners import learner_for
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import read_signer
 from abps.sites.consent.proposal import Proposal, sign
@@ -81,7 +81,7 @@ def test_eight_sites_on_the_engine_are_the_simulation(eight, tmp_path):
     same_beliefs(stores, run.beliefs)
     same_partners(stores, run)
     models = np.stack([stores[name].model() for name in eight.names])
-    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    np.testing.assert_allclose(models, run.models, atol=1e-5)
     for store in stores.values():
         store.close()
 
@@ -121,14 +121,14 @@ def trained_weights(given, seed=11):
     """What each site sends in the first round: its weights after the first local epochs."""
     data = prepare(given.together, seed)
     config = given.agreement("abps").config().training
-    learner = StackedLearner(data, config, config.factory, seed)
-    start = learner.start.expand(data.size, -1).clone()
+    learner = learner_for(data, config, seed)
+    start = repeated(learner.start, data.size).copy()
     return learner.train(start, 1)
 
 
-def found_in(text: bytes, weights: torch.Tensor) -> int:
+def found_in(text: bytes, weights: Weights) -> int:
     """How many of a model's stretches of 16 weights occur in the clear."""
-    flat = weights.numpy().astype("<f4")
+    flat = weights.astype("<f4")
     return sum(flat[at : at + 16].tobytes() in text for at in range(0, len(flat) - 16, 1000))
 
 
@@ -171,7 +171,7 @@ def test_a_relay_with_altered_code_obtains_nothing_and_changes_nothing(federatio
     run = simulate(federation.given.together, "abps-pq-k1", seed=11, rounds=2)
     stores = {name: federation.store(name, "hostile") for name in federation.given.names}
     same_partners(stores, run)
-    for store, model in zip(stores.values(), run.models.numpy()):
+    for store, model in zip(stores.values(), run.models):
         assert store.round == 2
         np.testing.assert_allclose(store.model(), model, atol=1e-5)
         store.close()
@@ -189,7 +189,7 @@ def test_a_method_of_ones_own_runs_between_real_sites(federation, monkeypatch):
     assert told["edge"] > 0
     stores = {name: federation.store(name, "own") for name in federation.given.names}
     models = np.stack([stores[name].model() for name in federation.given.names])
-    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    np.testing.assert_allclose(models, run.models, atol=1e-5)
     met = [len(row.partners) for store in stores.values() for row in store.rounds()]
     assert np.mean(met) == run.partners_mean
     for store in stores.values():
@@ -233,7 +233,7 @@ def test_the_pooled_regression_between_processes(federation, four):
     run = simulate(four.together, "glm-exact", 11, 3, settings)
     told = outcome.report["bytes"]
     assert told == {"edge": run.bytes.edge, "directed": run.bytes.directed, "control": run.bytes.control}
-    for name, model in zip(four.names, run.models.numpy()):
+    for name, model in zip(four.names, run.models):
         store = federation.store(name, "pooled")
         np.testing.assert_allclose(store.model(), model, atol=1e-5)
         assert {e.kind for e in store.traffic() if e.sent} <= {"told", "mask", "weights"}

@@ -114,8 +114,8 @@ def test_sites_do_what_the_simulation_does(tmp_path, spec, method, settings):
         11,
         name=method,
     )
-    models = np.stack([network.sites[name].models[0].numpy() for name in NAMES])
-    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    models = np.stack([network.sites[name].models[0] for name in NAMES])
+    np.testing.assert_allclose(models, run.models, atol=1e-5)
     assert np.abs(models).max() > 0.01
     sites = [network.sites[name] for name in NAMES]
     kept = np.array([[r.validation for r in site.store.rounds()] for site in sites], dtype=float)

@@ -112,7 +112,7 @@ def check_simulation(out, method, rounds, **settings):
     for store in stores.values():
         store.close()
     assert models.shape == tuple(run.models.shape)
-    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    np.testing.assert_allclose(models, run.models, atol=1e-5)
     assert sent == run.bytes.directed
     return run
 

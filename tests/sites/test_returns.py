@@ -184,7 +184,7 @@ def test_sites_that_end_rounds_by_themselves_are_the_simulation(six, tmp_path, m
     assert network.steps.count("exchange") == 3 and "settle" not in network.steps
     run = simulate(six.together, method, seed=11, rounds=3, settings=settings)
     models = np.stack([network.sites[name].store.model() for name in six.names])
-    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    np.testing.assert_allclose(models, run.models, atol=1e-5)
     told = report.to_json()["bytes"]
     assert told == {name: getattr(run.bytes, name) for name in ("edge", "directed", "control")}
     close(network)

@@ -57,8 +57,8 @@ def job(given, agreement, folder, rounds, memory=None):
 
 
 def same_models(network, names, run):
-    models = np.stack([network.sites[name].models[0].numpy() for name in names])
-    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    models = np.stack([network.sites[name].models[0] for name in names])
+    np.testing.assert_allclose(models, run.models, atol=1e-5)
 
 
 @pytest.mark.parametrize(("method", "settings"), CASES)

@@ -74,8 +74,8 @@ def test_sites_do_what_the_simulation_does(eight, tmp_path, method, settings):
         run.bytes.edge, run.bytes.directed, run.bytes.control,
     )  # fmt: skip
     assert told["edge"] > 0
-    models = np.stack([network.sites[name].models[0].numpy() for name in eight.names])
-    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    models = np.stack([network.sites[name].models[0] for name in eight.names])
+    np.testing.assert_allclose(models, run.models, atol=1e-5)
     stores = {name: network.sites[name].store for name in eight.names}
     if isinstance(run.beliefs, Usefulness):
         same_usefulness(stores, run.beliefs)
@@ -110,7 +110,7 @@ def test_early_stopping_at_the_same_round(eight, tmp_path):
     run = simulate(eight.together, "abps-pq-k1", seed=11, rounds=12, settings=settings)
     assert report.stopped_early and len(report.rounds) == run.rounds < 12
     best = np.stack([network.sites[name].store.model("best") for name in eight.names])
-    np.testing.assert_allclose(best, run.models.numpy(), atol=1e-5)
+    np.testing.assert_allclose(best, run.models, atol=1e-5)
     close(network)
 
 
@@ -127,8 +127,8 @@ def test_several_short_jobs_are_one_long_one(six, tmp_path, method, settings):
     run = simulate(six.together, method, seed=11, rounds=5, settings=settings)
     same = same_usefulness if method == "abps-plus-v1" else same_beliefs
     same({name: network.sites[name].store for name in six.names}, run.beliefs)
-    models = np.stack([network.sites[name].models[0].numpy() for name in six.names])
-    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    models = np.stack([network.sites[name].models[0] for name in six.names])
+    np.testing.assert_allclose(models, run.models, atol=1e-5)
     with pytest.raises(RequestError, match="has had its 5 rounds"):
         Scheduler(network, agreement, 1, QUICK).run(six.names)
     close(network)
@@ -155,8 +155,8 @@ def test_sites_forget_as_in_the_simulation(eight, tmp_path, settings):
     stores = {name: network.sites[name].store for name in eight.names}
     run = simulate(eight.together, "abps", seed=11, rounds=8, settings=settings)
     same_beliefs(stores, run.beliefs)
-    models = np.stack([network.sites[name].models[0].numpy() for name in eight.names])
-    np.testing.assert_allclose(models, run.models.numpy(), atol=1e-5)
+    models = np.stack([network.sites[name].models[0] for name in eight.names])
+    np.testing.assert_allclose(models, run.models, atol=1e-5)
     # The audit trail has an alarm in the round that reckons with it, the store in the one that raised it.
     rows = run.decisions.filter(run.decisions["decision"] == "alarm").select("round", "center").rows()
     own = {
@@ -416,7 +416,7 @@ def test_a_partner_that_sends_nonsense_is_not_mixed_in(pair):
     good.settle(1)
     good.finish(1)
     assert good.store.observations() == {}
-    np.testing.assert_array_equal(good.store.model(), good.trained[0].numpy())
+    np.testing.assert_array_equal(good.store.model(), good.trained[0])
 
 
 def test_a_flood_of_messages_is_cut_off(pair):

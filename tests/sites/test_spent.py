@@ -45,7 +45,7 @@ def test_sites_spend_what_the_simulation_spends(four, tmp_path, method):
     run = simulate(four.together, method, 11, 2, settings)
     for k, name in enumerate(four.names):
         site = network.sites[name]
-        np.testing.assert_allclose(site.models[0].numpy(), run.models[k].numpy(), atol=1e-5)
+        np.testing.assert_allclose(site.models[0], run.models[k], atol=1e-5)
         assert account_of(site.store) == run.privacy.accounts[name]
         assert status.summary(site.store)["epsilon"] == pytest.approx(site.site_context.purse.account.spent())
         assert site.site_context.purse.account.spent() <= 5.0
@@ -65,7 +65,7 @@ def test_a_spent_account_ends_in_rest_with_that_reason(four, tmp_path, method):
         assert rests[done:] == ["privacy account spent"] * (6 - done)
         assert "privacy account spent" not in rests[:done]
         assert account_of(store).spent() <= 2.0
-        np.testing.assert_allclose(network.sites[name].models[0].numpy(), run.models[k].numpy(), atol=1e-5)
+        np.testing.assert_allclose(network.sites[name].models[0], run.models[k], atol=1e-5)
         sent = [e for e in store.traffic() if e.sent and e.kind == "weights"]
         assert all(e.round <= done for e in sent)
     close(network)
@@ -132,7 +132,7 @@ def test_without_a_limit_nothing_is_kept(four, tmp_path):
     for k, agreement in enumerate((endless, plain)):
         network, _ = job(four, agreement, tmp_path / str(k), 1)
         assert all(account_of(site.store) is None for site in network.sites.values())
-        models.append(np.stack([site.models[0].numpy() for site in network.sites.values()]))
+        models.append(np.stack([site.models[0] for site in network.sites.values()]))
         close(network)
     assert np.array_equal(*models)
 

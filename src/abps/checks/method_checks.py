@@ -26,7 +26,7 @@ from abps.engine.simulate import simulate
 from abps.methods.base import Context, Method
 from abps.methods.memory import freeze, thaw
 from abps.methods.settings import names, with_settings
-from abps.models.batched import StackedLearner
+from abps.models.learners import learner_for
 from abps.registry import first_line
 
 ROUNDS: Final = 2
@@ -192,7 +192,7 @@ def it_can_be_written_down(trial: Trial) -> str | None:
         return "its result is not the same when read back from its file"
     with_small = trial.config
     data = _prepared(trial)
-    learner = StackedLearner(data, with_small.training, with_small.training.factory, SEED)
+    learner = learner_for(data, with_small.training, SEED)
     context = Context(learner, data, streams.center_ids(data.centers), SEED, ROUNDS)
     state, _ = RunState.start(with_small, context).round(1)
     try:

@@ -44,12 +44,12 @@ def run(
     from abps.methods.accounting import with_noise
     from abps.methods.catalog import CATALOG
     from abps.methods.settings import configure, describe
-    from abps.models.devices import device_name, find_device
+    from abps.models.modules import find_device
 
     if method not in CATALOG:
         quick_check(configure(method), method)
     config = with_noise(configure(method, options.settings(set_, model), rounds))
-    place = device_name(find_device(device))
+    place = find_device(device)
     console = options.terminal(stderr=True)
     with console.status("reading the federation") if console.is_terminal else nullcontext():
         federation = columns.federation(data)

@@ -16,7 +16,6 @@ come to the same numbers, bit for bit, in whatever order the centers are.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
-from abps.jit import compiled_or
+from abps.jit import compiled
 
 Floats = NDArray[np.float64]
 
@@ -141,38 +140,7 @@ def _digest(names: Sequence[str]) -> bytes:
     return hashlib.blake2b("\n".join(names).encode(), digest_size=8).digest()
 
 
-def _total(values: Floats) -> float:
-    """The sum, added up one by one as compiled code does it: the same to the last bit."""
-    return float(np.cumsum(values)[-1])
-
-
-def _tell_in_numpy(
-    values: Floats,
-    start: NDArray[np.int64],
-    group: NDArray[np.int64],
-    count: NDArray[np.uint32],
-    mean: NDArray[np.float32],
-    variance: NDArray[np.float32],
-    groups: NDArray[np.float32],
-) -> None:
-    """The same as ``_tell``."""
-    for i in range(len(start) - 1):
-        for c in range(len(values)):
-            mine = values[c, start[i] : start[i + 1]]
-            known = mine[np.isfinite(mine)]
-            size = len(known)
-            if size < max(FEWEST, group[i]):
-                continue
-            known = np.sort(np.clip(known, -LARGEST, LARGEST))
-            middle = _total(known) / size
-            count[i, c], mean[i, c], variance[i, c] = size, middle, _total((known - middle) ** 2) / size
-            used = min(size // int(group[i]), MOST_GROUPS)
-            edges = [g * size // used for g in range(used + 1)]
-            for g, (low, high) in enumerate(itertools.pairwise(edges)):
-                groups[i, c, g] = _total(known[low:high]) / (high - low)
-
-
-@compiled_or(_tell_in_numpy)
+@compiled
 def _tell(values, start, group, count, mean, variance, groups):
     """Summaries of columns (k, rows) for the centers start[i]:start[i+1]; gaps are not finite.
 

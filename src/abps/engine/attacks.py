@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import streams
+from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError, nearest
 from abps.data.prepare import Prepared, Rows
 from abps.methods.base import Context, Ints
@@ -107,35 +106,35 @@ class Attack:
 
     def on_sent(
         self,
-        sent: Tensor,
-        before: Tensor,
-        received: Tensor | None,
-        start: Tensor,
+        sent: Weights,
+        before: Weights,
+        received: Weights | None,
+        start: Weights,
         who: NDArray[np.bool_],
         seed: int,
         t: int,
         ids: NDArray[np.uint64],
-    ) -> Tensor:
+    ) -> Weights:
         """(n, shared) what leaves when attackers send something else.
 
         sent: what honest centers would send.  before: models at the start of the round.
         heard: (n, shared) what each center last received, if anybody did.  start: (shared,).
         """
-        spoiled = sent.clone()
+        spoiled = sent.copy()
         for i in np.flatnonzero(who).tolist():
             if self.name in BACKWARDS:
                 spoiled[i] = 2 * start - sent[i]
             elif self.name == "scale":
                 spoiled[i] = start + self.strength * (sent[i] - start)
             elif self.name == "random":
-                size = float((sent[i] - start).square().mean().sqrt())
+                size = float(np.sqrt(np.square(sent[i] - start).mean()))
                 noise = streams.generator(seed, "attack", t, int(ids[i])).standard_normal(sent.shape[1])
-                spoiled[i] = start + size * torch.from_numpy(noise.astype(np.float32))
+                spoiled[i] = start + size * noise.astype(np.float32)
             elif self.name == "nan":
                 spoiled[i] = float("nan")
             elif self.name == "huge" and t == self.round:
                 signs = streams.generator(seed, "attack", t, int(ids[i])).integers(0, 2, sent.shape[1])
-                spoiled[i] = torch.from_numpy((9e5 * (2.0 * signs - 1.0)).astype(np.float32))
+                spoiled[i] = (9e5 * (2.0 * signs - 1.0)).astype(np.float32)
             elif self.name == "free-rider":
                 spoiled[i] = before[i]
             elif self.name == "copy" and received is not None and received.shape[1] == sent.shape[1]:
@@ -152,34 +151,34 @@ class Attackers:
 
     attack: Attack
     who: NDArray[np.bool_]
-    received: Tensor | None = None
+    received: Weights | None = None
 
     def published(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
         """(n, k) what members publish of themselves."""
         return self.attack.on_published(vectors, self.who)
 
-    def sent(self, sent: Tensor, before: Tensor | None, context: Context, t: int) -> Tensor:
+    def sent(self, sent: Weights, before: Weights | None, context: Context, t: int) -> Weights:
         """(n, shared) what leaves the centers."""
-        start = torch.zeros(sent.shape[1])
+        start = np.zeros(sent.shape[1], dtype=np.float32)
         known = min(len(start), len(context.learner.start))
         start[:known] = context.learner.start[:known]
-        then = start.expand(len(sent), -1) if before is None else before
+        then = repeated(start, len(sent)) if before is None else before
         return self.attack.on_sent(sent, then, self.received, start, self.who, context.seed, t, context.ids)
 
-    def arrived(self, sent: Tensor, arrived: Tensor) -> Tensor:
+    def arrived(self, sent: Weights, arrived: Weights) -> Weights:
         """(n, shared) what receivers see: an honest codec has no way to write what is no number, an attacker
         has."""
-        none = ~torch.isfinite(sent).all(dim=1)
+        none = ~np.isfinite(sent).all(axis=1)
         if not none.any():
             return arrived
-        seen = arrived.clone()
+        seen = arrived.copy()
         seen[none] = float("nan")
         return seen
 
-    def hear(self, arrived: Tensor, to: Ints, by: Ints) -> Attackers:
+    def hear(self, arrived: Weights, to: Ints, by: Ints) -> Attackers:
         """The siege after a round: attackers keep what they received."""
-        received = arrived.clone() if self.received is None else self.received.clone()
-        received[torch.from_numpy(to)] = arrived[torch.from_numpy(by)]
+        received = arrived.copy() if self.received is None else self.received.copy()
+        received[to] = arrived[by]
         return replace(self, received=received)
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
+from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import Prepared, prepare
@@ -25,7 +25,7 @@ from abps.engine.result import Run, calibrated, scored_on, scores_of
 from abps.engine.row_scores import row_scores
 from abps.engine.simulate import Progress, simulate
 from abps.methods.base import Method, weighted_mean
-from abps.models.batched import StackedLearner
+from abps.models.learners import learner_for
 from abps.models.metrics import Segments, labels_of
 
 
@@ -38,7 +38,7 @@ class Absence:
 
     away: NDArray[np.bool_]
     run: Run
-    model: Tensor
+    model: Weights
     rows: Prepared
 
 
@@ -93,7 +93,7 @@ def absences(
         run = simulate(inside, method, seed, name=name, progress=_turn(progress, g, groups))
         if run.models is None or inside.book is None:
             raise RequestError(f"{name} keeps no weights of its own for every center; choose another method")
-        weights = run.models.new_tensor(inside.train.sizes.astype(np.float32))
+        weights = inside.train.sizes.astype(np.float32)
         mean = run.models[0] if len(run.models) == 1 else weighted_mean(run.models, weights)
         theirs = prepare(federation, seed, inside.book, split, training.standardise, training.splines)
         yield Absence(away, run, mean[None], theirs)
@@ -125,8 +125,8 @@ def stay_away(
     logits = np.zeros(0)
     for turn in absences(federation, method, name, seed, groups, progress):
         test = turn.rows.test
-        learner = StackedLearner(turn.rows, method.training, method.training.factory, seed)
-        answers = learner.logits(turn.model.expand(federation.size, -1).contiguous(), test)
+        learner = learner_for(turn.rows, method.training, seed)
+        answers = learner.logits(repeated(turn.model, federation.size), test)
         if first is None:
             first, logits = turn, np.full(len(test.y), np.nan, dtype=answers.values.dtype)
         theirs = turn.away[answers.group()]

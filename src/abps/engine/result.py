@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import platform
 from collections.abc import Mapping
@@ -13,7 +14,6 @@ from typing import Any, Final, get_type_hints
 import msgspec
 import numpy as np
 import polars as pl
-import torch
 from numpy.typing import NDArray
 
 from abps.core.beliefs import Beliefs
@@ -136,7 +136,7 @@ def versions() -> dict[str, str]:
     return {
         "abps": VERSION,
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
+        "torch": importlib.metadata.version("torch"),
         "numpy": np.__version__,
         "polars": pl.__version__,
     }
@@ -199,7 +199,7 @@ class Run:
     alive: tuple[tuple[float, float], ...] = ()
     trail: pl.DataFrame | Path | None = None
     scores: pl.DataFrame | Path | None = None
-    models: torch.Tensor | None = None
+    models: NDArray[np.float32] | None = None
     beliefs: Beliefs | None = None
     answers: Segments | None = None
     told: Told | None = None

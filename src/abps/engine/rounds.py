@@ -13,11 +13,10 @@ from functools import cache
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from abps.core import ledger as bytes_of
+from abps.core.arrays import Weights, repeated
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
 from abps.core.matching import Answer, Plan, Rest
 from abps.core.plausibility import distances, plausible
@@ -134,12 +133,12 @@ class RunState:
         """(n, entries) what arrives at the coordinator when attackers send something else."""
         if self.attackers is None:
             return values
-        sent = torch.from_numpy(np.nan_to_num(values))
+        sent = np.nan_to_num(values)
         attack, who = self.attackers.attack, self.attackers.who
-        nothing = torch.zeros(values.shape[1], dtype=sent.dtype)
-        before = nothing.expand(len(sent), -1)
+        nothing = np.zeros(values.shape[1], dtype=sent.dtype)
+        before = repeated(nothing, len(sent))
         spoiled = attack.on_sent(sent, before, before, nothing, who, self.context.seed, t, self.context.ids)
-        return np.where(np.isnan(values) & ~who[:, None], np.nan, spoiled.numpy())
+        return np.where(np.isnan(values) & ~who[:, None], np.nan, spoiled)
 
     def _alone(self, t: int) -> tuple[RunState, Outcome]:
         trained = self.method.train(self.context, self.state, t, True)
@@ -172,18 +171,18 @@ class RunState:
             sent = (self.attackers.arrived(up[0], sent[0]), *sent[1:])
         if method.noted:
             sent = with_notes(sent, method.note(context, trained))
-        sizes, start, some = context.sizes(), context.learner.start, torch.arange(n)
+        sizes, start, some = context.sizes(), context.learner.start, np.arange(n)
         if method.sends_models:
-            far = distances(sent[0].numpy(), start.numpy())
+            far = distances(sent[0], start)
             trusted = plausible(far, np.full(n, np.median(far[np.isfinite(far)])))
             if not trusted.all():
-                some = torch.from_numpy(np.flatnonzero(trusted))
+                some = np.flatnonzero(trusted)
                 sent, sizes = tuple(message[some] for message in sent), sizes[some]
         replies, memory = method.serve(start, self.server, sent, sizes, t)
         traffic = star_cost(method.line, n, lengths[0], [reply.shape[-1] for reply in replies], method.noted)
         return self._served(trained, replies, memory, some, traffic, t)
 
-    def _attacked(self, up: tuple[Tensor, ...], t: int) -> tuple[Tensor, ...]:
+    def _attacked(self, up: tuple[Weights, ...], t: int) -> tuple[Weights, ...]:
         """What attackers make of what centers send to a server; before training they have what it sent."""
         if self.attackers is None or not up:
             return up
@@ -194,7 +193,7 @@ class RunState:
         return (attackers.sent(up[0], before, self.context, t), *up[1:])
 
     def _masked_star(
-        self, trained: Any, up: tuple[Tensor, ...], lengths: tuple[Sequence[int], Sequence[int]], t: int
+        self, trained: Any, up: tuple[Weights, ...], lengths: tuple[Sequence[int], Sequence[int]], t: int
     ) -> tuple[RunState, Outcome]:
         """A round in which the server sees the sum of what is sent, and nothing else."""
         method, context = cast(StarMethod, self.method), self.context
@@ -204,12 +203,12 @@ class RunState:
         up = self._attacked(up, t)
         sent, say = up, context.sizes()
         if up and method.adds is not None:
-            sent, say = masked(up, context.sizes().numpy(), method.adds)
+            sent, say = masked(up, context.sizes(), method.adds)
         replies, memory = method.serve(context.learner.start, self.server, sent, say, t)
-        return self._served(trained, replies, memory, torch.arange(context.n), traffic, t)
+        return self._served(trained, replies, memory, np.arange(context.n), traffic, t)
 
     def _served(
-        self, trained: Any, replies: tuple[Tensor, ...], memory: Any, some: Tensor, traffic: Traffic, t: int
+        self, trained: Any, replies: tuple[Weights, ...], memory: Any, some: Weights, traffic: Traffic, t: int
     ) -> tuple[RunState, Outcome]:
         """What comes down, and what centers make of it; some: whose messages were let in."""
         method, context, n = cast(StarMethod, self.method), self.context, self.context.n
@@ -217,7 +216,7 @@ class RunState:
         down = tuple(
             method.line.answer(
                 context,
-                to_everyone(reply, some, n) if reply.dim() == 2 else reply,
+                to_everyone(reply, some, n) if reply.ndim == 2 else reply,
                 method.number(k, t, layout),
             )
             for k, reply in enumerate(replies)
@@ -244,15 +243,15 @@ class RunState:
             return self._rested(trained(), t, Rest.BUDGET, meeting.said.control)
         after = trained()
         shared = method.wire.shared(context)
-        sent, start = method.sent(self.state, after)[:, :shared], context.learner.start.numpy()
+        sent, start = method.sent(self.state, after)[:, :shared], context.learner.start
         honest = sent
         if self.attackers is not None:
             sent = self.attackers.sent(sent, method.sent(self.state, self.state)[:, :shared], context, t)
         arrived = method.wire.deliver(context, sent, t)
         if self.attackers is not None:
             arrived = self.attackers.arrived(sent, arrived)
-        far = distances(arrived.numpy(), start)
-        own = far if self.attackers is None else distances(honest.numpy(), start)
+        far = distances(arrived, start)
+        own = far if self.attackers is None else distances(honest, start)
         trusted = plausible(far[meeting.by], own[meeting.to])
         refused = (meeting.to[~trusted], meeting.by[~trusted])
         meeting = meeting.only(trusted, np.isfinite(far))

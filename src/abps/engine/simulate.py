@@ -42,14 +42,12 @@ from abps.lab.guarantees import BeliefSummary, belief_summary
 from abps.methods.accounting import counting_of, with_noise
 from abps.methods.base import Context, Decisions, Method
 from abps.methods.settings import configure, describe
-from abps.models.batched import StackedLearner
-from abps.models.devices import device_name, find_device
 from abps.models.layout import ModelFactory
-from abps.models.loop import LoopLearner
+from abps.models.learners import learner_for
 from abps.models.metrics import labels_of, log_loss, mean_over_centers
 from abps.models.native.blas import BLAS
 from abps.models.outcome_scores import main_score, survived
-from abps.models.training import Learner, Training
+from abps.models.training import Training
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
@@ -85,8 +83,8 @@ def simulate(
     method: a name of the catalog, or a configuration (also of a method of one's own).
     model: a name (mlp, linear, gam), ``package.module:FACTORY``, or a function that builds a
     ``torch.nn.Module`` for a number of inputs; default: the method's own, the paper's MLP for most.
-    device: where centers train and predict: cpu, cuda, cuda:1 and so on, mps, or auto (a GPU where there is
-    one). Devices round otherwise, so the result says which one it was.
+    device: where PyTorch trains and predicts: cpu, cuda, cuda:1 and so on, mps, or auto (a GPU where there
+    is one). Devices round differently, so the result names the device.
     name: what the result calls the method; default: its catalog name, or the configuration's class.
     attack: members that attack, as ``"sign-flip:share=0.2"`` (:mod:`abps.engine.attacks`).
     subgroups: columns by which accuracy is told apart, besides sex and age where they are found.
@@ -97,9 +95,6 @@ def simulate(
     if engine not in ENGINES:
         raise RequestError(f"engine={engine!r}: choose {' or '.join(ENGINES)}")
     parts = _parts(federation, subgroups)
-    place = find_device(device)
-    if engine == "debug" and place is not None:
-        raise RequestError(f"device={device!r}: engine='debug' runs on the CPU; leave one of the two out")
     config = configure(method, ({} if model is None else {"model": model}) | dict(settings or {}), rounds)
     config = with_noise(config)
     name = name or (method if isinstance(method, str) else type(method).__name__.lower())
@@ -120,12 +115,7 @@ def simulate(
     attackers = None if attack is None else attackers_of(attack, seed, ids)
     if attackers is not None:
         data = attackers.attack.on_rows(data, attackers.who)
-    factory = training.factory
-    learner: Learner = (
-        LoopLearner(data, training, factory, seed)
-        if engine == "debug"
-        else StackedLearner(data, training, factory, seed, place)
-    )
+    learner = learner_for(data, training, seed, plain=engine == "debug", device=device)
     context = Context(learner, data, ids, seed, config.stop.rounds)
 
     track = Track(data.centers)
@@ -164,7 +154,7 @@ def simulate(
         rounds=done,
         data=replace(federation.about(), features=data.width),
         config=describe(config),
-        device=device_name(place),
+        device=getattr(learner, "device", "cpu"),
         attack="" if attackers is None else str(attackers.attack),
         **scores_of(
             data.centers,

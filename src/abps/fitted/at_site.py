@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import torch
-
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.prepare import prepare
@@ -42,7 +40,7 @@ def site_model(store: Store, own: SiteFile) -> Fitted:
     split = assign_splits(federation, seed, book.shared_patients)
     training = config.training
     data = prepare(federation, seed, book, split, training.standardise, training.splines)
-    model = trained(data, config, torch.from_numpy(weights.copy())[None])
+    model = trained(data, config, weights.copy()[None])
     rounds = store.rounds()
     making = Making(
         agreement.method,

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from torch import Tensor
 
+from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
@@ -40,8 +40,8 @@ from abps.fitted.layers import Network, network_of
 from abps.fitted.model import FittedModel
 from abps.methods.base import Method
 from abps.methods.settings import configure, describe
-from abps.models.batched import StackedLearner
 from abps.models.layout import answering
+from abps.models.learners import learner_for
 from abps.models.metrics import Segments, brier, labels_of
 from abps.models.outcome_scores import main_score
 
@@ -104,7 +104,7 @@ class Trained:
     """
 
     data: Prepared
-    weights: Tensor
+    weights: Weights
     networks: tuple[Network, ...]
 
 
@@ -219,9 +219,9 @@ def _answers(trained: Trained, rows: Rows) -> Floats:
     return np.concatenate([network.answers(rows.only(i).x) for i, network in enumerate(trained.networks)])
 
 
-def trained(data: Prepared, config: Method, weights: Tensor) -> Trained:
+def trained(data: Prepared, config: Method, weights: Weights) -> Trained:
     """Models (centers, P), or one for all (1, P), with their networks."""
-    weights = weights.expand(data.size, -1).contiguous() if len(weights) == 1 else weights
+    weights = repeated(weights, data.size) if len(weights) == 1 else weights
     made = answering(config.training.factory, data.outcome, data.columns)
     return Trained(data, weights, tuple(network_of(made(data.width), row) for row in weights))
 
@@ -370,7 +370,7 @@ def _probabilities(
 ) -> pl.DataFrame:
     """Every row's probability: as the run's own learner gives it, and as the model that comes out does."""
     data = trained.data
-    learner = StackedLearner(data, config.training, config.training.factory, seed)
+    learner = learner_for(data, config.training, seed)
     rows = side_by_side(data.train, data.validation)
     told = expit(learner.logits(trained.weights, rows).values.astype(np.float64))
     owner = np.repeat(np.arange(data.size), rows.sizes)

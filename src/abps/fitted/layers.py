@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from abps.core.errors import RequestError
 from abps.models.additive import Linear
@@ -85,9 +85,9 @@ class Network:
         )
 
 
-def network_of(module: nn.Module, weights: Tensor) -> Network:
+def network_of(module: nn.Module, weights: NDArray[np.float32]) -> Network:
     """A trained module as plain layers.  weights: (P,) the flat row of its parameters."""
-    named = {name: value.numpy() for name, value in layout_of(module).unflatten(weights.cpu()).items()}
+    named = layout_of(module).unflatten(weights)
     if isinstance(module, MLP):
         branches: tuple[tuple[Layer, ...], ...] = (_mlp(module, named, ""),)
     elif isinstance(module, Linear):
@@ -111,12 +111,14 @@ def _mlp(module: MLP, named: Mapping[str, NDArray[np.float32]], prefix: str) -> 
     return (*hidden, Layer(named[f"{prefix}head.weight"], named[f"{prefix}head.bias"], False))
 
 
-def _checked(network: Network, module: nn.Module, weights: Tensor) -> Network:
+def _checked(network: Network, module: nn.Module, weights: NDArray[np.float32]) -> Network:
     """The layers, once they have answered like the module they were taken from."""
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(64, network.width)).astype(np.float32))
     module.eval()
     with torch.no_grad():
-        theirs = torch.func.functional_call(module, layout_of(module).unflatten(weights.cpu()), (x,))
+        theirs = torch.func.functional_call(
+            module, layout_of(module).unflatten(torch.from_numpy(weights.copy())), (x,)
+        )
     ours = network.answers(x.numpy())
     if not np.allclose(ours, theirs.double().numpy().reshape(ours.shape), rtol=1e-4, atol=1e-4):
         raise AssertionError("the layers do not answer like the model they were taken from")

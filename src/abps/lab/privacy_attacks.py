@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.engine.rounds import RunState
@@ -36,7 +37,8 @@ from abps.methods.accounting import with_noise
 from abps.methods.base import Context, Method
 from abps.methods.settings import with_settings
 from abps.methods.star import StarMethod
-from abps.models.batched import StackedLearner
+from abps.models.learners import learner_for
+from abps.models.training import Learner
 
 Floats = NDArray[np.float64]
 
@@ -112,9 +114,9 @@ class Exposed:
     gradient is taken at."""
 
     round: int
-    before: Tensor
-    after: Tensor
-    at: Tensor
+    before: Weights
+    after: Weights
+    at: Weights
 
 
 def exposed(method: Method, data: Prepared, seed: int, rounds: Sequence[int]) -> list[Exposed]:
@@ -126,7 +128,7 @@ def exposed(method: Method, data: Prepared, seed: int, rounds: Sequence[int]) ->
     method = with_noise(method)
     training = method.training
     ids = streams.center_ids(data.centers)
-    learner = StackedLearner(data, training, training.factory, seed)
+    learner = learner_for(data, training, seed)
     context = Context(learner, data, ids, seed, method.stop.rounds)
     course = RunState.start(method, context)
     found = []
@@ -135,14 +137,14 @@ def exposed(method: Method, data: Prepared, seed: int, rounds: Sequence[int]) ->
             models = getattr(course.state, "models", None)
             if models is None:
                 raise RequestError("this method keeps no model for every center; audit another")
-            beside = StackedLearner(data, training, training.factory, seed)
+            beside = learner_for(data, training, seed)
             after = beside.train(models, t)
             shared = method.line.shared(context)
-            sent = method.line.deliver(context, after[:, :shared].contiguous(), t)
-            before = models[:, :shared].clone()
+            sent = method.line.deliver(context, after[:, :shared], t)
+            before = models[:, :shared].copy()
             if method.kind == "star" and method.privacy.secure:
-                sent = before + (sent - before).mean(dim=0)
-            found.append(Exposed(t, before, sent, models.clone()))
+                sent = before + (sent - before).mean(axis=0)
+            found.append(Exposed(t, before, sent, models.copy()))
         course, _ = course.round(t)
     return found
 
@@ -150,9 +152,9 @@ def exposed(method: Method, data: Prepared, seed: int, rounds: Sequence[int]) ->
 class Gradients:
     """Gradients of single rows, with respect to the shared columns of a model."""
 
-    def __init__(self, learner: StackedLearner, shared: int) -> None:
+    def __init__(self, learner: Learner, shared: int) -> None:
         self._model, self._layout, self._shared = (
-            learner.factory(learner.data.width).eval(),
+            learner.training.factory(learner.data.width).eval(),
             learner.layout,
             shared,
         )
@@ -162,15 +164,16 @@ class Gradients:
         logit = torch.func.functional_call(self._model, self._layout.unflatten(w), (x[None],)).reshape(())
         return F.binary_cross_entropy_with_logits(logit, y)
 
-    def of(self, w: Tensor, x: NDArray[np.float32], y: NDArray[np.float32]) -> Tensor:
+    def of(self, w: Weights, x: NDArray[np.float32], y: NDArray[np.float32]) -> Weights:
         """(rows, shared)."""
-        return self._each(w, torch.from_numpy(x), torch.from_numpy(y))[:, : self._shared]
+        each = self._each(torch.tensor(w), torch.from_numpy(x), torch.from_numpy(y))
+        return each[:, : self._shared].numpy()
 
-    def losses(self, w: Tensor, x: NDArray[np.float32], y: NDArray[np.float32]) -> Floats:
+    def losses(self, w: Weights, x: NDArray[np.float32], y: NDArray[np.float32]) -> Floats:
         """(rows,)."""
         with torch.no_grad():
             answer = torch.func.functional_call(
-                self._model, self._layout.unflatten(w), (torch.from_numpy(x),)
+                self._model, self._layout.unflatten(torch.tensor(w)), (torch.from_numpy(x),)
             ).reshape(-1)
             loss = F.binary_cross_entropy_with_logits(answer, torch.from_numpy(y), reduction="none")
         return loss.numpy().astype(np.float64)
@@ -182,11 +185,13 @@ def features(
     """(rows, 3) what tells members of center i from others: alignment, and loss before and after."""
     gradient = made.of(seen.at[i], x, y)
     update = seen.after[i] - seen.before[i]
-    along = -(gradient @ update) / (gradient.norm(dim=1) * update.norm()).clamp_min(1e-12)
-    model = seen.at[i].clone()
+    along = -(gradient @ update) / np.maximum(
+        np.linalg.norm(gradient, axis=1) * np.linalg.norm(update), 1e-12
+    )
+    model = seen.at[i].copy()
     before = made.losses(model, x, y)
     model[: len(update)] = seen.after[i]
-    return np.stack([along.numpy().astype(np.float64), before, made.losses(model, x, y)], axis=1)
+    return np.stack([along.astype(np.float64), before, made.losses(model, x, y)], axis=1)
 
 
 def area(scores: Floats, member: NDArray[np.bool_]) -> float:
@@ -266,8 +271,8 @@ def guessing(
             guess = x.copy()
             guess[:, k] = value
             gradient = made.of(seen.at[i], guess, y)
-            told.append(-(gradient @ update) / gradient.norm(dim=1).clamp_min(1e-12))
-        score, truth = (told[0] - told[1]).numpy().astype(np.float64), x[:, k] > 0
+            told.append(-(gradient @ update) / np.maximum(np.linalg.norm(gradient, axis=1), 1e-12))
+        score, truth = (told[0] - told[1]).astype(np.float64), x[:, k] > 0
         gaps.append(area(score[member], truth[member]) - area(score[~member], truth[~member]))
     return float(np.mean(gaps))
 
@@ -287,7 +292,7 @@ def audit(
         for size in sizes:
             smaller, others = cut(data, size, seed)
             seen = exposed(changed, smaller, seed, rounds)
-            learner = StackedLearner(smaller, changed.training, changed.training.factory, seed)
+            learner = learner_for(smaller, changed.training, seed)
             made = Gradients(learner, seen[0].before.shape[1])
             found += [attack(made, each, smaller.train, others, protection.name) for each in seen]
     return found

@@ -21,14 +21,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from abps.core import streams
+from abps.core.arrays import repeated
 from abps.cores import available_cores
 from abps.data.prepare import Prepared, Rows
 from abps.engine.rounds import RunState
 from abps.engine.simulate import Track
 from abps.methods.base import Context
 from abps.methods.catalog import find
-from abps.models.batched import StackedLearner
-from abps.models.training import Training
+from abps.models.learners import learner_for
+from abps.models.training import Learner, Training
 
 #: Called with (what is being measured, done, of).
 Progress = Callable[[str, int, int], None]
@@ -63,10 +65,10 @@ ROUNDS_PER_TURN = 4
 class _Rounds:
     """Whole rounds of a method, one after the other: training, selection, exchange, credit, evaluation."""
 
-    def __init__(self, name: str, learner: StackedLearner) -> None:
+    def __init__(self, name: str, learner: Learner) -> None:
         data = learner.data
         method = find(name)
-        context = Context(learner, data, learner.ids, 1, method.stop.rounds)
+        context = Context(learner, data, streams.center_ids(data.centers), 1, method.stop.rounds)
         self._course = RunState.start(replace(method, budget=None), context)
         self._track, self._t = Track(data.centers), 0
 
@@ -158,8 +160,8 @@ def measure(
 ) -> Speed:
     """Engine, loop and roof in turns; medians of each, and of the ratios within a turn."""
     training, cores = training or Training(), len(available_cores())
-    learner = StackedLearner(data, training, training.factory, 1)
-    w = learner.start.expand(data.size, -1).clone()
+    learner = learner_for(data, training, 1)
+    w = repeated(learner.start, data.size).copy()
     few = min(loop_centers, data.size)
     models = [training.factory(data.width) for _ in range(few)]
     share = float(data.train.sizes[:few].sum() / data.train.sizes.sum())

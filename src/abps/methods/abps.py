@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import credit, goals, selection
+from abps.core.arrays import Weights, lerp
 from abps.core.beliefs import Beliefs
 from abps.core.candidates import Candidates
 from abps.core.candidates import candidates as candidates_of
@@ -33,7 +34,6 @@ from abps.methods.forgetting import Memory, Observed, Watch, keys_of
 from abps.methods.pairing import Floats, Ints, Meeting, Score, judged, meet
 from abps.methods.peers import PeerMethod, PeerUtility, Preferences, Received, StepResult
 from abps.models.metrics import auroc, log_loss
-from abps.tensors import Tensor, torch
 
 #: Centers up to which every proposal is listed in the audit trail; above, those in vain are counted.
 LISTED_UP_TO = 512
@@ -181,8 +181,6 @@ class ABPS(PeerMethod):
     memory: what else is forgotten: after alarms of drift, or beyond a window of rounds.
     adopt: always, or if_helpful: keep the mix only where it does not lower the own validation utility.
     """
-
-    arithmetic: ClassVar[bool] = True
 
     selection: Selection = field(default_factory=Selection)
     filter: Filter = field(default_factory=Filter)
@@ -363,10 +361,10 @@ class ABPS(PeerMethod):
     def together(
         self,
         context: Context,
-        before: Tensor,
-        trained: Tensor,
-        arrived: Tensor,
-        weights: Tensor,
+        before: Weights,
+        trained: Weights,
+        arrived: Weights,
+        weights: Weights,
         partners: list[Ints],
         t: int,
     ) -> Meeting:
@@ -385,12 +383,12 @@ class ABPS(PeerMethod):
         if self.adopt == "if_helpful":
             # Shapley values add up to U(all partners) - U(nobody): the worth of the whole mix.
             worth = np.bincount(meeting.center, weights=meeting.phi, minlength=len(mixed))
-            mixed = torch.where(torch.from_numpy(worth < 0)[:, None], trained, mixed)
+            mixed = np.where((worth < 0)[:, None], trained, mixed)
         if self.smoothing:
             shared = arrived.shape[1]
-            met = torch.tensor([len(mine) > 0 for mine in partners])[:, None]
-            smooth = torch.lerp(mixed[:, :shared], before[:, :shared], self.smoothing)
-            mixed = torch.cat([torch.where(met, smooth, mixed[:, :shared]), mixed[:, shared:]], dim=1)
+            met = np.array([len(mine) > 0 for mine in partners])[:, None]
+            smooth = lerp(mixed[:, :shared], before[:, :shared], self.smoothing)
+            mixed = np.concatenate([np.where(met, smooth, mixed[:, :shared]), mixed[:, shared:]], axis=1)
         return replace(meeting, models=mixed)
 
     def evidence(self, context: Context, state: State) -> tuple[Ints, Floats, Floats, Floats]:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared
@@ -41,7 +42,6 @@ from abps.models.hierarchical import (
     posterior,
 )
 from abps.models.training import Training
-from abps.tensors import Tensor, torch
 from abps.wire.fields import Fields
 from abps.wire.number_lists import Field, NumberList
 
@@ -337,13 +337,13 @@ def local_rows(data: Prepared) -> LocalRows:
     return LocalRows(rows, *column_groups(data.columns, len(family.mix)))
 
 
-def as_models(modes: Floats, local: LocalRows) -> Tensor:
+def as_models(modes: Floats, local: LocalRows) -> Weights:
     """(r, P) coefficients, then intercepts, as linear models have them, from (r, q)."""
     family = local.rows.family
     shaped = modes.reshape(len(modes), *local.rows.shape)
     level = shaped[:, :, -1] @ family.mix + family.baseline
     flat = np.concatenate([shaped[:, :, :-1].reshape(len(modes), -1), level], axis=1)
-    return torch.from_numpy(flat.astype(np.float32))
+    return flat.astype(np.float32)
 
 
 def common_model(state: PlusState, local: LocalRows) -> CommonModel:

@@ -25,13 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
+from abps.core.arrays import Weights, repeated, weighted_sum
 from abps.core.choices import validate
 from abps.core.errors import RequestError
-from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared, Rows
 from abps.models.metrics import Segments
 from abps.models.training import Learner, Training
-from abps.tensors import Tensor, torch
 from abps.wire.codecs import NOTHING, codec
 from abps.wire.frames import frame_size
 
@@ -78,30 +77,30 @@ class Wire:
         """Bytes of the frame that carries one center's shared weights."""
         return frame_size(codec(self.codec), self.shared(context))
 
-    def base(self, start: Tensor, count: int) -> Tensor:
+    def base(self, start: Weights, count: int) -> Weights:
         """(count,) what is subtracted before encoding and added again on arrival."""
-        return start[:count] if self.reference == "start" else torch.zeros(count)
+        return start[:count] if self.reference == "start" else np.zeros(count, dtype=np.float32)
 
-    def deliver(self, context: Context, weights: Tensor, t: int) -> Tensor:
+    def deliver(self, context: Context, weights: Weights, t: int) -> Weights:
         """(r, count) what the centers here send as the receivers see it; t numbers the message."""
         return self._arrived(
             context, weights, streams.bits(context.seed, "codec", t, context.ids[context.local_index])
         )
 
-    def answer(self, context: Context, weights: Tensor, t: int) -> Tensor:
+    def answer(self, context: Context, weights: Weights, t: int) -> Weights:
         """What a server sends as the centers see it: (count,) the same to all, or (n, count) to each its
         own; t numbers the message."""
-        if weights.dim() == 1:
+        if weights.ndim == 1:
             return self._arrived(context, weights[None], server_keys(context.seed, t))[0]
         return self._arrived(context, weights, server_keys(context.seed, t, context.ids))
 
-    def _arrived(self, context: Context, weights: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+    def _arrived(self, context: Context, weights: Weights, keys: NDArray[np.uint64]) -> Weights:
         """(senders, count) as the receivers see them; keys: (senders,) of the codec's random bits."""
         common = NOTHING
         if self.reference != "none":
-            common = self.base(context.learner.start, weights.shape[1]).numpy()
-        arrived = torch.empty(weights.shape)
-        sent, seen = weights.numpy(), arrived.numpy()
+            common = self.base(context.learner.start, weights.shape[1])
+        arrived = np.empty(weights.shape, dtype=np.float32)
+        sent, seen = weights, arrived
         blocks = np.array_split(np.arange(len(weights)), -(-len(weights) // 32))
 
         def work(k: int) -> None:
@@ -208,15 +207,15 @@ class Context:
         """(r, n) a center itself among the members."""
         return np.asarray(self.local_index[:, None] == np.arange(self.n))
 
-    def sizes(self) -> Tensor:
+    def sizes(self) -> Weights:
         """(n,) training rows of the members."""
         if self.reported_rows is not None:
-            return torch.from_numpy(self.reported_rows)
-        return torch.from_numpy(self.data.train.sizes.astype(np.float32))
+            return self.reported_rows
+        return self.data.train.sizes.astype(np.float32)
 
-    def common_start(self) -> Tensor:
+    def common_start(self) -> Weights:
         """(r, P) the same initial model for every center."""
-        return self.learner.start.expand(self.r, -1).clone()
+        return repeated(self.learner.start, self.r).copy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +255,7 @@ def refusals(center: Ints, peer: Ints, finite: NDArray[np.bool_]) -> Decisions:
 class Models:
     """The plainest state: one model per center here, (r, P)."""
 
-    models: Tensor
+    models: Weights
 
     def placed(self, place: Ints, n: int) -> Any:
         """The same when member k is called ``place[k]`` from now on, among n members that include the old.
@@ -326,10 +325,6 @@ class Method:
     budget: edge bytes after which communication ends, or none.
     """
 
-    #: Whether all that it does with tensors of linear models is among :mod:`abps.numpy_tensors`: a site's
-    #: process then does without PyTorch.
-    arithmetic: ClassVar[bool] = False
-
     #: Why it learns binary outcomes alone, in half a sentence; nothing if it learns any.
     only_binary: ClassVar[str] = ""
 
@@ -366,12 +361,6 @@ class Method:
         """Settings that a comparison may tune, each with the values to try: at most six combinations."""
         epochs = self.training.epochs
         return tried(self, epochs=tuple(dict.fromkeys((max(1, epochs // 2), epochs))))
-
-    def by_arithmetic(self, outcome: Outcome) -> bool:
-        """Whether a site that predicts this outcome by it needs neither PyTorch nor compiled code."""
-        ours = self.arithmetic and type(self).__module__.startswith("abps.")  # others' code may do anything
-        linear = self.training.model in ("linear", "gam") and self.training.optimizer == "descent"
-        return ours and linear and self.training.clip is None and outcome.binary
 
     def between_sites(self) -> str:
         """Why it cannot run between sites, in half a sentence; nothing if it can."""
@@ -437,11 +426,11 @@ def with_derived(method: Method, context: Context) -> Context:
     return replace(context, derived=method.derived(context))
 
 
-def weighted_mean(models: Tensor, weights: Tensor) -> Tensor:
+def weighted_mean(models: Weights, weights: Weights) -> Weights:
     """(P,) mean of (n, P) rows with the given (n,) weights."""
-    return (weights / weights.sum()).to(models.dtype) @ models
+    return weighted_sum((weights / weights.sum()).astype(models.dtype), models)
 
 
-def shares(sizes: Tensor, weighting: Weighting) -> Tensor:
+def shares(sizes: Weights, weighting: Weighting) -> Weights:
     """(n,) every center's say in an average, from the numbers of their training rows."""
-    return sizes if weighting == "size" else torch.ones(len(sizes))
+    return sizes if weighting == "size" else np.ones(len(sizes), dtype=np.float32)

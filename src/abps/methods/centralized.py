@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from abps.core.arrays import repeated
 from abps.data.prepare import Prepared, Rows
 from abps.methods.base import Context, Method, Models
 from abps.models.metrics import Segments
@@ -22,7 +23,7 @@ class Centralized(Method):
 
     def init(self, context: Context) -> Models:
         """One model (1, P), the common start."""
-        return Models(context.learner.start[None].clone())
+        return Models(context.learner.start[None].copy())
 
     def derived(self, context: Context) -> Learner:
         """The learner that sees all rows."""
@@ -34,7 +35,7 @@ class Centralized(Method):
 
     def logits(self, context: Context, state: Models, rows: Rows) -> Segments:
         """The one model on every center's own rows."""
-        return context.learner.logits(state.models.expand(context.n, -1), rows)
+        return context.learner.logits(repeated(state.models, context.n), rows)
 
 
 def pool(data: Prepared) -> Prepared:

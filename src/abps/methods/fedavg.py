@@ -7,14 +7,16 @@ Every center trains the server's model and sends it back; the server averages. L
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
+
+from abps.core.arrays import Weights, lerp, repeated
 from abps.core.errors import RequestError
 from abps.lab.rivals.robust import AGGREGATES, Aggregate, trusted
 from abps.methods.base import Context, Weighting, Wire, shares
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,6 @@ class FedAvg(StarMethod):
     weighting: Weighting = "size"
     smoothing: float = 0.0
     aggregate: Aggregate = "mean"
-
-    arithmetic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,13 +61,13 @@ class FedAvg(StarMethod):
         objective = PLAIN if alone else self.objective(state)
         return replace(state, models=context.learner.train(state.models, t, objective))
 
-    def upload(self, context: Context, state: Any, trained: Any, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: Any, trained: Any, t: int) -> tuple[Weights, ...]:
         """The shared layers."""
         return (trained.models[:, : self.wire.shared(context)],)
 
     def serve(
-        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
-    ) -> tuple[tuple[Tensor, ...], Any]:
+        self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
+    ) -> tuple[tuple[Weights, ...], Any]:
         """The average, smoothed over rounds."""
         say = shares(sizes, self.weighting)
         before = server.last[0] if server.last else start[: sent[0].shape[1]]
@@ -76,16 +76,16 @@ class FedAvg(StarMethod):
         else:
             trunk = AGGREGATES[self.aggregate](sent[0], say)
         if self.smoothing:
-            trunk = torch.lerp(trunk, before, self.smoothing)
+            trunk = lerp(trunk, before, self.smoothing)
         return (trunk,), None
 
-    def receive(self, context: Context, state: Any, trained: Any, down: tuple[Tensor, ...], t: int) -> Any:
+    def receive(self, context: Context, state: Any, trained: Any, down: tuple[Weights, ...], t: int) -> Any:
         """The average in the place of the shared layers."""
         return replace(trained, models=under(down[0], trained.models))
 
 
-def under(trunk: Tensor, models: Tensor) -> Tensor:
+def under(trunk: Weights, models: Weights) -> Weights:
     """(r, P) models whose first columns are a common trunk (shared,)."""
-    common = trunk.expand(len(models), -1)
+    common = repeated(trunk, len(models))
     private = models[:, len(trunk) :]
-    return torch.cat([common, private], dim=1) if private.shape[1] else common
+    return np.concatenate([common, private], axis=1) if private.shape[1] else common

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.beliefs import Beliefs
 from abps.core.choices import validate
 from abps.core.errors import RequestError
@@ -22,7 +23,6 @@ from abps.evaluate import change_detection as drift
 from abps.evaluate.change_detection import two_sided_p
 from abps.methods.base import Alarm, Context
 from abps.models.metrics import Segments, labels_of, row_losses
-from abps.tensors import Tensor
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -115,7 +115,7 @@ class Memory:
         """The level of one comparison."""
         return self.alarm_level / max(1, len(self.watch))
 
-    def look(self, before: Context, context: Context, models: Tensor, t: int) -> tuple[Alarm, ...]:
+    def look(self, before: Context, context: Context, models: Weights, t: int) -> tuple[Alarm, ...]:
         """Alarms on the centers' own data when, before round t, new rows took the place of old."""
         if self.forget != "alarm":
             return ()
@@ -288,7 +288,7 @@ def relation_p(
     return (1 + beyond) / (1 + count)
 
 
-def losses(context: Context, models: Tensor, rows: Rows) -> Segments:
+def losses(context: Context, models: Weights, rows: Rows) -> Segments:
     """Every center's deviance residual on each of its rows: the root of twice its log-loss, less skewed."""
     loss = row_losses(context.learner.logits(models, rows), labels_of(rows))
     return Segments(np.sqrt(2.0 * loss.values), loss.start)

@@ -23,7 +23,7 @@ from abps.methods.accounting import to_count
 from abps.methods.base import Context, Method, with_derived
 from abps.methods.coordinated import CoordinatedMethod
 from abps.methods.references import GlmExact
-from abps.models.batched import StackedLearner
+from abps.models.learners import learner_for
 from abps.privacy.small_counts import least_rows
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
@@ -52,7 +52,7 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
     """
     training = method.training
     data = prepare(table, seed, book, standardise=training.standardise, splines=training.splines)
-    learner = StackedLearner(data, training, training.factory, seed)
+    learner = learner_for(data, training, seed)
     context = Context(learner, data, streams.center_ids(data.centers), seed, method.stop.rounds)
     found = [Value("codebook", column.name, column.kind) for column in book.columns]
     found += [Value("codebook", f"outcome {name}", "a class") for name in book.outcome.names]

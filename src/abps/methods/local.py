@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from abps.methods.base import Method
 
@@ -11,5 +10,3 @@ from abps.methods.base import Method
 @dataclass(frozen=True)
 class Local(Method):
     """No exchange at all: a method as it is by default."""
-
-    arithmetic: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Any state as bytes and back: a frozen dataclass of arrays, tensors, numbers, words and more of the same.
+"""Any state as bytes and back: a frozen dataclass of arrays, numbers, words and more of the same.
 
 What is written is a list of names and numbers (JSON), then the arrays as they are in memory: nothing that
 could be executed. Reading follows the types that the dataclasses declare. Members stand in it by their
@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.tensors import Tensor, is_tensor, torch
-
 _LENGTH = struct.Struct("<I")
 
 #: What arrays are made of: numbers, words, dates.
@@ -38,8 +36,6 @@ def freeze(state: Any, without: tuple[str, ...] = ()) -> bytes:
     def plain(value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        if isinstance(value, Tensor):
-            value = value.contiguous().numpy()
         if isinstance(value, np.ndarray):
             if not _KIND.fullmatch(value.dtype.str):
                 raise TypeError(f"an array of {value.dtype} cannot be written down")
@@ -100,8 +96,6 @@ def _thawed(kind: type, data: bytes, given: dict[str, Any]) -> Any:
         if origin in (types.UnionType, typing.Union):
             (some,) = (each for each in inner if each is not type(None))
             return None if told is None else read(told, some)
-        if is_tensor(hint):
-            return torch.from_numpy(array(told))
         if origin is np.ndarray:
             return array(told)
         if origin is tuple:

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import credit, streams
+from abps.core.arrays import Weights
 from abps.methods.base import Context
 from abps.models.metrics import Segments, labels_of
 from abps.models.mixtures import mixtures
-from abps.tensors import Tensor
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,7 +53,7 @@ class Meeting:
     their owners' rows.  phi[k]: the Shapley value of the member at place ``peer[k]`` for row ``center[k]``.
     """
 
-    models: Tensor
+    models: Weights
     validation: Segments
     test: Segments
     center: Ints
@@ -62,14 +62,14 @@ class Meeting:
 
 
 def meet(
-    context: Context, trained: Tensor, arrived: Tensor, weights: Tensor, partners: Sequence[Ints]
+    context: Context, trained: Weights, arrived: Weights, weights: Weights, partners: Sequence[Ints]
 ) -> Meeting:
     """Average all who have rows here (a hospital has its own alone) with their partners; nobody is judged.
 
     trained: (r, P) own models.  arrived: (n, shared) what each member's partners received from it.
     weights: (n,) of the members.  partners: of every row, by their places.
     """
-    data, say = context.data, weights.numpy()
+    data, say = context.data, weights
     parts = mixtures(np.arange(context.r), *flat(partners), say, own_weights=say[context.local_index])
     models, answers = context.learner.settle(trained, arrived, parts, data.held_out)
     none = np.zeros(0, dtype=np.int64)
@@ -80,9 +80,9 @@ def judged(
     meeting: Meeting,
     context: Context,
     score: Score,
-    trained: Tensor,
-    arrived: Tensor,
-    weights: Tensor,
+    trained: Weights,
+    arrived: Weights,
+    weights: Weights,
     partners: Sequence[Ints],
     t: int,
     permutations: int = 8,
@@ -90,7 +90,7 @@ def judged(
 ) -> Meeting:
     """The meeting, and what every center's partners were worth to it by the score of its model on its
     validation rows: exact up to five partners, sampled above."""
-    arrived, say = arrived.contiguous(), weights.numpy()
+    say = weights
     rows = context.data.validation
 
     def utility(owner: Ints, members: Ints, counts: Ints) -> Floats:

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from abps.core import ledger as bytes_of
 from abps.core import selection as turns_of
+from abps.core.arrays import Weights
 from abps.core.ledger import Traffic
 from abps.core.matching import Answer, Plan, propose, unwanted
 from abps.core.selection import Selection
 from abps.methods.base import Alarm, Context, Decisions, Floats, Ints, Method, Wire
 from abps.models.metrics import Segments
-from abps.tensors import Tensor
 
 
 def accept(row: int, peer: int) -> Answer:
@@ -69,7 +69,7 @@ class Received:
 
     to: Ints
     by: Ints
-    arrived: Tensor
+    arrived: Weights
     notes: Floats
     preferences: Any = None
     refused: tuple[Ints, Ints] = field(default_factory=lambda: (np.zeros(0, np.int64), np.zeros(0, np.int64)))
@@ -140,9 +140,9 @@ class PeerMethod(Method, ABC):
         """(receivers, senders) by their places, of a graph: the same wherever it is worked out."""
         raise NotImplementedError
 
-    def sent(self, state: Any, trained: Any) -> Tensor:
+    def sent(self, state: Any, trained: Any) -> Weights:
         """(r, P) the models whose shared layers travel."""
-        models: Tensor = trained.models
+        models: Weights = trained.models
         return models
 
     def note(self, context: Context, trained: Any, listeners: Ints) -> Floats:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.methods.base import Context, Method, Models, Stopping
@@ -27,7 +28,6 @@ from abps.models.layout import Layout
 from abps.models.metrics import Segments, labels_of, log_loss
 from abps.models.tabular import Choice, Predictor, choose, fit
 from abps.models.training import Training
-from abps.tensors import Tensor, torch
 
 Floats = NDArray[np.float64]
 
@@ -159,7 +159,7 @@ class Asked(Models):
     @property
     def w(self) -> Floats:
         """(1 + columns,) the coefficients, the intercept first."""
-        return np.roll(self.models[0].double().numpy(), 1)
+        return np.roll(self.models[0].astype(np.float64), 1)
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class GlmExact(StarMethod):
 
     def init(self, context: Context) -> Asked:
         """All zero."""
-        return Asked(torch.zeros(context.r, 1 + context.data.width))
+        return Asked(np.zeros((context.r, 1 + context.data.width), dtype=np.float32))
 
     def train(self, context: Context, state: Asked, t: int, alone: bool) -> Asked:
         """Nothing: what a center does is to sum."""
@@ -244,29 +244,29 @@ class GlmExact(StarMethod):
         """Sums, as they are."""
         return "total"
 
-    def upload(self, context: Context, state: Asked, trained: Asked, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: Asked, trained: Asked, t: int) -> tuple[Weights, ...]:
         """The sums at the coefficients that were asked about; nothing once they are final."""
         if state.done:
             return ()
         train, validation, few = context.derived
         sums = message(train, validation, state.w)
         sums[few] = 0.0
-        return (torch.from_numpy(sums),)
+        return (sums,)
 
     def serve(
-        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
-    ) -> tuple[tuple[Tensor, ...], Any]:
+        self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
+    ) -> tuple[tuple[Weights, ...], Any]:
         """The round, less than zero if the coefficients are final, and the next ones to ask about."""
         if not sent:
             return (), server.memory
-        total = sent[0].double().numpy().sum(axis=0)
+        total = sent[0].astype(np.float64).sum(axis=0)
         memory = server.memory
         if memory is None:
             zero = np.zeros(width_of(len(total)))
             memory = Regression(zero, zero)
         memory = replace(self.step(memory, total), asked=t)
         reply = np.concatenate([[-t if memory.done else t], memory.best if memory.done else memory.w])
-        return (torch.from_numpy(reply).float(),), memory
+        return (reply.astype(np.float32),), memory
 
     def step(self, state: Regression, total: Floats) -> Regression:
         """What the server makes of the sums at the coefficients that it asked about."""
@@ -285,14 +285,14 @@ class GlmExact(StarMethod):
         return replace(state, before=loss, w=w)
 
     def receive(
-        self, context: Context, state: Asked, trained: Asked, down: tuple[Tensor, ...], t: int
+        self, context: Context, state: Asked, trained: Asked, down: tuple[Weights, ...], t: int
     ) -> Asked:
         """The coefficients to go on with."""
         if not down:
             return state
-        w = down[0][1:].roll(-1)  # the intercept is the last
+        w = np.roll(down[0][1:], -1)  # the intercept is the last
         asked = int(down[0][0])
-        return Asked(w.expand(context.r, -1).clone(), asked < 0, abs(asked))
+        return Asked(repeated(w, context.r).copy(), asked < 0, abs(asked))
 
     def logits(self, context: Context, state: Asked, rows: Rows) -> Segments:
         """The one regression on all rows."""
@@ -318,7 +318,7 @@ def told_rows(data: Prepared) -> tuple[Rows, Rows, NDArray[np.bool_]]:
 class Stopped(Models):
     """models: each where its validation loss (``loss``) was smallest.  current: as training goes on."""
 
-    current: Tensor
+    current: Weights
     loss: Floats
 
 
@@ -350,7 +350,7 @@ class CentralizedStopped(Centralized):
     def init(self, context: Context) -> Stopped:
         """One model, the common start."""
         start = context.learner.start[None]
-        return Stopped(start.clone(), start.clone(), np.full(1, np.inf))
+        return Stopped(start.copy(), start.copy(), np.full(1, np.inf))
 
     def train(self, context: Context, state: Models, t: int, alone: bool) -> Stopped:
         """Train, and keep what is better."""
@@ -365,11 +365,11 @@ class CentralizedStopped(Centralized):
         return replace(state, loss=np.full(1, np.inf))
 
 
-def better(state: Stopped, trained: Tensor, loss: Floats) -> Stopped:
+def better(state: Stopped, trained: Weights, loss: Floats) -> Stopped:
     """The state after a round: a model with a smaller validation loss takes the place of the best.
 
     A center without validation rows has nothing to stop by and keeps the last.
     """
     won = ~(loss >= state.loss)
-    chosen = torch.where(torch.from_numpy(won)[:, None], trained, state.models)
+    chosen = np.where(won[:, None], trained, state.models)
     return Stopped(chosen, trained, np.where(won, np.where(np.isnan(loss), np.inf, loss), state.loss))

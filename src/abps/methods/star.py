@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from abps.core.arrays import Weights, repeated
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
 from abps.methods.base import Context, Floats, Kind, Method, Wire
 from abps.models.layout import Layout
 from abps.privacy import fixed_point
 from abps.privacy.fixed_point import NUMBER, protocol_bytes
-from abps.tensors import Tensor, torch
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
@@ -34,7 +34,7 @@ class Server:
     seed, layout: of the study, which all know.
     """
 
-    last: tuple[Tensor, ...] = ()
+    last: tuple[Weights, ...] = ()
     memory: Any = None
     seed: int = 0
     layout: Layout = field(default_factory=lambda: Layout((), (), ()))
@@ -88,13 +88,13 @@ class StarMethod(Method, ABC):
         return np.zeros(context.r)
 
     @abstractmethod
-    def upload(self, context: Context, state: Any, trained: Any, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: Any, trained: Any, t: int) -> tuple[Weights, ...]:
         """What the centers here send: (r, columns) per message."""
 
     @abstractmethod
     def serve(
-        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
-    ) -> tuple[tuple[Tensor, ...], Any]:
+        self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
+    ) -> tuple[tuple[Weights, ...], Any]:
         """What the server sends back, and its memory: per message (columns,), the same for all, or
         (senders, columns), to each sender its own.
 
@@ -103,7 +103,7 @@ class StarMethod(Method, ABC):
         """
 
     @abstractmethod
-    def receive(self, context: Context, state: Any, trained: Any, down: tuple[Tensor, ...], t: int) -> Any:
+    def receive(self, context: Context, state: Any, trained: Any, down: tuple[Weights, ...], t: int) -> Any:
         """The state after what came down: per message (columns,), or (r, columns) where each got its own."""
 
     def taken_in(self, state: Any) -> int:
@@ -133,21 +133,21 @@ def star_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int], 
     return Traffic(max(sent, (sent + back + 1) // 2), sent + back, centers * CONTROL_MESSAGE * noted)
 
 
-def to_everyone(reply: Tensor, trusted: Tensor, n: int) -> Tensor:
+def to_everyone(reply: Weights, trusted: Weights, n: int) -> Weights:
     """(n, columns) own replies (senders, columns) for all n; who was not let in gets their mean.
 
     trusted: (senders,) the places of the senders.
     """
     if len(reply) == n:
         return reply
-    everyone = reply.mean(0).expand(n, -1).clone()
+    everyone = repeated(reply.mean(0), n).copy()
     everyone[trusted] = reply
     return everyone
 
 
-def with_notes(sent: tuple[Tensor, ...], notes: Floats) -> tuple[Tensor, ...]:
+def with_notes(sent: tuple[Weights, ...], notes: Floats) -> tuple[Weights, ...]:
     """Messages, and the numbers beside them."""
-    return (*sent, torch.from_numpy(notes.astype(np.float32)))
+    return (*sent, notes.astype(np.float32))
 
 
 def masked_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int]) -> Traffic:
@@ -158,25 +158,25 @@ def masked_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int]
     return Traffic(edge, sent + plain.directed, protocol_bytes(centers))
 
 
-def summands(sent: Sequence[Tensor], sizes: Floats, adding: Adding) -> Floats:
+def summands(sent: Sequence[Weights], sizes: Floats, adding: Adding) -> Floats:
     """(centers, entries + 1) what each center adds: its messages (centers, columns), times its say, and its
     say."""
     say = np.asarray(sizes, dtype=np.float64) if adding == "size" else np.ones(len(sizes))
-    parts = [message.double().numpy() * say[:, None] for message in sent]
+    parts = [message.astype(np.float64) * say[:, None] for message in sent]
     return np.concatenate([*parts, say[:, None]], axis=1)
 
 
-def from_sum(total: Floats, lengths: Sequence[int], adding: Adding) -> tuple[tuple[Tensor, ...], Tensor]:
+def from_sum(total: Floats, lengths: Sequence[int], adding: Adding) -> tuple[tuple[Weights, ...], Weights]:
     """What a server goes on with that has seen the sum alone: one sender that stands for all, and its say."""
     say = float(total[-1])
     parts = np.split(total[:-1], np.cumsum(lengths)[:-1])
     if adding == "total":
-        return tuple(torch.from_numpy(part[None].copy()) for part in parts), torch.tensor([say])
+        return tuple(part[None].copy() for part in parts), np.array([say], dtype=np.float32)
     means = (part[None] / max(say, 1e-12) for part in parts)
-    return tuple(torch.from_numpy(mean).float() for mean in means), torch.tensor([say])
+    return tuple(mean.astype(np.float32) for mean in means), np.array([say], dtype=np.float32)
 
 
-def masked(sent: Sequence[Tensor], sizes: Floats, adding: Adding) -> tuple[tuple[Tensor, ...], Tensor]:
+def masked(sent: Sequence[Weights], sizes: Floats, adding: Adding) -> tuple[tuple[Weights, ...], Weights]:
     """What a server sees of messages (centers, columns) under masks: bit for bit the sum that masked centers
     arrive at, each summand rounded to a millionth."""
     total = fixed_point.exact_sum(summands(sent, sizes, adding))

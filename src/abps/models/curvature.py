@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.jit import compiled_or
+from abps.jit import compiled
 
 #: Rounds of the power iteration; the tests compare with the singular value.
 POWERS = 40
 
 
-@compiled_or()
+@compiled
 def curvatures(x, start, found):
     """(n,) the largest curvature of each center's mean logistic loss: a quarter of the largest eigenvalue of
     its second moments, the intercept as an input of ones; 0 for a center without rows."""

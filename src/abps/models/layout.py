@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from abps.core.errors import RequestError
 from abps.data.outcome import Outcome
-from abps.tensors import Tensor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,9 +81,9 @@ class Layout:
             )
         return self.size if private_layers == 0 else self.layer_starts[-private_layers]
 
-    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of a (..., parameters) tensor, by parameter name."""
-        return {b.name: flat[..., b.start : b.stop].unflatten(-1, b.shape) for b in self.blocks}
+    def unflatten(self, flat: Any) -> dict[str, Any]:
+        """Views of (..., parameters) weights, an array or a tensor, by parameter name."""
+        return {b.name: flat[..., b.start : b.stop].reshape(*flat.shape[:-1], *b.shape) for b in self.blocks}
 
 
 def linear_layout(width: int, outcome: Outcome) -> Layout:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.core.arrays import Weights, compact
 from abps.models.native import network as compiled
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +61,14 @@ def mixtures(
 Each = Callable[[Callable[[int], None], int], None]
 
 
-def mixed(own: Tensor, others: Tensor, parts: Mixtures, each: Each) -> Tensor:
+def mixed(own: Weights, others: Weights, parts: Mixtures, each: Each) -> Weights:
     """(k, P) the models, from own models (n, P) and what was sent of the shared columns (n, shared)."""
-    models = torch.empty(len(parts), own.shape[1])
-    mine, sent, out = own.contiguous().numpy(), others.contiguous().numpy(), models.numpy()
+    models = np.empty((len(parts), own.shape[1]), dtype=np.float32)
+    mine, sent = compact(own), compact(others)
     pieces = np.array_split(np.arange(len(parts)), max(1, -(-len(parts) // 64)))
 
     def work(k: int) -> None:
-        compiled.mixed_models(mine, sent, parts.plain(), pieces[k], out)
+        compiled.mixed_models(mine, sent, parts.plain(), pieces[k], models)
 
     each(work, len(pieces))
     return models

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.data.outcome import BINARY, Outcome
 from abps.models.layout import Block, Layout, ModelFactory
@@ -74,9 +75,10 @@ def layout_of(model: nn.Module) -> Layout:
     return Layout(tuple(blocks), tuple(layer_names), tuple(layer_starts))
 
 
-def initial_weights(factory: ModelFactory, width: int, seed: int) -> Tensor:
+def initial_weights(factory: ModelFactory, width: int, seed: int) -> Weights:
     """(parameters,) the common start of all centers and methods of one seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(streams.key(seed, "initial-weights") & (2**63 - 1))
         model = factory(width)
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).to(torch.float32)
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return flat.to(torch.float32).numpy()

@@ -1,6 +1,6 @@
 """What follows from an outcome for learning: the loss of a row, its slope, who is at risk, what is foretold.
 
-``loss`` is for automatic differentiation of any model; ``judged`` is the same in compiled code, with slopes.
+``judged`` is compiled; :mod:`abps.models.torch_losses` has the same losses for automatic differentiation.
 Of Cox's likelihood the rows that are given together are one stratum: a center's rows, or a batch of them.
 """
 
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from abps.data.outcome import Outcome
 from abps.models.native import row_losses as native
 from abps.models.native.network import areas
-from abps.tensors import Tensor, torch
 
 Floats = NDArray[np.float64]
 
@@ -50,45 +49,6 @@ def judged(
         part = slice(low, high)
         native.judge(*rule(outcome), answers[part], y[part], slope[part], loss[part])
     return loss, slope
-
-
-def loss(outcome: Outcome, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """The weighted sum of row losses; z (rows, outputs), y and weight (rows,), the last 0 for padding."""
-    if outcome.way == "cox":
-        return _cox(z[:, 0], y, weight)
-    if outcome.way == "hazard":
-        grid = torch.tensor(outcome.grid, dtype=y.dtype, device=y.device)
-        time, event = y.abs()[:, None], ~torch.signbit(y)[:, None]
-        lived = (grid < time) | (~event & (grid <= time))
-        begins = torch.cat([torch.full_like(grid[:1], -torch.inf), grid[:-1]])
-        failed = event & (begins < time) & (time <= grid)
-        rows = (torch.nn.functional.softplus(z) * (lived | failed) - z * failed).sum(dim=1)
-    elif outcome.way == "softmax":
-        mine = (y[:, None] == torch.arange(z.shape[1], device=y.device)).to(z.dtype)
-        rows = torch.logsumexp(z, dim=1) - (z * mine).sum(dim=1)
-    elif outcome.way == "squared":
-        rows = 0.5 * (z[:, 0] - y) ** 2
-    elif outcome.way == "pinball":
-        gap = z[:, 0] - y
-        rows = torch.maximum((1.0 - outcome.quantile) * gap, -outcome.quantile * gap)
-    else:
-        rows = torch.nn.functional.binary_cross_entropy_with_logits(z[:, 0], y, reduction="none")
-    return (rows * weight).sum()
-
-
-def _cox(z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Efron's partial likelihood: of tied events the l-th has left l shares of the tied risk behind."""
-    real, event = weight > 0, ~torch.signbit(y) & (weight > 0)
-    time = y.abs()
-    top = torch.where(real, z, torch.full_like(z, -torch.inf)).max().detach()
-    risk = torch.exp(torch.where(real, z - top, torch.zeros_like(z))) * real
-    later = (time[None] >= time[:, None]).to(z.dtype)
-    tied = ((time[None] == time[:, None]) & event[None]).to(z.dtype)
-    before = torch.tril(torch.ones_like(tied), diagonal=-1)
-    share = (tied * before).sum(dim=1) / torch.clamp(tied.sum(dim=1), min=1.0)
-    left = later @ risk - share * (tied @ risk)
-    rows = torch.log(torch.where(event, left, torch.ones_like(left))) + top - z
-    return (torch.where(event, rows, torch.zeros_like(rows)) * weight).sum()
 
 
 def foretold(outcome: Outcome, z: NDArray[Any]) -> Floats:

@@ -1,9 +1,8 @@
 """Models by name: what a model looks at, how it is built, and how it is best trained.
 
 ``mlp`` is the paper's network. ``linear`` is a logistic regression on the encoded columns, ``gam`` one on
-smooth terms of them: an additive model. ``gam+mlp`` adds a small network to it. Anything else is a place in a
-module, ``package.module:FACTORY``, or in Python the factory itself: a function from the number of inputs to a
-``torch.nn.Module``.
+smooth terms of them: an additive model. Anything else is a place in a module, ``package.module:FACTORY``, or
+in Python the factory itself: a function from the number of inputs to a ``torch.nn.Module``.
 
 The modules that build networks bring PyTorch along. They are imported when a model is built: a process that
 only wants to know what a model looks at does without.
@@ -28,13 +27,15 @@ class ModelSpec:
     """A kind of model.
 
     build: a factory, from the layers (hidden units and dropout) that the settings ask for.
-    splines: whether numeric columns come as smooth terms.  layers: how many layers it has, where that is
+    splines: whether numeric columns come as smooth terms.
+    linear: whether compiled code for linear models applies.  layers: how many layers it has, where that is
     known.  training: settings that suit it, where they are not the paper's.
     """
 
     build: Callable[[tuple[int, ...], float], ModelFactory]
     summary: str
     splines: bool = False
+    linear: bool = False
     layers: int | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
 
@@ -69,9 +70,14 @@ _CONVEX = {
 
 MODELS: Final[dict[str, ModelSpec]] = {
     "mlp": ModelSpec(_mlp, "the paper's network"),
-    "linear": ModelSpec(_linear, "logistic regression, penalised", layers=2, training=_CONVEX),
+    "linear": ModelSpec(_linear, "logistic regression, penalised", linear=True, layers=2, training=_CONVEX),
     "gam": ModelSpec(
-        _linear, "additive model of smooth terms, penalised", splines=True, layers=2, training=_CONVEX
+        _linear,
+        "additive model of smooth terms, penalised",
+        splines=True,
+        linear=True,
+        layers=2,
+        training=_CONVEX,
     ),
     "encoders": ModelSpec(
         _encoders,

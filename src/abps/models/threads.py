@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
-import torch
-
 from abps.cores import available_cores
 from abps.models.native.blas import BLAS
 
@@ -45,8 +43,7 @@ class Crew:
             finally:
                 self._local.busy = False
 
-        threads, one_each = torch.get_num_threads(), BLAS.limit(limits=1)
-        torch.set_num_threads(1)
+        one_each = BLAS.limit(limits=1)
         helping = [self._helpers.submit(pull) for _ in range(min(self.cores, count) - 1)]
 
         def finish() -> None:
@@ -55,7 +52,6 @@ class Crew:
             finally:
                 wait(helping)
                 one_each.restore_original_limits()
-                torch.set_num_threads(threads)
             for each in helping:
                 each.result()  # its error, if it had one
 

@@ -1,7 +1,7 @@
 """Local training: its settings, what methods may add to the loss, and what they may ask of a learner.
 
-``batched.StackedLearner`` is the fast one; ``loop.LoopLearner`` is the same learning told plainly;
-``small_linear.SmallLinear`` is a linear model's, at a site.
+:func:`abps.models.learners.learner_for` chooses the learner: compiled code for the paper's network and for
+linear models, PyTorch for any other ``nn.Module``. All of them take and return NumPy arrays.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.core.arrays import Weights
 from abps.core.choices import validate
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
-from abps.models.contrast import Contrast
-from abps.models.gaussian import Gaussian
 from abps.models.layout import Layout, ModelFactory
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures
 from abps.models.specs import find_model
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Training:
     0: never. What centers learn apart from each other between two exchanges then fades.
     hidden, dropout: the layers of the paper's network.
     clip: the longest that one row's gradient may be; none: as long as it is. With it training is private
-    (:mod:`abps.models.private`): noise of ``noise_multiplier`` times this length on every sum of gradients,
+    (a sampled Gaussian mechanism): noise of ``noise_multiplier`` times this length on every sum of gradients,
     of rows that are each drawn with the chance ``sampling``; no dropout, no steps that follow the curvature.
     """
 
@@ -94,6 +92,11 @@ class Training:
         """Whether the model looks at smooth terms of numeric columns."""
         return find_model(self.model).splines
 
+    @property
+    def linear(self) -> bool:
+        """Whether the model is linear in its inputs: such a process needs no PyTorch."""
+        return find_model(self.model).linear
+
     @staticmethod
     def of(model: str | ModelFactory, **settings: Any) -> Training:
         """The training that suits a model; settings replace its own."""
@@ -118,12 +121,42 @@ class Lesson:
     """
 
     rows: Rows
-    share: Tensor
+    share: Weights
 
-    def blend(self, gradient: Tensor, taught: Tensor, members: Tensor) -> Tensor:
-        """(m, P) from the gradients on the batch and on these rows."""
-        share = self.share[members, None].to(gradient.device)
-        return (1.0 - share) * gradient + share * taught
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """A contrastive loss on representations (Li et al. 2021): near one frozen model's, away from another's.
+
+    For every row, with z the last hidden layer (after ReLU, before dropout) of the model in training,
+
+        l = -log( e^(cos(z, z_near) / tau) / (e^(cos(z, z_near) / tau) + e^(cos(z, z_far) / tau)) ).
+
+    The frozen models answer without dropout.  near, far: (P,) or (n, P) the frozen models.
+    strength: weight of the loss.  temperature: tau.
+    """
+
+    near: Weights
+    far: Weights
+    strength: float
+    temperature: float
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """Weights that are Gaussians, trained by drawing them (Blundell et al. 2015), and their prior.
+
+    A weight is N(m, s^2) with s = softplus(r). Every batch draws all weights once, w = m + s e, and
+
+        loss = BCE(w) + say * KL(N(m, s^2), N(center, spread^2)).
+
+    What is trained are m and r, side by side: (n, 2P) instead of (n, P).
+    center, spread: (P,) or (n, P) the prior.  say: (n,) weight of the divergence from it.
+    """
+
+    center: Weights
+    spread: Weights
+    say: Weights
 
 
 @dataclass(frozen=True)
@@ -138,43 +171,27 @@ class Objective:
     lesson: a share of the loss is taken on other rows.
     gaussian: what is trained are not weights (n, P) but means and raw spreads of weights (n, 2P); anchor and
     shift are then of these.
-
-    A learner may compute on a device; all of this stands on the CPU, where the state of methods is.
     """
 
-    strength: float | Tensor = 0.0
-    anchor: Tensor | None = None
-    shift: Tensor | None = None
+    strength: float | Weights = 0.0
+    anchor: Weights | None = None
+    shift: Weights | None = None
     contrast: Contrast | None = None
     lesson: Lesson | None = None
     gaussian: Gaussian | None = None
 
-    def terms(self, members: Tensor, device: torch.device) -> Terms:
-        """What is added for the centers ``members`` (m,), on a device."""
+    @property
+    def simple(self) -> bool:
+        """Whether it has only terms in the weights."""
+        return self.contrast is None and self.lesson is None and self.gaussian is None
 
-        def rows(value: Tensor | None) -> Tensor | None:
-            return None if value is None else (value if value.dim() == 1 else value[members]).to(device)
-
-        strength = self.strength
-        if isinstance(strength, Tensor):
-            strength = strength[members].unsqueeze(1).to(device)
-        return Terms(strength, rows(self.anchor), rows(self.shift))
-
-
-@dataclass(frozen=True)
-class Terms:
-    """An objective's terms for m centers: strength a number or (m, 1), anchor and shift (P,) or (m, P)."""
-
-    strength: float | Tensor
-    anchor: Tensor | None
-    shift: Tensor | None
-
-    def add(self, w: Tensor, gradient: Tensor) -> None:
-        """Add them to the gradients (m, P) at the weights (m, P)."""
-        if self.anchor is not None:
-            gradient.add_(self.strength * (w - self.anchor))
-        if self.shift is not None:
-            gradient.add_(self.shift)
+    def check_private(self) -> None:
+        """Raise unless it has only terms in the weights: others look at rows without a bound."""
+        if not self.simple:
+            raise RequestError(
+                "clip: this method's loss is not one of single rows, so a row's part in it has no bound; "
+                "leave clip out, or choose another method"
+            )
 
 
 PLAIN = Objective()
@@ -185,7 +202,7 @@ class Learner(Protocol):
 
     data: Prepared
     training: Training
-    start: Tensor
+    start: Weights
     noisy_steps: dict[int, int]
     looked: bool
 
@@ -195,37 +212,37 @@ class Learner(Protocol):
 
     def train(
         self,
-        w: Tensor,
+        w: Weights,
         round: int,
         objective: Objective = PLAIN,
         columns: slice = slice(None),
         epochs: int | None = None,
-    ) -> Tensor:
+    ) -> Weights:
         """(n, P) the models after every center's local epochs; ``w`` is left as it was.
 
         Only ``columns`` of the parameters move.
         """
 
-    def begin(self, w: Tensor, round: int) -> Callable[[], Tensor]:
+    def begin(self, w: Weights, round: int) -> Callable[[], Weights]:
         """The same, while the caller does something else; the result waits for the models."""
 
-    def logits(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
+    def logits(self, w: Weights, rows: Rows, owner: NDArray[np.int64] | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
 
-    def mixture_logits(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> Segments:
+    def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
         """Logits of every mixture on the rows of its owner, from own models (n, P) and what was sent of
         the shared columns (n, shared)."""
 
-    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
+    def settle(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> tuple[Weights, Segments]:
         """(k, P) every mixture itself, and its logits on the rows of its owner."""
 
-    def gradient(self, w: Tensor, rows: Rows, owner: NDArray[np.int64] | None = None) -> Tensor:
+    def gradient(self, w: Weights, rows: Rows, owner: NDArray[np.int64] | None = None) -> Weights:
         """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout.
 
         Labels between 0 and 1 are allowed; a center without rows has gradient zero.
         """
 
-    def representation(self, w: Tensor, x: Tensor) -> Tensor:
+    def representation(self, w: Weights, x: Weights) -> Weights:
         """(m, b, units) the last hidden layer of models (m, P) on rows (m, b, d), no dropout."""
 
     def each(self, work: Callable[[int], None], count: int) -> None:

@@ -12,7 +12,7 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.lab.rivals.bnn import BNN, State, pooled, raw_of
 from abps.methods.fedavg import FedAvg
-from abps.models.gaussian import noise
+from abps.models.draws import normals, weight_keys
 from abps.models.training import Training
 
 QUIET = Training(weight_decay=0.0, dropout=0.0)
@@ -50,7 +50,8 @@ def test_gradient_is_autograds_of_the_bound(context, one_step, prior) -> None:
     size = here.learner.layout.size
     both = torch.cat([state.models, state.raw], dim=1) + 0.01
     after = here.learner.train(both, 1, method.objective(here, state))
-    drawn = noise(here.seed, here.ids, 1, 0, size)
+    keys = weight_keys(here.seed, here.ids, 1, np.zeros(1, dtype=np.uint64))[:, 0]
+    drawn = torch.from_numpy(normals(keys, size))
     network = one_step.factory(here.data.width)
     names = [name for name, _ in network.named_parameters()]
     shapes = [p.shape for p in network.parameters()]

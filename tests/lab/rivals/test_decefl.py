@@ -6,10 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abps.core.arrays import repeated
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.decefl import DeceFL
@@ -23,8 +23,8 @@ def matrix(method: DeceFL, here) -> np.ndarray:
     edges = method.edges(here, 1)
     to, by = graphs.both_ways(edges)
     weight = np.full(len(to), 1.0 / (np.bincount(edges.ravel(), minlength=here.n).max() + 1))
-    unit = torch.eye(here.n)
-    return graphs.combine(unit, unit, to, by, weight).numpy().astype(np.float64)
+    unit = np.eye(here.n, dtype=np.float32)
+    return graphs.combine(unit, unit, to, by, weight).astype(np.float64)
 
 
 @pytest.mark.parametrize("graph", graphs.GRAPHS)
@@ -44,19 +44,19 @@ def test_on_a_complete_graph_one_step_is_averaged_descent(context, play, one_ste
     here = context(one_step)
     w = here.learner.start
     for _ in range(3):
-        w = w - 0.1 * here.learner.gradient(w.expand(here.n, -1), here.data.train).mean(0)
+        w = w - 0.1 * here.learner.gradient(repeated(w, here.n), here.data.train).mean(0)
     combined = play(DeceFL(training=one_step, graph="complete", order="adapt-then-combine"), here, 3)[-1]
-    torch.testing.assert_close(combined.models, w.expand(here.n, -1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(combined.models, repeated(w, here.n), rtol=1e-4, atol=1e-6)
     states = play(DeceFL(training=one_step, graph="complete"), here, 3)
     for before, after in itertools.pairwise(states):
         slope = here.learner.gradient(before.models, here.data.train)
         wanted = before.models.mean(0) - 0.1 * slope  # the mean of all, and the own step only
-        torch.testing.assert_close(after.models, wanted, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(after.models, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_combining_trained_models_on_a_complete_graph_is_uniform_fedavg(context, play) -> None:
     here = context(Training())
-    torch.testing.assert_close(
+    np.testing.assert_allclose(
         play(DeceFL(graph="complete", order="adapt-then-combine"), here, 1)[-1].models,
         play(FedAvg(weighting="uniform"), here, 1)[-1].models,
         rtol=1e-4,
@@ -71,14 +71,14 @@ def test_the_mean_moves_by_the_mean_displacement_only(context, play, name, graph
     here = context(config.training)
     before, after = play(DeceFL(training=config.training, graph=graph), here, 2)[-2:]
     moved = here.learner.train(before.models, 2) - before.models
-    torch.testing.assert_close(after.models.mean(0), (before.models + moved).mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after.models.mean(0), (before.models + moved).mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_what_a_neighbour_learns_arrives_a_round_later(context, play) -> None:
     """In round 1 all models are equal, so mixing changes nothing: every center has its own training."""
     here = context(Training())
     trained = here.learner.train(here.common_start(), 1)
-    torch.testing.assert_close(play(DeceFL(), here, 1)[-1].models, trained, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(play(DeceFL(), here, 1)[-1].models, trained, rtol=1e-5, atol=1e-6)
 
 
 def test_dpsgd_is_decefl_with_one_epoch() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from abps import simulate
 from abps.core.errors import RequestError
@@ -42,7 +41,7 @@ def test_a_round_by_hand(context, play, one_step) -> None:
             w[j] = (loss(base, i) - loss(trained[j], i)) / float((trained[j] - base).norm())
         good = {j: v for j, v in w.items() if v > 0}
         wanted = sum(v / sum(good.values()) * trained[j] for j, v in good.items()) if good else trained[i]
-        torch.testing.assert_close(after.models[i], wanted, atol=1e-5, rtol=1e-4)
+        np.testing.assert_allclose(after.models[i], wanted, atol=1e-5, rtol=1e-4)
         for j in peers[i]:
             assert after.preference[i, j] == pytest.approx(w[j] / abs(sum(w.values())), rel=1e-3)
 
@@ -63,7 +62,7 @@ def test_without_exploring_the_preferred_are_heard(context, one_step) -> None:
 def test_bytes_over_a_server_and_without(tiny) -> None:
     relay, pull = (simulate(tiny, FedFomo(peers=2, links=links), 11, 2) for links in ("relay", "pull"))
     frame = frame_size(codec("fp32"), relay.models.shape[1])
-    assert torch.equal(relay.models, pull.models)
+    assert np.array_equal(relay.models, pull.models)
     assert relay.bytes.directed == 2 * 6 * 3 * frame and relay.bytes.edge == 2 * 6 * 3 * frame // 2
     assert pull.bytes.directed == 2 * 6 * 2 * frame
     assert "links=pull" in FedFomo().between_sites() and not FedFomo(links="pull").between_sites()
@@ -82,8 +81,8 @@ def test_partners_are_near_after_the_warm_up(context, play, one_step) -> None:
     assert (states[2].near == -1).all()
     means = method.means(place, states[2].models)
     for i, x in enumerate(np.split(place.data.train.x, place.data.train.start[1:-1])):
-        hidden = place.learner.representation(states[2].models[i][None], torch.from_numpy(x)[None])[0]
-        np.testing.assert_allclose(means[i], hidden.mean(0).numpy(), atol=1e-5)
+        hidden = place.learner.representation(states[2].models[i][None], x[None])[0]
+        np.testing.assert_allclose(means[i], hidden.mean(0), atol=1e-5)
     np.testing.assert_array_equal(states[3].near, nearest(means.astype(np.float32).astype(float), 2))
     rankings = method.rank_peers(place, states[3], lambda: states[3], 4).rankings
     assert all(set(peers) == set(near) for peers, near in zip(rankings, states[3].near.tolist()))
@@ -106,16 +105,18 @@ def test_a_search_by_hand(context, one_step) -> None:
     place, method = context(one_step), DPFL(training=one_step, most=4)
     own = place.learner.train(place.common_start(), 1)
     rng = np.random.default_rng(1)
-    arrived = own + 0.05 * torch.from_numpy(rng.normal(size=tuple(own.shape))).float()
+    arrived = own + 0.05 * rng.normal(size=tuple(own.shape)).astype(np.float32)
     to = np.repeat(np.arange(6), 5)
     by = np.concatenate([rng.permutation(np.delete(np.arange(6), i)) for i in range(6)])
     found = method.search(place, own, Received(to, by, arrived, np.zeros(6)), 3)
-    sizes = place.sizes().numpy().astype(float)
+    sizes = place.sizes().astype(float)
 
     def reward(i, members):
-        total = sizes[i] * own[i].double() + sum(sizes[j] * arrived[j].double() for j in members)
-        models = own.clone()
-        models[i] = (total / (sizes[i] + sum(sizes[j] for j in members))).float()
+        total = sizes[i] * own[i].astype(np.float64) + sum(
+            sizes[j] * arrived[j].astype(np.float64) for j in members
+        )
+        models = own.copy()
+        models[i] = (total / (sizes[i] + sum(sizes[j] for j in members))).astype(np.float32)
         return (10 - own_losses(place, models, "validation")[i]) / 10
 
     for i in range(6):

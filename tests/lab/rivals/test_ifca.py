@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from abps import simulate
 from abps.core.errors import RequestError
@@ -47,7 +46,7 @@ LINEAR = Training.of("linear")
 def test_one_cluster_is_fedavg(context, play, one_step) -> None:
     found = play(IFCA(training=one_step, clusters=1, warmup=0, spread=0.0), context(one_step), 3)[-1]
     wanted = play(FedAvg(training=one_step), context(one_step), 3)[-1]
-    torch.testing.assert_close(found.models, wanted.models, atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(found.models, wanted.models, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("method", [
@@ -64,9 +63,7 @@ def test_planted_clusters_are_found(context, play, method) -> None:
 def test_names_of_clusters_mean_nothing(context, one_step) -> None:
     place = context(one_step)
     rng = np.random.default_rng(0)
-    options = (
-        place.learner.start + 0.3 * torch.from_numpy(rng.normal(size=(3, place.learner.layout.size))).float()
-    )
+    options = place.learner.start + 0.3 * rng.normal(size=(3, place.learner.layout.size)).astype(np.float32)
     found = choose(place, place.common_start(), options, "train")
     turned = choose(place, place.common_start(), options[[2, 0, 1]], "train")
     np.testing.assert_array_equal(np.array([2, 0, 1])[turned], found)
@@ -84,27 +81,27 @@ def test_names_of_clusters_mean_nothing(context, one_step) -> None:
 def test_the_server_by_hand() -> None:
     method = IFCA(clusters=3, warmup=1, spread=0.5)
     layout = make_layout()
-    start, server = torch.zeros(3), Server(seed=7, layout=layout)
-    models = torch.tensor([[1.0, 2, 3], [3, 4, 5], [9, 9, 9]])
-    sizes, number = torch.tensor([1.0, 3.0, 4.0]), torch.tensor([0.0, 0.0, 2.0])
+    start, server = np.zeros(3, dtype=np.float32), Server(seed=7, layout=layout)
+    models = np.array([[1.0, 2, 3], [3, 4, 5], [9, 9, 9]], dtype=np.float32)
+    sizes, number = np.array([1.0, 3.0, 4.0], dtype=np.float32), np.array([0.0, 0.0, 2.0], dtype=np.float32)
     first, _ = method.serve(start, server, (models, number), sizes, 1)
     mean = (models * sizes[:, None]).sum(0) / 8
-    torch.testing.assert_close(torch.stack(first), spread_out(mean, 3, 0.5, 7))
+    np.testing.assert_allclose(np.stack(first), spread_out(mean, 3, 0.5, 7))
     later, _ = method.serve(start, replace(server, last=first), (models, number), sizes, 2)
-    torch.testing.assert_close(later[0], torch.tensor([2.5, 3.5, 4.5]))
-    torch.testing.assert_close(later[1], first[1])  # nobody is in it
-    torch.testing.assert_close(later[2], models[2])
+    np.testing.assert_allclose(later[0], np.array([2.5, 3.5, 4.5], dtype=np.float32))
+    np.testing.assert_allclose(later[1], first[1])  # nobody is in it
+    np.testing.assert_allclose(later[2], models[2])
     trunk = IFCA(clusters=3, warmup=0, shared_trunk=True)
     (message,), _ = trunk.serve(start, server, (models, number), sizes, 1)
     begun = trunk._begin(start, 7, layout)
-    torch.testing.assert_close(message, torch.tensor([*mean[:2], 4.5, begun[1, 2], 9.0]))
+    np.testing.assert_allclose(message, np.array([*mean[:2], 4.5, begun[1, 2], 9.0], dtype=np.float32))
 
 
 def make_layout():
     from abps.models.additive import Linear
-    from abps.models.kernels import kernel_for
+    from abps.models.models import layout_of
 
-    return kernel_for(Linear(2), 2).layout
+    return layout_of(Linear(2))
 
 
 def test_heads() -> None:
@@ -116,7 +113,7 @@ def test_a_round_of_dfca_by_hand(context, play, one_step) -> None:
     method, place = DFCA(training=one_step, clusters=2, spread=0.2, fewest=2, most=2), context(one_step)
     before, after = play(method, place, 1)
     trained = place.learner.train(before.models, 1)
-    copies = before.copies.clone()
+    copies = before.copies.copy()
     for i in range(6):
         copies[i, before.cluster[i]] = trained[i]
     to, by = method.transfers(place, 1)
@@ -129,7 +126,7 @@ def test_a_round_of_dfca_by_hand(context, play, one_step) -> None:
         c = before.cluster[j]
         own = 0.5 if before.cluster[i] == c else 0.4
         copies[i, c] = own * copies[i, c] + (1 - own) * trained[j]
-    torch.testing.assert_close(after.copies, copies, atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(after.copies, copies, atol=1e-5, rtol=1e-4)
     np.testing.assert_array_equal(after.cluster, choose(place, trained, copies, "train"))
 
 

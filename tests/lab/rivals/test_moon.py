@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from abps.lab.rivals.moon import MOON
 from abps.methods.fedavg import FedAvg
-from abps.models.contrast import contrastive_gradient
+from abps.models.modules import contrastive_gradient
 from abps.models.training import Training
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from abps import simulate
 from abps.core.errors import RequestError
@@ -31,10 +30,10 @@ def test_neighbours_are_chosen_more_often_than_chance() -> None:
 def test_rounds_by_hand(context, play, one_step) -> None:
     place, method = context(one_step), PENS(training=one_step, sampled=3, best=1, first=2, later=2)
     states = play(method, place, 4)
-    sizes = place.sizes().numpy().astype(float)
-    models, chosen, rows = states[0].models.numpy(), np.zeros((6, 6)), place.data.train
+    sizes = place.sizes().astype(float)
+    models, chosen, rows = states[0].models, np.zeros((6, 6)), place.data.train
     for t in (1, 2, 3, 4):
-        trained = place.learner.train(torch.from_numpy(models), t)
+        trained = place.learner.train(models, t)
         often = np.array([[c > row.sum() / 5 for c in row] for row in chosen])
         known = None if t <= 2 else np.array([row if row.any() else ~row for row in often])
         asked = drawn(place, np.zeros((6, 6)), t, known)
@@ -54,9 +53,9 @@ def test_rounds_by_hand(context, play, one_step) -> None:
             else:
                 assert all(known[i, j] for j in received)  # it never leaves its neighbours
             total = sizes[i] + sum(sizes[j] for j in received)
-            models[i] = sum(sizes[j] / total * trained[j].numpy() for j in [i, *received])
+            models[i] = sum(sizes[j] / total * trained[j] for j in [i, *received])
         np.testing.assert_array_equal(states[t].chosen, chosen)
-        np.testing.assert_allclose(states[t].models.numpy(), models, atol=1e-5)
+        np.testing.assert_allclose(states[t].models, models, atol=1e-5)
 
 
 def test_bytes_of_the_phases(tiny) -> None:

@@ -28,7 +28,7 @@ def test_far_from_the_cosines_shares_are_those_of_size() -> None:
 
 
 def test_orthogonal_groups_share_nothing() -> None:
-    moved = torch.tensor([[1.0, 0, 0.1], [1, 0, -0.1], [0, 1, 0.1], [0, 1, -0.1]])
+    moved = np.array([[1.0, 0, 0.1], [1, 0, -0.1], [0, 1, 0.1], [0, 1, -0.1]], dtype=np.float32)
     alike = likeness(moved)
     assert alike[0, 1] == 1.0 and alike[2, 3] == 1.0  # above 0.9 is the same
     share = collaboration(alike, np.ones(4), 0.5)
@@ -38,11 +38,11 @@ def test_orthogonal_groups_share_nothing() -> None:
 
 def test_the_pull_is_the_slope_of_the_cosine() -> None:
     rng = np.random.default_rng(1)
-    models = torch.from_numpy(rng.normal(size=(3, 6)))
-    towards = torch.from_numpy(rng.normal(size=(3, 4)))
-    w = models.clone().requires_grad_()
-    (-0.3 * (w[:, :4] * towards).sum(1) / w[:, :4].norm(dim=1)).sum().backward()
-    torch.testing.assert_close(pull(models, towards, 0.3), w.grad)
+    models = rng.normal(size=(3, 6))
+    towards = rng.normal(size=(3, 4))
+    w = torch.tensor(models, requires_grad=True)
+    (-0.3 * (w[:, :4] * torch.tensor(towards)).sum(1) / w[:, :4].norm(dim=1)).sum().backward()
+    np.testing.assert_allclose(pull(models, towards, 0.3), w.grad)
 
 
 def test_two_rounds_by_hand(context, play, one_step) -> None:
@@ -50,11 +50,11 @@ def test_two_rounds_by_hand(context, play, one_step) -> None:
     method = PFedGraph(training=one_step, alpha=0.3)
     place = context(one_step)
     states = play(method, place, 2)
-    start = place.learner.start.double().numpy()
-    sizes = place.sizes().numpy().astype(float)
+    start = place.learner.start.astype(np.float64)
+    sizes = place.sizes().astype(float)
     models = states[0].models
     for t in (1, 2):
-        trained = place.learner.train(models, t).double().numpy()
+        trained = place.learner.train(models, t).astype(np.float64)
         moved = trained - start
         mixed = np.zeros_like(trained)
         for i in range(6):
@@ -68,14 +68,14 @@ def test_two_rounds_by_hand(context, play, one_step) -> None:
                 low, high = (cut, high) if np.maximum(target - cut, 0).sum() > 1 else (low, cut)
             for j in range(6):
                 mixed[i] += max(target[j] - cut, 0) * trained[j]
-        models = torch.from_numpy(mixed).float()
-        torch.testing.assert_close(states[t].models, models, atol=1e-5, rtol=1e-4)
+        models = mixed.astype(np.float32)
+        np.testing.assert_allclose(states[t].models, models, atol=1e-5, rtol=1e-4)
 
 
 def test_without_cosines_it_is_fedavg(context, play, one_step) -> None:
     found = play(PFedGraph(training=one_step, alpha=1e9), context(one_step), 3)[-1]
     wanted = play(FedAvg(training=one_step), context(one_step), 3)[-1]
-    torch.testing.assert_close(found.models, wanted.models, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(found.models, wanted.models, atol=1e-5, rtol=1e-5)
 
 
 def test_bytes_up_and_down(tiny) -> None:
@@ -83,7 +83,7 @@ def test_bytes_up_and_down(tiny) -> None:
     frame = frame_size(codec("fp32"), plain.models.shape[1])
     assert (plain.bytes.edge, plain.bytes.directed, plain.bytes.control) == (12 * frame, 24 * frame, 0)
     assert (pulled.bytes.edge, pulled.bytes.directed) == (18 * frame, 36 * frame)
-    assert not torch.equal(plain.models, pulled.models)
+    assert not np.array_equal(plain.models, pulled.models)
 
 
 def test_a_private_head_is_neither_sent_nor_compared(context, one_step) -> None:
@@ -92,8 +92,8 @@ def test_a_private_head_is_neither_sent_nor_compared(context, one_step) -> None:
     shared = method.wire.shared(place)
     course, _ = RunState.start(method, place).round(1)
     trained = place.learner.train(place.common_start(), 1)
-    torch.testing.assert_close(course.state.models[:, shared:], trained[:, shared:])
-    assert not torch.allclose(course.state.models[:, :shared], trained[:, :shared])
+    np.testing.assert_allclose(course.state.models[:, shared:], trained[:, shared:])
+    assert not np.allclose(course.state.models[:, :shared], trained[:, :shared])
 
 
 def test_one_partner_without_a_server(context, one_step) -> None:
@@ -105,7 +105,7 @@ def test_one_partner_without_a_server(context, one_step) -> None:
     # A long projection keeps cosines.
     rng = np.random.default_rng(2)
     common, own = rng.normal(size=place.learner.layout.size), rng.normal(size=(6, place.learner.layout.size))
-    moved = torch.from_numpy(np.linspace(0, 1.2, 6)[:, None] * common + own).float()
+    moved = (np.linspace(0, 1.2, 6)[:, None] * common + own).astype(np.float32)
     exact, found = likeness(moved), likeness(method.projected(place, place.learner.start + moved))
     np.testing.assert_allclose(found, exact, atol=0.06)
     assert exact.min() < 0.1 and 0.4 < exact[4, 5] < 0.8

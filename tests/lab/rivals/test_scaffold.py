@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
+from abps.core.arrays import repeated
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.lab.rivals.scaffold import Scaffold
@@ -34,9 +34,9 @@ def test_equal_centers_need_no_correction(context, play, alike, one_step, contro
     states = play(Scaffold(training=one_step, control=control), here, 3)
     for state in states[1:]:
         assert state.common.abs().max() > 1e-3
-        torch.testing.assert_close(state.own, state.common.expand(3, -1), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(state.own, repeated(state.common, 3), rtol=1e-4, atol=1e-6)
     plain = play(FedAvg(training=one_step), here, 3)[-1]
-    torch.testing.assert_close(states[-1].models, plain.models, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(states[-1].models, plain.models, rtol=1e-4, atol=1e-6)
 
 
 def test_both_options_agree_after_one_full_step(context, play, one_step) -> None:
@@ -45,7 +45,7 @@ def test_both_options_agree_after_one_full_step(context, play, one_step) -> None
     one, two = (
         play(Scaffold(training=one_step, control=c), here, 1)[-1] for c in ("gradient", "displacement")
     )
-    torch.testing.assert_close(one.own, two.own, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(one.own, two.own, rtol=1e-3, atol=1e-5)
 
 
 def test_corrected_steps_of_all_centers_are_the_mean_step(context, play, one_step) -> None:
@@ -55,14 +55,14 @@ def test_corrected_steps_of_all_centers_are_the_mean_step(context, play, one_ste
     first, second = play(method, here, 2)[1:]
     slope = here.learner.gradient(first.models, here.data.train)
     step = (slope - first.own + first.common).mean(0)
-    torch.testing.assert_close(second.models[0], first.models[0] - 0.1 * step, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(second.own, slope)
-    torch.testing.assert_close(second.common, second.own.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(second.models[0], first.models[0] - 0.1 * step, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(second.own, slope)
+    np.testing.assert_allclose(second.common, second.own.mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_the_first_round_is_fedavg(context, play) -> None:
     here = context(Training())
-    torch.testing.assert_close(
+    np.testing.assert_allclose(
         play(Scaffold(), here, 1)[-1].models, play(FedAvg(), here, 1)[-1].models, rtol=1e-5, atol=1e-6
     )
 

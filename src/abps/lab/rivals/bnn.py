@@ -19,28 +19,28 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
+from scipy.special import expit, logit
 
 from abps.core import streams
+from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
 from abps.methods.base import Context, Models, Weighting, Wire, shares, weighted_mean
 from abps.methods.star import Server, StarMethod
-from abps.models.gaussian import Gaussian
 from abps.models.metrics import Segments
-from abps.models.training import Objective, Training
-from abps.tensors import Tensor, torch
+from abps.models.training import Gaussian, Objective, Training
 
 
 @dataclass(frozen=True, eq=False)
 class State(Models):
     """models: (r, P) the means.  raw: (r, P) the raw spreads r."""
 
-    raw: Tensor
+    raw: Weights
 
     @property
     def held(self) -> slice:
         """The rows that differ: the first stands for all where all centers hold what the server sent."""
-        return slice(0, 1) if self.models.stride(0) == 0 else slice(None)
+        return slice(0, 1) if self.models.strides[0] == 0 else slice(None)
 
 
 @dataclass(frozen=True)
@@ -92,65 +92,72 @@ class BNN(StarMethod):
                 "set weight_decay=0 and steer with kl and prior_sigma"
             )
         start = context.common_start()
-        return State(start, raw_of(torch.full_like(start, self.sigma)))
+        return State(start, raw_of(np.full_like(start, self.sigma)))
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """Train means and spreads."""
         size = state.models.shape[1]
-        both = torch.cat([state.models[state.held], state.raw[state.held]], dim=1).expand(context.r, -1)
+        both = repeated(np.concatenate([state.models[state.held], state.raw[state.held]], axis=1), context.r)
         trained = context.learner.train(both, t, self.objective(context, state))
-        return State(trained[:, :size].contiguous(), trained[:, size:].contiguous())
+        return State(trained[:, :size], trained[:, size:])
 
-    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Weights, ...]:
         """Means and raw spreads."""
         return trained.models, trained.raw
 
     def serve(
-        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
-    ) -> tuple[tuple[Tensor, ...], None]:
+        self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
+    ) -> tuple[tuple[Weights, ...], None]:
         """The average of the Gaussians."""
-        spreads = torch.nn.functional.softplus(sent[1])
+        spreads = softplus(sent[1])
         center, spread = pooled(sent[0], spreads, shares(sizes, self.weighting), self.average)
         return (center, raw_of(spread)), None
 
     def receive(
-        self, context: Context, state: State, trained: State, down: tuple[Tensor, ...], t: int
+        self, context: Context, state: State, trained: State, down: tuple[Weights, ...], t: int
     ) -> State:
         """All hold the average."""
-        return State(down[0].expand(context.r, -1), down[1].expand(context.r, -1))
+        return State(repeated(down[0], context.r), repeated(down[1], context.r))
 
     def objective(self, context: Context, state: State) -> Objective:
         """Means and raw spreads are trained; the prior, and its say in a center's loss."""
         center, spread = (
-            torch.zeros(context.learner.layout.size),
-            torch.full_like(state.raw[0], self.prior_sigma),
+            np.zeros(context.learner.layout.size, dtype=np.float32),
+            np.full_like(state.raw[0], self.prior_sigma),
         )
-        own = context.sizes()[torch.from_numpy(context.local_index)]
+        own = context.sizes()[context.local_index]
         if self.prior == "global":
-            center = state.models[state.held].expand(context.r, -1)
-            spread = torch.nn.functional.softplus(state.raw[state.held]).expand(context.r, -1)
-        return Objective(gaussian=Gaussian(center, spread, self.kl / own.clamp_min(1.0)))
+            center = repeated(state.models[state.held], context.r)
+            spread = repeated(softplus(state.raw[state.held]), context.r)
+        return Objective(gaussian=Gaussian(center, spread, self.kl / np.maximum(own, np.float32(1.0))))
 
     def logits(self, context: Context, state: State, rows: Rows) -> Segments:
         """Log-odds of the mean probability over the draws."""
         if self.evaluate == "means":
             return context.learner.logits(state.models, rows)
         rng = streams.generator(context.seed, "sample-weights")
-        mean, spread = state.models[state.held], torch.nn.functional.softplus(state.raw[state.held])
-        total = torch.zeros(len(rows.y), dtype=torch.float64)
+        mean, spread = state.models[state.held], softplus(state.raw[state.held])
+        total = np.zeros(len(rows.y))
         for _ in range(self.samples):
-            noise = torch.from_numpy(rng.standard_normal(spread.shape[1], dtype=np.float32))
-            answer = context.learner.logits((mean + spread * noise).expand(context.r, -1), rows)
-            total += torch.sigmoid(torch.from_numpy(answer.values).double())
-        return Segments(torch.logit(total / self.samples, eps=1e-12).float().numpy(), rows.start)
+            noise = rng.standard_normal(spread.shape[1], dtype=np.float32)
+            answer = context.learner.logits(repeated(mean + spread * noise, context.r), rows)
+            total += expit(answer.values.astype(np.float64))
+        return Segments(
+            logit(np.clip(total / self.samples, 1e-12, 1.0 - 1e-12)).astype(np.float32), rows.start
+        )
 
 
-def raw_of(spread: Tensor) -> Tensor:
+def softplus(raw: Weights) -> Weights:
+    """log(1 + e^raw), without overflow."""
+    return np.logaddexp(raw, 0.0, dtype=np.float64).astype(np.float32)
+
+
+def raw_of(spread: Weights) -> Weights:
     """The inverse of softplus, without overflow."""
-    return spread + torch.log(-torch.expm1(-spread))
+    return spread + np.log(-np.expm1(-spread))
 
 
-def pooled(mean: Tensor, spread: Tensor, weights: Tensor, how: str) -> tuple[Tensor, Tensor]:
+def pooled(mean: Weights, spread: Weights, weights: Weights, how: str) -> tuple[Weights, Weights]:
     """(P,) mean and spread of the average of n Gaussians (n, P) with weights (n,)."""
     if how == "conflation":
         precision = weighted_mean(spread**-2, weights)
@@ -159,4 +166,4 @@ def pooled(mean: Tensor, spread: Tensor, weights: Tensor, how: str) -> tuple[Ten
     variance = weighted_mean(spread**2, weights)
     if how == "mixture":
         variance = variance + weighted_mean((mean - center) ** 2, weights)
-    return center, variance.sqrt()
+    return center, np.sqrt(variance)

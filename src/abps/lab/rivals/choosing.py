@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.matching import Plan
 from abps.data.prepare import Rows
 from abps.methods.abps import trail_of
 from abps.methods.base import Context, Decisions, Floats, Ints
 from abps.models.metrics import labels_of, log_loss
 from abps.models.mixtures import Mixtures
-from abps.tensors import Tensor
 
 #: The rows of its own on which a center looks at other models.
 Judge = Literal["train", "validation", "all"]
@@ -39,7 +39,7 @@ def drawn(
     return [order[i, : int(known[i].sum())].tolist() for i in range(context.r)]
 
 
-def losses(context: Context, own: Tensor, arrived: Tensor, to: Ints, by: Ints, judge: Judge) -> Floats:
+def losses(context: Context, own: Weights, arrived: Weights, to: Ints, by: Ints, judge: Judge) -> Floats:
     """(transfers,) mean loss of what came from place ``by`` on the rows of the center in row ``to``; its
     private layers are the center's own. 0 where a center has no such rows: they tell nothing.
 
@@ -60,7 +60,7 @@ def losses(context: Context, own: Tensor, arrived: Tensor, to: Ints, by: Ints, j
     return _over(context, judge, to, measured)
 
 
-def own_losses(context: Context, models: Tensor, judge: Judge) -> Floats:
+def own_losses(context: Context, models: Weights, judge: Judge) -> Floats:
     """(r,) mean loss of every center's model (r, P) on its own rows; 0 where it has none."""
     everyone = np.arange(context.r)
     return _over(

@@ -20,13 +20,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, Links, drawn, in_place, losses, own_losses, trail_with
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
-from abps.tensors import Tensor, torch
 
 #: A loss of zero has no inverse.
 LEAST = 1e-6
@@ -126,17 +126,21 @@ class DAC(PeerMethod):
         mixed = graphs.combine(trained.models, received.arrived, to, by, weight)
         return StepResult(State(mixed, score, count))
 
-    def scores(self, context: Context, own: Tensor, received: Received) -> Floats:
+    def scores(self, context: Context, own: Weights, received: Received) -> Floats:
         """(transfers,) the score of every model heard."""
         if self.metric == "loss":
             return inverse(losses(context, own, received.arrived, received.to, received.by, self.judge))
         shared = received.arrived.shape[1]
-        base = context.learner.start[:shared] if self.metric == "updates" else torch.zeros(shared)
-        mine = own[torch.from_numpy(received.to), :shared] - base
-        theirs = received.arrived[torch.from_numpy(received.by)] - base
-        return torch.nn.functional.cosine_similarity(mine.double(), theirs.double(), dim=1).numpy()
+        base = (
+            context.learner.start[:shared] if self.metric == "updates" else np.zeros(shared, dtype=np.float32)
+        )
+        mine = own[received.to, :shared] - base
+        theirs = received.arrived[received.by] - base
+        mine, theirs = mine.astype(np.float64), theirs.astype(np.float64)
+        length = np.linalg.norm(mine, axis=1) * np.linalg.norm(theirs, axis=1)
+        return np.asarray((mine * theirs).sum(axis=1) / np.maximum(length, 1e-8))
 
-    def own_scores(self, context: Context, own: Tensor) -> Floats:
+    def own_scores(self, context: Context, own: Weights) -> Floats:
         """(r,) the score of a center's own model."""
         if self.metric != "loss":
             return np.ones(context.r)

@@ -20,11 +20,11 @@ from typing import Literal
 
 import numpy as np
 
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.methods.base import Context, Kind, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
-from abps.tensors import Tensor
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class DeceFL(PeerMethod):
         """Both ways over every edge."""
         return graphs.both_ways(self.edges(context, t))
 
-    def sent(self, state: Models, trained: Models) -> Tensor:
+    def sent(self, state: Models, trained: Models) -> Weights:
         """Models of the start of the round, or trained ones."""
         return trained.models if self.order == "adapt-then-combine" else state.models
 

@@ -24,13 +24,13 @@ from typing import Any, Literal
 import numpy as np
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import drawn
 from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting, shares
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.models.metrics import labels_of, log_loss
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class State(Models):
 
     confidence: Floats
     loss: Floats
-    best: Tensor
+    best: Weights
     best_loss: Floats
     received: Hearing | None
 
@@ -112,16 +112,16 @@ class DeFTA(PeerMethod):
         """Train, and judge those heard last round."""
         trained, loss, change = self.descend(context, state, t)
         better = loss < state.best_loss
-        best = torch.where(torch.from_numpy(better)[:, None], trained, state.best)
+        best = np.where(better[:, None], trained, state.best)
         best_loss = np.where(better, loss, state.best_loss)
         confidence = judge(state.confidence * self.trust_decay, state.received, change)
         return State(trained, confidence, loss, best, best_loss, None)
 
-    def descend(self, context: Context, state: State, t: int) -> tuple[Tensor, Floats, Floats]:
+    def descend(self, context: Context, state: State, t: int) -> tuple[Weights, Floats, Floats]:
         """Trained models, their losses, and the change of loss each center saw; ruined ones roll back."""
         rows = context.data.train if self.loss == "train" else context.data.validation
 
-        def measure(models: Tensor) -> Floats:
+        def measure(models: Weights) -> Floats:
             found = log_loss(context.learner.logits(models, rows), labels_of(rows))
             return np.where(rows.sizes > 0, found, 0.0)  # without rows there is nothing to judge by
 
@@ -131,9 +131,9 @@ class DeFTA(PeerMethod):
         change = np.where(first, 0.0, loss - np.where(first, 0.0, state.loss))
         ruined = ~np.isfinite(loss) | (loss > self.rollback * state.loss)
         if ruined.any():
-            back = torch.from_numpy(ruined)[:, None]
+            back = ruined[:, None]
             # Everybody's backup is trained, the ruined ones' is used: rare enough.
-            trained = torch.where(back, context.learner.train(state.best, t), trained)
+            trained = np.where(back, context.learner.train(state.best, t), trained)
             loss = np.where(ruined, measure(trained), loss)
             change = np.where(ruined, self.penalty, change)
         return trained, loss, change
@@ -157,7 +157,7 @@ class DeFTA(PeerMethod):
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Average own and received models, corrected for how many hear each."""
-        size = shares(context.sizes(), self.weighting).numpy().astype(np.float64)
+        size = shares(context.sizes(), self.weighting).astype(np.float64)
         say = size / (1.0 + received.notes)
         weight = hearing_weights(say, say[context.local_index], received.to, received.by)
         mixed = graphs.combine(trained.models, received.arrived, received.to, received.by, weight)

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from abps.core import streams
+from abps.core.arrays import Weights, lerp
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import Judge
 from abps.lab.rivals.several_models import choose, positive, spread_out, under_head
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Received, StepResult
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class State(Models):
     cluster: (r,) its number.
     """
 
-    copies: Tensor
+    copies: Weights
     cluster: Ints
 
 
@@ -76,17 +76,17 @@ class DFCA(PeerMethod):
         copies = spread_out(context.learner.start[:shared], self.clusters, self.spread, context.seed)
         return self._taken(context, start, copies.repeat(context.r, 1, 1))
 
-    def _taken(self, context: Context, own: Tensor, copies: Tensor) -> State:
+    def _taken(self, context: Context, own: Weights, copies: Weights) -> State:
         """Every center with the copy that suits it."""
         cluster = choose(context, own, copies, self.judge)
-        mine = copies[torch.arange(context.r), torch.from_numpy(cluster)]
+        mine = copies[np.arange(context.r), cluster]
         return State(under_head(mine, own), copies, cluster)
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """The local epochs of a center's cluster."""
         models = context.learner.train(state.models, t)
-        copies = state.copies.clone()
-        mine = torch.arange(context.r), torch.from_numpy(state.cluster)
+        copies = state.copies.copy()
+        mine = np.arange(context.r), state.cluster
         copies[mine] = models[:, : self.wire.shared(context)]
         return replace(state, models=models, copies=copies)
 
@@ -116,9 +116,9 @@ class DFCA(PeerMethod):
             context.ids[context.local_index[received.to]],
             context.ids[received.by],
         )
-        copies = trained.copies.clone()
+        copies = trained.copies.copy()
         for k in np.lexsort((place, received.to)).tolist():
             i, j = int(received.to[k]), int(received.by[k])
             stays = self.own_same if number[j] == trained.cluster[i] else self.own_other
-            copies[i, number[j]] = torch.lerp(received.arrived[j], copies[i, number[j]], stays)
+            copies[i, number[j]] = lerp(received.arrived[j], copies[i, number[j]], stays)
         return StepResult(self._taken(context, trained.models, copies))

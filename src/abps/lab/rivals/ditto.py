@@ -11,28 +11,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
 from abps.methods.base import Context, Models, tried
 from abps.methods.fedavg import FedAvg, under
 from abps.models.metrics import Segments
 from abps.models.training import Objective
-from abps.tensors import Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class State(Models):
     """models: (r, P) personal.  received: (r, P) the global model, one row per center."""
 
-    received: Tensor
+    received: Weights
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
     """models: (r, P) the global model after local training.  personal: (r, P)."""
 
-    models: Tensor
-    personal: Tensor
+    models: Weights
+    personal: Weights
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Ditto(FedAvg):
         return Trained(context.learner.train(state.received, t), context.learner.train(state.models, t, near))
 
     def receive(
-        self, context: Context, state: State, trained: Trained, down: tuple[Tensor, ...], t: int
+        self, context: Context, state: State, trained: Trained, down: tuple[Weights, ...], t: int
     ) -> State:
         """The new global model."""
         return State(trained.personal, under(down[0], trained.models))

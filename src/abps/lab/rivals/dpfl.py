@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, drawn, in_place, trail_with
 from abps.lab.rivals.several_models import losses_of
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,22 +111,22 @@ class DPFL(PeerMethod):
         kept = found.astype(np.float64) if first else state.kept
         return StepResult(State(models, kept, state.searches + 1))
 
-    def search(self, context: Context, own: Tensor, received: Received, t: int) -> NDArray[np.bool_]:
+    def search(self, context: Context, own: Weights, received: Received, t: int) -> NDArray[np.bool_]:
         """(r, n) whom the double greedy search takes into each center's set."""
-        size = context.sizes().numpy().astype(np.float64)
+        size = context.sizes().astype(np.float64)
         shared = received.arrived.shape[1]
         chosen = np.zeros((context.r, context.n), dtype=bool)
         partners = [received.by[received.to == i] for i in range(context.r)]
         # Sums of weighted models: those taken, and those not yet refused.
-        taken = own[:, :shared].double() * torch.from_numpy(size[context.local_index])[:, None]
+        taken = own[:, :shared].astype(np.float64) * size[context.local_index][:, None]
         weight = size[context.local_index].copy()
-        open_, open_weight = taken.clone(), weight.copy()
+        open_, open_weight = taken.copy(), weight.copy()
         for i, mine in enumerate(partners):
-            open_[i] += torch.from_numpy(size[mine]) @ received.arrived[torch.from_numpy(mine)].double()
+            open_[i] += size[mine] @ received.arrived[mine].astype(np.float64)
             open_weight[i] += size[mine].sum()
 
-        def reward(total: Tensor, weights: Floats) -> Floats:
-            average = (total / torch.from_numpy(weights)[:, None]).float()
+        def reward(total: Weights, weights: Floats) -> Floats:
+            average = (total / weights[:, None]).astype(np.float32)
             return (10.0 - losses_of(context, own, average, self.judge)) / 10.0
 
         luck = streams.uniforms(
@@ -137,7 +137,7 @@ class DPFL(PeerMethod):
             if not active.any():
                 break
             j = np.array([mine[step] if on else 0 for mine, on in zip(partners, active)])
-            part = received.arrived[torch.from_numpy(j)].double() * torch.from_numpy(size[j])[:, None]
+            part = received.arrived[j].astype(np.float64) * size[j][:, None]
             # Rounding must not turn an empty sum into a weight below zero.
             less = np.maximum(open_weight - size[j], size[context.local_index])
             gain = np.maximum(0.0, reward(taken + part, weight + size[j]) - reward(taken, weight))
@@ -146,8 +146,8 @@ class DPFL(PeerMethod):
             joins = active & (luck[np.arange(context.r), j] < chance)
             leaves = active & ~joins
             chosen[np.flatnonzero(joins), j[joins]] = True
-            taken[torch.from_numpy(joins)] += part[torch.from_numpy(joins)]
+            taken[joins] += part[joins]
             weight[joins] += size[j[joins]]
-            open_[torch.from_numpy(leaves)] -= part[torch.from_numpy(leaves)]
+            open_[leaves] -= part[leaves]
             open_weight[leaves] -= size[j[leaves]]
         return chosen

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import drawn, trail_with
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,15 +81,15 @@ class EHRFL(PeerMethod):
             state = replace(state, near=nearest(self.means(context, state.models), self.near))
         return replace(state, models=context.learner.train(state.models, t))
 
-    def means(self, context: Context, models: Tensor) -> Floats:
+    def means(self, context: Context, models: Weights) -> Floats:
         """(r, units) of the hidden layer over every center's training rows; 0 without rows."""
         rows, found = context.data.train, []
         for i in range(context.r):
-            x = torch.from_numpy(rows.x[rows.start[i] : rows.start[i + 1]])
-            seen = context.learner.representation(models[i][None], x[None])[0].double()
+            x = rows.x[rows.start[i] : rows.start[i + 1]]
+            seen = context.learner.representation(models[i][None], x[None])[0].astype(np.float64)
             if self.noise > 0:
-                seen = seen * (self.clip / seen.norm(dim=1).clamp_min(self.clip))[:, None]
-            mean = seen.sum(0).numpy() / max(1, len(x))
+                seen = seen * (self.clip / np.maximum(np.linalg.norm(seen, axis=1), self.clip))[:, None]
+            mean = seen.sum(0) / max(1, len(x))
             if self.noise > 0:
                 rng = streams.generator(context.seed, "sketch", 2, int(context.ids[context.local_index[i]]))
                 scale = self.noise * 2.0 * self.clip / max(1, len(x))

@@ -18,20 +18,20 @@ from typing import Any
 
 import numpy as np
 
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge
 from abps.lab.rivals.several_models import choose, head_start, positive, spread_out
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Received, StepResult
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
 class State(Models):
     """models: (r, P) every trunk under its chosen head.  heads: (r, K, H).  cluster: (r,) the chosen one."""
 
-    heads: Tensor
+    heads: Weights
     cluster: Ints
 
 
@@ -88,18 +88,18 @@ class Facade(PeerMethod):
         )
         return self._taken(context, start, heads.repeat(context.r, 1, 1))
 
-    def _taken(self, context: Context, models: Tensor, heads: Tensor) -> State:
+    def _taken(self, context: Context, models: Weights, heads: Weights) -> State:
         """Every center with the head that suits it; models: (r, P), of which the trunk counts."""
         trunk = models[:, : self.trunk(context)]
-        whole = torch.cat([trunk[:, None].expand(-1, self.clusters, -1), heads], dim=2)
+        whole = np.concatenate([np.repeat(trunk[:, None], self.clusters, axis=1), heads], axis=2)
         cluster = choose(context, models, whole, self.judge)
-        return State(whole[torch.arange(context.r), torch.from_numpy(cluster)], heads, cluster)
+        return State(whole[np.arange(context.r), cluster], heads, cluster)
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """The local epochs, of the trunk and the chosen head."""
         models = context.learner.train(state.models, t)
-        heads = state.heads.clone()
-        heads[torch.arange(context.r), torch.from_numpy(state.cluster)] = models[:, self.trunk(context) :]
+        heads = state.heads.copy()
+        heads[np.arange(context.r), state.cluster] = models[:, self.trunk(context) :]
         return replace(state, models=models, heads=heads)
 
     def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
@@ -120,8 +120,10 @@ class Facade(PeerMethod):
         rows = to * self.clusters + number
         share = evenly(rows, context.r * self.clusters)
         own = trained.heads.reshape(context.r * self.clusters, -1)
-        heads = graphs.combine(own, received.arrived[:, at:], rows, by, share).view_as(trained.heads)
-        return StepResult(self._taken(context, torch.cat([trunk, trained.models[:, at:]], dim=1), heads))
+        heads = graphs.combine(own, received.arrived[:, at:], rows, by, share).reshape(trained.heads.shape)
+        return StepResult(
+            self._taken(context, np.concatenate([trunk, trained.models[:, at:]], axis=1), heads)
+        )
 
 
 def evenly(to: Ints, count: int) -> Floats:

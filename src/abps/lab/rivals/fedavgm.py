@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
+
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.methods.base import Context, Models, Weighting, Wire, shares, tried, weighted_mean
 from abps.methods.fedavg import under
 from abps.methods.star import Adding, Server, StarMethod
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
 class Momentum:
     """The server's own model (shared,) and its velocity (shared,)."""
 
-    model: Tensor
-    velocity: Tensor
+    model: Weights
+    velocity: Weights
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,6 @@ class FedAvgM(StarMethod):
     weighting: Weighting = "size"
     beta: float = 0.9
     server_lr: float = 1.0
-
-    arithmetic: ClassVar[bool] = True
 
     #: What the server keeps.
     keeps = Momentum
@@ -62,22 +62,22 @@ class FedAvgM(StarMethod):
         """A mean."""
         return self.weighting
 
-    def upload(self, context: Context, state: Any, trained: Models, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: Any, trained: Models, t: int) -> tuple[Weights, ...]:
         """The shared layers."""
         return (trained.models[:, : self.wire.shared(context)],)
 
     def serve(
-        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
-    ) -> tuple[tuple[Tensor, ...], Momentum]:
+        self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
+    ) -> tuple[tuple[Weights, ...], Momentum]:
         """Move with momentum towards the average."""
         mean = weighted_mean(sent[0], shares(sizes, self.weighting))
-        before = server.memory or Momentum(start[: len(mean)], torch.zeros_like(mean))
+        before = server.memory or Momentum(start[: len(mean)], np.zeros_like(mean))
         velocity = self.beta * before.velocity + (before.model - mean)
         model = before.model - self.server_lr * velocity
         return (model,), Momentum(model, velocity)
 
     def receive(
-        self, context: Context, state: Any, trained: Models, down: tuple[Tensor, ...], t: int
+        self, context: Context, state: Any, trained: Models, down: tuple[Weights, ...], t: int
     ) -> Models:
         """The server's model in the place of the shared layers."""
         return Models(under(down[0], trained.models))

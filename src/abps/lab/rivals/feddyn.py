@@ -19,11 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
+from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.methods.base import Context, Models, Weighting, Wire, shares, tried
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,16 +35,16 @@ class State(Models):
     h: (P,) the mean of all d_i, as the clouds tell.
     """
 
-    cloud: Tensor
-    moved: Tensor
-    h: Tensor
+    cloud: Weights
+    moved: Weights
+    h: Weights
 
 
 @dataclass(frozen=True, eq=False)
 class Drift:
     """The server's h (P,)."""
 
-    h: Tensor
+    h: Weights
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,12 @@ class FedDyn(StarMethod):
     def init(self, context: Context) -> State:
         """The common start; nobody has moved."""
         start = context.common_start()
-        return State(start, start, torch.zeros_like(start), torch.zeros_like(context.learner.start))
+        return State(start, start, np.zeros_like(start), np.zeros_like(context.learner.start))
 
-    def strengths(self, context: Context) -> Tensor:
+    def strengths(self, context: Context) -> Weights:
         """(r,) alpha_i."""
         weights = shares(context.sizes(), self.weighting)
-        return (self.alpha * weights.mean() / weights)[torch.from_numpy(context.local_index)]
+        return (self.alpha * weights.mean() / weights)[context.local_index]
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> Models:
         """Train on the bent loss."""
@@ -99,30 +101,28 @@ class FedDyn(StarMethod):
         """A mean."""
         return "uniform"
 
-    def upload(self, context: Context, state: State, trained: Models, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: State, trained: Models, t: int) -> tuple[Weights, ...]:
         """The trained models."""
         return (trained.models,)
 
     def serve(
-        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
-    ) -> tuple[tuple[Tensor, ...], Drift]:
+        self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
+    ) -> tuple[tuple[Weights, ...], Drift]:
         """The cloud: the mean, and h if it is added."""
         mean = sent[0].mean(0)
-        before = server.memory.h if server.memory else torch.zeros_like(mean)
+        before = server.memory.h if server.memory else np.zeros_like(mean)
         h = before + (mean - (server.last[0] if server.last else start))
         return (mean + h if self.server_h else mean,), Drift(h)
 
     def receive(
-        self, context: Context, state: State, trained: Models, down: tuple[Tensor, ...], t: int
+        self, context: Context, state: State, trained: Models, down: tuple[Weights, ...], t: int
     ) -> State:
         """Start from the cloud; the mean follows from it and the one before."""
         cloud, before = down[0], state.cloud[0]
         mean = (cloud + before - state.h) / 2 if self.server_h else cloud
         moved = state.moved + (trained.models - state.cloud)
         shown = mean if self.evaluate == "mean" else cloud
-        return State(
-            shown.expand(context.r, -1), cloud.expand(context.r, -1), moved, state.h + (mean - before)
-        )
+        return State(repeated(shown, context.r), repeated(cloud, context.r), moved, state.h + (mean - before))
 
     def rest(self, context: Context, state: State, trained: Models, t: int) -> State:
         """Every center goes on from its own model."""

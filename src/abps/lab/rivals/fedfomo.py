@@ -28,7 +28,6 @@ from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, in_place, losses, own_losses, trail_with
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
-from abps.tensors import torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,14 +121,11 @@ class FedFomo(PeerMethod):
         base = state.models[:, :shared]
         theirs = gains(
             before[to] - losses(context, trained.models, received.arrived, to, by, self.judge),
-            (received.arrived[torch.from_numpy(by)] - base[torch.from_numpy(to)])
-            .double()
-            .norm(dim=1)
-            .numpy(),
+            np.linalg.norm((received.arrived[by] - base[to]).astype(np.float64), axis=1),
         )
         own = gains(
             before - own_losses(context, trained.models, self.judge),
-            (trained.models[:, :shared] - base).double().norm(dim=1).numpy(),
+            np.linalg.norm((trained.models[:, :shared] - base).astype(np.float64), axis=1),
         )
         weight = positive_shares(own, theirs, to)
         models = graphs.combine(trained.models, received.arrived, to, by, weight)

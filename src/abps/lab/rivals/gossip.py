@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from abps.core import streams
+from abps.core.arrays import Weights, lerp
 from abps.methods.base import Context, Floats, Ints, Kind, Models
 from abps.methods.peers import PeerMethod, Received, StepResult
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +77,8 @@ class Gossip(PeerMethod):
 
 
 def merge(
-    models: Tensor, age: Floats, arrived: Tensor, ages: Floats, by: Ints, to: Ints, place: Floats
-) -> tuple[Tensor, Floats]:
+    models: Weights, age: Floats, arrived: Weights, ages: Floats, by: Ints, to: Ints, place: Floats
+) -> tuple[Weights, Floats]:
     """Models (r, P) and ages (r,) after all messages: from places ``by`` to rows ``to``, in the order of
     ``place``.
 
@@ -86,15 +86,14 @@ def merge(
     at once, then the second of those that have one, ….
     """
     shared = arrived.shape[1]
-    merged, now = models.clone(), age.copy()
+    merged, now = models.copy(), age.copy()
     order = np.lexsort((place, to))
     by, to = by[order], to[order]
     turn = np.arange(len(to)) - np.searchsorted(to, to, side="left")
     for k in range(int(turn.max(initial=-1)) + 1):
         a, b = to[turn == k], by[turn == k]
         share = ages[b] / np.maximum(now[a] + ages[b], 1.0)
-        rows = torch.from_numpy(a)
-        part = torch.from_numpy(share.astype(np.float32))[:, None]
-        merged[rows, :shared] = torch.lerp(merged[rows, :shared], arrived[torch.from_numpy(b)], part)
+        part = share.astype(np.float32)[:, None]
+        merged[a, :shared] = lerp(merged[a, :shared], arrived[b], part)
         now[a] = np.maximum(now[a], ages[b])
     return merged, now

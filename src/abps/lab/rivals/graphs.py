@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.methods.base import Context
-from abps.tensors import Tensor, torch
 
 Ints = NDArray[np.int64]
 
@@ -89,14 +89,14 @@ def both_ways(edges: Ints) -> tuple[Ints, Ints]:
 
 def by_size(context: Context, receiver: Ints, sender: Ints) -> NDArray[np.float64]:
     """(transfers,) the weight of each model received in a size-weighted mean with the own one."""
-    say = context.sizes().numpy().astype(np.float64)
+    say = context.sizes().astype(np.float64)
     total = say[context.local_index] + np.bincount(receiver, weights=say[sender], minlength=context.r)
     return np.asarray(say[sender] / total[receiver])
 
 
 def combine(
-    own: Tensor, arrived: Tensor, receiver: Ints, sender: Ints, weight: NDArray[np.float64]
-) -> Tensor:
+    own: Weights, arrived: Weights, receiver: Ints, sender: Ints, weight: NDArray[np.float64]
+) -> Weights:
     """(r, P) every center's own model and, with the given weights, those it received; weights sum to 1.
 
     own: (r, P).  arrived: (n, shared) what each member's receivers see of it; the private columns of
@@ -104,12 +104,8 @@ def combine(
     """
     n, shared = len(own), arrived.shape[1]
     rest = 1.0 - np.bincount(receiver, weights=weight, minlength=n)
-    mixed = own.clone()
-    mixed[:, :shared] *= torch.from_numpy(rest.astype(np.float32))[:, None]
-    to, by = torch.from_numpy(receiver), torch.from_numpy(sender)
-    scale = torch.from_numpy(weight.astype(np.float32))
-    trunk = mixed[:, :shared]
-    for part in range(0, len(to), max(1, n)):  # n transfers at a time: memory for one copy of all models
-        some = slice(part, part + max(1, n))
-        trunk.index_add_(0, to[some], arrived[by[some]] * scale[some, None])
+    mixed = own.copy()
+    mixed[:, :shared] *= rest.astype(np.float32)[:, None]
+    for to, by, scale in zip(receiver, sender, weight.astype(np.float32)):
+        mixed[to, :shared] += scale * arrived[by]
     return mixed

@@ -16,13 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import Judge
 from abps.lab.rivals.several_models import choose, head_start, positive, spread_out, under_head
 from abps.methods.base import Context, Floats, Ints, Models, Wire, tried, weighted_mean
 from abps.methods.star import Server, StarMethod
 from abps.models.layout import Layout
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +97,12 @@ class IFCA(StarMethod):
         options = self._begin(context.learner.start, context.seed, context.learner.layout)
         return self._taken(context, start, options)
 
-    def _begin(self, start: Tensor, seed: int, layout: Layout) -> Tensor:
+    def _begin(self, start: Weights, seed: int, layout: Layout) -> Weights:
         """(K, shared) the clusters before the first round."""
         shared = layout.shared(self.wire.private_layers)
         return self._apart(start[:shared], seed, layout, self.warmup == 0)
 
-    def _apart(self, model: Tensor, seed: int, layout: Layout, apart: bool) -> Tensor:
+    def _apart(self, model: Weights, seed: int, layout: Layout, apart: bool) -> Weights:
         """(K, shared) copies of a model, moved apart or not."""
         copies = model.repeat(self.clusters, 1)
         if apart:
@@ -108,12 +110,12 @@ class IFCA(StarMethod):
             copies[:, common:] = spread_out(model[common:], self.clusters, self.spread, seed)
         return copies
 
-    def _taken(self, context: Context, own: Tensor, options: Tensor) -> State:
+    def _taken(self, context: Context, own: Weights, options: Weights) -> State:
         """Every center with the option (K, shared) that suits it."""
         cluster = choose(context, own, options, self.judge)
-        return State(under_head(options[torch.from_numpy(cluster)], own), cluster)
+        return State(under_head(options[cluster], own), cluster)
 
-    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Weights, ...]:
         """The shared layers."""
         return (trained.models[:, : self.wire.shared(context)],)
 
@@ -122,8 +124,8 @@ class IFCA(StarMethod):
         return trained.cluster.astype(float)
 
     def serve(
-        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
-    ) -> tuple[tuple[Tensor, ...], None]:
+        self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
+    ) -> tuple[tuple[Weights, ...], None]:
         """The mean of every cluster's members."""
         models, numbers = sent
         layout = server.layout
@@ -131,7 +133,7 @@ class IFCA(StarMethod):
             options = self._apart(weighted_mean(models, sizes), server.seed, layout, t == self.warmup)
             return self._packed(options, layout), None
         last = self._unpacked(server.last, layout) if server.last else self._begin(start, server.seed, layout)
-        options, common = last.clone(), self._common(layout)
+        options, common = last.copy(), self._common(layout)
         for k in range(self.clusters):
             members = numbers.round() == k
             if members.any():
@@ -139,23 +141,23 @@ class IFCA(StarMethod):
         options[:, :common] = weighted_mean(models[:, :common], sizes)
         return self._packed(options, layout), None
 
-    def _packed(self, options: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+    def _packed(self, options: Weights, layout: Layout) -> tuple[Weights, ...]:
         """Clusters (K, shared) as messages."""
         if not self.shared_trunk:
             return tuple(options)
         common = self._common(layout)
-        return (torch.cat([options[0, :common], options[:, common:].reshape(-1)]),)
+        return (np.concatenate([options[0, :common], options[:, common:].reshape(-1)]),)
 
-    def _unpacked(self, messages: tuple[Tensor, ...], layout: Layout) -> Tensor:
+    def _unpacked(self, messages: tuple[Weights, ...], layout: Layout) -> Weights:
         """(K, shared) clusters from messages."""
         if not self.shared_trunk:
-            return torch.stack(messages)
+            return np.stack(messages)
         common = self._common(layout)
-        heads = messages[0][common:].view(self.clusters, -1)
-        return torch.cat([messages[0][:common].expand(self.clusters, -1), heads], dim=1)
+        heads = messages[0][common:].reshape(self.clusters, -1)
+        return np.concatenate([repeated(messages[0][:common], self.clusters), heads], axis=1)
 
     def receive(
-        self, context: Context, state: State, trained: State, down: tuple[Tensor, ...], t: int
+        self, context: Context, state: State, trained: State, down: tuple[Weights, ...], t: int
     ) -> State:
         """Every center takes the cluster that suits it."""
         return self._taken(context, trained.models, self._unpacked(down, context.learner.layout))

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.methods.base import Context, Models, tried
 from abps.methods.fedavg import FedAvg
-from abps.models.contrast import Contrast
-from abps.models.training import PLAIN, Objective
-from abps.tensors import Tensor
+from abps.models.training import PLAIN, Contrast, Objective
 
 
 @dataclass(frozen=True, eq=False)
 class State(Models):
     """models: (r, P).  previous: (r, P) every center's own model after its last local training."""
 
-    previous: Tensor
+    previous: Weights
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,6 @@ class MOON(FedAvg):
 
     mu: float = 1.0
     temperature: float = 0.5
-
-    arithmetic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

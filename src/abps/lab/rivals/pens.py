@@ -105,7 +105,7 @@ class PENS(PeerMethod):
             kept = best_of(to, loss, context.ids[by], self.best)
             to, by, chosen = to[kept], by[kept], chosen.copy()
             chosen[to, by] += 1
-        say = shares(context.sizes(), self.weighting).numpy().astype(np.float64)
+        say = shares(context.sizes(), self.weighting).astype(np.float64)
         total = say[context.local_index] + np.bincount(to, weights=say[by], minlength=context.r)
         mixed = graphs.combine(trained.models, received.arrived, to, by, say[by] / total[to])
         return StepResult(State(mixed, chosen))

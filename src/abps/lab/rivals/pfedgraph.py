@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs, simplex
 from abps.lab.rivals.choosing import Links, trail_with
@@ -32,23 +33,22 @@ from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.methods.star import Server, StarMethod
 from abps.models.layout import Layout
 from abps.models.training import PLAIN, Objective
-from abps.tensors import Tensor, torch
 
 #: Models that point this much the same way count as pointing exactly the same way.
 SAME = 0.9
 
 
-def likeness(moved: Tensor, centre: bool = False) -> Floats:
+def likeness(moved: Weights, centre: bool = False) -> Floats:
     """(n, n) cosines between rows (n, columns), those above 0.9 set to 1; 0 where a row is zero.
 
     centre: the mean of all rows is taken out first.
     """
-    rows = moved.double()
+    rows = moved.astype(np.float64)
     if centre:
         rows = rows - rows.mean(0)
-    length = rows.norm(dim=1)
-    unit = rows / torch.where(length > 0, length, torch.ones_like(length))[:, None]
-    cosine: Floats = (unit @ unit.T).numpy()
+    length = np.linalg.norm(rows, axis=1)
+    unit = rows / np.where(length > 0, length, np.ones_like(length))[:, None]
+    cosine: Floats = unit @ unit.T
     return np.where(cosine > SAME, 1.0, cosine)
 
 
@@ -57,13 +57,13 @@ def collaboration(alike: Floats, sizes: Floats, alpha: float) -> Floats:
     return simplex.nearest(sizes / sizes.sum() + alike / (2.0 * alpha))
 
 
-def pull(models: Tensor, towards: Tensor, lam: float) -> Tensor:
+def pull(models: Weights, towards: Weights, lam: float) -> Weights:
     """(r, P) slope of -lam <w, a> / |w| at the models (r, P); towards: (r, shared) a."""
     shared = towards.shape[1]
     w = models[:, :shared]
-    length = w.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    along = (w * towards).sum(1, keepdim=True)
-    slope = torch.zeros_like(models)
+    length = np.maximum(np.linalg.norm(w, axis=1, keepdims=True), 1e-12)
+    along = (w * towards).sum(1, keepdims=True)
+    slope = np.zeros_like(models)
     slope[:, :shared] = -lam * (towards / length - along * w / length**3)
     return slope
 
@@ -72,7 +72,7 @@ def pull(models: Tensor, towards: Tensor, lam: float) -> Tensor:
 class State(Models):
     """models: (r, P).  towards: (r, shared) the a_i of the last round, zero before."""
 
-    towards: Tensor
+    towards: Weights
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ class PFedGraph(StarMethod):
 
     def init(self, context: Context) -> State:
         """The common start; nothing to turn to."""
-        return State(context.common_start(), torch.zeros(context.r, self.wire.shared(context)))
+        return State(
+            context.common_start(), np.zeros((context.r, self.wire.shared(context)), dtype=np.float32)
+        )
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """The local epochs, turned towards the aggregate."""
@@ -119,28 +121,31 @@ class PFedGraph(StarMethod):
             objective = Objective(shift=pull(state.models, state.towards, self.lam))
         return replace(state, models=context.learner.train(state.models, t, objective))
 
-    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Weights, ...]:
         """The shared layers."""
         return (trained.models[:, : self.wire.shared(context)],)
 
     def serve(
-        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
-    ) -> tuple[tuple[Tensor, ...], Any]:
+        self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
+    ) -> tuple[tuple[Weights, ...], Any]:
         """To every center its own mix."""
         models = sent[0]
         alike = likeness(models - start[: models.shape[1]], self.centre)
-        share = torch.from_numpy(collaboration(alike, sizes.double().numpy(), self.alpha)).float()
+        share = collaboration(alike, sizes.astype(np.float64), self.alpha).astype(np.float32)
         mixed = share @ models
         if self.lam == 0:
             return (mixed,), None
-        return (mixed, share @ torch.nn.functional.normalize(models, dim=1)), None
+        return (
+            mixed,
+            share @ (models / np.maximum(np.linalg.norm(models, axis=1, keepdims=True), 1e-12)),
+        ), None
 
     def receive(
-        self, context: Context, state: State, trained: State, down: tuple[Tensor, ...], t: int
+        self, context: Context, state: State, trained: State, down: tuple[Weights, ...], t: int
     ) -> State:
         """The own mix in the place of the shared layers."""
-        mine = [torch.atleast_2d(message) for message in down]
-        models = torch.cat([mine[0], trained.models[:, mine[0].shape[1] :]], dim=1)
+        mine = [np.atleast_2d(message) for message in down]
+        models = np.concatenate([mine[0], trained.models[:, mine[0].shape[1] :]], axis=1)
         return State(models, mine[1] if self.lam > 0 else trained.towards)
 
 
@@ -191,17 +196,17 @@ class PFedGraphPeers(PeerMethod):
         order = np.lexsort((tie, np.where(context.self_mask, np.inf, -share)), axis=-1)
         return Graph(order[:, :-1].tolist(), publishing=self.entries, trail=trail_with(share), share=share)
 
-    def shares(self, context: Context, models: Tensor) -> Floats:
+    def shares(self, context: Context, models: Weights) -> Floats:
         """(r, n) rows of the graph, as the projections tell."""
         alike = likeness(self.projected(context, models), self.centre)
-        return collaboration(alike, context.sizes().double().numpy(), self.alpha)
+        return collaboration(alike, context.sizes().astype(np.float64), self.alpha)
 
-    def projected(self, context: Context, models: Tensor) -> Tensor:
+    def projected(self, context: Context, models: Weights) -> Weights:
         """(r, entries) what centers publish of their models."""
         moved = (models - context.learner.start)[:, : self.wire.shared(context)]
         rng = streams.generator(context.seed, "sketch", 1)
         shape = (moved.shape[1], self.entries)
-        return moved @ torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        return moved @ rng.standard_normal(shape, dtype=np.float32)
 
     def learn(
         self, context: Context, state: Models, trained: Models, received: Received, t: int

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from abps.core.arrays import Weights
 from abps.methods.base import weighted_mean
-from abps.tensors import Tensor, torch
 
 #: How a server makes one model of many.
 Aggregate = Literal["mean", "median", "trimmed", "krum", "trusted"]
@@ -18,29 +21,29 @@ Aggregate = Literal["mean", "median", "trimmed", "krum", "trusted"]
 BAD = 0.2
 
 
-def median(sent: Tensor, weights: Tensor) -> Tensor:
+def median(sent: Weights, weights: Weights) -> Weights:
     """The median of every column (Yin et al. 2018); sizes do not count, because they can be claimed."""
-    ordered = sent.sort(dim=0).values
+    ordered = np.sort(sent, axis=0)
     n = len(sent)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 
-def trimmed(sent: Tensor, weights: Tensor) -> Tensor:
+def trimmed(sent: Weights, weights: Weights) -> Weights:
     """The mean of every column without its largest and smallest fifths (Yin et al. 2018)."""
     cut = min(int(BAD * len(sent)), (len(sent) - 1) // 2)
-    return sent.sort(dim=0).values[cut : len(sent) - cut].mean(dim=0)
+    return np.sort(sent, axis=0)[cut : len(sent) - cut].mean(axis=0)
 
 
-def krum(sent: Tensor, weights: Tensor) -> Tensor:
+def krum(sent: Weights, weights: Weights) -> Weights:
     """The mean of the four fifths with the nearest neighbours (multi-Krum, Blanchard et al. 2017)."""
     n = len(sent)
     bad = int(BAD * n)
-    far = torch.cdist(sent.double(), sent.double()).square()
-    near = far.sort(dim=1).values[:, 1 : max(2, n - bad - 1)].sum(dim=1)
-    return sent[near.argsort(stable=True)[: max(1, n - bad)]].mean(dim=0)
+    far = cdist(sent.astype(np.float64), sent.astype(np.float64), "sqeuclidean")
+    near = np.sort(far, axis=1)[:, 1 : max(2, n - bad - 1)].sum(axis=1)
+    return sent[near.argsort(kind="stable")[: max(1, n - bad)]].mean(axis=0)
 
 
-def trusted(sent: Tensor, weights: Tensor, before: Tensor) -> Tensor:
+def trusted(sent: Weights, weights: Weights, before: Weights) -> Weights:
     """Steps from the last average, each as far as it points along the median step, and no longer than it.
 
     After FLTrust (Cao et al. 2021), whose server has rows of its own to step on; here the median stands for
@@ -48,14 +51,14 @@ def trusted(sent: Tensor, weights: Tensor, before: Tensor) -> Tensor:
     """
     steps = sent - before
     guide = median(steps, weights)
-    length, lengths = guide.norm(), steps.norm(dim=1)
-    trust = torch.relu(steps @ guide / (lengths * length).clamp_min(1e-12)) * weights
+    length, lengths = np.linalg.norm(guide), np.linalg.norm(steps, axis=1)
+    trust = np.maximum(steps @ guide / np.maximum(lengths * length, 1e-12), 0.0) * weights
     if trust.sum() <= 0:
         return before
-    return before + weighted_mean(steps * (length / lengths.clamp_min(1e-12))[:, None], trust)
+    return before + weighted_mean(steps * (length / np.maximum(lengths, 1e-12))[:, None], trust)
 
 
-AGGREGATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+AGGREGATES: dict[str, Callable[[Weights, Weights], Weights]] = {
     "mean": weighted_mean,
     "median": median,
     "trimmed": trimmed,

@@ -14,19 +14,19 @@ from typing import Literal
 
 import numpy as np
 
+from abps.core.arrays import Weights, lerp, repeated
 from abps.core.errors import RequestError
 from abps.methods.base import Context, Models, Weighting, Wire, shares, weighted_mean
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
-from abps.tensors import Tensor, torch
 
 
 @dataclass(frozen=True, eq=False)
 class State(Models):
     """models: (r, P).  own: (r, P) the control variates c_i.  common: (P,) their mean c."""
 
-    own: Tensor
-    common: Tensor
+    own: Weights
+    common: Weights
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Scaffold(StarMethod):
                 "set that, or control=gradient"
             )
         start = context.common_start()
-        return State(start, torch.zeros_like(start), torch.zeros_like(context.learner.start))
+        return State(start, np.zeros_like(start), np.zeros_like(context.learner.start))
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
         """Train with the correction, and renew the control variates."""
@@ -83,32 +83,32 @@ class Scaffold(StarMethod):
         """Two means."""
         return self.weighting
 
-    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Tensor, ...]:
+    def upload(self, context: Context, state: State, trained: State, t: int) -> tuple[Weights, ...]:
         """Model and control variate."""
         return trained.models, trained.own
 
     def serve(
-        self, start: Tensor, server: Server, sent: tuple[Tensor, ...], sizes: Tensor, t: int
-    ) -> tuple[tuple[Tensor, ...], None]:
+        self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
+    ) -> tuple[tuple[Weights, ...], None]:
         """A step towards the mean model, and the mean control variate."""
         weights = shares(sizes, self.weighting)
         mean, common = (weighted_mean(each, weights) for each in sent)
-        return (torch.lerp(server.last[0] if server.last else start, mean, self.server_lr), common), None
+        return (lerp(server.last[0] if server.last else start, mean, self.server_lr), common), None
 
     def receive(
-        self, context: Context, state: State, trained: State, down: tuple[Tensor, ...], t: int
+        self, context: Context, state: State, trained: State, down: tuple[Weights, ...], t: int
     ) -> State:
         """All start from the server's model, with its mean control variate."""
-        return State(down[0].expand(context.r, -1), trained.own, down[1])
+        return State(repeated(down[0], context.r), trained.own, down[1])
 
     def rest(self, context: Context, state: State, trained: State, t: int) -> State:
         """The control variates stay as they are."""
         return State(trained.models, state.own, state.common)
 
-    def renewed(self, context: Context, state: State, trained: Tensor) -> Tensor:
+    def renewed(self, context: Context, state: State, trained: Weights) -> Weights:
         """(r, P) every center's control variate after the round."""
         if self.control == "gradient":
             return context.learner.gradient(state.models, context.data.train)
         steps = self.training.epochs * -(-context.data.train.sizes // self.training.batch)
-        scale = torch.from_numpy((1.0 / (np.maximum(steps, 1) * self.training.lr)).astype(np.float32))
+        scale = (1.0 / (np.maximum(steps, 1) * self.training.lr)).astype(np.float32)
         return state.own - state.common + (state.models - trained) * scale[:, None]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import Judge, losses
 from abps.methods.base import Context, Floats, Ints
 from abps.models.layout import Layout
-from abps.tensors import Tensor, torch
 
 
 def head_start(layout: Layout, head_layers: int) -> int:
@@ -18,17 +18,17 @@ def head_start(layout: Layout, head_layers: int) -> int:
     return starts[-head_layers] if head_layers < len(starts) else 0
 
 
-def spread_out(start: Tensor, clusters: int, spread: float, seed: int) -> Tensor:
+def spread_out(start: Weights, clusters: int, spread: float, seed: int) -> Weights:
     """(K, columns) copies of a model (columns,), each moved by noise of its own; the same for all who know
     the seed."""
     noise = [
         streams.generator(seed, "clusters", k).standard_normal(len(start), dtype=np.float32)
         for k in range(clusters)
     ]
-    return start + spread * torch.from_numpy(np.stack(noise))
+    return start + spread * np.stack(noise)
 
 
-def choose(context: Context, own: Tensor, options: Tensor, judge: Judge) -> Ints:
+def choose(context: Context, own: Weights, options: Weights, judge: Judge) -> Ints:
     """(r,) which option has the smallest loss on a center's own rows; the first of equals.
 
     own: (r, P), whose columns after those of the options are a center's own.
@@ -40,16 +40,16 @@ def choose(context: Context, own: Tensor, options: Tensor, judge: Judge) -> Ints
     return np.argmin(found, axis=1)
 
 
-def losses_of(context: Context, own: Tensor, option: Tensor, judge: Judge) -> Floats:
+def losses_of(context: Context, own: Weights, option: Weights, judge: Judge) -> Floats:
     """(r,) the loss of an option, (columns,) or (r, columns), on every center's own rows."""
     everyone = np.arange(context.r)
-    by = everyone if option.dim() == 2 else np.zeros(context.r, dtype=np.int64)
-    return losses(context, own, torch.atleast_2d(option).contiguous(), everyone, by, judge)
+    by = everyone if option.ndim == 2 else np.zeros(context.r, dtype=np.int64)
+    return losses(context, own, np.atleast_2d(option), everyone, by, judge)
 
 
-def under_head(option: Tensor, own: Tensor) -> Tensor:
+def under_head(option: Weights, own: Weights) -> Weights:
     """(r, P) models whose first columns are an option (r, columns), the rest a center's own."""
-    return torch.cat([option, own[:, option.shape[1] :]], dim=1)
+    return np.concatenate([option, own[:, option.shape[1] :]], axis=1)
 
 
 def positive(clusters: int, spread: float) -> None:

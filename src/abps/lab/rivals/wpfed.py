@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
 from abps.data.prepare import Prepared, Rows
@@ -35,7 +36,6 @@ from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.models.metrics import Segments, labels_of, log_loss
 from abps.models.training import PLAIN, Learner, Lesson, Objective
-from abps.tensors import Tensor, torch
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
@@ -65,7 +65,7 @@ class Ground:
 
     learner: Learner
     reference: Rows
-    sketch: Tensor
+    sketch: Weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ class WPFed(PeerMethod):
         train, reference = set_aside(context.data, self.reference_share)
         rng = streams.generator(context.seed, "sketch")
         shape = (context.learner.layout.size, self.bits)
-        sketch = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+        sketch = rng.standard_normal(shape, dtype=np.float32)
         return Ground(context.learner.on(replace(context.data, train=train)), reference, sketch)
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
@@ -166,9 +166,9 @@ class WPFed(PeerMethod):
         )
         # What a neighbour's model says about the own reference rows: the neighbour predicts with all of its
         # model, or the center with what it received and its own private layers.
-        seen = models[torch.from_numpy(by if self.exchange == "kd" else to)]
+        seen = models[by if self.exchange == "kd" else to]
         if self.exchange == "params":
-            seen[:, : arrived.shape[1]] = arrived[torch.from_numpy(by)]
+            seen[:, : arrived.shape[1]] = arrived[by]
         answers = derived.learner.logits(seen, derived.reference, to)
         loss = log_loss(answers, labels_of(derived.reference, to))
         after = replace(trained, ranking=ranked(to, by, loss, context.r, self.neighbours))
@@ -193,7 +193,7 @@ class WPFed(PeerMethod):
     def distil(self, teacher: Teacher) -> Objective:
         """The own loss and, on the reference rows, the divergence from the neighbours' prediction."""
         # Cross-entropy against a probability has the gradient of the divergence from it.
-        share = (1.0 - self.alpha) * torch.from_numpy(teacher.taught).float()
+        share = (1.0 - self.alpha) * teacher.taught.astype(np.float32)
         return Objective(lesson=Lesson(teacher.rows, share))
 
 
@@ -214,9 +214,9 @@ def set_aside(data: Prepared, share: float) -> tuple[Rows, Rows]:
     return part(~reference), part(reference)
 
 
-def codes(moved: Tensor, sketch: Tensor) -> NDArray[np.bool_]:
+def codes(moved: Weights, sketch: Weights) -> NDArray[np.bool_]:
     """(n, bits) the signs of the projections of (n, P)."""
-    return (moved @ sketch > 0).numpy()
+    return moved @ sketch > 0
 
 
 def hamming(code: NDArray[np.bool_]) -> Floats:

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.jit import compiled, compiled_or
-from abps.models.native import in_numpy
+from abps.jit import compiled
 from abps.models.native.elementary import normals, softplus
 
 Floats = NDArray[np.float32]
@@ -682,7 +681,7 @@ def _mix(own, others, keep, other, share, first, out):
         rest[p] = kept[p]
 
 
-@compiled_or(in_numpy.mixed_models)
+@compiled
 def mixed_models(own, others, parts, which, out):
     """The models ``which`` themselves, to rows of ``out`` (k, P): see ``mixtures.Mixtures`` for the parts."""
     owner, keep, other, share, part = parts
@@ -781,7 +780,7 @@ def mixed_answers(own, others, parts, which, where, widths, memory, out):
         at = end
 
 
-@compiled_or(in_numpy.areas)
+@compiled
 def areas(score, label, start):
     """Of every pair of a positive and a negative row of a group: the share in which the positive one stands
     higher, ties as half."""

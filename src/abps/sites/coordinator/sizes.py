@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from abps.data.outcome import BINARY
 from abps.methods.base import Method
 from abps.methods.star import StarMethod, masked_cost, star_cost
-from abps.models.layout import Layout, linear_layout
+from abps.models.layout import Layout
+from abps.models.learners import layout_for
 from abps.sites.consent.agreement import Agreement
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
@@ -22,11 +22,7 @@ class Sizes:
     @property
     def layout(self) -> Layout:
         """Where every parameter sits."""
-        if self._method.training.model in ("linear", "gam"):
-            return linear_layout(self._width, BINARY)
-        from abps.models.kernels import kernel_for  # brings PyTorch along, which other studies do without
-
-        return kernel_for(self._method.training.factory(self._width), self._width).layout
+        return layout_for(self._method.training, self._width)
 
     @property
     def shared(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps import files
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.core.ledger import Ledger
 from abps.core.matching import Rest
@@ -33,7 +34,7 @@ from abps.methods.star import (
     to_everyone,
     with_notes,
 )
-from abps.models.small_linear import linear_start
+from abps.models.learners import start_for
 from abps.privacy.differencing import may_be_opened
 from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.sizes import Sizes
@@ -41,7 +42,6 @@ from abps.sites.node.masked_sums import masking_context
 from abps.sites.node.transport import RELAY
 from abps.sites.protocol import answers
 from abps.sites.protocol.steps import Line, Timeouts
-from abps.tensors import Tensor, torch
 from abps.wire.admission import Origin, Refusal, SenderId, admit_note, admit_weights
 from abps.wire.codecs import codec
 from abps.wire.frames import pack, unpack
@@ -52,7 +52,7 @@ class _Last:
     """What a star's server sent in a round, as it arrived, and whose sums it has seen."""
 
     round: int
-    sent: tuple[Tensor, ...]
+    sent: tuple[Weights, ...]
     lists: tuple[tuple[str, ...], ...] = ()
 
 
@@ -108,14 +108,10 @@ class StarServer:
             return self._masked_round(t, present, told, missing), ledger
         return self._open_round(t, present, sizes, missing), ledger
 
-    def _start(self) -> Tensor:
+    def _start(self) -> Weights:
         """(parameters,) the common start of all sites."""
         width, outcome = self.agreement.width, self.agreement.book.outcome
-        if self.method.by_arithmetic(outcome):
-            return linear_start(width, outcome)
-        from abps.models.models import initial_weights  # brings PyTorch along, for networks
-
-        return initial_weights(self.method.training.factory, width, self.agreement.seed)
+        return start_for(self.method.training, width, outcome, self.agreement.seed)
 
     # Uploads that the server sees
 
@@ -133,20 +129,17 @@ class StarServer:
         if not names:
             self._remember(t)
             return Rest.UNREACHABLE
-        sent = tuple(
-            torch.from_numpy(np.stack([came[name][k] for name in names])) + base
-            for k in range(method.messages)
-        )
+        sent = tuple(np.stack([came[name][k] for name in names]) + base for k in range(method.messages))
         if method.noted:
             sent = with_notes(sent, np.array([notes[name] for name in names]))
-        rows = torch.tensor([float(sizes[name]) for name in names])
+        rows = np.array([sizes[name] for name in names], dtype=np.float32)
         if method.sends_models:
-            far = distances(sent[0].numpy(), start.numpy())
+            far = distances(sent[0], start)
             trusted = np.flatnonzero(plausible(far, np.full(len(far), np.median(far))))
             if len(trusted) < len(names):
                 left = sorted(set(names) - {names[k] for k in trusted})
                 self.tell(f"round {t}: the model of {', '.join(left)} is too far out, and was left out")
-                some = torch.from_numpy(trusted)
+                some = trusted
                 sent, rows = tuple(message[some] for message in sent), rows[some]
         else:
             trusted = np.arange(len(names))
@@ -280,9 +273,9 @@ class StarServer:
         t: int,
         names: list[str],
         trusted: NDArray[np.int64],
-        start: Tensor,
-        sent: tuple[Tensor, ...],
-        rows: Tensor,
+        start: Weights,
+        sent: tuple[Weights, ...],
+        rows: Weights,
         missing: dict[str, str],
     ) -> None:
         """Do the server's part, send what it has to say, and remember what the next round needs."""
@@ -297,37 +290,37 @@ class StarServer:
         t: int,
         names: list[str],
         trusted: NDArray[np.int64],
-        replies: tuple[Tensor, ...],
-        start: Tensor,
+        replies: tuple[Weights, ...],
+        start: Weights,
         missing: dict[str, str],
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Weights, ...]:
         """Send what the server has to say, to all the same or to each its own; returns what is the same.
 
         trusted: the places, among the names, of those whose weights were let in.
         """
         method, line, layout = self.method, self.method.line, self.sizes.layout
-        some = torch.from_numpy(trusted)
-        replies = tuple(to_everyone(r, some, len(names)) if r.dim() == 2 else r for r in replies)
-        seed, own = self.agreement.seed, any(reply.dim() == 2 for reply in replies)
+        some = trusted
+        replies = tuple(to_everyone(r, some, len(names)) if r.ndim == 2 else r for r in replies)
+        seed, own = self.agreement.seed, any(reply.ndim == 2 for reply in replies)
         frames: list[list[bytes]] = [[] for _ in (names if own else names[:1])]
         for k, reply in enumerate(replies):
             number, base = method.number(k, t, layout), line.base(start, reply.shape[-1])
-            keys = server_keys(seed, number, center_ids(tuple(names)) if reply.dim() == 2 else None)
-            rows = (torch.atleast_2d(reply) - base).numpy()
+            keys = server_keys(seed, number, center_ids(tuple(names)) if reply.ndim == 2 else None)
+            rows = np.atleast_2d(reply) - base
             packed = [
                 pack(row, codec(line.codec), number, self.sender_id(RELAY), int(key))
                 for row, key in zip(rows, keys)
             ]
             for i, mine in enumerate(frames):
-                mine.append(packed[i if reply.dim() == 2 else 0])
+                mine.append(packed[i if reply.ndim == 2 else 0])
         for i, mine in enumerate(frames):
             to = [names[i]] if own else names
             _, failed = self.line.ask(to, "download", t, mine, seconds=self.seconds.talk)
             missing |= failed
         common = [
-            torch.from_numpy(unpack(frame).weights) + line.base(start, reply.shape[-1])
+            unpack(frame).weights + line.base(start, reply.shape[-1])
             for frame, reply in zip(frames[0], replies)
-            if reply.dim() == 1
+            if reply.ndim == 1
         ]
         return tuple(common)
 

@@ -82,7 +82,6 @@ def open_study(
 
     scales: what was counted before, as the scheduler says.
     """
-    from abps import tensors
     from abps.sites.consent import keys
     from abps.sites.consent.approval import Consent
     from abps.sites.consent.proposal import Signed
@@ -99,8 +98,10 @@ def open_study(
         if not counting:
             agreement = measuring.resolved(agreement, scales, _from_counts(own, agreement)[0])
         method = agreement.config()
-    if not (method.by_arithmetic(agreement.book.outcome) and tensors.use_numpy()):
-        tensors.torch.set_num_threads(own.threads)
+    if not method.training.linear:
+        import torch
+
+        torch.set_num_threads(own.threads)
     consent = Consent(Path(own.store), journal, own.policy, signed, keys.read_root(given.kit))
     approval = consent.given()
     with declining(DeclineCode.TABLE):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import protocol, streams
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.core.protocol import Negotiation
 from abps.core.streams import center_id, center_ids
@@ -24,13 +25,13 @@ from abps.data.prepare import Prepared
 from abps.methods.base import ROWS, Context, Ints, with_derived
 from abps.methods.memory import StateError, thaw
 from abps.methods.peers import PeerMethod, Preferences
+from abps.models.learners import learner_for
 from abps.models.training import Learner, Training
 from abps.privacy.small_counts import both_enough
 from abps.sites.consent.agreement import Agreement
 from abps.sites.node.privacy_ledger import PrivacyBudget
 from abps.sites.store.rows import AlarmRow
 from abps.sites.store.store import Store
-from abps.tensors import Tensor, numpy_alone, torch
 from abps.wire import versions
 from abps.wire.admission import Limits, Origin
 from abps.wire.codecs import codec
@@ -53,7 +54,7 @@ class Round:
     trained: Any = None
     frames: list[bytes] = field(default_factory=list)
     preferences: Preferences | None = None
-    arrived: dict[str, Tensor] = field(default_factory=dict)
+    arrived: dict[str, Weights] = field(default_factory=dict)
     notes: dict[str, float] = field(default_factory=dict)
     #: Whose weights were no model.
     refused: set[str] = field(default_factory=set)
@@ -238,10 +239,10 @@ class SiteContext:
         """Who hears whom in a round, of a method whose graph is given."""
         return self.peer_method.transfers(self.context, round)
 
-    def pack(self, message: Tensor, number: int) -> bytes:
+    def pack(self, message: Weights, number: int) -> bytes:
         """A message's frame: the shared columns of (1, P), in the codec of the study."""
         key = int(streams.bits(self.agreement.seed, "codec", number, [center_id(self.name)])[0])
-        sent = (message[0, : self.shared] - self.base).numpy()
+        sent = message[0, : self.shared] - self.base
         return pack(sent, self.codec, number, self.id, key)
 
     def _kept(self) -> tuple[tuple[str, ...], Any]:
@@ -262,7 +263,7 @@ class SiteContext:
         members, content = kept
         kind = type(self.method.init(self.world_of(members)))
         try:
-            return members, thaw(kind, content, models=torch.from_numpy(model)[None])
+            return members, thaw(kind, content, models=model[None])
         except StateError as error:
             raise RequestError(
                 f"{self.store.path}: what the method remembered cannot be read ({error}); restore a backup"
@@ -283,14 +284,8 @@ def may_score(label: NDArray[Any], patient: NDArray[np.int64] | None, outcome: O
 
 
 def _learner(data: Prepared, training: Training, seed: int, secret: int) -> Learner:
-    """What trains here. Either is imported where it is wanted: the one for any model brings PyTorch along."""
-    if numpy_alone():
-        from abps.models.small_linear import SmallLinear
-
-        return SmallLinear(data, training, seed, secret=secret)
-    from abps.models.batched import StackedLearner
-
-    return StackedLearner(data, training, training.factory, seed, secret=secret)
+    """What trains here."""
+    return learner_for(data, training, seed, secret=secret)
 
 
 def _fingerprint(data: Prepared) -> str:

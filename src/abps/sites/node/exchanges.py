@@ -17,7 +17,6 @@ from abps.methods.coordinated import Broadcast, coordinators
 from abps.sites.node.context import SiteContext
 from abps.sites.node.gate import Gate
 from abps.sites.node.transport import AuditedTransport, Unreachable
-from abps.tensors import torch
 from abps.wire import admission
 from abps.wire.admission import Reason, Refusal
 from abps.wire.messages import pack_broadcast, pack_upload
@@ -162,11 +161,9 @@ class Exchanges:
         if form is None:
             origin = site_context.origin(peer, (peer,), site_context.agreement.rounds + round)
             weights = admission.admit_weights(said, origin, site_context.codec, site_context.shared)
-            arrived = torch.from_numpy(weights) + site_context.base
-            self.gate.check_distance(
-                peer, arrived, site_context.state.models[0, : site_context.shared].numpy()
-            )
-            return arrived.numpy().astype(np.float64)
+            arrived = weights + site_context.base
+            self.gate.check_distance(peer, arrived, site_context.state.models[0, : site_context.shared])
+            return arrived.astype(np.float64)
         try:
             told, rest = NumberList.read(said)
         except NumberListError as error:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.core.arrays import Weights
 from abps.core.plausibility import distances, plausible
 from abps.sites.node.context import SiteContext
-from abps.tensors import Tensor
 from abps.wire.admission import RateLimit, Reason, Refusal
 
 #: Refusals that no honest site gives cause for: after some of them a peer is not heard any more.
@@ -62,10 +62,10 @@ class Gate:
                 self._hostile[refused.peer] = self._hostile.get(refused.peer, 0) + 1
         self.site_context.store.refused(refused.peer, str(refused.reason), refused.detail)
 
-    def check_distance(self, peer: str, arrived: Tensor, own: NDArray[np.float32]) -> None:
+    def check_distance(self, peer: str, arrived: Weights, own: NDArray[np.float32]) -> None:
         """Refuse a model that is much farther from the common start than this site's own (shared,)."""
-        start = self.site_context.learner.start.numpy()
-        near, far = distances(own[None], start), distances(arrived.numpy()[None], start)
+        start = self.site_context.learner.start
+        near, far = distances(own[None], start), distances(arrived[None], start)
         if not plausible(far, near)[0]:
             detail = f"{far[0]:.3g} from the common start, ours is {near[0]:.3g} from it"
             raise Refusal(peer, Reason.TOO_LARGE, detail)

@@ -29,7 +29,6 @@ from abps.sites.node.context import SiteContext
 from abps.sites.node.masked_sums import MaskedSums
 from abps.sites.node.star_client import StarClient
 from abps.sites.store.rows import AlarmRow, Evidence, RoundRecord
-from abps.tensors import torch
 
 
 @dataclass
@@ -142,7 +141,7 @@ class Learning:
         seen = [] if worth is None else list(zip(worth.peer.tolist(), worth.value, worth.error))
         done = RoundRecord(
             round,
-            learned.state.models[0].numpy(),
+            learned.state.models[0],
             told,
             {site_context.members[k]: float(v) for k, v, _ in seen if np.isfinite(v)},
             partners,
@@ -209,7 +208,7 @@ class Learning:
         senders = [peer for peer in order if peer in now.arrived]
         by = np.array([site_context.members.index(peer) for peer in senders], dtype=np.int64)
         # Pages that are not written to cost nothing.
-        arrived = torch.from_numpy(np.zeros((context.n, site_context.shared), dtype=np.float32))
+        arrived = np.zeros((context.n, site_context.shared), dtype=np.float32)
         notes = np.zeros(context.n)
         for k, peer in zip(by.tolist(), senders):
             arrived[k] = now.arrived[peer]

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.core.protocol import Negotiation
 from abps.data.prepare import Prepared
@@ -41,7 +42,6 @@ from abps.sites.node.witnessing import Witnessing
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
 from abps.sites.store.rows import Entry
 from abps.sites.store.store import Store
-from abps.tensors import Tensor
 from abps.wire import versions
 from abps.wire.admission import Limits, Reason, Refusal
 from abps.wire.frames import frame_size
@@ -116,13 +116,13 @@ class Site:
         }
 
     @property
-    def models(self) -> Tensor:
+    def models(self) -> Weights:
         """(1, P) the model."""
-        models: Tensor = self.site_context.state.models
+        models: Weights = self.site_context.state.models
         return models
 
     @property
-    def trained(self) -> Tensor | None:
+    def trained(self) -> Weights | None:
         """(1, P) the model after the local epochs of this round."""
         trained = self.site_context.round.trained
         return None if trained is None else trained.models

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
 from abps.sites.node.context import SiteContext
 from abps.sites.node.gate import Gate
 from abps.sites.node.transport import RELAY, AuditedTransport
-from abps.tensors import Tensor, torch
 from abps.wire import admission
 from abps.wire.admission import Refusal
 from abps.wire.messages import pack_note
@@ -24,14 +24,14 @@ class StarClient:
 
     def begin(self) -> None:
         """A round begins."""
-        self.down: tuple[Tensor, ...] = ()
+        self.down: tuple[Weights, ...] = ()
 
     @property
     def method(self) -> StarMethod:
         """The method, of a study with a server."""
         return cast(StarMethod, self.site_context.method)
 
-    def messages(self, before: Any, trained: Any, round: int) -> tuple[Tensor, ...]:
+    def messages(self, before: Any, trained: Any, round: int) -> tuple[Weights, ...]:
         """(1, numbers) each: what this site has to say to the server after its training; nothing, if all is
         said."""
         messages = tuple(self.method.upload(self.site_context.context, before, trained, round))
@@ -44,7 +44,7 @@ class StarClient:
             )
         return messages
 
-    def frames(self, messages: tuple[Tensor, ...], trained: Any, round: int) -> list[bytes]:
+    def frames(self, messages: tuple[Weights, ...], trained: Any, round: int) -> list[bytes]:
         """The same in the codec of the study, and the number that goes with it, if there is one."""
         context = self.site_context.context
         layout = context.learner.layout
@@ -97,7 +97,7 @@ class StarClient:
             for k, (count, data) in enumerate(zip(counts, frames)):
                 origin = site_context.origin(RELAY, (RELAY,), self.method.number(k, round, layout))
                 weights = admission.admit_weights(data, origin, site_context.codec, count)
-                down.append(torch.from_numpy(weights) + self.method.line.base(start, count))
+                down.append(weights + self.method.line.base(start, count))
                 why = f"the server's answer in round {round}"
                 self.post.log(RELAY, "weights", len(data), why, sent=False)
         except Refusal as refused:

@@ -18,7 +18,6 @@ from abps.sites.node.negotiation import PairNegotiation
 from abps.sites.node.transport import AuditedTransport, Part, Unreachable
 from abps.sites.store import audit
 from abps.sites.store.rows import Head
-from abps.tensors import torch
 from abps.wire import admission, versions
 from abps.wire.admission import Reason, Refusal
 from abps.wire.frames import frame_size, unpack
@@ -128,7 +127,7 @@ class WeightExchange:
         )
         noted = site_context.peer_method.noted
         value = admission.admit_note(note, site_context.origin(peer, round=round)) if noted else 0.0
-        arrived = torch.from_numpy(weights) + site_context.base
+        arrived = weights + site_context.base
         self.gate.check_distance(peer, arrived, self._own(peer))
         with site_context.lock:
             now.arrived[peer], now.notes[peer] = arrived, value
@@ -146,9 +145,7 @@ class WeightExchange:
         with site_context.lock:
             if not site_context.round.frames:
                 raise Refusal(peer, Reason.PROTOCOL, "weights before this site has trained")
-            return (
-                unpack(site_context.round.frames[0], site_context.codec).weights + site_context.base.numpy()
-            )
+            return unpack(site_context.round.frames[0], site_context.codec).weights + site_context.base
 
     # Parcels
 

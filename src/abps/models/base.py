@@ -9,32 +9,45 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.core import streams
+from abps.core.arrays import Weights
+from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.models.curvature import largest_curvature
+from abps.models.layout import Layout
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures, mixed
 from abps.models.training import Learner, Objective, Training
-from abps.tensors import Tensor
 
 #: The longest step down a gradient, as a share of what keeps the loss from ever rising (2 / curvature).
 LONGEST = 0.95
 
 
 @dataclass
-class Foundation:
+class BaseLearner:
     """What every learner holds.
 
     secret: added to the seed of what hides rows in private training; 0 in a simulation, which repeats.
     noisy_steps: how many private steps were taken in which round.  looked: whether anything was asked about
-    training rows beside training.
+    training rows beside training.  start: (P,) the common start.  ids: (n,) the centers' stream ids.
     """
 
     data: Prepared
     training: Training
+    seed: int
     secret: int = field(default=0, kw_only=True)
     noisy_steps: dict[int, int] = field(init=False, default_factory=dict)
     looked: bool = field(init=False, default=False)
-    start: Tensor = field(init=False)
+    start: Weights = field(init=False)
+    layout: Layout = field(init=False)
+    ids: NDArray[np.uint64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = streams.center_ids(self.data.centers)
+        if self.training.clip is not None and not self.data.outcome.binary:
+            raise RequestError(
+                f"clip: private training is for binary outcomes, not {self.data.outcome.kind}; leave it out"
+            )
 
     def look(self, rows: Rows) -> None:
         """Note that something was asked about rows; training rows are in ``train`` and in ``own``."""
@@ -49,11 +62,10 @@ class Foundation:
         """(n,) the largest curvature of each center's mean loss, for linear models."""
         return self.data.outcome.curvature * largest_curvature(self.data.train.x, self.data.train.start)
 
-    def steps(self, objective: Objective, round: int) -> NDArray[np.float32]:
+    def steps(self, objective: Objective, round: int) -> Weights:
         """(n,) how far each center goes along its gradient: no farther than where its loss could rise."""
         strength = objective.strength if objective.anchor is not None else 0.0
-        extra = strength.numpy() if isinstance(strength, Tensor) else strength
-        most = 2.0 * LONGEST / (self.curvature + self.training.weight_decay + extra + 1e-12)
+        most = 2.0 * LONGEST / (self.curvature + self.training.weight_decay + strength + 1e-12)
         return (self.shorter(round) * np.minimum(self.training.lr, most)).astype(np.float32)
 
     def shorter(self, round: int) -> float:
@@ -61,17 +73,40 @@ class Foundation:
         cooling = self.training.cooling
         return 1.0 if cooling == 0 else 1.0 / (1.0 + (round - 1) / cooling)
 
+    def rates(self, round: int) -> Weights:
+        """(n,) the learning rate of every center where it does not follow from its rows."""
+        cooled = self.shorter(round) if self.training.optimizer == "descent" else 1.0
+        return np.full(self.data.size, self.training.lr * cooled, dtype=np.float32)
+
+    def decay(self) -> Weights:
+        """(P,) the penalty of every parameter; a descent does not penalise intercepts."""
+        decay = np.full(self.layout.size, self.training.weight_decay, dtype=np.float32)
+        if self.training.optimizer == "descent":
+            for block in self.layout.blocks:
+                if block.name.startswith("intercept."):
+                    decay[block.start : block.stop] = 0.0
+        return decay
+
+    def take_noisy_steps(self, round: int, epochs: int) -> None:
+        """Note the private steps of a round. Its noise is drawn once: twice the same noise hides nothing."""
+        if round in self.noisy_steps:
+            raise RequestError(
+                "clip: this method trains more than once in a round, with one and the same noise; "
+                "choose one that trains once"
+            )
+        self.noisy_steps[round] = self.training.private_steps(epochs)
+
     def each(self, work: Callable[[int], None], count: int) -> None:
         """Run ``work`` for 0..count-1."""
         for k in range(count):
             work(k)
 
-    def settle(self, own: Tensor, others: Tensor, parts: Mixtures, rows: Rows) -> tuple[Tensor, Segments]:
+    def settle(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> tuple[Weights, Segments]:
         """(k, P) every mixture itself, then its logits on the rows of its owner."""
         models = mixed(own, others, parts, self.each)
         return models, self.logits(models, rows, parts.owner)  # type: ignore[attr-defined]
 
-    def begin(self, w: Tensor, round: int) -> Callable[[], Tensor]:
+    def begin(self, w: Weights, round: int) -> Callable[[], Weights]:
         """Training that starts when its models are asked for."""
         return lambda: self.train(w, round)  # type: ignore[attr-defined]
 

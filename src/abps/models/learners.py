@@ -1,0 +1,62 @@
+"""Which learner trains a model: compiled code where there is some, PyTorch for any other ``nn.Module``.
+
+Learners that need PyTorch are imported where they are chosen: a site that fits linear models never loads it.
+"""
+
+from __future__ import annotations
+
+from abps.core.arrays import Weights
+from abps.core.errors import RequestError
+from abps.data.outcome import BINARY, Outcome
+from abps.data.prepare import Prepared
+from abps.models.layout import Layout, linear_layout
+from abps.models.native_learners import LinearLearner, linear_start
+from abps.models.training import Learner, Training
+
+
+def learner_for(
+    data: Prepared,
+    training: Training,
+    seed: int,
+    *,
+    secret: int = 0,
+    plain: bool = False,
+    device: str = "cpu",
+) -> Learner:
+    """The learner of a model.
+
+    secret: added to the seed of private noise.  plain: PyTorch and autograd for every model, one center at a
+    time: slow, and the oracle of compiled code.  device: where PyTorch computes.
+    """
+    if not plain and device == "cpu":
+        if training.linear and training.optimizer == "descent":
+            return LinearLearner(data, training, seed, secret=secret)
+        if training.model == "mlp" and data.outcome.binary:
+            from abps.models.network_learner import NetworkLearner
+
+            return NetworkLearner(data, training, seed, secret=secret)
+    if training.clip is not None and not (training.linear or training.model == "mlp"):
+        raise RequestError(
+            "clip: private training is for model=mlp, linear and gam; choose one of these, or leave clip out"
+        )
+    from abps.models.modules import ModuleLearner
+
+    return ModuleLearner(data, training, seed, secret=secret, device=device)
+
+
+def layout_for(training: Training, width: int, outcome: Outcome = BINARY) -> Layout:
+    """Where every parameter of a model sits."""
+    if training.linear:
+        return linear_layout(width, outcome)
+    from abps.models.models import layout_of
+
+    return layout_of(training.factory(width))
+
+
+def start_for(training: Training, width: int, outcome: Outcome, seed: int) -> Weights:
+    """(P,) the common start of all centers."""
+    if training.linear:
+        return linear_start(width, outcome)
+    from abps.models.models import initial_weights
+
+    return initial_weights(training.factory, width, seed)

@@ -1,0 +1,335 @@
+"""Local training of linear models, compiled; and what it shares with the compiled network.
+
+Every center's model is a row of one matrix. One center's whole round runs in one compiled function, in the
+cache of one core; a thread per core takes center after center, each with single-threaded kernels: so the
+numbers do not depend on how many cores there are. Nothing here loads PyTorch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core import streams
+from abps.core.arrays import Weights, compact
+from abps.data.outcome import Outcome
+from abps.data.prepare import Rows
+from abps.models import draws
+from abps.models.base import BaseLearner
+from abps.models.layout import linear_layout
+from abps.models.metrics import Segments
+from abps.models.mixtures import Mixtures
+from abps.models.native import clipped, linear
+from abps.models.native.network import Terms
+from abps.models.outcomes import judged, rule, shaped
+from abps.models.threads import Crew
+from abps.models.training import PLAIN, Learner, Objective
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class LocalRound:
+    """A local round: its number, what is added to the loss, which parameters move, and how long it lasts."""
+
+    number: int
+    objective: Objective
+    columns: slice
+    epochs: int
+
+    def moving(self, size: int) -> tuple[int, int]:
+        """The first parameter of ``size`` that moves, and the one after the last."""
+        first, last, _ = self.columns.indices(size)
+        return first, last
+
+
+@dataclass
+class NativeLearner(BaseLearner):
+    """All centers' models in one matrix, trained by compiled code on all cores."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._idle = np.flatnonzero(self.data.train.sizes == 0)
+        self._crew = Crew()
+        self._shares = draws.shares(self.data.train.sizes, self._crew.cores)
+
+    @property
+    @abstractmethod
+    def widths(self) -> Ints:
+        """Inputs, hidden units, and the one output."""
+
+    @abstractmethod
+    def _takes(self, objective: Objective) -> bool:
+        """Whether there is compiled code for an objective."""
+
+    @abstractmethod
+    def _train(self, members: Ints, before: Weights, after: Weights, what: LocalRound) -> None:
+        """The round of some centers (m,); writes their rows of ``after`` (n, P). before: (n, P) or (1, P)."""
+
+    @abstractmethod
+    def _answer(
+        self, models: Weights, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Weights
+    ) -> None:
+        """Logits of the models ``which`` (k, P), or of one (1, P), on owners' rows, from ``place`` on."""
+
+    @abstractmethod
+    def _answer_mixed(
+        self,
+        own: Weights,
+        others: Weights,
+        parts: Mixtures,
+        rows: Rows,
+        which: Ints,
+        place: Ints,
+        out: Weights,
+    ) -> None:
+        """Logits of the mixtures ``which`` on their owners' rows, each from ``place`` on."""
+
+    @abstractmethod
+    def _settle(
+        self,
+        own: Weights,
+        others: Weights,
+        parts: Mixtures,
+        rows: Rows,
+        which: Ints,
+        place: Ints,
+        models: Weights,
+        out: Weights,
+    ) -> None:
+        """The mixtures ``which`` themselves, and their logits on their owners' rows, from ``place`` on."""
+
+    @cached_property
+    def plain(self) -> Learner:
+        """The same model in PyTorch, for what is not compiled."""
+        from abps.models.modules import ModuleLearner  # brings PyTorch along
+
+        return ModuleLearner(self.data, self.training, self.seed, secret=self.secret)
+
+    def each(self, work: Callable[[int], None], count: int) -> None:
+        """Run ``work`` for 0..count-1 on all cores."""
+        self._crew.each(work, count)
+
+    def train(
+        self,
+        w: Weights,
+        round: int,
+        objective: Objective = PLAIN,
+        columns: slice = slice(None),
+        epochs: int | None = None,
+    ) -> Weights:
+        """(n, P) the models after every center's local epochs; ``w`` is left as it was."""
+        return self.begin(w, round, objective, columns, epochs)()
+
+    def begin(
+        self,
+        w: Weights,
+        round: int,
+        objective: Objective = PLAIN,
+        columns: slice = slice(None),
+        epochs: int | None = None,
+    ) -> Callable[[], Weights]:
+        """Let the centers train while the caller does something else; the result waits for their models."""
+        what = LocalRound(round, objective, columns, self.training.epochs if epochs is None else epochs)
+        train = self._train
+        if self.training.clip is not None:
+            objective.check_private()
+            self.take_noisy_steps(round, what.epochs)
+            train = self._train_privately
+        elif not self._takes(objective):
+            return lambda: self.plain.train(w, round, objective, columns, epochs)
+        before, after = held(w), np.empty(w.shape, dtype=np.float32)
+        after[self._idle] = w[self._idle]
+        wait = self._crew.begin(lambda k: train(self._shares[k], before, after, what), len(self._shares))
+
+        def finish() -> Weights:
+            wait()
+            return after
+
+        return finish
+
+    def _train_privately(self, members: Ints, before: Weights, after: Weights, what: LocalRound) -> None:
+        """The private round of some centers (m,); writes their rows of ``after`` (n, P)."""
+        t, rows, size = self.training, self.data.train, before.shape[1]
+        assert t.clip is not None
+        ids, steps, seed = self.ids[members], t.private_steps(what.epochs), self.seed + self.secret
+        used = draws.private_rows(seed, ids, what.number, steps, int(rows.sizes[members].max()), t.sampling)
+        share = 1.0 / (t.sampling * np.maximum(rows.sizes, 1))
+        clipped.train(
+            members,
+            before,
+            after,
+            rows.x,
+            rows.y,
+            rows.start,
+            self.widths,
+            used,
+            share.astype(np.float32),
+            np.float32(t.clip),
+            np.float32(t.noise_multiplier * t.clip),
+            (t.optimizer == "adam", self.rates(what.number), self.decay(), *what.moving(size)),
+            tuple(terms_of(what.objective, self.data.size, size)),
+            (draws.private_keys(seed, ids, what.number, steps), streams.places(size)),
+        )
+
+    def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
+        """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
+        self.look(rows)
+        who = np.arange(len(w)) if owner is None else owner
+        models, (answers, pieces) = held(w), self._room(rows, who)
+        self.each(
+            lambda k: self._answer(models, rows, who, pieces[k], answers.start, answers.values), len(pieces)
+        )
+        return answers
+
+    def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
+        """Logits of every mixture on the rows of its owner."""
+        self.look(rows)
+        answers, pieces = self._room(rows, parts.owner)
+        mine, sent = compact(own), compact(others)
+
+        def work(k: int) -> None:
+            self._answer_mixed(mine, sent, parts, rows, pieces[k], answers.start, answers.values)
+
+        self.each(work, len(pieces))
+        return answers
+
+    def settle(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> tuple[Weights, Segments]:
+        """(k, P) every mixture itself, and its logits on the rows of its owner."""
+        answers, pieces = self._room(rows, parts.owner)
+        models = np.empty((len(parts), own.shape[1]), dtype=np.float32)
+        mine, sent = compact(own), compact(others)
+
+        def work(k: int) -> None:
+            self._settle(mine, sent, parts, rows, pieces[k], answers.start, models, answers.values)
+
+        self.each(work, len(pieces))
+        return models, answers
+
+    def _room(self, rows: Rows, owner: Ints) -> tuple[Segments, list[Ints]]:
+        """Room for answers to the owners' rows, and the models in pieces that keep calls cheap and let all
+        cores end at about the same time."""
+        start = np.concatenate([[0], np.cumsum(rows.sizes[owner])])
+        outputs, count = self.data.outcome.outputs, len(owner)
+        shape = (int(start[-1]),) if outputs == 1 else (int(start[-1]), outputs)
+        pieces = max(1, min(count, 16 * self._crew.cores), -(-count // 256))
+        return Segments(np.empty(shape, np.float32), start), np.array_split(np.arange(count), pieces)
+
+
+class LinearLearner(NativeLearner):
+    """Linear models of any outcome, by gradient descent on all rows."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.layout = linear_layout(self.data.width, self.data.outcome)
+        self.start = linear_start(self.data.width, self.data.outcome)
+        self._mix = self.data.outcome.mix
+
+    @property
+    def widths(self) -> Ints:
+        """Inputs and the one output."""
+        return np.array([self.data.width, 1])
+
+    def _takes(self, objective: Objective) -> bool:
+        return objective.simple
+
+    def _train(self, members: Ints, before: Weights, after: Weights, what: LocalRound) -> None:
+        rows, size = self.data.train, before.shape[1]
+        work = (
+            members,
+            before,
+            after,
+            rows.x,
+            rows.y,
+            rows.start,
+            what.epochs,
+            self.steps(what.objective, what.number),
+            np.float32(self.training.weight_decay),
+            what.moving(size),
+            tuple(terms_of(what.objective, self.data.size, size)),
+        )
+        if self.data.outcome.binary:
+            linear.descend(*work)
+        else:
+            linear.descend_outputs(*work, rule(self.data.outcome), self._mix)
+
+    def _answer(
+        self, models: Weights, rows: Rows, owner: Ints, which: Ints, place: Ints, out: Weights
+    ) -> None:
+        linear.answers(models, which, owner, rows.x, rows.start, place, self._mix, shaped(out))
+
+    def _answer_mixed(
+        self,
+        own: Weights,
+        others: Weights,
+        parts: Mixtures,
+        rows: Rows,
+        which: Ints,
+        place: Ints,
+        out: Weights,
+    ) -> None:
+        linear.mixed_answers(
+            own, others, parts.plain(), which, rows.x, rows.start, place, self._mix, shaped(out)
+        )
+
+    def _settle(
+        self,
+        own: Weights,
+        others: Weights,
+        parts: Mixtures,
+        rows: Rows,
+        which: Ints,
+        place: Ints,
+        models: Weights,
+        out: Weights,
+    ) -> None:
+        linear.settle(
+            own, others, parts.plain(), which, rows.x, rows.start, place, self._mix, models, shaped(out)
+        )
+
+    def gradient(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Weights:
+        """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``."""
+        who = np.arange(len(w)) if owner is None else owner
+        answers = self.logits(w, rows, who)
+        found = np.zeros((len(w), self.layout.size), dtype=np.float32)
+        for k in np.flatnonzero(rows.sizes[who]):
+            mine = slice(rows.start[who[k]], rows.start[who[k] + 1])
+            ends = np.array([0, mine.stop - mine.start])
+            _, slope = judged(self.data.outcome, answers[k], rows.y[mine], ends)
+            terms = (slope @ self._mix.T).T @ rows.x[mine]
+            found[k] = np.concatenate([terms.ravel(), slope.sum(axis=0)]) / ends[1]
+        return found
+
+    def representation(self, w: Weights, x: Weights) -> Weights:
+        """(m, b, terms * d) what every input adds to every term, of models (m, P) on rows (m, b, d)."""
+        terms = w[:, : len(self._mix) * x.shape[2]].reshape(len(w), 1, len(self._mix), -1)
+        return (x[:, :, None] * terms).reshape(*x.shape[:2], -1)
+
+
+def linear_start(width: int, outcome: Outcome) -> Weights:
+    """(P,) the common start of linear models: no effects, and the outcome's intercepts."""
+    terms = np.zeros(len(outcome.mix) * width, dtype=np.float32)
+    return np.concatenate([terms, outcome.start]).astype(np.float32)
+
+
+def held(w: Weights) -> Weights:
+    """Models as compiled code reads them: (n, P), or (1, P) where one model stands for all."""
+    return compact(w[:1] if w.strides[0] == 0 else w)
+
+
+def each_row(value: Weights | None, size: int) -> Weights:
+    """(n, P) as it is, (1, P) for one that all share, (0, P) for none."""
+    if value is None:
+        return np.empty((0, size), dtype=np.float32)
+    return held(value[None] if value.ndim == 1 else value)
+
+
+def terms_of(objective: Objective, n: int, size: int) -> Terms:
+    """What an objective adds to the gradient, as compiled code reads it."""
+    strength = np.full(n, objective.strength, dtype=np.float32)
+    return Terms(strength, each_row(objective.anchor, size), each_row(objective.shift, size))
