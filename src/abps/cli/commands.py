@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "run": "Run one method with one seed; write result.json and decisions.parquet.",
     "compare": "Compare methods over seeds; stop and start again as you like, nothing finished is computed "
     "twice.",
+    "regress": "Estimate effects with intervals from sums over hospitals, and how far hospitals differ.",
     "fit": "Train each hospital's final model on all rows and write it with its model card.",
     "predict": "Predict every row of a table with a fitted model.",
     "report": "Write the report of a study: tables (Markdown, CSV, LaTeX), figures (SVG, PDF) and "

@@ -1,0 +1,404 @@
+"""Regressions as people use them: a request on one table, a result with its table, and its files."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+from scipy import stats
+
+from abps import files
+from abps.core.errors import RequestError
+from abps.regression.design import Formula, agree, complete_rows, parse_formula
+from abps.regression.families import FAMILIES, Floats, Rows
+from abps.regression.heterogeneity import Heterogeneity, hospital_estimates, summarise
+from abps.regression.newton import Fit, fit, robust_covariance
+
+#: What the exponential of a coefficient is called.
+RATIO: Final = {"logistic": "odds ratio", "poisson": "rate ratio", "cox": "hazard ratio"}
+
+#: Events that a hospital needs for its own estimate to be shown.
+SHOWN_EVENTS: Final = 5
+
+SCHEMA: Final = "abps.regression/1"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One coefficient: estimate, standard error, 95 % interval and Wald p; differences between hospitals."""
+
+    name: str
+    estimate: float
+    se: float
+    low: float
+    high: float
+    p: float
+    heterogeneity: Heterogeneity | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """The result of a regression over hospitals.
+
+    lr, lr_p: likelihood-ratio test of all columns together.  sd: of random intercepts.
+    hospitals: by effect, the hospitals' own estimates and standard errors.
+    """
+
+    family: str
+    intercepts: str
+    robust: bool
+    outcome: str
+    effects: tuple[Effect, ...]
+    rows: int
+    events: int
+    incomplete: int
+    centers: tuple[str, ...]
+    rounds: int
+    bytes: int
+    loglik: float
+    lr: float
+    lr_df: int
+    lr_p: float
+    sd: float
+    hospitals: dict[str, dict[str, tuple[float, float]]]
+    notes: tuple[str, ...] = ()
+
+    def frame(self) -> pl.DataFrame:
+        """One row per effect; ratios beside coefficients where the family has them."""
+        ratio = self.family in RATIO
+        return pl.DataFrame(
+            [
+                {
+                    "effect": e.name,
+                    "estimate": e.estimate,
+                    "se": e.se,
+                    "low": e.low,
+                    "high": e.high,
+                    "p": e.p,
+                    **(
+                        {
+                            "ratio": _exp(e.estimate),
+                            "ratio_low": _exp(e.low),
+                            "ratio_high": _exp(e.high),
+                        }
+                        if ratio
+                        else {}
+                    ),
+                    "tau2": None if e.heterogeneity is None else e.heterogeneity.tau2,
+                    "i2": None if e.heterogeneity is None else e.heterogeneity.i2,
+                    "q_p": None if e.heterogeneity is None else e.heterogeneity.p,
+                }
+                for e in self.effects
+            ]
+        )
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Head and rows as text, for terminals and pages."""
+        ratio = self.family in RATIO
+        head = ("effect", RATIO.get(self.family, "estimate"), "95 % interval", "p", "τ", "I²")
+        rows: list[tuple[str, ...]] = []
+        for e in self.effects:
+            if e.name == "intercept" and ratio:
+                continue
+            shown = [_exp(v) if ratio else v for v in (e.estimate, e.low, e.high)]
+            h = e.heterogeneity
+            rows.append(
+                (
+                    e.name,
+                    _number(shown[0]),
+                    f"{_number(shown[1])} to {_number(shown[2])}",
+                    "<0.0001" if e.p < 1e-4 else f"{e.p:.4f}",
+                    "–" if h is None else f"{h.tau2**0.5:.2f}",
+                    "–" if h is None else f"{100 * h.i2:.0f} %",
+                )
+            )
+        return head, rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: numbers as numbers, undefined ones as null; jsonlite reads it as a list."""
+        body = {name: value for name, value in vars(self).items() if name != "effects"}
+        effects = [
+            {**vars(e), "heterogeneity": None if e.heterogeneity is None else vars(e.heterogeneity)}
+            for e in self.effects
+        ]
+        return _plain({"schema": SCHEMA, **body, "effects": effects})
+
+    def write(self, out: Path) -> list[Path]:
+        """effects.csv, effects.tex, effects.html and regression.json in a folder."""
+        out.mkdir(parents=True, exist_ok=True)
+        head, rows = self.table()
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        frame = self.frame()
+        writer.writerow(frame.columns)
+        writer.writerows(["" if v is None else v for v in row] for row in frame.iter_rows())
+        made = {
+            "effects.csv": text.getvalue(),
+            "effects.tex": _latex(head, rows),
+            "effects.html": _page(self, head, rows),
+            "regression.json": json.dumps(self.to_json(), indent=1) + "\n",
+        }
+        for name, content in made.items():
+            files.write_text(out / name, content)
+        return [out / name for name in made]
+
+
+def regress(
+    frame: pl.DataFrame,
+    label: str,
+    center: str,
+    formula: str | Formula,
+    family: str = "logistic",
+    intercepts: str = "common",
+    duration: str | None = None,
+    robust: bool = False,
+    min_cell: int = 10,
+) -> Regression:
+    """Effects with intervals from a table in which a column names the hospital of every row.
+
+    The fit uses sums over hospitals alone and equals that of the pooled rows. label: 0 or 1, a count, a
+    number, or for Cox the event. duration: time to the event or to the end of observation. robust: standard
+    errors that allow for correlation within hospitals. min_cell: rows and events that every level needs in
+    all hospitals.
+    """
+    chosen = _family(family, intercepts, duration)
+    parsed = parse_formula(formula) if isinstance(formula, str) else formula
+    _roles_apart(parsed, label, center, duration)
+    others = [label, center, *([duration] if duration else [])]
+    known, incomplete = complete_rows(frame, [*parsed.columns, *others], ())
+    if not known.height:
+        raise RequestError(
+            "no row is complete in the columns of the formula; leave out columns with many gaps"
+        )
+    parts = known.sort(center, maintain_order=True).partition_by(center, maintain_order=True)
+    names = tuple(str(part[center][0]) for part in parts)
+    if len(parts) < 2:
+        raise RequestError(f"{center!r} names {len(parts)} hospital; a regression over hospitals needs two")
+    schema, _ = agree(parsed, parts, min_cell)
+    rows = [_rows(part, schema.build(part), label, duration, family) for part in parts]
+    _large_enough(rows, schema.names, family, min_cell)
+    notes = _notes(rows, names, intercepts, family)
+    fitted = fit(rows, schema.names, chosen, intercepts)
+    if robust:
+        fitted = replace(fitted, covariance=robust_covariance(rows, fitted, chosen, intercepts))
+    counts = np.array([_events(one, family) for one in rows])
+    return _result(fitted, family, intercepts, robust, label, rows, counts, names, incomplete, notes)
+
+
+def _family(family: str, intercepts: str, duration: str | None) -> Any:
+    if family not in FAMILIES:
+        raise RequestError(f"family {family!r}: choose {', '.join(FAMILIES)}")
+    if (family == "cox") != (duration is not None):
+        raise RequestError(
+            "cox needs the column with times: --duration COL"
+            if family == "cox"
+            else f"--duration {duration}: times are for --family cox"
+        )
+    if family == "cox" and intercepts != "common":
+        raise RequestError("cox is stratified by hospital already; leave --intercepts out")
+    if family == "linear" and intercepts == "random":
+        raise RequestError("random intercepts are for logistic and poisson; choose --intercepts fixed")
+    if intercepts not in ("common", "fixed", "random"):
+        raise RequestError(f"intercepts {intercepts!r}: choose common, fixed or random")
+    return FAMILIES[family]
+
+
+def _roles_apart(formula: Formula, label: str, center: str, duration: str | None) -> None:
+    for role, column in (("label", label), ("center", center), ("duration", duration)):
+        if column and column in formula.columns:
+            raise RequestError(f"{column!r} is the {role} and cannot be in the formula")
+
+
+def _rows(
+    part: pl.DataFrame, built: tuple[Floats, Floats], label: str, duration: str | None, family: str
+) -> Rows:
+    values = part[label]
+    if not values.dtype.is_numeric() and values.dtype != pl.Boolean:
+        raise RequestError(f"{label!r} holds text; write 0 and 1 (or numbers), the event as 1")
+    y = values.cast(pl.Float64).to_numpy()
+    if family in ("logistic", "cox") and not np.isin(y, (0.0, 1.0)).all():
+        raise RequestError(f"{label!r} has values other than 0 and 1; {family} needs the event as 1")
+    if family == "poisson" and ((y < 0) | (y != np.floor(y))).any():
+        raise RequestError(f"{label!r} has values that are no counts; poisson needs whole numbers from 0")
+    time = None
+    if duration:
+        time = part[duration].cast(pl.Float64).to_numpy()
+        if (time <= 0).any():
+            raise RequestError(f"{duration!r} has times that are not positive; leave those rows out")
+    return Rows(*(built[0], y, built[1]), time)
+
+
+def _events(rows: Rows, family: str) -> int:
+    return int(rows.y.sum()) if family != "linear" else len(rows.y)
+
+
+def _large_enough(rows: Sequence[Rows], names: Sequence[str], family: str, min_cell: int) -> None:
+    """Refuse designs that are too fine for the rows of all hospitals together."""
+    total, p = sum(len(one.y) for one in rows), len(names)
+    if total < 2 * (p + 1) or total < min_cell:
+        raise RequestError(
+            f"{total} complete rows for {p} coefficients; choose fewer columns or fewer degrees of freedom"
+        )
+    if family not in ("logistic", "cox"):
+        return
+    for k, name in enumerate(names):
+        columns = [one.x[:, k] for one in rows]
+        if not all(np.isin(column, (0.0, 1.0)).all() for column in columns):
+            continue
+        for value in (0.0, 1.0):
+            inside = sum(int(((column == value) & (one.y > 0)).sum()) for column, one in zip(columns, rows))
+            if 0 < inside < min_cell:
+                raise RequestError(
+                    f"{name!r} = {value:g} has {inside} event(s) in all hospitals together, fewer than the "
+                    f"minimum cell of {min_cell}; merge levels or leave the column out"
+                )
+
+
+def _notes(rows: Sequence[Rows], names: Sequence[str], intercepts: str, family: str) -> tuple[str, ...]:
+    if intercepts != "fixed" or family == "linear":
+        return ()
+    alike = [name for name, one in zip(names, rows) if one.y.min() == one.y.max()]
+    if not alike:
+        return ()
+    shown = ", ".join(alike[:3]) + (f" and {len(alike) - 3} more" if len(alike) > 3 else "")
+    return (f"{shown}: one outcome only, so with an intercept of their own they say nothing of the effects",)
+
+
+def _result(
+    fitted: Fit,
+    family: str,
+    intercepts: str,
+    robust: bool,
+    label: str,
+    rows: Sequence[Rows],
+    counts: Floats,
+    names: tuple[str, ...],
+    incomplete: int,
+    notes: tuple[str, ...],
+) -> Regression:
+    se = np.sqrt(np.diag(fitted.covariance))
+    total = sum(len(one.y) for one in rows)
+    freedom = np.inf
+    if robust:
+        freedom = len(rows) - 1
+    elif family == "linear":
+        freedom = total - len(fitted.beta)
+    critical = float(stats.t.ppf(0.975, freedom))
+    shown = counts >= SHOWN_EVENTS
+    first = len(fitted.beta) - fitted.scores.shape[1]
+    effects, hospitals = [], {}
+    for k, name in enumerate(fitted.names):
+        found = None
+        if k >= first and family != "linear":
+            estimates, variances = hospital_estimates(fitted, k - first)
+            good = shown & np.isfinite(variances) & (variances < 25.0)
+            if good.sum() >= 2:
+                found = summarise(estimates[good], variances[good])
+            hospitals[name] = {
+                names[i]: (float(estimates[i]), float(variances[i] ** 0.5)) for i in np.flatnonzero(good)
+            }
+        z = fitted.beta[k] / se[k]
+        effects.append(
+            Effect(
+                name,
+                float(fitted.beta[k]),
+                float(se[k]),
+                float(fitted.beta[k] - critical * se[k]),
+                float(fitted.beta[k] + critical * se[k]),
+                float(2.0 * stats.t.sf(abs(z), freedom)),
+                found,
+            )
+        )
+    lr = 2.0 * (fitted.loglik - fitted.null) if family != "linear" else float("nan")
+    columns = fitted.scores.shape[1]
+    return Regression(
+        family,
+        intercepts,
+        robust,
+        label,
+        tuple(effects),
+        total,
+        int(counts.sum()),
+        incomplete,
+        names,
+        fitted.rounds,
+        fitted.bytes,
+        fitted.loglik,
+        lr,
+        columns,
+        float(stats.chi2.sf(lr, columns)) if np.isfinite(lr) else float("nan"),
+        fitted.sd,
+        hospitals,
+        notes,
+    )
+
+
+def _exp(value: float) -> float:
+    return float(np.exp(np.clip(value, -700.0, 700.0)))
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+def _latex(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def line(cells: Sequence[str]) -> str:
+        safe = [cell.replace("%", r"\%").replace("_", r"\_").replace("τ", r"$\tau$") for cell in cells]
+        return " & ".join(cell.replace("²", "$^2$").replace("<", "$<$") for cell in safe) + r" \\"
+
+    body = "\n".join(line(row) for row in rows)
+    return (
+        f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}\n\\hline\n{line(head)}\n\\hline\n{body}\n"
+        "\\hline\n\\end{tabular}\n"
+    )
+
+
+def _page(result: Regression, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    names = "".join(f"<th scope='col'>{html.escape(name)}</th>" for name in head)
+    said = html.escape(summary(result))
+    return (
+        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width="
+        "device-width'><title>Effects over hospitals</title><style>body{font:16px/1.5 system-ui;max-width:"
+        "60rem;margin:2rem auto;padding:0 1rem}table{border-collapse:collapse;width:100%}td,th{padding:.3rem .6rem;"
+        "border-bottom:1px solid #ccc;text-align:right}td:first-child,th:first-child{text-align:left}</style>"
+        f"<h1>Effects on {html.escape(result.outcome)}</h1><p>{said}</p><table><thead><tr>{names}</tr>"
+        f"</thead><tbody>{cells}</tbody></table></html>\n"
+    )
+
+
+def summary(result: Regression) -> str:
+    """The fit in two sentences."""
+    model = {"common": "one intercept", "fixed": "an intercept per hospital", "random": "random intercepts"}
+    how = "stratified by hospital" if result.family == "cox" else model[result.intercepts]
+    said = (
+        f"{result.family} regression, {how}: {result.rows:,} rows of {len(result.centers)} hospitals"
+        f"{f', {result.events:,} events' if result.family != 'linear' else ''}; "
+        f"{result.incomplete:,} incomplete rows left out. {result.rounds} rounds, "
+        f"{result.bytes / 1e6 / len(result.centers):.2f} MB per hospital under masked sums."
+    )
+    if np.isfinite(result.sd):
+        said += f" Standard deviation of hospital intercepts {result.sd:.3f}."
+    if result.robust:
+        said += " Standard errors allow for correlation within hospitals."
+    return said

@@ -1,0 +1,322 @@
+"""Regressions over hospitals against statsmodels, lifelines and quadrature on pooled rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import statsmodels.api as sm
+from lifelines import CoxPHFitter
+from scipy import integrate, optimize, stats
+
+from abps.core.errors import RequestError
+from abps.regression.design import agree, complete_rows, parse_formula, restricted_cubic
+from abps.regression.families import FAMILIES, Rows
+from abps.regression.heterogeneity import reml, summarise
+from abps.regression.newton import fit, robust_covariance
+from abps.regression.report import regress
+
+
+def made(hospitals=12, rows=60, seed=3, sd=0.0):
+    """Hospitals with a number, a flag, a category and an outcome of each family."""
+    rng = np.random.default_rng(seed)
+    n = hospitals * rows
+    hospital = np.repeat(np.arange(hospitals), rows)
+    age, flag = rng.normal(60, 12, n), rng.integers(0, 2, n)
+    ward = rng.choice(["a", "b", "c"], n)
+    own = sd * rng.normal(size=hospitals)[hospital]
+    eta = -0.6 + 0.04 * (age - 60) + 0.7 * flag + 0.5 * (ward == "b") + own
+    time = rng.exponential(np.exp(-eta)).round(2) + 0.01
+    return pl.DataFrame(
+        {
+            "hospital": [f"h{k:02d}" for k in hospital],
+            "age": age,
+            "flag": flag,
+            "ward": ward,
+            "days": rng.uniform(0.5, 2.0, n),
+            "died": (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(int),
+            "visits": rng.poisson(np.exp(eta)),
+            "score": eta + rng.normal(size=n),
+            "time": np.minimum(time, 4.0),
+            "event": (time < 4.0).astype(int),
+        }
+    )
+
+
+FORMULA = "age + flag + ward + age:flag"
+
+
+def pooled(frame, label, formula=FORMULA, duration=None):
+    parsed = parse_formula(formula)
+    parts = frame.partition_by("hospital", maintain_order=True)
+    schema, _ = agree(parsed, parts, 1)
+    rows = []
+    for part in parts:
+        x, offset = schema.build(part)
+        time = None if duration is None else part[duration].to_numpy()
+        rows.append(Rows(x, part[label].to_numpy().astype(float), offset, time))
+    group = np.repeat(np.arange(len(rows)), [len(one.y) for one in rows])
+    return rows, schema.names, np.concatenate([one.x for one in rows]), group
+
+
+@pytest.mark.parametrize(
+    ("family", "label", "theirs"),
+    [
+        ("logistic", "died", sm.families.Binomial()),
+        ("poisson", "visits", sm.families.Poisson()),
+        ("linear", "score", sm.families.Gaussian()),
+    ],
+)
+def test_a_common_intercept_is_the_pooled_fit(family, label, theirs):
+    frame = made()
+    rows, names, x, group = pooled(frame, label)
+    ours = fit(rows, names, FAMILIES[family])
+    model = sm.GLM(frame[label].to_numpy(), sm.add_constant(x), family=theirs).fit(tol=1e-13)
+    np.testing.assert_allclose(ours.beta, model.params, atol=1e-6)
+    np.testing.assert_allclose(np.sqrt(np.diag(ours.covariance)), model.bse, atol=1e-6)
+    assert ours.rounds <= 8
+    if family != "linear":
+        np.testing.assert_allclose([ours.loglik, ours.null], [model.llf, model.llnull], atol=1e-5)
+    clustered = sm.GLM(frame[label].to_numpy(), sm.add_constant(x), family=theirs).fit(
+        tol=1e-13, cov_type="cluster", cov_kwds={"groups": group}
+    )
+    robust = robust_covariance(rows, ours, FAMILIES[family], "common")
+    np.testing.assert_allclose(np.sqrt(np.diag(robust)), clustered.bse, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "label"), [("logistic", "died"), ("poisson", "visits"), ("linear", "score")]
+)
+def test_intercepts_of_their_own_are_the_pooled_fit_with_a_column_per_hospital(family, label):
+    frame = made(sd=0.5)
+    rows, names, x, group = pooled(frame, label)
+    ours = fit(rows, names, FAMILIES[family], "fixed")
+    dummies = (group[:, None] == np.arange(len(rows))).astype(float)
+    theirs = {"logistic": sm.families.Binomial(), "poisson": sm.families.Poisson()}
+    model = sm.GLM(
+        frame[label].to_numpy(), np.hstack([x, dummies]), family=theirs.get(family, sm.families.Gaussian())
+    ).fit(tol=1e-13)
+    k = x.shape[1]
+    np.testing.assert_allclose(ours.beta, model.params[:k], atol=1e-6)
+    np.testing.assert_allclose(np.sqrt(np.diag(ours.covariance)), model.bse[:k], atol=1e-6)
+
+
+def test_cox_is_lifelines_stratified_fit_with_ties():
+    frame = made()
+    rows, names, x, group = pooled(frame, "event", duration="time")
+    ours = fit(rows, names, FAMILIES["cox"])
+    table = pd.DataFrame(x, columns=list(names)).assign(
+        t=frame["time"].to_numpy(), e=frame["event"].to_numpy(), h=group
+    )
+    model = CoxPHFitter().fit(table, "t", "e", strata=["h"], fit_options={"precision": 1e-13})
+    np.testing.assert_allclose(ours.beta, model.params_.to_numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        np.sqrt(np.diag(ours.covariance)), model.standard_errors_.to_numpy(), atol=1e-6
+    )
+    assert ours.loglik == pytest.approx(model.log_likelihood_, abs=1e-6)
+
+
+def test_random_intercepts_maximise_the_integrated_likelihood():
+    frame = made(hospitals=15, rows=40, sd=0.8)
+    rows, names, _, _ = pooled(frame, "died", "age + flag")
+    ours = fit(rows, names, FAMILIES["logistic"], "random")
+
+    def minus(theta):
+        total = 0.0
+        for one in rows:
+            eta = theta[0] + one.x @ theta[1:3]
+
+            def at(u, eta=eta, y=one.y):
+                z = eta + u
+                return np.exp((y * z - np.logaddexp(0, z)).sum() + 25.0) * stats.norm.pdf(
+                    u, 0, np.exp(theta[3])
+                )
+
+            total += np.log(integrate.quad(at, -6, 6, epsabs=1e-13, limit=200)[0]) - 25.0
+        return -total
+
+    start = np.append(ours.beta, np.log(ours.sd))
+    best = optimize.minimize(minus, start, method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-11})
+    np.testing.assert_allclose(start, best.x, atol=1e-3)
+    assert ours.loglik == pytest.approx(-best.fun, abs=1e-5)
+
+
+def test_order_and_grouping_of_hospitals_do_not_matter():
+    frame = made()
+    one = regress(frame, "died", "hospital", FORMULA, min_cell=1)
+    other = regress(frame.sample(fraction=1.0, shuffle=True, seed=1), "died", "hospital", FORMULA, min_cell=1)
+    np.testing.assert_allclose(
+        [e.estimate for e in one.effects], [e.estimate for e in other.effects], atol=1e-8
+    )
+
+
+def test_offsets_are_added_as_they_are():
+    frame = made().with_columns(exposure=pl.col("days").log())
+    rows, names, x, _ = pooled(frame, "visits", "age + flag + offset(exposure)")
+    ours = fit(rows, names, FAMILIES["poisson"])
+    model = sm.GLM(
+        frame["visits"].to_numpy(), sm.add_constant(x), family=sm.families.Poisson(),
+        offset=frame["exposure"].to_numpy(),
+    ).fit(tol=1e-13)  # fmt: skip
+    np.testing.assert_allclose(ours.beta, model.params, atol=1e-6)
+
+
+def test_splines_are_linear_outside_and_span_natural_cubics():
+    from scipy.interpolate import CubicSpline
+
+    x, knots = np.linspace(-2, 3, 300), (-1.0, 0.0, 0.7, 2.0)
+    basis = np.column_stack([np.ones_like(x), restricted_cubic(x, knots)])
+    outside = (x < -1) | (x > 2)
+    assert np.abs(np.diff(basis[x < -1], n=2, axis=0)).max() < 1e-9
+    rng = np.random.default_rng(0)
+    natural = CubicSpline(knots, rng.normal(size=4), bc_type="natural")
+    inside = ~outside
+    fitted = basis[inside] @ np.linalg.lstsq(basis[inside], natural(x[inside]), rcond=None)[0]
+    np.testing.assert_allclose(fitted, natural(x[inside]), atol=1e-9)
+
+
+# Heterogeneity --------------------------------------------------------------------------------------
+
+#: Log risk ratios of BCG vaccination in 13 trials and their variances (Colditz et al. 1994).
+BCG = np.array(
+    [
+        [4, 119, 11, 128], [6, 300, 29, 274], [3, 228, 11, 209], [62, 13536, 248, 12619], [33, 5036, 47,
+        5761], [180, 1361, 372, 1079], [8, 2537, 10, 619], [505, 87886, 499, 87892], [29, 7470, 45, 7232],
+        [17, 1699, 65, 1600], [186, 50448, 141, 27197], [5, 2493, 3, 2338], [27, 16886, 29, 17825],
+    ],
+    dtype=float,
+)  # fmt: skip
+
+
+def test_metafor_s_published_summary_of_the_bcg_trials():
+    a, b, c, d = BCG.T
+    y = np.log(a / (a + b)) - np.log(c / (c + d))
+    v = 1 / a - 1 / (a + b) + 1 / c - 1 / (c + d)
+    tau2 = reml(y, v)
+
+    def minus(t):
+        w = 1 / (v + t)
+        mean = (w * y).sum() / w.sum()
+        return 0.5 * (np.log(v + t).sum() + np.log(w.sum()) + (w * (y - mean) ** 2).sum())
+
+    best = optimize.minimize_scalar(minus, bounds=(0, 2), method="bounded", options={"xatol": 1e-12})
+    assert tau2 == pytest.approx(best.x, abs=1e-6)
+    found = summarise(y, v)
+    w = 1 / (v + tau2)
+    # rma(yi, vi, data=dat) of metafor 4: tau^2 0.3132, I^2 92.22 %, Q 152.2330, estimate -0.7145, se 0.1798
+    assert found.tau2 == pytest.approx(0.3132, abs=5e-5)
+    assert found.i2 == pytest.approx(0.9222, abs=5e-5)
+    assert found.q == pytest.approx(152.2330, abs=5e-5)
+    assert found.mean == pytest.approx(-0.7145, abs=5e-5)
+    assert w.sum() ** -0.5 == pytest.approx(0.1798, abs=5e-5)
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say():
+    inside, total = 0, 0
+    for seed in range(60):
+        rng = np.random.default_rng(1000 + seed)
+        x = rng.normal(size=(600, 2))
+        group = rng.integers(0, 6, 600)
+        y = (rng.random(600) < 1 / (1 + np.exp(-(x @ [0.5, -0.3] - 0.5)))).astype(float)
+        rows = [Rows(x[group == g], y[group == g], np.zeros((group == g).sum())) for g in range(6)]
+        found = fit(rows, ("a", "b"), FAMILIES["logistic"])
+        se = np.sqrt(np.diag(found.covariance))
+        inside += int((np.abs(found.beta - [-0.5, 0.5, -0.3]) < 1.96 * se).sum())
+        total += 3
+    assert 0.90 < inside / total < 0.99
+
+
+# Requests and bad rows ------------------------------------------------------------------------------
+
+
+def test_what_it_writes_can_be_read(tmp_path):
+    result = regress(made(), "died", "hospital", FORMULA, intercepts="random")
+    result.write(tmp_path)
+    stored = json.loads((tmp_path / "regression.json").read_text())
+    assert stored["schema"] == "abps.regression/1" and len(stored["effects"]) == len(result.effects)
+    assert pl.read_csv(tmp_path / "effects.csv")["effect"].to_list() == [e.name for e in result.effects]
+    assert "\\begin{tabular}" in (tmp_path / "effects.tex").read_text()
+    assert "odds ratio" in (tmp_path / "effects.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "formula", "says"),
+    [
+        (lambda f: f.with_columns(twice=2 * pl.col("age")), "age + twice", "say the same"),
+        (
+            lambda f: f.with_columns(copy=pl.col("died").cast(pl.Float64)),
+            "age + copy",
+            "separates|minimum cell",
+        ),
+        (lambda f: f.with_columns(one=pl.lit(3.0)), "age + one", "one value only"),
+        (
+            lambda f: f.with_columns(rare=pl.Series(["x"] * 3 + ["y"] * (f.height - 3))),
+            "age + rare",
+            "minimum cell",
+        ),
+        (lambda f: f, "agee + flag", "no column 'agee'.*age"),
+        (lambda f: f, "age + died", "is the label"),
+        (lambda f: f.with_columns(died=pl.lit(0)), "age", "one value only"),
+        (lambda f: f.filter(pl.col("hospital") == "h00"), "age", "needs two"),
+        (lambda f: f.with_columns(died=pl.col("died") + 1), "age", "other than 0 and 1"),
+    ],
+)
+def test_bad_requests_get_one_sentence(change, formula, says):
+    with pytest.raises(RequestError, match=says):
+        regress(change(made()), "died", "hospital", formula)
+
+
+def test_a_hospital_without_events_counts_and_is_named_where_it_cannot():
+    frame = made().with_columns(died=pl.when(pl.col("hospital") == "h03").then(0).otherwise(pl.col("died")))
+    assert regress(frame, "died", "hospital", "age + flag").rows == frame.height
+    fixed = regress(frame, "died", "hospital", "age + flag", intercepts="fixed")
+    assert "h03" in fixed.notes[0]
+    assert all(np.isfinite([e.estimate, e.se, e.p]).all() for e in fixed.effects)
+
+
+def test_rows_with_gaps_are_left_out_and_counted():
+    frame = made().with_columns(age=pl.when(pl.col("flag") == 1).then(None).otherwise(pl.col("age")))
+    known, lost = complete_rows(frame, ["age"], ["died"])
+    assert known.height + lost == frame.height and lost == int(frame["flag"].sum())
+
+
+@pytest.mark.parametrize(
+    ("file", "label", "center", "formula"),
+    [
+        ("gusto.csv.gz", "died", "hospital", "age + sex + Killip + sysbp + spline(pulse, 3)"),
+        ("covid_mx_state_sector.csv.gz", "died", "hospital", "age + male + pneumonia + diabetes"),
+        ("impact_tbi.csv.gz", "died", "study", "age"),
+    ],
+)
+def test_real_tables_against_statsmodels(data, file, label, center, formula):
+    frame = pl.read_csv(data("hospitals") / file)
+    result = regress(frame, label, center, formula)
+    parsed = parse_formula(formula)
+    known, _ = complete_rows(frame, [*parsed.columns, label, center], ())
+    parts = known.sort(center, maintain_order=True).partition_by(center, maintain_order=True)
+    schema, _ = agree(parsed, parts, 10)
+    x = np.concatenate([schema.build(part)[0] for part in parts])
+    y = np.concatenate([part[label].to_numpy() for part in parts])
+    model = sm.GLM(y, sm.add_constant(x), family=sm.families.Binomial()).fit(tol=1e-13)
+    np.testing.assert_allclose([e.estimate for e in result.effects], model.params, atol=1e-6)
+    np.testing.assert_allclose([e.se for e in result.effects], model.bse, atol=1e-6)
+    assert result.rounds <= 8
+
+
+def test_the_command(tmp_path):
+    made().write_csv(tmp_path / "stays.csv")
+    words = ["regress", "--data", str(tmp_path / "stays.csv"), "--label", "died", "--center", "hospital"]
+    more = ["--formula", "age + flag + ward", "--out", str(tmp_path / "r")]
+    done = subprocess.run([sys.executable, "-m", "abps", *words, *more], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "odds ratio" in done.stdout and (Path(tmp_path) / "r" / "regression.json").exists()
+    wrong = subprocess.run(
+        [sys.executable, "-m", "abps", *words, "--columns", "agee"], capture_output=True, text=True
+    )
+    assert wrong.returncode == 2 and "agee" in wrong.stderr and "Traceback" not in wrong.stderr
