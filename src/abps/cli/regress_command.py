@@ -12,11 +12,6 @@ from abps.cli import options
 from abps.core.errors import RequestError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("regress")(regress)
-
-
 def regress(
     data: Annotated[Path, typer.Option(help="A CSV, Parquet or Excel file.")],
     label: Annotated[

@@ -20,7 +20,6 @@ from numpy.polynomial.hermite import hermgauss
 
 from abps.core.errors import RequestError
 from abps.privacy import fixed_point
-from abps.privacy.sum_bytes import masked_bytes
 from abps.regression.families import CanonicalGLM, Family, Floats, Rows, Sums
 
 #: Rounds after which a fit is given up, and the step, in standard errors, after which nothing changes any
@@ -99,7 +98,7 @@ class Exchange:
             high = np.floor(stacked / LIMB)
             stacked = np.concatenate([high, stacked - high * LIMB], axis=1)
         self.rounds += 1
-        self.bytes += masked_bytes(self.hospitals, stacked.shape[1]) + 8 * answer * self.hospitals
+        self.bytes += fixed_point.masked_bytes(self.hospitals, stacked.shape[1]) + 8 * answer * self.hospitals
         total = fixed_point.exact_sum(stacked, DIGITS)
         k = len(parts[0])
         return total[:k] * LIMB + total[k:] if wide else total

@@ -380,8 +380,9 @@ def _page(result: Regression, head: Sequence[str], rows: Sequence[Sequence[str]]
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width="
         "device-width'><title>Effects over hospitals</title><style>body{font:16px/1.5 system-ui;max-width:"
-        "60rem;margin:2rem auto;padding:0 1rem}table{border-collapse:collapse;width:100%}td,th{padding:.3rem .6rem;"
-        "border-bottom:1px solid #ccc;text-align:right}td:first-child,th:first-child{text-align:left}</style>"
+        "60rem;margin:2rem auto;padding:0 1rem}table{border-collapse:collapse;width:100%}td,th{padding:"
+        ".3rem .6rem;border-bottom:1px solid #ccc;text-align:right}td:first-child,th:first-child{"
+        "text-align:left}</style>"
         f"<h1>Effects on {html.escape(result.outcome)}</h1><p>{said}</p><table><thead><tr>{names}</tr>"
         f"</thead><tbody>{cells}</tbody></table></html>\n"
     )
