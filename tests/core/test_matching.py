@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from abps.core import streams
 from abps.core.beliefs import Beliefs
 from abps.core.matching import Answer, Rest, propose
-from abps.core.selection import Selection, select
+from abps.core.selection import Selection
+from core.dense_selection import select
 
 
 @st.composite

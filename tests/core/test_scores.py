@@ -7,7 +7,7 @@ import pytest
 
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
-from abps.core.scores import epsilon, ucb
+from abps.core.selection import epsilon, ucb
 
 
 def worst_case(t: int, gamma: float = math.sqrt(2), prior=(1.0, 1.0)) -> float:

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abps.core import candidates as sets_of
 from abps.core import goals, streams
 from abps.core.beliefs import Beliefs
 from abps.core.candidates import Candidates, candidates
 from abps.core.errors import RequestError
-from abps.core.selection import Selection, select
+from abps.core.selection import Selection
 from abps.core.sparse_selection import select_sparsely
+from core.dense_selection import select
 
 
 def nearest_last(centers, peers):
@@ -52,7 +52,7 @@ def federations(draw):
         tau_acc=draw(st.sampled_from([0.5, 0.45, 0.6, 0.9])),
         prior=prior,
         proposer_check=draw(st.booleans()),
-        tie_break=draw(st.sampled_from(["random", "random", "index", "similarity"])),
+        tie_break=draw(st.sampled_from(["random", "random", "index"])),
         order=draw(st.sampled_from(["random", "index"])),
         explore_pool=draw(st.sampled_from(["all", "unproven"])),
         policy=draw(st.sampled_from(["ucb", "ucb", "random"])),
@@ -171,10 +171,10 @@ def test_two_centers_agree_whether_they_are_alike():
     assert (score[10:20, 50:51] == goals.homogeneity(vectors[10:20], vectors[50:51])).all()
 
 
-def test_ties_by_similarity_end_where_all_pairs_would_be_sorted(monkeypatch):
-    monkeypatch.setattr(sets_of, "SORTED_UP_TO", 5)
+def test_ties_by_similarity_need_the_table():
+    config = Selection(tie_break="similarity")
     with pytest.raises(RequestError, match="choose random or index"):
-        _ = Candidates(np.ones((6, 2))).by_similarity
+        select_sparsely(config, Beliefs(6), Candidates(np.ones((6, 2))), True, np.arange(6), 1, 1, 50)
 
 
 def test_memory_does_not_grow_with_pairs():

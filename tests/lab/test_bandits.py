@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from abps.core.beliefs import Beliefs
-from abps.core.scores import ucb
+from abps.core.selection import ucb
 from abps.lab.bandits import Bandit, checkpoints, play
 from abps.lab.guarantees import GAMMA, Epsilon, regret_bound
 

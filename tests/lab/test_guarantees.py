@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from abps.core import scores
+from abps.core import selection
 from abps.core.errors import RequestError
 from abps.lab import guarantees as theory
 
@@ -191,7 +191,7 @@ def test_epsilon_total_is_the_sum_over_rounds(schedule: str, horizon: int, value
     each = eps.at(np.arange(1, horizon + 1), horizon)
     assert ((each >= 0) & (each <= 1)).all()
     assert eps.total(horizon) == pytest.approx(each.sum(), rel=1e-9)
-    in_use = [scores.epsilon(schedule, value, t, horizon) for t in range(1, horizon + 1)]
+    in_use = [selection.epsilon(schedule, value, t, horizon) for t in range(1, horizon + 1)]
     assert each.tolist() == in_use  # the same schedules as the method's own
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from abps.core.choices import listed, validate
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, listed, validate
 from abps.engine.rounds import RunState
 from abps.methods.base import Context
 from abps.methods.catalog import CATALOG

@@ -29,12 +29,6 @@ class Posterior:
         """Posterior mean of the utility in [0, 1]."""
         return self.alpha / (self.alpha + self.beta)
 
-    @property
-    def variance(self) -> Floats:
-        """Posterior variance."""
-        total = self.alpha + self.beta
-        return self.alpha * self.beta / (total**2 * (total + 1.0))
-
 
 def _empty() -> Floats:
     return np.zeros(0)
@@ -84,10 +78,6 @@ class Beliefs:
         count[known] = self.count[at[known]]
         return Posterior(alpha.reshape(pair.shape), beta.reshape(pair.shape), count.reshape(pair.shape))
 
-    def table(self) -> Posterior:
-        """(n, n) the beliefs of all about all."""
-        return self.rows(np.arange(self.n))
-
     def rows(self, centers: Ints) -> Posterior:
         """(r, n) the beliefs of some centers about all."""
         shape = (len(centers), self.n)
@@ -101,11 +91,6 @@ class Beliefs:
         beta[where] += self.loss[mine]
         count[where] = self.count[mine]
         return Posterior(alpha, beta, count)
-
-    def peers_of(self, center: int) -> Ints:
-        """The peers that a center has observed, ascending."""
-        low, high = np.searchsorted(self.key, [center * self.n, (center + 1) * self.n])
-        return self.key[low:high] - center * self.n
 
     def observe(
         self, center: ArrayLike, peer: ArrayLike, value: ArrayLike, weight: ArrayLike = 1.0

@@ -1,8 +1,8 @@
-"""Candidates: whom each center considers, for a few centers as a table and for very many without one.
+"""Candidates: which peers each center considers.
 
-Up to :data:`TABLE_UP_TO` centers the answer for all pairs is kept as a table. Above, a pair is judged when
-somebody asks about it, and thresholds come from a sample of pairs (:func:`goals.sampled_thresholds`).
-Either way the same pair gets the same answer.
+Up to :data:`TABLE_UP_TO` centers the answers for all pairs are kept as a table. Above, a pair is evaluated
+when needed, and thresholds come from a sample of pairs (:func:`goals.sampled_thresholds`). Either way the
+same pair gets the same answer.
 """
 
 from __future__ import annotations
@@ -16,16 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import goals as goals_of
-from abps.core.errors import RequestError
 from abps.core.goals import BLOCK, Floats, Goal, Ints, Pairwise
 
 Mask = NDArray[np.bool_]
 
 #: Centers up to which all pairs are scored and the answers kept.
 TABLE_UP_TO: Final = 4096
-
-#: Centers up to which ties may be broken by similarity, which sorts all pairs.
-SORTED_UP_TO: Final = 8192
 
 #: Inner products of unit vectors in single precision and any order are right to about 1e-6: enough to decide
 #: all pairs but those closer than this to a threshold, which are scored again in double and in a fixed order.
@@ -161,16 +157,6 @@ class Candidates:
     @cached_property
     def _counted(self) -> Ints:
         return np.full(self.n, -1)
-
-    @cached_property
-    def by_similarity(self) -> NDArray[np.int32]:
-        """(n, n) all centers in the order of their similarity to each center."""
-        if self.n > SORTED_UP_TO:
-            raise RequestError(
-                f"tie_break=similarity sorts all pairs and serves up to {SORTED_UP_TO:,} centers, "
-                f"not {self.n:,}; choose random or index"
-            )
-        return np.argsort(-self.similarity, axis=1, kind="stable").astype(np.int32)
 
     @property
     def similarity(self) -> Floats:

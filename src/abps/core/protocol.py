@@ -48,10 +48,6 @@ class Kind(StrEnum):
     RELEASE = "release"
 
 
-#: These speak of an attempt of the sender; ACCEPT and REFUSE speak of one of the addressee.
-FROM_PROPOSER: Final = frozenset({Kind.PROPOSE, Kind.CONFIRM, Kind.RELEASE})
-
-
 class Stage(StrEnum):
     """How far an attempt is, at one end."""
 

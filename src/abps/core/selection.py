@@ -1,4 +1,4 @@
-"""Selection: from beliefs to a ranking, a verdict and a plan.
+"""Selection: from beliefs to scores (upper confidence bounds), rankings and answers to proposals.
 
 The same functions serve the simulation (all centers' rows at once) and a hospital (its own row).
 A "row" below is one center's view of its n possible peers; arrays carry rows on their first axis.
@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from abps.core import permutation, scores, streams
-from abps.core.beliefs import Beliefs, Posterior
-from abps.core.choices import validate
-from abps.core.errors import RequestError
-from abps.core.matching import Answer, Plan, propose, unwanted
+from abps.core import permutation, streams
+from abps.core.beliefs import Posterior
+from abps.core.errors import RequestError, nearest, validate
+from abps.core.matching import Answer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+
+
+#: Exploration schedules: the constant of the experiments, and the two of the regret proof.
+EpsilonSchedule = Literal["constant", "inv_sqrt_horizon", "c_over_t"]
+EPSILON_SCHEDULES: tuple[str, ...] = get_args(EpsilonSchedule)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Selection:
     kappa: int = 3
     gamma: float = math.sqrt(2.0)
     epsilon: float = 0.1
-    eps_schedule: scores.EpsilonSchedule = "constant"
+    eps_schedule: EpsilonSchedule = "constant"
     tau_acc: float = 0.5
     prior: tuple[float, float] = (1.0, 1.0)
     proposer_check: bool = False
@@ -61,6 +65,33 @@ class Selection:
         validate(self)
 
 
+def radius(count: ArrayLike, t: int, gamma: float) -> Floats:
+    """Confidence radius gamma * sqrt(2 ln t / (count + 1)); zero in the first round (ln 1 = 0)."""
+    return gamma * np.sqrt(2.0 * math.log(t) / (np.asarray(count, dtype=np.float64) + 1.0))
+
+
+def ucb(belief: Posterior, t: int, gamma: float) -> Floats:
+    """Eq. (7): posterior mean plus radius, at round t = 1, 2, …"""
+    return belief.mean + radius(belief.count, t, gamma)
+
+
+def epsilon(schedule: str, c: float, t: int, horizon: int) -> float:
+    """The probability of exploring in round t.
+
+    ``constant``: c. ``inv_sqrt_horizon``: c / sqrt(horizon). ``c_over_t``: min(1, c / t).
+    """
+    if schedule == "constant":
+        return min(1.0, c)
+    if schedule == "inv_sqrt_horizon":
+        return min(1.0, c / math.sqrt(max(1, horizon)))
+    if schedule == "c_over_t":
+        return min(1.0, c / t)
+    raise RequestError(
+        f"eps_schedule={schedule!r} is not one of {', '.join(EPSILON_SCHEDULES)}"
+        f"{nearest(schedule, EPSILON_SCHEDULES)}"
+    )
+
+
 def turns(config: Selection, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
     """(n,) the centers in the order of their turns this round."""
     if config.order == "index":
@@ -69,10 +100,10 @@ def turns(config: Selection, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints
 
 
 def peer_scores(config: Selection, belief: Posterior, t: int) -> Floats:
-    """What a center thinks of peers: the number that ranks them and that acceptance is decided on."""
+    """The scores of peers, by which they are ranked and accepted."""
     if config.policy == "random":
         return np.ones_like(belief.alpha)
-    return scores.ucb(belief, t, config.gamma)
+    return ucb(belief, t, config.gamma)
 
 
 def rank(
@@ -107,10 +138,10 @@ def rank(
     best_first = np.take(order, np.argsort(by_score, axis=1, kind="stable") + row)
     rankings = [best_first[k, :length] for k, length in enumerate(eligible.sum(axis=1).tolist())]
     if config.policy != "random":
-        epsilon = scores.epsilon(config.eps_schedule, config.epsilon, t, horizon)
-        explorers = np.flatnonzero(streams.uniforms(seed, "explore", t, ids) < epsilon)
-        # A random order of all centers for each that explores: the first of its pool in it is swapped to the
-        # front, so that nobody has to count the pool.
+        chance = epsilon(config.eps_schedule, config.epsilon, t, horizon)
+        explorers = np.flatnonzero(streams.uniforms(seed, "explore", t, ids) < chance)
+        # A random order of all centers for each that explores: the first of its pool in that order moves to
+        # the front, so that the pool need not be counted.
         drawn = permutation.all_places(streams.bits(seed, "explore-peer", t, ids)[explorers], n)
         for k, place in zip(explorers.tolist(), drawn, strict=True):
             listed = rankings[k]
@@ -122,7 +153,7 @@ def rank(
 
 
 def verdict(config: Selection, admits: bool, score: float) -> Answer:
-    """How a center with a place left answers: does it admit the proposer, and is its score enough?"""
+    """The answer of a center with a place left: does it admit the proposer, and is the score enough?"""
     if not admits:
         return Answer.FILTERED
     return Answer.ACCEPTED if score >= config.tau_acc else Answer.DECLINED
@@ -130,10 +161,10 @@ def verdict(config: Selection, admits: bool, score: float) -> Answer:
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """What r centers think of n peers in a round, from tables of all their pairs.
+    """The preferences of r centers over n peers in a round, from tables of all their pairs.
 
-    rankings: whom each would ask, best first.  score, consent: (r, n) what it thinks of a peer, and whether
-    it admits it when asked.  wanted: (r,) whether it had any candidate.
+    rankings: the peers that each would ask, best first.  score, consent: (r, n) its score of a peer, and
+    whether it admits the peer when asked.  wanted: (r,) whether it had any candidate.
     """
 
     config: Selection
@@ -143,7 +174,7 @@ class Views:
     wanted: Mask
 
     def answer(self, row: int, peer: int) -> Answer:
-        """How a center answers a peer, while it has a place left."""
+        """The answer of a center with a place left to a peer."""
         return verdict(self.config, bool(self.consent[row, peer]), float(self.score[row, peer]))
 
 
@@ -165,27 +196,3 @@ def views(
     score = peer_scores(config, belief, t)
     rankings = rank(config, score, belief.count, candidate, similarity, ids, seed, t, horizon)
     return Views(config, rankings, score, consent, np.asarray(candidate.any(axis=1)))
-
-
-def agree(views: Views, order: Ints) -> Plan:
-    """One round of proposals among all centers, whose views these are, in the order of their turns."""
-    # Views hand out their numbers one by one: few turns look beyond the first of n.
-    rankings = [ranking.data for ranking in views.rankings]
-    plan = propose(order.tolist(), rankings, views.answer, views.config.kappa)
-    return unwanted(plan, views.rankings, views.wanted)
-
-
-def select(
-    config: Selection,
-    beliefs: Beliefs,
-    candidate: Mask,
-    consent: Mask,
-    similarity: Floats | None,
-    ids: NDArray[np.uint64],
-    seed: int,
-    t: int,
-    horizon: int,
-) -> Plan:
-    """One round of proposals among all centers, from tables (n, n) of all pairs; see :func:`views`."""
-    found = views(config, beliefs.table(), candidate, consent, similarity, ids, seed, t, horizon)
-    return agree(found, turns(config, seed, t, ids))

@@ -1,19 +1,21 @@
-"""Selection among very many centers: the same plan as from full tables, without any table of pairs.
+"""Selection among very many centers: the same plan as from full tables, without a table of all pairs.
 
-What :func:`abps.core.selection.select` decides from n × n arrays is decided here from four facts:
+The plan of :func:`abps.core.selection.views` and :func:`abps.core.matching.propose` from n × n arrays follows
+from four facts:
 
-* Peers that a center never observed all have the prior's score. In its ranking they stand together, in the
-  order of its tie-break, which can be asked at single places. Only observed peers whose score differs (the
+* All peers that a center never observed have the prior's score. They are adjacent in its ranking, in the
+  order of its tie-break, which can be evaluated at single places. Only observed peers with another score (the
   *odd* ones) stand elsewhere: few, and listed.
-* Whether two centers would agree does not change during a round; what changes is who still has a place, and
-  that only ever shrinks. So the first free and willing peers of many centers can be looked up at once, and
-  the turns be played one after the other on these short lists. Whose list runs out is looked up again.
+* Whether two centers would agree does not change during a round; only the set of centers with a free slot
+  does, and it shrinks. So the first free and willing peers of many centers are looked up at once, and the
+  turns run one after the other on these short lists. A list that runs out is looked up again.
 * With few centers free, it is cheaper to look through them than through a ranking in which almost everybody
   is full. So the number of looks grows like n log n where centers find partners. (A center that rests has to
   look at every free center: k such centers cost k times the free ones.)
-* How peers answered the proposals on the way can be told afterwards from the turn in which each became full.
+* The answers to proposals follow afterwards from the turn in which each peer became full.
 
 The ε swap exchanges two peers in a ranking: the chosen one and the first. It is kept as that pair.
+Ties are broken at random or by index: breaking them by similarity needs the table.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core import permutation, scores, streams
+from abps.core import permutation, streams
 from abps.core.beliefs import Beliefs, Posterior
 from abps.core.candidates import Candidates, Mask
+from abps.core.errors import RequestError
 from abps.core.matching import Answer, Plan, Rest
-from abps.core.selection import Selection, peer_scores, turns
+from abps.core.selection import Selection, epsilon, peer_scores, turns
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -52,7 +55,7 @@ _NOBODY: Final = -1
 
 @dataclass(frozen=True, eq=False)
 class _View:
-    """Everybody's view in one round.
+    """The preferences of all centers in one round.
 
     tie: (n,) the keys of the random tie-break.  usual: the score of whoever was never observed.
     odd, odd_score: sorted pair numbers ``center * n + peer`` of observed pairs with another score, and it.
@@ -74,7 +77,7 @@ class _View:
         return self.candidates.n
 
     def score(self, center: Ints, peer: Ints) -> Floats:
-        """(p,) what ``center`` thinks of ``peer``."""
+        """(p,) the score of ``peer`` at ``center``."""
         result = np.full(len(center), self.usual)
         if len(self.odd):
             pair = center * self.n + peer
@@ -124,17 +127,12 @@ class _View:
         """Who stands at ``place`` in the tie-break's order of ``center``; broadcasts."""
         if self.config.tie_break == "random":
             return permutation.peer_at(place, self.tie[center], self.n)
-        if self.config.tie_break == "similarity":
-            return self.candidates.by_similarity[center, place].astype(np.int64)
         return np.broadcast_to(place, np.broadcast_shapes(center.shape, place.shape))
 
     def place(self, center: Ints, peer: Ints) -> Ints:
         """(p,) where ``peer`` stands in the tie-break's order of ``center``."""
         if self.config.tie_break == "random":
             return permutation.place_of(peer, self.tie[center], self.n)
-        if self.config.tie_break == "similarity":
-            order = self.candidates.by_similarity
-            return np.array([np.flatnonzero(order[i] == j)[0] for i, j in zip(center, peer)], dtype=np.int64)
         return peer
 
     def better(self, center: Ints) -> tuple[Ints, Ints]:
@@ -187,10 +185,15 @@ def select_sparsely(
 
     The plan lists the accepted proposals only; ``asked`` counts all of them.
     """
+    if config.tie_break == "similarity":
+        raise RequestError(
+            f"tie_break=similarity compares all pairs and is not available for {beliefs.n:,} centers; "
+            "choose random or index"
+        )
     view = _view(config, beliefs, candidates, mutual, ids, seed, t)
-    epsilon = scores.epsilon(config.eps_schedule, config.epsilon, t, horizon)
     if config.policy != "random":
-        explorers = np.flatnonzero(streams.uniforms(seed, "explore", t, ids) < epsilon)
+        chance = epsilon(config.eps_schedule, config.epsilon, t, horizon)
+        explorers = np.flatnonzero(streams.uniforms(seed, "explore", t, ids) < chance)
         keys = streams.bits(seed, "explore-peer", t, ids)
         view = _explored(view, beliefs, explorers, keys)
     return _played(view, turns(config, seed, t, ids))
@@ -419,7 +422,7 @@ def _scanned(
 
 
 def _asked(view: _View, made: Ints, had_turn: Mask, turn_of: Ints, full_at: Ints, last: Ints) -> Ints:
-    """(n, 4) how many proposals each center made, by :class:`Answer`: told from who was full when."""
+    """(n, 4) how many proposals each center made, by :class:`Answer`, derived from who was full when."""
     n = view.n
     asked = np.zeros(4 * n, dtype=np.int64)
     exhausted = np.flatnonzero(had_turn & (last == _NOBODY))

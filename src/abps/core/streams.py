@@ -19,9 +19,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: What a stream is for, and the number that stands for it in every key: numbers never change, so that a new
-#: purpose leaves all draws of the others as they are. A method from elsewhere names a purpose of its own
-#: ``package:purpose``; its number is a digest in the upper half of 64 bits, where ours never are.
+#: The purposes of streams, and the number of each in every key. Numbers never change, so that a new purpose
+#: leaves the draws of all others as they are. A user's own method names its purposes ``package:purpose``;
+#: their numbers are digests in the upper half of 64 bits, where ours never are.
 PURPOSES: Final = {
     "initial-weights": 0,
     "split": 1,
@@ -44,14 +44,14 @@ PURPOSES: Final = {
     "partition": 18,
     "words": 19,
     "calibration": 20,
-    "watch": 21,
+    "drift-test": 21,
     "null": 22,
     "attack": 23,
-    "board": 24,
+    "coordinator": 24,
     "clusters": 25,
     "private-sample": 26,
     "private-noise": 27,
-    "witness": 28,
+    "attestation": 28,
     "fold": 40,
 }
 

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import digamma, zeta
 
 from abps.core.errors import RequestError
-from abps.core.scores import radius
+from abps.core.selection import radius
 
 Floats = NDArray[np.float64]
 Prior = tuple[float, float]

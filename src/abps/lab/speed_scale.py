@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 
 from abps.core import goals, streams
 from abps.core.beliefs import Beliefs
-from abps.core.candidates import Candidates, candidates
-from abps.core.matching import Plan
-from abps.core.selection import Selection, select
+from abps.core.candidates import candidates
+from abps.core.selection import Selection
 from abps.core.sparse_selection import select_sparsely
 from abps.lab.speed import peak_mb
-from abps.methods.abps import LISTED_UP_TO
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,7 +74,7 @@ def selection_cost(n: int, goal: str = "homogeneity", kappa: int = 1, rounds: in
     seconds, rest, proposals = [], [], []
     for t in range(1, rounds + 1):
         began = time.perf_counter()
-        plan = _plan(config, beliefs, sets, ids, t, rounds)
+        plan = select_sparsely(config, beliefs, sets, True, ids, 1, t, rounds)
         seconds.append(time.perf_counter() - began)
         rest.append(float(np.mean(plan.rest != 0)))
         proposals.append(plan.proposals / n)
@@ -93,15 +91,6 @@ def selection_cost(n: int, goal: str = "homogeneity", kappa: int = 1, rounds: in
         rest=statistics.mean(rest),
         proposals=statistics.mean(proposals),
     )
-
-
-def _plan(
-    config: Selection, beliefs: Beliefs, sets: Candidates, ids: NDArray[np.uint64], t: int, rounds: int
-) -> Plan:
-    """A round's plan: from full tables, or without them among very many centers."""
-    if sets.table is None or sets.n > LISTED_UP_TO:
-        return select_sparsely(config, beliefs, sets, True, ids, 1, t, rounds)
-    return select(config, beliefs, sets.table, sets.table, None, ids, 1, t, rounds)
 
 
 def own_peak_mb() -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from abps.core import scores, streams
+from abps.core import selection, streams
 from abps.lab import guarantees
 from abps.lab.bandits import Bandit, BanditRun, play
 from abps.lab.guarantees import GAMMA, Constant, Epsilon, Gaps, Prior
@@ -623,7 +623,7 @@ def sharp_transition(moved: list[Transition]) -> Claim:
 def vanishing_radius(regret: list[Regret]) -> Claim:
     (shown,) = _of(regret, "gamma", GAMMA)
     horizon, pulls = int(shown.at[-1]), float(shown.pulls[1])
-    radius = float(scores.radius(pulls, horizon, GAMMA))
+    radius = float(selection.radius(pulls, horizon, GAMMA))
     return Claim(
         "Every radius vanishes",
         "A peer that is ever chosen is chosen Θ(K) times, so the rule converges to the oracle.",

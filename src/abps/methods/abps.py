@@ -22,8 +22,7 @@ from abps.core.arrays import Weights, lerp
 from abps.core.beliefs import Beliefs
 from abps.core.candidates import Candidates
 from abps.core.candidates import candidates as candidates_of
-from abps.core.choices import validate
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, validate
 from abps.core.goals import Goal
 from abps.core.matching import Plan, Rest
 from abps.core.selection import Selection, Views
@@ -288,7 +287,10 @@ class ABPS(PeerMethod):
         def trail(plan: Plan) -> Decisions:
             return self.trail(plan, beliefs, t).after(alarm_trail(state.alarms))
 
-        if context.member_index is None and (found.table is None or found.n > LISTED_UP_TO):
+        listed = found.n <= LISTED_UP_TO or (
+            self.selection.tie_break == "similarity" and found.table is not None
+        )
+        if context.member_index is None and not listed:
             stream = (context.ids, context.seed, t, context.horizon)
 
             def plan() -> Plan:

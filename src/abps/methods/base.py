@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.arrays import Weights, repeated, weighted_sum
-from abps.core.choices import validate
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, validate
 from abps.data.prepare import Prepared, Rows
 from abps.models.metrics import Segments
 from abps.models.training import Learner, Training

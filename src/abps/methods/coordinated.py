@@ -69,7 +69,7 @@ class Broadcast:
 def coordinators(seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
     """(n,) the members in the order in which they are asked to coordinate exchange t; the first present one
     does. Every member can compute it."""
-    return np.argsort(streams.bits(seed, "board", t, ids), kind="stable")
+    return np.argsort(streams.bits(seed, "coordinator", t, ids), kind="stable")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.beliefs import Beliefs
-from abps.core.choices import validate
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, validate
 from abps.data.prepare import Rows
 from abps.evaluate import change_detection as drift
 from abps.evaluate.change_detection import two_sided_p
@@ -249,7 +248,7 @@ class Memory:
 
 def keys_of(context: Context, t: int) -> Keys:
     """(r,) what the centers' detectors draw from in round t."""
-    return streams.bits(context.seed, "watch", t, context.ids[context.local_index])
+    return streams.bits(context.seed, "drift-test", t, context.ids[context.local_index])
 
 
 def rows_of(context: Context, i: int) -> tuple[Floats, Floats]:

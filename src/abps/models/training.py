@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.arrays import Weights
-from abps.core.choices import validate
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, validate
 from abps.data.prepare import Prepared, Rows
 from abps.models.layout import Layout, ModelFactory
 from abps.models.metrics import Segments

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from abps.core.choices import validate
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, validate
 from abps.privacy.small_counts import MIN_CELL
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ ENOUGH = 2
 def witnesses(seed: int, round: int, members: Sequence[str], peer: str) -> list[str]:
     """The members that stand witness for a peer in a round, in the order in which they are asked."""
     others = tuple(name for name in members if name != peer)
-    drawn = streams.bits(seed, "witness", round, center_ids(others), np.uint64(center_id(peer)))
+    drawn = streams.bits(seed, "attestation", round, center_ids(others), np.uint64(center_id(peer)))
     return [others[k] for k in np.argsort(drawn, kind="stable")[:TRIED]]
 
 

@@ -1,0 +1,17 @@
+"""One round of proposals from tables of all pairs: the oracle of selection without them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from abps.core.matching import Plan, propose, unwanted
+from abps.core.selection import turns, views
+
+
+def select(config, beliefs, candidate, consent, similarity, ids, seed, t, horizon) -> Plan:
+    """candidate, consent, similarity: (n, n)."""
+    belief = beliefs.rows(np.arange(beliefs.n))
+    found = views(config, belief, candidate, consent, similarity, ids, seed, t, horizon)
+    order = turns(config, seed, t, ids).tolist()
+    plan = propose(order, [ranking.tolist() for ranking in found.rankings], found.answer, config.kappa)
+    return unwanted(plan, found.rankings, found.wanted)
