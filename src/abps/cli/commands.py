@@ -20,6 +20,8 @@ COMMANDS: Final = {
     "compare": "Compare methods over seeds; stop and start again as you like, nothing finished is computed "
     "twice.",
     "regress": "Estimate effects with intervals from sums over hospitals, and how far hospitals differ.",
+    "evaluate": "Evaluate models at every hospital: AUROC, calibration, Brier score and net benefit.",
+    "table-one": "Describe a federation: counts, means, quantiles and missingness, overall and by hospital.",
     "fit": "Train each hospital's final model on all rows and write it with its model card.",
     "predict": "Predict every row of a table with a fitted model.",
     "report": "Write the report of a study: tables (Markdown, CSV, LaTeX), figures (SVG, PDF) and "

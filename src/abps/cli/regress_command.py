@@ -48,12 +48,12 @@ def regress(
     from rich.table import Table
 
     from abps.data.table import read_frame
-    from abps.regression import report
+    from abps.statistics import regression
 
     text = formula or " + ".join(options.split(columns))
     if not text:
         raise RequestError("name the columns: --formula 'age + sex', or --columns age,sex")
-    result = report.regress(
+    result = regression.regress(
         read_frame(data),
         label,
         center,
@@ -70,7 +70,7 @@ def regress(
         print(json.dumps(result.to_json()))
         return
     console = options.terminal()
-    console.print(report.summary(result))
+    console.print(regression.summary(result))
     for note in result.notes:
         console.print(note)
     head, rows = result.table()

@@ -20,7 +20,7 @@ from numpy.polynomial.hermite import hermgauss
 
 from abps.core.errors import RequestError
 from abps.privacy import fixed_point
-from abps.regression.families import CanonicalGLM, Family, Floats, Rows, Sums
+from abps.statistics.families import CanonicalGLM, Family, Floats, Rows, Sums
 
 #: Rounds after which a fit is given up, and the step, in standard errors, after which nothing changes any
 #: more: Newton's next step would be about its square.

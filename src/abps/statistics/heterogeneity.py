@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from abps.regression.families import Floats
-from abps.regression.newton import Fit
+from abps.statistics.families import Floats
+from abps.statistics.newton import Fit
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from lifelines import CoxPHFitter
 from scipy import integrate, optimize, stats
 
 from abps.core.errors import RequestError
-from abps.regression.design import agree, complete_rows, parse_formula, restricted_cubic
-from abps.regression.families import FAMILIES, Rows
-from abps.regression.heterogeneity import reml, summarise
-from abps.regression.newton import fit, robust_covariance
-from abps.regression.report import regress
+from abps.statistics.design import agree, complete_rows, parse_formula, restricted_cubic
+from abps.statistics.families import FAMILIES, Rows
+from abps.statistics.heterogeneity import reml, summarise
+from abps.statistics.newton import fit, robust_covariance
+from abps.statistics.regression import regress
 
 
 def made(hospitals=12, rows=60, seed=3, sd=0.0):

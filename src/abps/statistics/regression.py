@@ -17,10 +17,10 @@ from scipy import stats
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.regression.design import Formula, agree, complete_rows, parse_formula
-from abps.regression.families import FAMILIES, Floats, Rows
-from abps.regression.heterogeneity import Heterogeneity, hospital_estimates, summarise
-from abps.regression.newton import Fit, fit, robust_covariance
+from abps.statistics.design import Formula, agree, complete_rows, parse_formula
+from abps.statistics.families import FAMILIES, Floats, Rows
+from abps.statistics.heterogeneity import Heterogeneity, hospital_estimates, summarise
+from abps.statistics.newton import Fit, fit, robust_covariance
 
 #: What the exponential of a coefficient is called.
 RATIO: Final = {"logistic": "odds ratio", "poisson": "rate ratio", "cox": "hazard ratio"}
