@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from abps.cli import site_command
+from abps.cli import site_hospital
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.study.records import StudyFolder
@@ -65,8 +65,8 @@ def test_a_study_may_have_a_name_with_brackets(name, capsys, monkeypatch):
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(site_command, "study_store", lambda kit, study: Store())
-    monkeypatch.setattr(site_command.account, "summary", lambda store: told)
+    monkeypatch.setattr(site_hospital, "study_store", lambda kit, study: Store())
+    monkeypatch.setattr(site_hospital.account, "summary", lambda store: told)
     code, out, err = call(capsys, "site", "status", "kit")
     assert code == 0, err
     assert f"in the study {name} (abps)" in out and f"refused from {name}: {name}" in out

@@ -9,7 +9,7 @@ from abps.sites.consent.policy import Policy
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits, on_one_machine
 from abps.sites.flare.recipe import JobTimeouts
-from abps.sites.flare.submit import Outcome, submit
+from abps.sites.flare.submit import JobOutcome, submit
 from abps.sites.store.store import Store
 
 from .network import OPEN, Hospitals
@@ -59,7 +59,7 @@ class Processes(on_one_machine.Processes):
             policy=self.policies.get(name, OPEN),
         )
 
-    def run(self, agreement, rounds: int, timeouts: JobTimeouts | None = None) -> Outcome:
+    def run(self, agreement, rounds: int, timeouts: JobTimeouts | None = None) -> JobOutcome:
         timeouts = timeouts or JobTimeouts(call=8.0, sign=8.0)
         return submit(self.network.operator, agreement, rounds, 2, timeouts, wait=LONG)
 

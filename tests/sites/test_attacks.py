@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from abps.cli.site_command import _show_report
+from abps.cli.site_operator import _show_report
 from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id, center_ids

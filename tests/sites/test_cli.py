@@ -121,7 +121,7 @@ def test_status_and_export_tell_what_happened(six, tmp_path, capsys):
     audit = pl.read_csv(tmp_path / "export" / "audit.csv")
     assert audit.filter(pl.col("direction") == "sent")["bytes"].sum() == sum(sent.values())
     text = (tmp_path / "export" / "audit.txt").read_text()
-    assert "bytes to site-2: metadata vector, so that peers can tell whether we are alike" in text
+    assert "bytes to site-2: metadata vector, so that peers can judge how similar we are" in text
     assert "shared layers of our model, for our partner of round" in text
     assert "its proposal to be partners in round" in text and " round 0: " not in text
     assert pl.read_csv(tmp_path / "export" / "rounds.csv").height == 3

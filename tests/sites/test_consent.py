@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 
 from abps.cli.main import main
-from abps.cli.site_options import own_file
+from abps.cli.site_command import own_file
 from abps.core.errors import RequestError
 from abps.sites.consent import approval
 from abps.sites.consent.approval import Consent, Verdict
 from abps.sites.consent.journal import Journal
 from abps.sites.consent.keys import read_root, read_signer
+from abps.sites.consent.membership import Known
 from abps.sites.consent.policy import Policy
 from abps.sites.consent.proposal import Proposal, Signed, sign
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.flare.opening import SiteJob
 from abps.sites.protocol import decline_codes
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
 from abps.sites.protocol.steps import Timeouts
@@ -67,11 +69,10 @@ def opening(kit: Path, signed: Signed):
     """What a site answers when a job opens it, and the site."""
     app = pytest.importorskip("abps.sites.flare.app")
     site = app.FlareSite(signed.text())
-    site._name, site._local, site._peers = kit.name, kit / "local", {}
-    site._site, site._work = None, None
+    site.begin(SiteJob(kit.name, kit / "local", "job", signed.text(), 60.0), Known(kit), {}, False)
     site._start("open")
     site._work.join()
-    said = site._linger()[0]
+    said = site._poll()[0]
     site.end()
     return said
 
@@ -81,6 +82,11 @@ def command(capsys, *arguments) -> tuple[int, str, str]:
         main([str(a) for a in arguments])
     said = capsys.readouterr()
     return ended.value.code, said.out, said.err
+
+
+def approve(capsys, home, study: Signed, by: str = "Ada") -> tuple[int, str, str]:
+    digest = study.proposal.digest()[:16]
+    return command(capsys, "site", "approve", home, "test", "--by", by, "--proposal", digest)
 
 
 def test_nothing_opens_before_somebody_approves(four, network, home, capsys):
@@ -94,7 +100,9 @@ def test_nothing_opens_before_somebody_approves(four, network, home, capsys):
     terms = waiting["terms"]
     assert terms["method"] == "abps-pq-k1" and terms["rounds"] == 5 and terms["codec"] == "bf16"
     assert "age" in terms["columns"] and terms["server sees the models"] is False
-    code, out, _ = command(capsys, "site", "approve", home, "test", "--by", "Ada Example")
+    code, _, err = command(capsys, "site", "approve", home, "test", "--by", "Ada Example")
+    assert code == 2 and f"the latest is {study.proposal.digest()[:16]}" in " ".join(err.split())
+    code, out, _ = approve(capsys, home, study, "Ada Example")
     assert code == 0 and "approved by Ada Example" in out
     assert opening(home, study) == "done"
     assert opening(home, study) == "done"  # once is enough
@@ -115,7 +123,7 @@ def test_preview_shows_every_value_before_it_leaves(four, network, home, capsys,
     by = {(v["what"], v["name"]): v for v in values}
     rate = by[("metadata", "positive rate")]
     assert rate["to"] == "every member" and rate["clear"] is False
-    command(capsys, "site", "approve", home, "test", "--by", "Ada")
+    approve(capsys, home, study)
     # What it shows is what a site publishes: the same names, the same values.
     agreement = study.proposal.agreement
     site = open_site(four, home.name, agreement, tmp_path, LoopbackNetwork())
@@ -141,7 +149,7 @@ def test_preview_shows_every_value_before_it_leaves(four, network, home, capsys,
 
 def test_an_approval_is_of_one_proposal(four, network, home, capsys):
     assert opening(home, signed_study(four, network)) == "approval"
-    command(capsys, "site", "approve", home, "test", "--by", "Ada")
+    approve(capsys, home, signed_study(four, network))
     for other in (
         signed_study(four, network, rounds=6),
         signed_study(four, network, gamma="0.5"),
@@ -158,14 +166,13 @@ def test_refused_and_withdrawn(four, network, home, capsys):
     opening(home, study)
     assert command(capsys, "site", "refuse", home, "test", "--by", "Ada")[0] == 0
     assert opening(home, study) == "refused"
-    command(capsys, "site", "approve", home, "test", "--by", "Ada")
+    approve(capsys, home, study)
     assert opening(home, study) == "done"
     assert command(capsys, "site", "withdraw", home, "test", "--by", "Ada")[0] == 0
     assert opening(home, study) == "withdrawn"
     later = signed_study(four, network, members=four.names)
     assert opening(home, later) == "withdrawn"  # a withdrawal is from the study, whatever is proposed
-    digest = later.proposal.digest()[:8]
-    command(capsys, "site", "approve", home, "test", "--by", "Bo", "--proposal", digest)
+    approve(capsys, home, later, "Bo")
     assert opening(home, later) == "done"
     assert opening(home, study) == "withdrawn"
 
@@ -270,10 +277,30 @@ def test_a_proposal_that_was_put_into_the_folder_is_noticed(four, tmp_path):
 
 
 def test_wrong_decisions_get_one_sentence(home, capsys):
-    code, _, err = command(capsys, "site", "approve", home, "icu", "--by", "Ada")
-    assert code == 2 and "no proposal of a study 'icu' has arrived" in err
-    code, _, err = command(capsys, "site", "approve", home, "icu", "--by", "  ")
-    assert code == 2 and "needs the name" in err
+    for by, digest, words in (
+        ("Ada", "0" * 16, "no proposal of a study 'icu' has arrived"),
+        ("  ", "0" * 16, "needs the name"),
+        ("Ada", "0" * 8, "at least 16 digits"),
+    ):
+        code, _, err = command(capsys, "site", "approve", home, "icu", "--by", by, "--proposal", digest)
+        assert code == 2 and words in err
+
+
+def test_what_is_approved_is_what_was_read(four, network, home, capsys):
+    """Another proposal under the same name arrives between reading and approving."""
+    read, swapped = signed_study(four, network), signed_study(four, network, rounds=6)
+    assert opening(home, read) == opening(home, swapped) == "approval"
+    assert approve(capsys, home, read)[0] == 0
+    assert opening(home, read) == "done" and opening(home, swapped) == "approval"
+
+
+def test_no_name_redraws_the_terminal(home, capsys):
+    own = own_file(home)
+    journal = own.journal(home)
+    approval.keep(Path(own.store), journal, Signed(Proposal("icu\x1b[2J\x1b[31mok")), "op\x07")
+    code, out, _ = command(capsys, "site", "proposals", home)
+    assert code == 0 and "\x1b" not in out and "\x07" not in out
+    assert "icu\\x1b[2J\\x1b[31mok" in out and "of op\\x07" in out
 
 
 # While a job runs

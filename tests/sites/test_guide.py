@@ -195,13 +195,13 @@ def test_from_four_hospitals_to_a_running_job(network, capsys):
     # Nobody has shared anything when the operator asks.
     gathering = n.begin(
         "gather", "--kit", n.operator, "--study", "icu", "--out", folder / "codebook.json",
-        "--patience", LONG,
+        "--wait-for-approval", LONG,
     )  # fmt: skip
     for name in NAMES:
         n.quick(capsys, "share", n.kits / name, *ADA)
     assert "codebooks of east, north, south, west" in n.end(gathering)
 
-    submitted = n.submit("--job-rounds", "2", "--patience", LONG)
+    submitted = n.submit("--job-rounds", "2", "--wait-for-approval", LONG)
     for name in ("north", "east", "west"):
         n.proposed(name)
         assert "waits for a decision" in n.quick(capsys, "proposals", n.kits / name)
@@ -226,7 +226,7 @@ def test_the_study_runs_with_those_that_may(network, capsys):
     n = network
     n.policy("south")
     n.policy("east")
-    submitted = n.submit("--job-rounds", "3", "--patience", LONG)
+    submitted = n.submit("--job-rounds", "3", "--wait-for-approval", LONG)
     n.proposed("south")
     n.quick(capsys, "refuse", n.kits / "east", "icu", *ADA)  # which it had approved before
     n.quick(capsys, "approve", n.kits / "south", "icu", *ADA)

@@ -237,6 +237,28 @@ def test_the_other_kits(made, capsys):
     assert code == 3 and found["certificate"][0] == "ok" and found["port"][0] == "fail"
 
 
+def test_the_relays_port_is_taken(made, relay, tmp_path, capsys):
+    """By the relay itself, by another program: `check` and `start` say so."""
+    kit = shutil.copytree(made.relay, tmp_path / "relay")
+    path = kit / "startup" / "fed_server.json"
+    data = json.loads(path.read_text())
+
+    def on(port: int) -> None:
+        data["servers"][0]["service"]["target"] = f"localhost:{port}"
+        path.write_text(json.dumps(data))
+
+    on(relay.port)
+    code, found = told(capsys, kit)
+    assert code == 0 and "the relay runs and listens" in found["port"][1]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        on(other.getsockname()[1])
+        code, found = told(capsys, kit)
+        assert code == 3 and "another program listens" in found["port"][1]
+        with pytest.raises(SystemExit) as ended:
+            main(["site", "start", str(kit)])
+        assert ended.value.code == 2 and "cannot listen on port" in capsys.readouterr().err
+
+
 def test_the_doctor_says_what_is_waited_for(north, made, capsys):
     code, found = told(capsys, north, what="doctor")
     assert found["job"] == ("ok", "no job has run from this kit yet")

@@ -148,7 +148,7 @@ def played(*parts):
         told = next(left)
         if isinstance(told, Exception):
             raise told
-        return jobs.Outcome("job", jobs.COMPLETED, told) if isinstance(told, dict) else told
+        return jobs.JobOutcome("job", jobs.COMPLETED, told) if isinstance(told, dict) else told
 
     return once
 
@@ -189,10 +189,10 @@ def test_what_does_not_run_is_not_submitted_forever(told):
         jobs.to_the_end(played(jobs.Lost("away")), 12, told.append)
     refused = {"error": "1 of 4 sites can take part"}
     assert jobs.to_the_end(played(report(1, 4), refused), 12, told.append).report == refused
-    gone_at_the_end = jobs.Outcome("job", "FINISHED:ABNORMAL", report(1, 4))
+    gone_at_the_end = jobs.JobOutcome("job", "FINISHED:ABNORMAL", report(1, 4))
     done = jobs.to_the_end(played(gone_at_the_end, report(5, 12)), 12, told.append)
     assert len(done.report["rounds"]) == 12
-    ended = jobs.Outcome("job", "FINISHED:EXECUTION_EXCEPTION", None)
+    ended = jobs.JobOutcome("job", "FINISHED:EXECUTION_EXCEPTION", None)
     done = jobs.to_the_end(played(ended, report(1, 12)), 12, told.append)
     assert len(done.report["rounds"]) == 12 and "without a report" in told[-2]
     assert jobs.to_the_end(played(*[ended] * 9), 12, told.append) is ended

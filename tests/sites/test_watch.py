@@ -67,7 +67,7 @@ def ask(port, path, host=None, method="GET"):
 
 
 def page(told, store, sentence):
-    from abps.cli.site_start import _page
+    from abps.cli.site_hospital import _page
 
     return _page(told, store, sentence)
 

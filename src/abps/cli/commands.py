@@ -44,7 +44,7 @@ COMMANDS: Final = {
 
 #: Old names that still work, for one release.
 RENAMED_COMMANDS: Final = {"adapt": "simulate-drift"}
-RENAMED_FLAGS: Final = {"--every": "--rounds-per-window"}
+RENAMED_FLAGS: Final = {"--every": "--rounds-per-window", "--patience": "--wait-for-approval"}
 
 
 class Commands(TyperGroup):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from abps import files
 from abps.core.errors import RequestError
@@ -29,6 +30,9 @@ FOLDER = "proposals"
 
 #: More proposals than this are not kept: nobody can fill the site's disk with them.
 MOST = 200
+
+#: Digits of a proposal's digest that name it.
+DIGITS = 16
 
 #: Who decided where the policy says that nobody has to.
 AUTOMATIC = "policy (auto)"
@@ -50,6 +54,17 @@ class Pending:
     at: str
     operator: str
     decision: Line | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for machines."""
+        line = self.decision
+        return {
+            "proposal": self.proposal.digest(),
+            "operator": self.operator,
+            "at": self.at,
+            "terms": self.proposal.terms(),
+            "decision": None if line is None else {"what": line.what, "by": line.facts["by"], "at": line.at},
+        }
 
 
 def keep(folder: Path, journal: Journal, signed: Signed, operator: str) -> None:
@@ -103,11 +118,15 @@ def pending(folder: Path, journal: Journal, study: str | None = None) -> list[Pe
 def decide(
     folder: Path, journal: Journal, study: str, verdict: Verdict, by: str, digest: str | None = None
 ) -> Pending:
-    """Write a person's decision down: about a study's latest proposal, or one whose digest begins so."""
+    """Record a person's decision: about a study's latest proposal, or the one whose digest begins so."""
     if not by.strip():
         raise RequestError("a decision needs the name of the person who makes it")
+    if digest is not None and len(digest) < DIGITS:
+        raise RequestError(f"--proposal {digest}: give at least {DIGITS} digits of the digest that you read")
     known = pending(folder, journal, study)
     chosen = [each for each in known if each.proposal.digest().startswith(digest or "")]
+    if digest is not None and len(chosen) > 1:
+        raise RequestError(f"--proposal {digest}: two proposals begin so; give the whole digest")
     if not chosen:
         names = ", ".join(sorted({each.proposal.study for each in pending(folder, journal)})) or "none"
         raise RequestError(

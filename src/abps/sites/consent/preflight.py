@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import errno
 import json
 import os
 import shutil
@@ -52,7 +53,7 @@ FEWEST_ROWS, FEWEST_EVENTS = 50, 10
 SKEW = (30.0, 300.0)
 
 #: Seconds that the relay gets to answer.
-PATIENCE = 5.0
+TIMEOUT = 5.0
 
 
 class State(StrEnum):
@@ -205,20 +206,48 @@ def _line(kit: Kit) -> Iterator[Check]:
         return
     addresses = sorted({str(entry[4][0]) for entry in found})
     yield Check("name of the relay", State.OK, f"{kit.host} is {', '.join(addresses)}")
+    if kit.role is Role.RELAY:
+        yield relay_port(kit)
+        return
     try:
-        line = socket.create_connection((kit.host, kit.port), timeout=PATIENCE)
+        line = socket.create_connection((kit.host, kit.port), timeout=TIMEOUT)
     except OSError as error:
         why = error.strerror or str(error)
-        if kit.role is Role.RELAY:
-            yield Check("port", State.OK, f"nothing listens on {kit.port} yet: free for the relay")
-        else:
-            ask = "is the relay started, and does the firewall let TCP out?"
-            yield Check("port", State.FAIL, f"{kit.host}:{kit.port} does not answer ({why}); {ask}")
+        ask = "is the relay started, and does the firewall let TCP out?"
+        yield Check("port", State.FAIL, f"{kit.host}:{kit.port} does not answer ({why}); {ask}")
         return
     with line:
         yield Check("port", State.OK, f"{kit.host}:{kit.port} is open")
-        if kit.role is not Role.RELAY:
-            yield handshake(kit, line)
+        yield handshake(kit, line)
+
+
+def relay_port(kit: Kit) -> Check:
+    """Whether the relay's port is free for it, or the relay runs already."""
+    try:
+        socket.create_server(("", kit.port)).close()
+        return Check("port", State.OK, f"nothing listens on {kit.port} yet: free for the relay")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            why = error.strerror or str(error)
+            return Check("port", State.FAIL, f"the relay cannot listen on {kit.port} ({why}); choose another")
+    with contextlib.suppress(OSError, ValueError, RequestError):
+        theirs = ssl.get_server_certificate(("127.0.0.1", kit.port), timeout=TIMEOUT)
+        if x509.load_pem_x509_certificate(theirs.encode()) == read_certificate(kit.certificate):
+            return Check("port", State.OK, f"the relay runs and listens on {kit.port}")
+    said = f"another program listens on {kit.port}: stop it, or provision a relay with another --port"
+    return Check("port", State.FAIL, said)
+
+
+def need_free_port(kit: Kit) -> None:
+    """Refuse to start a relay whose port is taken: the engine would stay up without listening."""
+    try:
+        socket.create_server(("", kit.port)).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise RequestError(
+            f"the relay cannot listen on port {kit.port} ({why}): another program, or this relay, runs there"
+            "; stop it, or provision a relay with another --port"
+        ) from error
 
 
 def handshake(kit: Kit, line: socket.socket) -> Check:
@@ -227,7 +256,7 @@ def handshake(kit: Kit, line: socket.socket) -> Check:
         context = ssl.create_default_context(cafile=str(kit.root))
         context.load_cert_chain(str(kit.certificate), str(kit.key))
         context.set_alpn_protocols(["h2"])
-        line.settimeout(PATIENCE)
+        line.settimeout(TIMEOUT)
         with context.wrap_socket(line, server_hostname=kit.host) as secured:
             theirs = secured.getpeercert(binary_form=True)
             # With TLS 1.3 a refusal of our certificate comes only with the first bytes of the other side.

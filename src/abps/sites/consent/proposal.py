@@ -92,7 +92,7 @@ class Proposal:
             "method": agreement.method,
             "server sees the models": config.kind == "star" and not config.privacy.secure,
             "server sees masked sums alone": config.kind == "star" and config.privacy.secure,
-            "counted by all sites under masks, before": list(agreement.uncounted),
+            "counted by all sites under masks before": list(agreement.uncounted),
             "settings": dict(agreement.settings),
             "model": str(config.training.model),
             "rounds": agreement.rounds,
@@ -102,10 +102,11 @@ class Proposal:
             "codec": config.line.codec,
             "private layers": config.line.private_layers,
             "columns": list(book.sources),
+            "category levels": [column.name for column in book.columns if column.kind == "level"],
             "predicts": book.outcome.asked,
             **_outcome_terms(book.outcome),
             "the event": list(book.events) or "as each site reads it",
-            "told of at least so many patients": book.floor,
+            "minimum cell size, patients": book.floor,
             "wire format": ".".join(map(str, self.wire)),
         }
 

@@ -100,17 +100,22 @@ class FlareSite:
         """Keep the lines to the others; everything that can fail comes later."""
         if hasattr(self, "_site"):  # it had set itself up, and was asked to after all
             return
-        local = Path(collab.workspace.get_site_config_dir())
-        job = str(collab.fl_ctx.get_job_id())
-        self._job = opening.SiteJob(collab.site_name, local, job, self.proposal, self.turn_seconds)
-        self._peers = {proxy.name: proxy for proxy in collab.other_clients}
-        self._known = Known(Path(collab.workspace.get_root_dir()))
+        kit, job = Path(collab.workspace.get_root_dir()), str(collab.fl_ctx.get_job_id())
+        known, peers = Known(kit), {proxy.name: proxy for proxy in collab.other_clients}
         cell = collab.fl_ctx.get_engine().get_cell().core_cell
-        self._secure = bool(cell.supports_secure_messages())
+        secure = bool(cell.supports_secure_messages())
         cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, Intake().admit)
-        if self._secure:
+        if secure:
             cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, only_sealed)
-            trust_members(cell.credential_manager, self._known)
+            trust_members(cell.credential_manager, known)
+        local = Path(collab.workspace.get_site_config_dir())
+        given = opening.SiteJob(collab.site_name, local, job, self.proposal, self.turn_seconds)
+        self.begin(given, known, peers, secure)
+        returning.is_set_up.set()
+
+    def begin(self, job: opening.SiteJob, known: Known, peers: dict[str, Any], secure: bool) -> None:
+        """A site whose part is not open yet.  peers: the engine's lines.  secure: whether they encrypt."""
+        self._job, self._known, self._peers, self._secure = job, known, peers, secure
         self._site: Any = None
         self._opened_as: tuple[Any, Any] = (None, None)  # what the open part is for
         self._joined = False  # whether this site is in the job
@@ -119,8 +124,7 @@ class FlareSite:
         self._round = 0
         self._work: threading.Thread | None = None
         self._state: list[Any] = ["done", None]
-        self._status = StatusFile(local, _study(self.proposal))
-        returning.is_set_up.set()
+        self._status = StatusFile(job.local, _study(self.proposal))
 
     @collab.final
     def end(self) -> None:

@@ -155,8 +155,15 @@ class Authority:
         if told.number != self.revoked().number:
             self._publish(told)
 
+    def sites(self) -> list[str]:
+        """The names of all sites that are members."""
+        return [name for name in self._members() if self._kind(name) == "site"]
+
+    def _members(self) -> list[str]:
+        return [name for name, value in self._state.items() if isinstance(value, dict) and "cert" in value]
+
     def _certificate(self, member: str) -> x509.Certificate:
-        known = [name for name, value in self._state.items() if isinstance(value, dict) and "cert" in value]
+        known = self._members()
         if member not in known:
             raise RequestError(f"no member is called {member!r}{nearest(member, known)}")
         return x509.load_pem_x509_certificate(str(self._state[member]["cert"]).encode())

@@ -37,6 +37,9 @@ ROOT_DAYS = 3650
 #: Where the authority keeps its key and the members' certificates.
 STATE = Path("abps", "state", "cert.json")
 
+#: The names of all sites, in the ``local`` folder of the operator's kit.
+MEMBERS = "members.json"
+
 #: Bytes of a log file, and how many are kept.
 LOG_BYTES, LOG_FILES = 5 * 2**20, 5
 
@@ -173,8 +176,17 @@ def provision(
         shutil.rmtree(fresh, ignore_errors=True)
     from abps.sites.flare.authority import Authority
 
-    Authority(out).readmit(sites)
+    authority_ = Authority(out)
+    authority_.readmit(sites)
+    if (out / operator / "local").is_dir():
+        files.write_json(out / operator / "local" / MEMBERS, sorted(authority_.sites()))
     return Network(out / "relay", {name: out / name for name in sites}, out / operator, authority)
+
+
+def provisioned(operator: Path) -> tuple[str, ...]:
+    """The sites that an operator's kit was provisioned with; none in kits of earlier versions."""
+    path = Path(operator) / "local" / MEMBERS
+    return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ()
 
 
 def _known(authority: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import Processes, Say, free_port, own_home, running
 from abps.sites.flare.recipe import JobTimeouts
-from abps.sites.flare.submit import COMPLETED, Outcome, connected, submit
+from abps.sites.flare.submit import COMPLETED, JobOutcome, connected, submit
 
 #: Names for the first hospitals; more are numbered.
 NAMES = ("north", "south", "east", "west")
@@ -86,7 +86,7 @@ class Rehearsed:
 
     network: kits.Network
     agreement: Agreement
-    outcome: Outcome
+    outcome: JobOutcome
     took: dict[str, float]
 
 
@@ -161,7 +161,7 @@ def perform(out: Path, plan: Plan, say: Say = lambda line: None) -> Rehearsed:
     return Rehearsed(network, agreement, outcome, {"job": round(time.monotonic() - began, 3)})
 
 
-def _job(network: kits.Network, agreement: Agreement, plan: Plan, seconds: float, say: Say) -> Outcome:
+def _job(network: kits.Network, agreement: Agreement, plan: Plan, seconds: float, say: Say) -> JobOutcome:
     # Generous, because all sites share this machine's cores.
     timeouts = JobTimeouts(call=30.0, sign=30.0)
     least = len(network.sites)

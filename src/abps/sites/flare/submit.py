@@ -26,7 +26,7 @@ from abps.sites.flare.recipe import ABPSRecipe, JobTimeouts
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended: the engine's word for it, and the conductor's report (None while it runs)."""
 
     job: str
@@ -37,6 +37,11 @@ class Outcome:
     def ran(self) -> bool:
         """Whether its rounds are done. The engine calls a job abnormal if a site was gone when it ended."""
         return self.report is not None and "error" not in self.report
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine has ended it."""
+        return self.status.startswith("FINISHED")
 
 
 class Lost(RequestError):
@@ -110,14 +115,14 @@ def submit(
     wait: float | None = None,
     progress: Callable[[str], None] = lambda status: None,
     members: Sequence[str] = (),
-) -> Outcome:
+) -> JobOutcome:
     """Submit a job, signed with the kit's key; with ``wait`` seconds, wait for its end and its report."""
     proposal = Proposal(agreement.study, agreement, tuple(members))
     recipe = ABPSRecipe(agreement, rounds, min_sites, timeouts, signed=sign(proposal, read_signer(kit)))
     return _run(kit, recipe, wait, progress)
 
 
-def to_the_end(once: Callable[[], Outcome], rounds: int, tell: Callable[[str], None]) -> Outcome:
+def to_the_end(once: Callable[[], JobOutcome], rounds: int, tell: Callable[[str], None]) -> JobOutcome:
     """Jobs one after the other until the study has had its rounds, also where some are lost with the relay.
 
     once: submits a job and waits for its end.  Returns the last job's outcome, with the rounds of all in its
@@ -139,7 +144,7 @@ def to_the_end(once: Callable[[], Outcome], rounds: int, tell: Callable[[str], N
         report = done.report
         if report and (before or lost) and report.get("finished"):
             # The last round was over when its job was lost.
-            return Outcome(done.job, COMPLETED, _joined(before) if before else None)
+            return JobOutcome(done.job, COMPLETED, _joined(before) if before else None)
         if report is None and lost < MOST_LOST:  # its process at the relay has died
             lost += 1
             tell(f"job {done.job} ended as {done.status}, without a report; submitting again")
@@ -199,13 +204,13 @@ def gather(
     return Gathered(done.job, books, left_out)
 
 
-def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Callable[[str], None]) -> Outcome:
+def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Callable[[str], None]) -> JobOutcome:
     with tempfile.TemporaryDirectory() as folder, session(kit) as line:
         recipe.export(folder)
         _ask_often(Path(folder))
         job = line.submit_job(str(Path(folder) / recipe.job_name))
     if wait is None:
-        return Outcome(job, "SUBMITTED", None)
+        return JobOutcome(job, "SUBMITTED", None)
     until = time.monotonic() + wait
     ran_under: Any = None
     seen: float | None = None  # when the job was last among those that have a process
@@ -216,7 +221,7 @@ def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Callable[[
                     status = str(line.get_job_status(job))
                     progress(status)
                     if status.startswith("FINISHED"):
-                        return Outcome(job, status, _report(line, job))
+                        return JobOutcome(job, status, _report(line, job))
                     if status.startswith("RUNNING"):
                         # A relay that was started anew goes on saying so of a job that it has lost.
                         told = line.get_system_info()

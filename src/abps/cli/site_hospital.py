@@ -1,0 +1,697 @@
+"""``abps site``, for hospitals: the own table, decisions about studies, running a site, results."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import datetime
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Column, Table
+
+from abps import files
+from abps.cli import options
+from abps.cli.site_command import (
+    By,
+    Kit,
+    Study,
+    emit,
+    local,
+    need_engine,
+    own_file,
+    printable,
+    read_codebook,
+    say,
+    study_store,
+)
+from abps.core.errors import RequestError
+from abps.data.prepare import codebook, not_told, with_statistics
+from abps.privacy.small_counts import MIN_CELL
+from abps.sites.consent import sitefile
+from abps.sites.consent.approval import Verdict
+from abps.sites.node import status as account
+
+if TYPE_CHECKING:
+    from abps.sites.consent.approval import Pending
+    from abps.sites.consent.kit import Kit as StartupKit
+    from abps.sites.consent.preview import Leaving
+
+#: The exit code of a check that fails: neither a wrong request nor an internal error.
+FAILED = 3
+
+#: Seconds that the engine's process gets to end when it is asked to.
+GRACE = 20.0
+
+AnyKit = Annotated[Path, typer.Argument(help="The startup kit of a site, of the relay or of an operator.")]
+SiteKit = Annotated[Path, typer.Argument(help="This site's startup kit.")]
+Named = Annotated[str, typer.Argument(help="The study.")]
+Partner = Annotated[
+    list[Path] | None, typer.Option(help="A partner's heads.json (from its export); repeat for several.")
+]
+
+
+def init(
+    table: Annotated[Path, typer.Option(help="This site's own table, CSV or Parquet, all its rows.")],
+    label: Annotated[
+        str, typer.Option(help="Column to predict (two values, unless --outcome says otherwise).")
+    ],
+    kit: Annotated[Path | None, typer.Option(help="This site's startup kit.")] = None,
+    site: Annotated[str | None, typer.Option(help="The site's name, if there is no kit yet.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to, if there is no kit yet.")] = None,
+    store: Annotated[Path | None, typer.Option(help="Folder of the stores (default: beside).")] = None,
+    patient: options.Patient = None,
+    time: options.Time = None,
+    drop: options.Drop = "",
+    positive: options.Positive = None,
+    outcome: options.Outcome = None,
+    duration: options.Duration = None,
+    threads: Annotated[int, typer.Option(help="Cores for training.")] = 1,
+    allow: Annotated[
+        str, typer.Option(help="Comma-separated packages besides abps that jobs may name.")
+    ] = "",
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Add counts, means and groups of numeric columns.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="The study's seed, for --statistics: of its training rows.")] = 11,
+    as_json: options.Json = False,
+) -> None:
+    """Name this site's own table. Nothing of it leaves the machine.
+
+    Writes abps-site.json, and codebook.json: names of columns and category levels, which the sites exchange
+    to agree on what their models see. Read it before you share it. With --statistics it also holds a summary
+    of each numeric column, from which common scales follow; linear and additive models need them.
+
+    Example: abps site init --kit kits/north --table stays.parquet --label died --patient patient
+    """
+    if (kit is None) == (site is None or out is None):
+        raise RequestError("give either --kit KIT, or --site NAME with --out FOLDER")
+    if threads < 1:
+        raise RequestError(f"--threads {threads}: choose at least 1")
+    if kit is not None:
+        need_engine()
+        from abps.sites.consent.kit import Role, participant_kit
+
+        given = participant_kit(kit)
+        if given.role is Role.RELAY:
+            raise RequestError(f"{kit} is the relay's kit; the relay has no table")
+        site, folder = given.name, given.local
+    else:
+        assert site is not None and out is not None
+        folder = files.folder(out)
+    own = sitefile.SiteFile(
+        site, str(table.absolute()), label, str((store or folder / "studies").absolute()), patient, time,
+        options.split(drop), threads, allow=options.split(allow), positive=positive, outcome=outcome,
+        duration=duration,
+    )  # fmt: skip
+    found = own.labelled()
+    if found.doubt and positive is None:
+        # Another site may have read it the other way round; the model would then learn the contrary.
+        raise RequestError(f"{found.doubt}; say which value is the event with --positive")
+    rows = own.read_table()
+    book = replace(codebook(rows, seed=0, floor=MIN_CELL), events=found.event_words, others=found.other_words)
+    if statistics:
+        book = with_statistics(book, rows, seed)
+    files.write_json(folder / sitefile.CODEBOOK, book.to_json())
+    written = [own.write(folder), folder / sitefile.CODEBOOK]
+    kept_back = not_told(rows, book)
+    summary = {
+        "site": site, "rows": rows.rows, "columns": len(book.columns), "not_told": kept_back,
+        "files": [str(path) for path in written],
+    }  # fmt: skip
+    emit(
+        as_json,
+        summary,
+        f"{site}: {rows.rows} rows, {rows.described}, {len(book.columns)} encoded columns",
+        *_kept_back(kept_back),
+        *(f"wrote {path}" for path in written),
+    )
+
+
+def _kept_back(columns: dict[str, str]) -> list[str]:
+    """A line for every column of a site's table of which nothing leaves."""
+    return [f"the column {name!r} is not in the codebook: {why}" for name, why in columns.items()]
+
+
+def start(kit: Annotated[Path, typer.Argument(help="The startup kit of the relay or of a site.")]) -> None:
+    """Run the relay or a site from its kit, in the foreground, until it is stopped.
+
+    With `"watch": {"port": 9100}` in the site's own file, health (/healthz), metrics (/metrics) and a status
+    page (/) are served on 127.0.0.1 alone; with `"hook"`, a command is run when a round is stuck.
+
+    Example: abps site start kits/north
+    """
+    need_engine()
+    kit = kit.absolute()
+    from abps.sites.consent import preflight
+    from abps.sites.consent.kit import Role, participant_kit, read_certificate
+    from abps.sites.flare import kits
+    from abps.sites.node import monitor
+
+    given = participant_kit(kit)
+    if given.role is Role.SITE:
+        sitefile.find(given.name, given.local)  # a site without a table is of no use
+    today = datetime.datetime.now(datetime.UTC)
+    held = preflight.of_certificate(
+        "certificate", read_certificate(given.certificate), today, preflight.ROTATE
+    )
+    if held.state is preflight.State.FAIL:
+        raise RequestError(f"the certificate of {given.name} {held.sentence}")
+    if held.state is preflight.State.WARN:
+        say(f"the certificate of {given.name} {held.sentence}")
+    if given.role is Role.RELAY:
+        preflight.need_free_port(given)
+    watching = monitor.settings(given)
+    command, environment = kits.command(kit)
+    os.chdir(kit)
+    if not watching.wanted:
+        os.execve(command[0], command, environment)
+    sys.exit(_watched(given, watching, command, environment))
+
+
+def _watched(
+    given: StartupKit, watching: sitefile.Watch, command: list[str], environment: dict[str, str]
+) -> int:
+    """Run the engine's process beside a monitor; its exit code."""
+    from abps.sites.node.monitor import Monitor
+
+    engine = subprocess.Popen(command, env=environment)
+
+    def ended(number: int, frame: object) -> None:
+        raise SystemExit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ended)
+    try:
+        with Monitor(given, watching, _page, lambda: engine.poll() is None) as monitor:
+            if monitor.port is not None:
+                say(f"http://127.0.0.1:{monitor.port}/ shows the status of {given.name}")
+            return engine.wait()
+    finally:
+        _end(engine)
+
+
+def _end(engine: subprocess.Popen[bytes]) -> None:
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(engine.pid).children(recursive=True)
+        engine.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            engine.wait(GRACE)
+        engine.kill()
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _page(told: Any, store: Any, sentence: str) -> str:
+    """The status page, made anew for every request."""
+    from abps.report.pages.site_page import Now, site_page
+
+    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return site_page(told, store.rounds(), now=Now(at, sentence))
+
+
+def check(
+    kit: AnyKit,
+    codebook: Annotated[
+        Path | None, typer.Option(help="The common columns (default: what the site proposed).")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check that everything is ready: name, port, TLS, certificates, clock, disk, memory, versions, table.
+
+    Exit code 0 if nothing fails (warnings are printed), 3 if something does.
+
+    Example: abps site check kits/north
+    """
+    from abps.sites.consent import preflight
+    from abps.sites.consent.kit import read_kit
+
+    given = read_kit(kit)
+    book = None if codebook is None else read_codebook(codebook)
+    _show_checks(given, list(preflight.checks(given, book)), as_json)
+
+
+def doctor(
+    kit: AnyKit,
+    after: Annotated[float, typer.Option(help="Seconds in one step after which it counts as stuck.")] = 300.0,
+    as_json: options.Json = False,
+) -> None:
+    """Say what a job here is waiting for, for whom and since when; and run every check.
+
+    At the relay it reports the scheduler, at a site the site's own part.
+
+    Example: abps site doctor kits/relay
+    """
+    from abps.sites.consent import preflight
+    from abps.sites.consent.kit import read_kit
+    from abps.sites.node.diagnosis import diagnose
+
+    given = read_kit(kit)
+    _show_checks(given, [*diagnose(given, after), *preflight.checks(given)], as_json)
+
+
+def _show_checks(given: StartupKit, found: Sequence[Any], as_json: bool) -> None:
+    from abps.sites.consent.preflight import State
+
+    failed = any(c.state is State.FAIL for c in found)
+    if as_json:
+        rows = [{"check": c.name, "state": str(c.state), "sentence": c.sentence} for c in found]
+        summary = {"kit": str(given.folder), "name": given.name, "ok": not failed, "checks": rows}
+        typer.echo(json.dumps(summary))
+    else:
+        table = Table("check", "", "", title=f"{given.name} ({given.role})", title_justify="left")
+        for c in found:
+            table.add_row(c.name, str(c.state), printable(c.sentence))
+        options.terminal().print(table)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def share(kit: Kit, by: By, as_json: options.Json = False) -> None:
+    """Let the network's operators have this site's codebook, as it is now. Read it before.
+
+    It leaves when an operator gathers codebooks, in a letter that the relay cannot read. A codebook that is
+    written anew has to be shared anew.
+
+    Example: abps site share kits/north --by "Dr. Ada Example"
+    """
+    from abps.sites.consent import sharing
+
+    own, book = own_file(kit), sharing.read(local(kit))
+    line = sharing.share(own.journal(kit), book, by)
+    person, what = line.facts["by"], f"{len(book.sources)} columns"
+    summary = {"site": own.site, "codebook": line.facts["codebook"], "by": person, "at": line.at}
+    more = ", with their statistics" if book.told else ""
+    emit(as_json, summary, f"{own.site}: {person} shares the codebook ({what}{more}) with operators")
+
+
+def preview(
+    kit: Kit,
+    study: Annotated[
+        str | None, typer.Argument(help="A study that was proposed (default: what init would share).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all values into this CSV file.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show every value that would leave this site in a study, to whom, and whether the relay can read it.
+
+    Nothing is sent. The functions that the study uses compute the values from the site's own table; weights,
+    which come of training, are shown by number and bytes. Without a study: the codebook.
+
+    Example: abps site preview kits/north icu --out leaving.csv
+    """
+    from abps.sites.consent import approval
+    from abps.sites.consent import preview as values
+
+    own, proposal = own_file(kit), None
+    if study is None:
+        found = values.codebook_values(values.codebook_of(own))
+    else:
+        known = approval.pending(Path(own.store), own.journal(kit), study)
+        if not known:
+            raise RequestError(f"no proposal of a study {study!r} has arrived at {own.site}")
+        proposal = known[-1].proposal
+        found = values.preview(own, proposal)
+    if out is not None:
+        with files.replacing(out) as part, part.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(asdict(found[0])))
+            writer.writeheader()
+            writer.writerows(_no_formula(asdict(value)) for value in found)
+    if as_json:
+        typer.echo(json.dumps([asdict(value) for value in found]))
+        return
+    if proposal is not None:
+        options.terminal().print(f"proposal {proposal.digest()[:16]}")
+    options.terminal().print(_values(found) if out is None else _counts(found))
+    for line in _kept_back(values.kept_back(own, proposal)):
+        say(line)
+    if out is not None:
+        say(f"wrote {len(found)} values to {out}")
+
+
+def _values(found: Sequence[Leaving]) -> Table:
+    """Every value; long names go on in the next line."""
+    names = ("what", "name", "value", "when", "to", "relay reads it")
+    table = Table(*(Column(name, overflow="fold") for name in names))
+    for v in found:
+        shown = f"{v.value:.6g}" if isinstance(v.value, float) else printable(v.value)
+        table.add_row(v.what, printable(v.name), shown, v.when, v.to, "yes" if v.clear else "no")
+    return table
+
+
+def _counts(found: Sequence[Leaving]) -> Table:
+    """How many values of each kind leave, to whom."""
+    table = Table("what", "values", "to", "relay reads it")
+    kinds = Counter((v.what, v.to, "yes" if v.clear else "no") for v in found)
+    for (what, to, clear), count in kinds.items():
+        table.add_row(what, f"{count}", to, clear)
+    return table
+
+
+def _no_formula(row: dict[str, object]) -> dict[str, object]:
+    """A row whose text no spreadsheet takes for a formula."""
+    return {k: f"'{v}" if isinstance(v, str) and v[:1] in "=+-@\t\r" else v for k, v in row.items()}
+
+
+def proposals(kit: Kit, as_json: options.Json = False) -> None:
+    """List the studies that were proposed to this site, with what was decided about them.
+
+    Example: abps site proposals kits/north
+    """
+    from abps.sites.consent import approval
+
+    own = own_file(kit)
+    found = approval.pending(Path(own.store), own.journal(kit))
+    if as_json:
+        typer.echo(json.dumps([each.to_json() for each in found]))
+        return
+    if not found:
+        options.terminal().print(f"{own.site}: no study has been proposed yet")
+    for each in found:
+        _show_proposal(each)
+
+
+def approve(
+    kit: Kit,
+    study: Named,
+    by: By,
+    proposal: Annotated[
+        str | None, typer.Option(help="Digest of the proposal that you read, as `proposals` shows it.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Approve a study that was proposed to this site. Without it nothing leaves.
+
+    The approval is of this proposal alone: another method, more columns or more rounds have to be approved
+    anew. Look at what would leave first: abps site preview.
+
+    Example: abps site approve kits/north icu --proposal 4f0c9a1be2d35a77 --by "Dr. Ada Example"
+    """
+    if proposal is None:
+        from abps.sites.consent import approval
+
+        own = own_file(kit)
+        known = approval.pending(Path(own.store), own.journal(kit), study)
+        latest = f" (the latest is {known[-1].proposal.digest()[:16]})" if known else ""
+        raise RequestError(
+            f"say which proposal you read with --proposal DIGEST{latest}; `abps site proposals {kit}` shows "
+            "what it asks for"
+        )
+    _decide(kit, study, Verdict.APPROVED, by, proposal, as_json)
+
+
+def refuse(
+    kit: Kit,
+    study: Named,
+    by: By,
+    proposal: Annotated[
+        str | None, typer.Option(help="Beginning of a proposal's digest (default: the latest).")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Refuse a study that was proposed to this site.
+
+    Example: abps site refuse kits/north icu --by "Dr. Ada Example"
+    """
+    _decide(kit, study, Verdict.REFUSED, by, proposal, as_json)
+
+
+def withdraw(kit: Kit, study: Named, by: By, as_json: options.Json = False) -> None:
+    """Take this site out of a study: from the next round on it takes no part.
+
+    It holds for every proposal of the study, until one is approved again. What partners have learned from
+    earlier rounds cannot be called back.
+
+    Example: abps site withdraw kits/north icu --by "Dr. Ada Example"
+    """
+    _decide(kit, study, Verdict.WITHDRAWN, by, None, as_json)
+
+
+def _decide(kit: Path, study: str, verdict: Verdict, by: str, digest: str | None, as_json: bool) -> None:
+    from abps.sites.consent import approval
+
+    own = own_file(kit)
+    done = approval.decide(Path(own.store), own.journal(kit), study, verdict, by, digest)
+    if as_json:
+        typer.echo(json.dumps(done.to_json()))
+    else:
+        _show_proposal(done)
+
+
+def _show_proposal(each: Pending) -> None:
+    """A proposal and what was decided, every word of it printable."""
+    lines = [f"proposal {each.proposal.digest()[:16]} of {each.operator}, {each.at}"]
+    for name, value in each.proposal.terms().items():
+        lines.append(f"  {name}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    line = each.decision
+    lines.append(
+        "  waits for a decision" if line is None else f"  {line.what} by {line.facts['by']} on {line.at}"
+    )
+    for text in lines:
+        options.terminal().print(printable(text), soft_wrap=True)
+
+
+def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None:
+    """Show a site's part in a study: partners, beliefs, rests, bytes, refusals.
+
+    Example: abps site status kits/north
+    """
+    store = study_store(kit, study)
+    try:
+        told = account.summary(store)
+    finally:
+        store.close()
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    auroc, sent = told["validation_auroc"], told["bytes_sent"]
+    of = "" if told["of"] is None else f" of {told['of']}"
+    rests = ", ".join(f"{why} {count}" for why, count in told["rests"].items())
+    parts = ", ".join(f"{kind} {size:,}" for kind, size in sent.items() if kind != "total")
+    lines = [
+        f"{told['site']} in the study {told['study']} ({told['method']}): round {told['round']}{of}",
+        f"partners of the last round: {', '.join(told['partners']) or 'none (rested)'}",
+        f"validation {told['measure']} after it: {'not defined' if auroc is None else f'{auroc:.3f}'}",
+        f"rounds rested: {rests or 'none'}",
+    ]
+    for a in told["alarms"]:
+        whose = f"on {a['statistic']}" if a["site"] == told["site"] else f"reported by {a['site']}"
+        lines.append(f"alarm of drift in round {a['round']}, {whose}")
+    lines.append(f"bytes sent: {sent['total']:,} ({parts})")
+    if told["in_doubt"]:
+        lines.append(f"rounds with a match in doubt, settled when the peer is back: {told['in_doubt']}")
+    console = options.terminal()
+    console.print(printable("\n".join(lines)))
+    table = Table("peer", "belief", "observations", "rounds as partner")
+    for b in told["beliefs"]:
+        table.add_row(b["peer"], f"{b['mean']:.3f}", f"{b['observations']:g}", str(b["partner"]))
+    console.print(table)
+    for r in told["refused"]:
+        console.print(printable(f"refused from {r['peer']}: {r['reason']} ({r['count']} times)"))
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """What was written.  model: the folder of the model, or None, and why not.
+
+    auroc: on the site's own test rows (of other outcomes than binary, their main score).
+    """
+
+    site: str
+    page: Path
+    files: tuple[Path, ...]
+    model: Path | None
+    no_model: str
+    auroc: float | None
+
+
+def export(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
+    """Write what a site has of a study: the audit log in plain words, rounds, beliefs, its model and card as
+    `abps fit` would, and report.html. Nothing is sent.
+
+    Example: abps site export kits/north --out north-export
+    """
+    left = site_report(kit, out, study)
+    model = left.model and str(left.model)
+    summary = {
+        "site": left.site, "page": str(left.page), "model": model, "test_auroc": left.auroc,
+        "files": [str(path) for path in left.files],
+    }  # fmt: skip
+    lines = [*(f"wrote {path}" for path in left.files), f"model: {model or left.no_model}"]
+    emit(as_json, summary, *lines)
+
+
+def site_report(kit: Path, out: Path, study: str | None = None) -> SiteReport:
+    """Write everything that a site has of a study into a new folder."""
+    from abps.fitted.at_site import site_model
+    from abps.fitted.handover import check_new, write_models
+    from abps.report.pages.site_page import card_of, site_page
+
+    own = own_file(kit)
+    store = study_store(kit, study)
+    try:
+        check_new(out)
+        written = account.export(store, out)
+        told, rounds = account.summary(store), store.rounds()
+        model, evaluation, why = None, None, ""
+        try:
+            fitted = site_model(store, own)
+            (model,) = write_models(fitted, out / "model").values()
+            (evaluation,) = fitted.evaluations.values()
+        except RequestError as error:
+            why = f"there is none: {error}"
+    finally:
+        store.close()
+    page = out / "report.html"
+    card = "" if model is None else card_of(model, out)
+    files.write_text(page, site_page(told, rounds, evaluation, card, why))
+    value = math.nan
+    if evaluation is not None:
+        value = next(iter(evaluation.measures.values()), evaluation.area).value
+    auroc = value if math.isfinite(value) else None
+    return SiteReport(own.site, page, (*written, page), model, why, auroc)
+
+
+def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: options.Json = False) -> None:
+    """Verify a site's log: find a row that was deleted, changed or moved.
+
+    Checks the chain of digests, the heads that this site signed, the journal of decisions and, with
+    --partner, what partners know of this site's log. Exit code 2 if anything is wrong.
+
+    Example: abps site verify kits/north --study icu --partner south-export/heads.json
+    """
+    from abps.sites.consent.keys import read_signer
+    from abps.sites.store import audit
+
+    own = own_file(kit)
+    lines = len(own.journal(kit).lines())
+    store = study_store(kit, study)
+    try:
+        heads = [head for path in partner or [] for head in audit.read_heads(path, store)]
+        found = audit.verify(store, read_signer(kit), heads)
+    finally:
+        store.close()
+    summary = {
+        "rows": found.rows, "heads": found.heads, "partners": found.witnessed, "journal": lines,
+        "faults": list(found.faults),
+    }  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(summary))
+    if found.faults:
+        raise RequestError(f"{store.path} cannot be believed: {'; '.join(found.faults)}")
+    if not as_json:
+        options.terminal().print(
+            f"{own.site}: {found.rows} rows of the log are in order, and agree with {found.heads} heads of "
+            f"its own and {found.witnessed} that partners hold; {lines} lines of the journal are in order",
+            soft_wrap=True,
+        )
+
+
+def backup(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
+    """Copy a site's store of a study: beliefs, model, log. A job may run meanwhile.
+
+    Example: abps site backup kits/north --out backups/2026-11-17
+    """
+    from abps.sites.consent import backup as copies
+
+    store = study_store(kit, study)
+    store.close()
+    written = copies.backup(store.path, out)
+    emit(as_json, {"files": [str(path) for path in written]}, *(f"wrote {path}" for path in written))
+
+
+def restore(
+    kit: Kit,
+    source: Annotated[Path, typer.Option("--from", help="The folder that backup wrote.")],
+    study: Annotated[str, typer.Option(help="The study.")],
+    by: By,
+    partner: Partner = None,
+    as_json: options.Json = False,
+) -> None:
+    """Restore a site's store of a study from a backup; what was there is kept beside it.
+
+    A backup whose log is not in order is refused. With --partner the output says how many rows partners know
+    of that the backup lacks.
+
+    Example: abps site restore kits/north --study icu --from backups/2026-11-17 --by "Ada Example"
+    """
+    from abps.sites.consent import backup as copies
+    from abps.sites.consent.keys import read_signer
+    from abps.sites.store import audit
+
+    path = own_file(kit).store_of(study)
+    found = copies.restore(path, source, by, read_signer(kit))
+    store = study_store(kit, study)
+    try:
+        known = [head.rows for p in partner or [] for head in audit.read_heads(p, store)]
+    finally:
+        store.close()
+    lost = max(0, max(known, default=0) - (found.rows - 1))
+    lines = [f"restored {path}: {found.rows} rows of the log are in order"]
+    lines += [f"partners know of {lost} rows that the backup did not have"] if known else []
+    emit(as_json, {"rows": found.rows, "lost": lost}, *lines)
+
+
+def request(
+    kit: SiteKit,
+    out: Annotated[Path, typer.Option(help="Write the request, for the operator, here.")],
+    as_json: options.Json = False,
+) -> None:
+    """Make a key of the site's own, which never leaves it, and a request for its certificate.
+
+    Send the request to the operator, who answers with a certificate (`abps site certify`); then run
+    `abps site install`. The kit works as before until then. Read the printed fingerprint out to the operator
+    by telephone, if the kit has no key yet or its key was lost.
+
+    Example: abps site request north --out north.csr
+    """
+    from abps.sites.consent.keys import request_certificate
+    from abps.sites.consent.kit import read_kit
+
+    made = request_certificate(read_kit(kit), out)
+    summary = {
+        "member": made.member, "request": str(out), "fingerprint": made.fingerprint,
+        "signed": bool(made.signature),
+    }  # fmt: skip
+    lines = [f"wrote {out}; its fingerprint is {made.fingerprint}"]
+    if not made.signature:
+        lines.append("the kit has no key to sign the request with: read the fingerprint out to the operator")
+    emit(as_json, summary, *lines)
+
+
+def install(
+    kit: SiteKit,
+    certificate: Annotated[Path, typer.Option(help="The certificate that the operator sent back.")],
+    as_json: options.Json = False,
+) -> None:
+    """Put the certificate that the operator sent, and the key that it is for, into the kit.
+
+    Start the site again afterwards.
+
+    Example: abps site install north --certificate client.crt
+    """
+    from abps.sites.consent.keys import install_certificate
+    from abps.sites.consent.kit import read_kit
+
+    until = install_certificate(read_kit(kit), certificate).not_valid_after_utc
+    line = f"{kit} has a key of its own, with a certificate good until {until:%Y-%m-%d}; start the site again"
+    emit(as_json, {"kit": str(kit), "until": until.isoformat()}, line)
+
+
+COMMANDS = (
+    init, start, check, doctor, share, preview, proposals, approve, refuse, withdraw, status, export,
+    verify, backup, restore, request, install,
+)  # fmt: skip

@@ -1,0 +1,370 @@
+"""``abps site``, for operators: kits, members, codebooks, jobs, rehearsals."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from abps import files
+from abps.cli import options
+from abps.cli.site_command import METHOD, emit, need_engine, read_codebook, say
+from abps.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from abps.sites.flare.authority import Change
+
+OperatorKit = Annotated[Path, typer.Option("--kit", help="The operator's startup kit.")]
+Kits = Annotated[Path, typer.Option(help="The folder that `abps site provision` made, with the authority.")]
+Member = Annotated[str, typer.Argument(help="A site, an operator's address, or the relay's host name.")]
+Approval = Annotated[
+    float, typer.Option("--wait-for-approval", help="Seconds to wait for people at the sites to decide.")
+]
+
+
+def provision(
+    sites: Annotated[list[str], typer.Argument(help="The names of all sites.")],
+    out: options.Out,
+    host: Annotated[str, typer.Option(help="DNS name by which sites reach the relay.")] = "localhost",
+    port: Annotated[int, typer.Option(help="The one port that the relay listens on.")] = 8002,
+    operator: Annotated[str, typer.Option(help="E-mail address of who submits jobs.")] = (
+        "operator@federation.example"
+    ),
+    own_keys: Annotated[
+        bool, typer.Option("--own-keys", help="Make sites' kits without keys: sites make theirs themselves.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Make an authority, certificates and one startup kit for each participant.
+
+    Give each hospital its kit and nothing else; keep the folder `authority` to yourself: its owner can make
+    members. It keeps no member's key: a kit is made once. Run again with more names to add sites.
+
+    Example: abps site provision north south east west --host relay.example.org --out kits
+    """
+    need_engine()
+    from abps.sites.flare import kits
+
+    made = kits.provision(out, sites, host, port, operator, own_keys)
+    names = {name: str(path) for name, path in made.sites.items()}
+    emit(
+        as_json,
+        {"relay": str(made.relay), "operator": str(made.operator), "sites": names},
+        f"the relay's kit: {made.relay} (listens on {host}:{port})",
+        f"the operator's kit: {made.operator}",
+        *(
+            f"a site's kit: {path}{'' if path.is_dir() else ' (made before, and not here any more)'}"
+            for path in made.sites.values()
+        ),
+        f"keep this to yourself: {made.authority}",
+    )
+
+
+def gather(
+    kit: OperatorKit,
+    study: Annotated[str, typer.Option(help="The study for which codebooks are asked.")],
+    out: Annotated[Path, typer.Option(help="Write the common codebook here.")],
+    members: Annotated[str, typer.Option(help="Comma-separated sites to ask (default: all).")] = "",
+    codebook: Annotated[
+        Path | None, typer.Option(help="The study's codebook, if it has one: newcomers have to fit it.")
+    ] = None,
+    approval: Approval = 0.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the job itself.")] = 600.0,
+    as_json: options.Json = False,
+) -> None:
+    """Ask the sites for their codebooks and write the common one. Only what sites have shared comes.
+
+    With --codebook the study's columns stay as they are; the output names sites that do not fit them.
+
+    Example: abps site gather --kit kits/operator@federation.example --study icu --out codebook.json
+    """
+    need_engine()
+    _quiet()
+    from abps.data.codebook import joining, merged
+    from abps.sites.flare.submit import gather as ask
+
+    known = None if codebook is None else read_codebook(codebook)
+    files.check_writable(out.absolute().parent)
+    done = ask(kit, study, options.split(members), approval, wait)
+    book = known if known is not None else merged(list(done.books.values()))
+    fits = {name: joining(known, own) for name, own in done.books.items()} if known is not None else {}
+    files.write_json(out, book.to_json())
+    summary = {
+        "job": done.job, "from": sorted(done.books), "left_out": done.left_out,
+        "columns": len(book.columns), "fits": fits,
+    }  # fmt: skip
+    emit(
+        as_json,
+        summary,
+        f"codebooks of {', '.join(sorted(done.books))}: {len(book.columns)} encoded columns",
+        *(f"{name} has sent none: {why}" for name, why in sorted(done.left_out.items())),
+        *(f"{name}: {sentence}" for name, found in sorted(fits.items()) for sentence in found),
+        f"wrote {out}",
+    )
+
+
+def submit(
+    kit: OperatorKit,
+    study: Annotated[str, typer.Option(help="Name of the study; sites keep one store per study.")],
+    codebook_: Annotated[
+        list[Path], typer.Option("--codebook", help="The sites' codebooks; repeat to merge several.")
+    ],
+    method: Annotated[str, typer.Option(help="A method that runs between sites.")] = METHOD,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and all draws.")] = 11,
+    rounds: Annotated[int, typer.Option(help="Rounds of the whole study.")] = 50,
+    job_rounds: Annotated[int, typer.Option(help="Rounds of this job.")] = 10,
+    set_: options.Settings = None,
+    members: Annotated[
+        str, typer.Option(help="Comma-separated sites that may take part (default: all).")
+    ] = "",
+    min_sites: Annotated[int, typer.Option(help="Do not start with fewer sites.")] = 2,
+    grace: Annotated[
+        float, typer.Option(help="Seconds for the last sites in a round, once more than half are done.")
+    ] = 300.0,
+    sign_of_life: Annotated[
+        float, typer.Option(help="Seconds in which a site must answer at all; more for a bad line.")
+    ] = 5.0,
+    approval: Approval = 0.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the end; 0: do not wait.")] = 3600.0,
+    to_the_end: Annotated[
+        bool,
+        typer.Option("--to-the-end", help="Submit job after job until all rounds are done."),
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the report of the job here.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Send the sites a job: some rounds of a study, signed with the operator's key. The job carries no code.
+
+    Sites that have not approved the study store the proposal for their people to read, and decline. Submit
+    again with the same options to go on with the next rounds, or let --to-the-end do that.
+
+    Example: abps site submit --kit kits/operator@federation.example --study icu --codebook codebook.json
+    """
+    need_engine()
+    _quiet()
+    from abps.data.codebook import merged
+    from abps.sites.consent.agreement import Agreement
+    from abps.sites.flare import submit as jobs
+    from abps.sites.flare.kits import provisioned
+
+    book = merged([read_codebook(path) for path in codebook_])
+    agreement = Agreement(study, method, book, seed, rounds, options.settings(set_ or []))
+    agreement.config()
+    if grace < 0 or approval < 0:
+        raise RequestError("--grace and --wait-for-approval are seconds: choose 0 or more")
+    if not 1 <= sign_of_life <= 600:
+        raise RequestError("--sign-of-life is in seconds: choose 1 to 600")
+    if to_the_end and not wait:
+        raise RequestError("--to-the-end waits for every job: leave --wait 0 out")
+    chosen = options.split(members)
+    console = options.terminal(stderr=True)
+    with console.status("submitting") if console.is_terminal else Console(quiet=True).status("") as state:
+
+        def once() -> jobs.JobOutcome:
+            return jobs.submit(
+                kit, agreement, job_rounds, min_sites,
+                jobs.JobTimeouts(sign=sign_of_life, grace=grace, patience=approval),
+                wait=wait + approval if wait else None, progress=state.update, members=chosen,
+            )  # fmt: skip
+
+        done = jobs.to_the_end(once, rounds, say) if to_the_end else once()
+    if out is not None and done.report is not None:
+        files.write_json(out, done.report)
+    emit(
+        as_json,
+        {"job": done.job, "status": done.status, "report": done.report},
+        f"job {done.job}: {done.status}",
+    )
+    if not as_json:
+        _show_report(console, done.report, chosen or provisioned(kit))
+    if done.report is not None and "error" in done.report:
+        raise RequestError(f"the job did not run: {done.report['error']}")
+    if done.ran and done.status != jobs.COMPLETED:
+        say("its rounds are done; a site's process was gone when it ended")
+    elif done.ended and done.status != jobs.COMPLETED:
+        raise RequestError(f"the job ended as {done.status}; look into the relay's and the sites' logs")
+
+
+def _show_report(console: Console, report: dict[str, Any] | None, expected: tuple[str, ...] = ()) -> None:
+    """The rounds of a job, who was left out, and which of the expected sites were not connected."""
+    if not report:
+        return
+    absent = sorted(set(expected) - set(report.get("members", expected)))
+    if "error" not in report:
+        table = Table("round", "sites", "missing", "pairs", "edge bytes", "control bytes", "validation AUROC")
+        for r in report["rounds"]:
+            auroc = "" if r["validation"] is None else f"{r['validation']:.3f}"
+            missing = ", ".join(sorted({*r["missing"], *report["left_out"], *absent})) or "-"
+            pairs = sum(r["partners"].values()) // 2
+            row = (
+                r["round"],
+                len(r["present"]),
+                missing,
+                pairs,
+                f"{r['edge']:,}",
+                f"{r['control']:,}",
+                auroc,
+            )
+            table.add_row(*(str(cell) for cell in row))
+        console.print(table)
+        for name, why in sorted(report["left_out"].items()):
+            say(f"{name} was left out: {why}")
+    for name in absent:
+        say(f"{name} was left out: it was not connected to the relay when the job began")
+
+
+def rotate(member: Member, kits: Kits, as_json: options.Json = False) -> None:
+    """Give a member a new key and certificate, before the old one ends or after it got lost.
+
+    Copy the two files from kits/rotated/MEMBER into the `startup` folder of its kit, delete them here, and
+    start it again; the relay then refuses the old certificate. A site can also make its key itself, and
+    nobody else sees it: see `abps site request`.
+
+    Example: abps site rotate north --kits kits
+    """
+    need_engine()
+    from abps.sites.flare.authority import Authority
+
+    _certified(Authority(kits).rotate(member), as_json)
+
+
+def certify(
+    request: Annotated[Path, typer.Argument(help="A site's request.")],
+    kits: Kits,
+    fingerprint: Annotated[
+        str,
+        typer.Option(
+            help="Fingerprint that somebody at the site read out; needed if its present key did not sign."
+        ),
+    ] = "",
+    as_json: options.Json = False,
+) -> None:
+    """Give a site a certificate for the key that it has made itself.
+
+    Send kits/rotated/MEMBER/client.crt back; it is no secret. The relay then refuses the old certificate.
+
+    Example: abps site certify north.csr --kits kits
+    """
+    need_engine()
+    from abps.sites.consent.keys import read_request
+    from abps.sites.flare.authority import Authority
+
+    _certified(Authority(kits).certify(read_request(request), fingerprint), as_json)
+
+
+def revoke(member: Member, kits: Kits, as_json: options.Json = False) -> None:
+    """Expel a member without making a new network.
+
+    The relay refuses its certificate, jobs leave it out from the next round on, and every site that has seen
+    the authority's signed list takes nothing from it. `abps site provision` brings it back.
+
+    Example: abps site revoke south --kits kits
+    """
+    need_engine()
+    from abps.sites.flare.authority import Authority
+
+    done = Authority(kits).revoke(member)
+    summary = {"member": member, "files": [str(path) for path in done.written]}
+    emit(as_json, summary, f"{member} is no longer a member", _copy_list(done))
+
+
+def _certified(done: Change, as_json: bool) -> None:
+    """Say that a member has a new certificate."""
+    assert done.until is not None
+    folder, until = done.written[0].parent, done.until
+    summary = {
+        "member": done.member,
+        "until": until.isoformat(),
+        "files": [str(path) for path in done.written],
+    }
+    line = f"{done.member} has a new certificate, good until {until:%Y-%m-%d}: {folder}"
+    emit(as_json, summary, line, _copy_list(done))
+
+
+def _copy_list(done: Change) -> str:
+    return (
+        f"if the relay's kit is on another machine, copy {done.list} into its folder `local`; it may run on"
+    )
+
+
+def rehearse(
+    out: Annotated[Path, typer.Option(help="A new folder: kits, tables, stores, models, pages.")] = Path(
+        "abps-rehearsal"
+    ),
+    sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
+    method: Annotated[str, typer.Option(help="A method that runs between sites.")] = METHOD,
+    model: Annotated[str, typer.Option(help="The model that is shared: gam, linear or mlp.")] = "gam",
+    rounds: Annotated[int, typer.Option(help="Rounds of the job.")] = 5,
+    stays: Annotated[int, typer.Option(help="Stays per hospital, on average.")] = 300,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and all draws.")] = 11,
+    set_: options.Settings = None,
+    limit: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 180.0,
+    only: Annotated[
+        str | None,
+        typer.Option(help="prepare (kits and tables) or job (for sites that are started elsewhere)."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="With --only prepare: the relay's name.")] = "localhost",
+    port: Annotated[int, typer.Option(help="With --only prepare: the relay's port.")] = 8002,
+    as_json: options.Json = False,
+) -> None:
+    """Rehearse a federation on this machine: certificates, kits, processes with mutual TLS, a job, models.
+
+    The hospitals' tables are synthetic (icu-synthetic). No container and no other machine is needed;
+    everything that is started is stopped again. Ends with report.html, and a page and a model for every
+    hospital.
+
+    Example: abps site rehearse --sites 4 --out abps-rehearsal
+    """
+    need_engine()
+    _quiet()
+    from abps.cli.site_hospital import site_report
+    from abps.fitted.handover import check_new
+    from abps.report.pages.site_page import job_page
+    from abps.sites.flare import rehearsal
+    from abps.sites.flare.app import RESULT
+
+    if only not in (None, "prepare", "job"):
+        raise RequestError(f"--only {only}: choose prepare or job")
+    settings = options.settings(set_ or [], model)
+    plan = rehearsal.Plan(sites, "rehearsal", method, settings, rounds, seed, stays, limit)
+
+    def progress(line: str) -> None:
+        if not as_json:
+            say(line)
+
+    prepared = only == "prepare" and rehearsal.is_prepared(out)
+    if only != "job" and not prepared:
+        check_new(out)
+    if only == "prepare":
+        if not prepared:  # containers that are started again go on with what they have
+            rehearsal.prepare(out, plan, host, port)
+        progress(f"kits and tables are in {out}")
+        return
+    done = (rehearsal.perform if only == "job" else rehearsal.rehearse)(out, plan, progress)
+    assert done.outcome.report is not None
+    files.write_json(out / RESULT, done.outcome.report)
+    rows = []
+    for name, kit in done.network.sites.items():
+        left = site_report(kit, out / "sites" / name)
+        card = "" if left.model is None else (left.model / "card.html").relative_to(out).as_posix()
+        page = left.page.relative_to(out).as_posix()
+        rows.append({"site": name, "auroc": left.auroc, "page": page, "model": card})
+        auroc = "not defined" if left.auroc is None else f"{left.auroc:.3f}"
+        progress(f"{name}: AUROC {auroc} on its own test rows; {left.page}")
+    page_path = out / "report.html"
+    title = f"A rehearsal with {len(rows)} hospitals"
+    files.write_text(page_path, job_page(done.outcome.report, title, rows, done.took))
+    summary = {"page": str(page_path), "status": done.outcome.status, "sites": rows, "took": done.took}
+    emit(as_json, summary, f"wrote {page_path}")
+
+
+def _quiet() -> None:
+    """Keep the engine's loggers off the terminal: without a handler they would write there."""
+    logging.getLogger().addHandler(logging.NullHandler())
+
+
+COMMANDS = (provision, gather, submit, rehearse, rotate, certify, revoke)
