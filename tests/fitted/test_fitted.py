@@ -1,18 +1,27 @@
 """The models that come out say what the run said, wherever they are used."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from sklearn.metrics import roc_auc_score
 
 import abps
 from abps.cli.main import main
 from abps.core.errors import RequestError
+from abps.data.prepare import prepare
+from abps.data.split import assign_splits
+from abps.engine.simulate import simulate
+from abps.fitted.card import card, markdown
+from abps.fitted.curves import above
 from abps.fitted.fit import fit
-from abps.fitted.folder import folder_name, load_model
+from abps.fitted.folder import folder_names, load_model
 from abps.fitted.handover import write_models
+from abps.methods.settings import configure
 
 
 def hospitals(rows: int = 900) -> pl.DataFrame:
@@ -51,32 +60,69 @@ SETTINGS = [{"standardise": "own"}, {"standardise": "common"}, {"model": "linear
 def made(request, table, tmp_path_factory):
     """A fit, and its folders."""
     federation = abps.read_table(table, "died", "hospital")
-    fitted = fit(federation, "fedavg", rounds=8, settings=request.param, parts=("unit",))
+    alone = request.param == SETTINGS[-1]  # once is enough: it is the same for all
+    fitted = fit(federation, "fedavg", rounds=8, settings=request.param, subgroups=("unit",), alone=alone)
     out = tmp_path_factory.mktemp("fit") / "models"
-    return fitted, write_models(fitted, out)
+    return fitted, write_models(fitted, out), request.param
+
+
+def predictions_of_the_run(federation, settings):
+    """Row and probability of the rows learned from, as the engine predicts them: not recalibrated."""
+    config = configure("fedavg", settings, 8)
+    split = assign_splits(federation, 11)
+    split = np.where(split == 2, 0, split).astype(np.int8)
+    training = config.training
+    data = prepare(federation, 11, split=split, standardise=training.standardise, splines=training.splines)
+    run = simulate(replace(data, test=data.train), config, 11)
+    return run.row_scores.sort("row").select("row", (1 / (1 + (-pl.col("logit").cast(pl.Float64)).exp())))
 
 
 def test_fit_and_predict_say_what_the_run_said(made, table):
-    fitted, folders = made
+    fitted, folders, settings = made
     frame = pl.read_csv(table)
+    run = predictions_of_the_run(fitted.federation, settings)
     for center, folder in folders.items():
         model = load_model(folder)
         mine = frame.with_row_index().filter(pl.col("hospital") == center)
-        run = fitted.probabilities.filter(pl.col("center") == center).sort("row")
-        assert run["row"].to_list() == mine["index"].to_list()
-        p = model.predict_proba(frame)[mine["index"].to_numpy(), 1]
-        own = model.recalibration.apply(run["run"].to_numpy())
-        assert np.abs(p - own).max() < 1e-6 and np.abs(own - run["probability"].to_numpy()).max() == 0
-        stored = pl.read_parquet(folder / "probabilities.parquet")
-        assert stored.equals(run)
+        said = fitted.probabilities.filter(pl.col("center") == center)
+        assert said["row"].to_list() == mine["index"].to_list()
+        p = model.predict_proba(frame)[:, 1]
+        assert np.abs(p[said["row"].to_numpy()] - said["probability"].to_numpy()).max() < 1e-6
+        theirs = run.filter(pl.col("row").is_in(mine["index"].implode()))
+        own = model.recalibration.apply(theirs["literal"].to_numpy())
+        assert np.abs(p[theirs["row"].to_numpy()] - own).max() < 1e-6
+        assert pl.read_parquet(folder / "probabilities.parquet").equals(said)
+
+
+def test_every_patient_is_evaluated_out_of_fold_and_against_the_hospital_alone(made):
+    fitted, folders, settings = made
+    assert fitted.overall.rows == 900 == sum(e.rows for e in fitted.evaluations.values())
+    frame = fitted.evaluated.row_scores
+    assert sorted(frame["row"].to_list()) == list(range(900)) and set(frame["fold"]) == set(range(5))
+    for i, center in enumerate(fitted.federation.centers):
+        own = fitted.evaluations[center].area
+        each = [
+            (len(y) - y.sum()) * y.sum() * np.array([roc_auc_score(y, part["logit"]), 1.0])
+            for _, part in frame.filter(pl.col("center") == i).group_by("fold")
+            if 0 < (y := part["y"].to_numpy()).sum() < len(y)
+        ]
+        hits, pairs = np.sum(each, axis=0)
+        # Recalibration within a fold keeps the order of its rows, so the areas agree.
+        assert own.value == pytest.approx(hits / pairs, abs=2e-3)
+    if settings == SETTINGS[-1]:
+        for center, found in fitted.alone.items():
+            assert found.together == pytest.approx(fitted.evaluations[center].area.value, abs=2e-3)
+            assert found.measured == pytest.approx(found.together - found.alone, abs=1e-9)
+            assert found.gain.low < found.gain.value < found.gain.high and 0 < found.better < 1
+            card = (folders[center] / "card.md").read_text()
+            assert "## Alone or together" in card and f"{found.alone:.3f}" in card
 
 
 def test_no_row_is_idle_and_validation_rows_are_not_learned_from(made):
-    fitted, _ = made
+    fitted, _, _ = made
     counts = dict(fitted.probabilities.group_by("split").len().iter_rows())
     assert counts["learned"] + counts["validation"] == 900
     assert 0.8 < counts["learned"] / 900 < 0.9
-    assert fitted.overall.rows + counts["validation"] < counts["learned"]
     assert fitted.overall.area.value > 0.7 and fitted.overall.area.events == fitted.overall.events
 
 
@@ -85,7 +131,7 @@ def test_onnx_gives_the_same_numbers(made, table):
     from abps.fitted.inputs import readable
     from abps.fitted.portable import graph_values
 
-    _, folders = made
+    _, folders, _ = made
     frame = pl.read_csv(table)
     for folder in folders.values():
         model = load_model(folder)
@@ -96,7 +142,7 @@ def test_onnx_gives_the_same_numbers(made, table):
 
 
 def test_a_model_is_a_classifier(made, table):
-    _, folders = made
+    _, folders, _ = made
     model = abps.load_model(folders["north"])
     frame = pl.read_csv(table)
     p = model.predict_proba(frame)
@@ -119,7 +165,7 @@ def test_a_model_is_a_classifier(made, table):
     ],
 )
 def test_tables_that_a_model_cannot_read(made, table, change, says):
-    _, folders = made
+    _, folders, _ = made
     model = load_model(folders["north"])
     with pytest.raises(RequestError) as raised:
         model.predict_proba(change(pl.read_csv(table)))
@@ -127,7 +173,7 @@ def test_tables_that_a_model_cannot_read(made, table, change, says):
 
 
 def test_cells_are_mended_as_they_were_for_learning(made, table):
-    _, folders = made
+    _, folders, _ = made
     model = load_model(folders["north"])
     frame = pl.read_csv(table)
     spoiled = frame.with_columns(
@@ -137,23 +183,45 @@ def test_cells_are_mended_as_they_were_for_learning(made, table):
     np.testing.assert_array_equal(model.predict_proba(spoiled), model.predict_proba(frame))
 
 
-def test_names_of_folders_are_safe(made):
-    _, folders = made
-    assert folders["north"].name == "north"
-    assert all(path.parent == folders["north"].parent for path in folders.values())
-    assert folder_name("../south <b>") != folder_name("../south <i>")
-    for name in ("..", "/", "a/b", "", "x" * 300, "ä\n"):
-        assert "/" not in folder_name(name) and folder_name(name).strip(".") and len(folder_name(name)) < 80
+def test_folders_have_names_that_can_be_typed_and_are_found_by_the_hospitals_own(made):
+    _, folders, _ = made
+    parent = folders["north"].parent
+    assert {path.relative_to(parent).as_posix() for path in folders.values()} == {
+        "north", "south-b", "Zilina",
+    }  # fmt: skip
+    odd = ["..", "/", "a/b", "", "x" * 300, "ä\n", "a b", "A-B", "../south <b>", "../south <i>"]
+    names = folder_names(odd)
+    assert len({name.lower() for name in names.values()}) == len(odd)
+    assert all(re.fullmatch(r"[A-Za-z0-9_][\w.-]{0,70}", name, re.ASCII) for name in names.values())
+    for written in ("NORTH", "../south <b>", "žilina", "Zilina"):
+        assert load_model(f"{parent}/{written}").center.lower() in (written.lower(), "žilina")
+    with pytest.raises(RequestError, match="did you mean 'north'"):
+        load_model(parent / "nort")
+
+
+def test_a_line_of_net_benefit_ends_where_it_leaves_the_chart():
+    x, y = above(np.array([0.1, 0.2, 0.3]), np.array([0.05, -0.01, -0.06]), -0.02)
+    np.testing.assert_allclose(x, [0.1, 0.2, 0.22])
+    np.testing.assert_allclose(y, [0.05, -0.01, -0.02])
+
+
+def test_the_card_knows_the_years_of_the_stays(table, tmp_path):
+    frame = pl.read_csv(table).with_columns(year=2011 + pl.int_range(pl.len()) % 7)
+    frame.write_csv(tmp_path / "years.csv")
+    federation = abps.read_table(tmp_path / "years.csv", "died", "hospital", time="year")
+    fitted = fit(federation, "fedavg", rounds=1, alone=False, folds=3)
+    said = markdown("card", card(fitted, fitted.models[0]))
+    assert "2011 to 2017" in said and "which years" not in said
 
 
 def test_the_card_is_complete_and_its_names_are_text(made):
-    _, folders = made
+    _, folders, _ = made
     for folder in folders.values():
         html, md = (folder / "card.html").read_text(), (folder / "card.md").read_text()
         for title in (
             "Intended use", "Cohort and flow", "Predictors and missing values", "How it was made",
-            "Performance on rows that were not learned from", "Calibration", "Decisions and thresholds",
-            "Parts of the cohort", "Limits and versions",
+            "Performance on patients the model had not seen", "Calibration", "Decisions and thresholds",
+            "Subgroups", "Limits and versions",
         ):  # fmt: skip
             assert f"<h2>{title}</h2>" in html and f"## {title}" in md
         assert "<b>" not in html and "http-equiv" in html and "<script" not in html
@@ -166,7 +234,7 @@ def test_the_card_is_complete_and_its_names_are_text(made):
 def test_a_damaged_model_is_refused(made, tmp_path):
     import shutil
 
-    _, folders = made
+    _, folders, _ = made
     copy = tmp_path / "copy"
     shutil.copytree(folders["north"], copy)
     (copy / "weights.safetensors").write_bytes((copy / "weights.safetensors").read_bytes()[:-4] + b"abcd")
@@ -183,7 +251,7 @@ def test_a_damaged_model_is_refused(made, tmp_path):
 
 @pytest.mark.parametrize("method", ["local", "abps-pq-k1", "centralized", "ditto"])
 def test_other_methods_come_out_too(method, table):
-    fitted = fit(abps.read_table(table, "died", "hospital"), method, rounds=2)
+    fitted = fit(abps.read_table(table, "died", "hospital"), method, rounds=2, folds=3, alone=False)
     model = fitted.models[0]
     rows = fitted.probabilities.filter(pl.col("center") == model.center)
     p = model.probabilities(fitted.federation.features[rows["row"].to_numpy()])
@@ -192,11 +260,13 @@ def test_other_methods_come_out_too(method, table):
 
 def test_a_method_that_is_no_one_network_says_so(table):
     with pytest.raises(RequestError, match="fit another method"):
-        fit(abps.read_table(table, "died", "hospital"), "bnn", rounds=2)
+        fit(abps.read_table(table, "died", "hospital"), "bnn", rounds=2, folds=3, alone=False)
 
 
 def test_hospitals_that_stayed_away(table):
-    fitted = fit(abps.read_table(table, "died", "hospital"), "fedavg", rounds=8, leave_out=3)
+    fitted = fit(
+        abps.read_table(table, "died", "hospital"), "fedavg", rounds=8, leave_out=3, folds=3, alone=False
+    )
     assert [o.center for o in fitted.outsiders] == list(fitted.federation.centers)
     assert sum(o.evaluation.rows for o in fitted.outsiders) == 900
     assert all(o.evaluation.area.value > 0.7 for o in fitted.outsiders)
@@ -215,8 +285,9 @@ def test_the_command_line(capsys, table, tmp_path):
     roles = ["--label", "died", "--center", "hospital"]
     models = tmp_path / "models"
     code, out, err = call(
-        capsys, "fit", "--method", "fedavg", "--rounds", 3, "--data", table, *roles, "--out", models, "--json"
-    )
+        capsys, "fit", "--method", "fedavg", "--rounds", 3, "--folds", 3, "--data", table, *roles, "--out",
+        models, "--json",
+    )  # fmt: skip
     assert code == 0, err
     told = json.loads(out)
     assert set(told["folders"]) == {"north", "../south <b>", "Žilina"} and told["events"] > 10
@@ -252,7 +323,7 @@ def test_curves_of_an_additive_model_are_what_it_computes(table):
     from abps.fitted.curves import effects
 
     federation = abps.read_table(table, "died", "hospital")
-    model = fit(federation, "fedavg", rounds=8, settings={"model": "gam"}).models[0]
+    model = fit(federation, "fedavg", rounds=8, settings={"model": "gam"}, folds=3, alone=False).models[0]
     frame = federation.features.head(1)
     base = model.log_odds(frame.with_columns(pl.lit(None, dtype=pl.Float64).alias("age")))[0]
     curve = next(e for e in effects(model) if e.name == "age")

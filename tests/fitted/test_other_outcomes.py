@@ -49,7 +49,8 @@ def test_fit_writes_models_that_predict_as_the_run_did(tmp_path, spec, capsys):
     named = ["--duration", "t"] if kind == "survival" else []
     out = tmp_path / "models"
     run(
-        ["fit", "--method", "fedavg", "--model", "gam", "--rounds", "4", "--data", str(tmp_path / "rows.csv"),
+        ["fit", "--method", "fedavg", "--model", "gam", "--rounds", "4", "--folds", "3", "--no-alone",
+         "--data", str(tmp_path / "rows.csv"),
          "--label", "y", "--center", "hospital", "--outcome", spec, *named, "--out", str(out), "--json"]
     )  # fmt: skip
     told = json.loads(capsys.readouterr().out)
@@ -101,7 +102,7 @@ def test_what_only_binary_outcomes_have_is_refused(tmp_path):
 def test_a_network_of_hazards_comes_out_too(tmp_path):
     table("survival").write_csv(tmp_path / "rows.csv")
     fed = abps.read_table(tmp_path / "rows.csv", "y", "hospital", duration="t")
-    fitted = fit(fed, "fedavg", rounds=2, settings={"hidden": "6,4"})
+    fitted = fit(fed, "fedavg", rounds=2, settings={"hidden": "6,4"}, folds=3)
     folders = write_models(fitted, tmp_path / "out")
     model = load_model(folders["h0"])
     assert model.network.outputs == len(model.outcome.grid) > 1

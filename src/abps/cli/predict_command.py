@@ -21,12 +21,12 @@ from abps.fitted.inputs import readable
 
 
 def predict(
-    model: Annotated[Path, typer.Option(help="A center's folder that `abps fit` has written.")],
-    data: Annotated[Path, typer.Option(help="A CSV or Parquet file with the columns the model needs.")],
-    out: Annotated[Path, typer.Option(help="The file to write: .parquet or .csv.")],
-    carry: Annotated[
-        str, typer.Option(help="Columns to carry over, such as an identifier, separated by commas.")
-    ] = "",
+    model: Annotated[
+        str, typer.Option(help="Hospital's folder written by `abps fit`, or DIR/NAME with its own name.")
+    ],
+    data: Annotated[Path, typer.Option(help="CSV or Parquet file with the columns that the model needs.")],
+    out: Annotated[Path, typer.Option(help="File to write: .csv or .parquet.")],
+    carry: Annotated[str, typer.Option(help="Comma-separated columns to copy, such as an ID.")] = "",
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Predict although columns are out of range.")
     ] = False,
@@ -38,7 +38,7 @@ def predict(
     number, or the chance of survival past each time. Repairs columns by the same rules as `abps check`.
     Stops if a column is missing, has another type, or is out of the range that the model has seen.
 
-    Example: abps predict --model models/north --data new.csv --out p.parquet
+    Example: abps predict --model models/north --data new.csv --out predictions.csv
     """
     if out.suffix not in (".parquet", ".csv"):
         raise RequestError(f"--out {out}: end it in .parquet or .csv")
@@ -54,19 +54,19 @@ def predict(
         console.print(f"mended: {repair_words(repair)}")
     for sentence in found.warnings:
         console.print(f"warning: {sentence}", style="yellow")
-    told = fitted.foretold(found.features)
+    said = fitted.foretold(found.features)
     result = pl.DataFrame(
         [
-            pl.Series("row", range(told.height), dtype=pl.Int64),
-            *(table[name] for name in carried if name not in ("row", *told.columns)),
-            *told.get_columns(),
+            pl.Series("row", range(said.height), dtype=pl.Int64),
+            *(table[name] for name in carried if name not in ("row", *said.columns)),
+            *said.get_columns(),
         ]
     )
     files.write_with(out, result.write_csv if out.suffix == ".csv" else result.write_parquet)
-    means = {column.name: float(np.mean(column.to_numpy())) for column in told.get_columns()}
+    means = {column.name: float(np.mean(column.to_numpy())) for column in said.get_columns()}
     if as_json:
         more = {"mean": means["probability"]} if fitted.outcome.binary else {"means": means}
-        print(json.dumps({"rows": told.height, **more, "out": str(out)}))
+        print(json.dumps({"rows": said.height, **more, "out": str(out)}))
     else:
         words = ", ".join(f"mean {name} {value:.3f}" for name, value in means.items())
-        print(f"{told.height:,} rows, {words}: {out}")
+        print(f"{said.height:,} rows, {words}: {out}")

@@ -8,7 +8,7 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.prepare import prepare
 from abps.data.split import assign_splits
-from abps.fitted.fit import Fitted, Making, put_together, trained
+from abps.fitted.fit import FitResult, Making, held_out_test, networks_of, put_together
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.store.store import Store
@@ -19,7 +19,7 @@ MEASURED = (
 )
 
 
-def site_model(store: Store, own: SiteFile) -> Fitted:
+def site_model(store: Store, own: SiteFile) -> FitResult:
     """A site's final model, with the evaluation on its own rows: nothing of it was seen by others."""
     facts = store.facts()
     if "codebook" not in facts:
@@ -40,7 +40,7 @@ def site_model(store: Store, own: SiteFile) -> Fitted:
     split = assign_splits(federation, seed, book.shared_patients)
     training = config.training
     data = prepare(federation, seed, book, split, training.standardise, training.splines)
-    model = trained(data, config, weights.copy()[None])
+    final = networks_of(data, config, weights.copy()[None], split)
     rounds = store.rounds()
     making = Making(
         agreement.method,
@@ -51,4 +51,4 @@ def site_model(store: Store, own: SiteFile) -> Fitted:
         sum(len(r.partners) for r in rounds) / max(1, len(rounds)),
         MEASURED,
     )
-    return put_together(federation, config, making, model, (model, split))
+    return put_together(federation, config, making, held_out_test(final), final)

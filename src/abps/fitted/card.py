@@ -1,7 +1,7 @@
-"""The model card of one center: what the model is for, what it was made from, how good it is, where it ends.
+"""The model card of one hospital: purpose, data, performance, limits.
 
-It follows the items of TRIPOD+AI (the reporting guideline for prediction models) that a program can answer;
-what only people can answer is asked for in so many words, never filled in.
+It follows the items of TRIPOD+AI (the reporting guideline for prediction models) that a program can answer.
+It asks people for the rest and never fills it in.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from abps.evaluate.calibration import Estimate
 from abps.evaluate.net_benefit import Share
 from abps.evaluate.roc import Area
 from abps.evaluate.subgroups import Part
-from abps.fitted.charts import Line, chart
-from abps.fitted.curves import Effect, effects
-from abps.fitted.evaluation import Evaluation
-from abps.fitted.fit import Fitted
+from abps.evaluate.verdicts import HospitalVerdict
+from abps.fitted.curves import ChartLine, Effect, above, chart, effects
+from abps.fitted.evaluation import Evaluation, ScoreInterval
+from abps.fitted.fit import ALONE, FitResult
 from abps.fitted.model import FittedModel
 
 #: Curves that the card itself shows; all are in the folder.
 SHOWN_CURVES = 12
+
+#: The lowest net benefit that a decision curve shows.
+LOWEST_BENEFIT = -0.02
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Figure:
+class CardFigure:
     """A drawing, and the file that it is stored in."""
 
     svg: str
@@ -51,11 +54,11 @@ class Figure:
     words: str
 
 
-Block = Text | Grid | Figure
+Block = Text | Grid | CardFigure
 
 
 @dataclass(frozen=True)
-class Section:
+class CardSection:
     """A heading with what stands under it.  items: the items of TRIPOD+AI that it answers."""
 
     title: str
@@ -63,67 +66,64 @@ class Section:
     blocks: tuple[Block, ...]
 
 
-def card(fitted: Fitted, model: FittedModel) -> list[Section]:
+def card(fitted: FitResult, model: FittedModel) -> list[CardSection]:
     """The card of one center's model."""
-    every = fitted.overall
-    if not model.outcome.binary:
-        return [
-            _use(fitted, model),
-            _cohort(fitted, model),
-            _predictors(model),
-            _making(fitted, model),
-            _scores(_both(fitted, model), model),
-            *_curves(model),
-            _limits(fitted, model),
-            _people(),
+    both = _both(fitted, model)
+    if model.outcome.binary:
+        results = [
+            _performance(both),
+            *_alone(fitted, model),
+            _calibration(both),
+            _decisions(fitted.overall),
+            _subgroups(fitted),
+            *_outsiders(fitted),
         ]
+    else:
+        results = [_scores(both, model), *_alone(fitted, model)]
     return [
         _use(fitted, model),
         _cohort(fitted, model),
         _predictors(model),
         _making(fitted, model),
-        _performance(_both(fitted, model)),
-        _calibration(_both(fitted, model)),
-        _decisions(every),
-        _subgroups(fitted),
-        *_outsiders(fitted),
+        *results,
         *_curves(model),
         _limits(fitted, model),
         _people(),
     ]
 
 
-def _both(fitted: Fitted, model: FittedModel) -> list[tuple[str, Evaluation]]:
+def _both(fitted: FitResult, model: FittedModel) -> list[tuple[str, Evaluation]]:
     """The center's own rows, and those of all where there are others."""
     own = (model.center, fitted.evaluations[model.center])
-    return (
-        [own]
-        if fitted.federation.size == 1
-        else [own, ("all centers, each by its own model", fitted.overall)]
-    )
+    if fitted.federation.size == 1:
+        return [own]
+    return [own, ("all hospitals, each by its own model", fitted.overall)]
 
 
-def _use(fitted: Fitted, model: FittedModel) -> Section:
+def _use(fitted: FitResult, model: FittedModel) -> CardSection:
+    others = fitted.making.others
+    if fitted.making.method == ALONE:
+        origin = "It was trained on this hospital's rows alone."
+    else:
+        origin = f"{others} other hospitals took part in its training by the method {fitted.making.method}."
     words = (
-        f"The model gives {_gives(model)} for a new stay at "
-        f"{model.center}, from {len(model.needs)} columns that a table of stays has. It was made together "
-        f"with {fitted.making.others} other centers by the method {fitted.making.method}."
+        f"The model predicts {_predicts(model)} for a new stay at {model.center}, from "
+        f"{len(model.needs)} columns of a table of stays. {origin}"
     )
     ask = (
-        "To be filled in by the people who answer for it: for whom the prediction is meant, at what moment "
-        "of the stay it is made, what is done differently because of it, and who must not rely on it. It "
-        "supports people who decide; it does not decide. It is no medical device unless "
-        "somebody has had it approved."
+        "To be filled in by the people responsible: for whom the prediction is meant, when during the stay "
+        "it is made, what is done differently because of it, and who must not rely on it. It supports people "
+        "who decide; it does not decide. It is not a medical device unless somebody has had it approved."
     )
-    return Section("Intended use", "1, 3, 4, 27", (Text(words), Text(ask)))
+    return CardSection("Intended use", "1, 3, 4, 27", (Text(words), Text(ask)))
 
 
-def _gives(model: FittedModel) -> str:
+def _predicts(model: FittedModel) -> str:
     """What the model says of a stay, in half a sentence."""
     outcome, label = model.outcome, repr(model.label)
     if outcome.kind == "survival":
         until = outcome.grid[-1] if outcome.grid else model.baseline[-1][0] if model.baseline else 0.0
-        return f"the chance to live without {label} (is {model.positive!r}) longer than times up to {until:g}"
+        return f"the chance to live without {label} (is {model.positive!r}) past times up to {until:g}"
     if outcome.kind == "classes":
         return f"the probability that {label} is each of {', '.join(outcome.names)}"
     if outcome.kind == "continuous":
@@ -136,76 +136,74 @@ def _gives(model: FittedModel) -> str:
 _COUNTED = {"classes": "of rarer classes", "continuous": "above the median"}
 
 
-def _scores(both: list[tuple[str, Evaluation]], model: FittedModel) -> Section:
-    """Performance of an outcome that is not an event or none: its own scores."""
+def _scores(both: list[tuple[str, Evaluation]], model: FittedModel) -> CardSection:
+    """Performance for an outcome that is not binary: its own scores."""
     names = list(both[0][1].measures)
-    rows = []
-    for name, e in both:
-        cells = []
-        for each in names:
-            score = e.measures.get(each)
-            if score is None or math.isnan(score.value):
-                cells.append("–")
-            elif math.isnan(score.low):
-                cells.append(decimal(score.value))
-            else:
-                cells.append(f"{score.value:.3f} ({score.low:.3f} to {score.high:.3f})")
-        rows.append((name, number(e.rows), number(e.events), *cells))
+    rows = [
+        (name, number(e.rows), number(e.events), *(score_words(e.measures.get(each)) for each in names))
+        for name, e in both
+    ]
     counted = _COUNTED.get(model.outcome.kind, "events")
     words = (
-        f"Of {model.outcome.measure} the 95 % interval is over other test rows (bootstrap); below 5 "
-        f"{counted if counted == 'events' else 'rows ' + counted} there is none."
+        f"The 95 % interval of {model.outcome.measure} comes from a bootstrap of the rows; there is none "
+        f"below 5 {counted if counted == 'events' else 'rows ' + counted}."
     )
     if model.outcome.kind == "survival":
-        words += " Scores by IPCW are weighted for rows whose watching ended early."
+        words += " Scores by IPCW are weighted for censored rows."
     header = ("rows of", "rows", counted, *names)
-    return Section(
-        "Performance on rows that were not learned from",
+    return CardSection(
+        "Performance on patients the model had not seen",
         "12, 16, 23",
         (Grid(header, tuple(rows)), Text(words)),
     )
 
 
-def _cohort(fitted: Fitted, model: FittedModel) -> Section:
+def _cohort(fitted: FitResult, model: FittedModel) -> CardSection:
     federation, notes = fitted.federation, fitted.federation.notes
     mine = federation.center == federation.centers.index(model.center)
     event = federation.outcome.events(federation.label)
-    rows = [("stays of this center", number(mine.sum()), number(event[mine].sum()))]
+    rows = [("stays of this hospital", number(mine.sum()), number(event[mine].sum()))]
     if notes is not None:
+        left = f"rows of {len(notes.left_out)} hospitals that do not take part"
         flow = [
             ("rows in the table", number(notes.rows), ""),
-            ("rows that repeat another, taken once", number(notes.copies), ""),
-            (
-                f"rows of {len(notes.left_out)} centers that take no part",
-                number(sum(o.rows for o in notes.left_out)),
-                "",
-            ),
-            (f"rows of {federation.size} centers", number(federation.rows), number(event.sum())),
+            ("exact duplicates, removed", number(notes.copies), ""),
+            (left, number(sum(o.rows for o in notes.left_out)), ""),
+            (f"rows of {federation.size} hospitals", number(federation.rows), number(event.sum())),
         ]
         rows = [*flow, *rows]
-    about = model.about
-    result, kept = about["rows"], about["events"]
+    learned, events = model.about["rows"], model.about["events"]
     rows += [
-        ("… of these learned from", number(result["learned"]), number(kept["learned"])),
-        ("… of these to judge and calibrate by", number(result["validation"]), number(kept["validation"])),
+        ("… for training", number(learned["learned"]), number(events["learned"])),
+        ("… for validation and calibration", number(learned["validation"]), number(events["validation"])),
     ]
+    unknown = "how stays were chosen" if federation.time is not None else "how stays were chosen, which years"
+    positive = f" is {model.positive!r}" if model.positive else ""
     blocks: list[Block] = [
         Text(
-            f"Source: {federation.name}. Outcome: {model.outcome.asked}, {model.label!r}"
-            f"{f' is {model.positive!r}' if model.positive else ''}. The table does not "
-            "say how stays were chosen, over which years, and how the outcome was ascertained: add it here."
+            f"Source: {federation.name}{_years(fitted)}. Outcome: {model.outcome.asked}, {model.label!r}"
+            f"{positive}. The table does not say {unknown} and how the outcome was ascertained: add it here."
         ),
         Grid(("flow", "rows", _COUNTED.get(model.outcome.kind, "events")), tuple(rows)),
     ]
     if notes is not None and notes.repairs:
         lines = tuple((r.column, r.rule, number(r.cells)) for r in notes.repairs)
-        blocks.append(Grid(("column mended", "by the rule", "cells"), lines))
+        blocks.append(Grid(("column repaired", "by the rule", "cells"), lines))
     if notes is not None and notes.warnings:
         blocks.append(Text("Warnings of the check: " + "; ".join(notes.warnings) + "."))
-    return Section("Cohort and flow", "5, 6, 7, 8, 20", tuple(blocks))
+    return CardSection("Cohort and flow", "5, 6, 7, 8, 20", tuple(blocks))
 
 
-def _predictors(model: FittedModel) -> Section:
+def _years(fitted: FitResult) -> str:
+    """The period of the stays, where the table has a time column."""
+    if fitted.federation.time is None:
+        return ""
+    time = np.asarray(fitted.federation.time, dtype=np.float64)
+    known = time[np.isfinite(time)]
+    return f", {int(known.min())} to {int(known.max())}" if len(known) else ""
+
+
+def _predictors(model: FittedModel) -> CardSection:
     kinds: dict[str, list[str]] = {}
     for column in model.book.columns:
         word = {
@@ -222,52 +220,94 @@ def _predictors(model: FittedModel) -> Section:
             (source, ", ".join(words), "" if span is None else "{:.4g} to {:.4g}".format(*span.allowed))
         )
     gaps = (
-        "A gap in a number is filled with the value agreed on (the mean), and where gaps are frequent a "
-        "column tells that there was one. A level that was not learned counts as none of the known. Numbers "
-        "outside the range are refused or reported, not silently used."
+        "A missing number is filled with the agreed value (the mean); where gaps are frequent, an extra "
+        "column marks them. An unknown category counts as none of the known ones. Numbers outside the range "
+        "are refused or reported."
     )
-    return Section(
+    return CardSection(
         "Predictors and missing values",
         "9, 11",
         (Grid(("column", "read as", "expected range"), tuple(rows)), Text(gaps)),
     )
 
 
-def _making(fitted: Fitted, model: FittedModel) -> Section:
+def _making(fitted: FitResult, model: FittedModel) -> CardSection:
     making = fitted.making
     size = number(sum(v.size for v in model.network.tensors().values()))
-    words = (
-        f"Method {making.method}, {making.rounds} rounds, seed {making.seed}. No row left its center: models "
-        f"and small summaries were exchanged, {number(making.sent)} bytes in all, {making.partners:.2f} "
-        f"partners per center and round on average. The model has {size} numbers. Every "
-        "setting stands in model.json."
-    )
+    words = f"Method {making.method}, {making.rounds} rounds, seed {making.seed}. "
+    if making.sent:
+        words += (
+            f"No row left its hospital: the hospitals exchanged models and small summaries, "
+            f"{number(making.sent)} bytes in all, with {making.partners:.2f} partners per hospital and round "
+            "on average. "
+        )
+    words += f"The model has {size} numbers. Every setting stands in model.json."
     again = {
         "none": "The validation rows gave no reason to recalibrate."
         if model.outcome.binary
-        else "What it says is not recalibrated.",
+        else "Its predictions are not recalibrated.",
         "intercept": "The level of the probabilities was shifted on validation rows.",
         "intercept and slope": "Level and spread of the probabilities were refitted on validation rows.",
     }[model.recalibration.kind]
-    return Section("How it was made", "12, 16, 21, 22", (Text(words), Text(again), Text(making.measured)))
+    return CardSection("How it was made", "12, 16, 21, 22", (Text(words), Text(again), Text(making.measured)))
 
 
-def _performance(both: list[tuple[str, Evaluation]]) -> Section:
+def _performance(both: list[tuple[str, Evaluation]]) -> CardSection:
     rows = tuple(
         (name, number(e.rows), number(e.events), area_words(e.area), decimal(e.brier)) for name, e in both
     )
     words = (
-        "95 % intervals by DeLong. With fewer than 5 events or non-events nothing is told. Brier score: mean "
-        "squared error of the probabilities."
+        "95 % intervals by DeLong; pairs of patients count if one model predicted both. No AUROC with fewer "
+        "than 5 events or non-events. Brier score: mean squared error of the probabilities."
     )
-    return Section(
-        "Performance on rows that were not learned from",
+    return CardSection(
+        "Performance on patients the model had not seen",
         "12, 16, 23",
         (Grid(("rows of", "rows", "events", "AUROC", "Brier score"), rows), Text(words)),
     )
 
 
-def _calibration(both: list[tuple[str, Evaluation]]) -> Section:
+#: What a verdict means for the hospital.
+_VERDICTS = {
+    HospitalVerdict.GAINS: "This hospital gains by working together.",
+    HospitalVerdict.PROBABLY_GAINS: "This hospital probably gains by working together.",
+    HospitalVerdict.SAME: "Alone and together make no difference that matters here.",
+    HospitalVerdict.INCONCLUSIVE: "Inconclusive: the patients of this hospital do not settle it.",
+    HospitalVerdict.PROBABLY_LOSES: "This hospital probably loses by working together; use its model alone.",
+    HospitalVerdict.LOSES: "This hospital loses by working together; use its model alone.",
+    HospitalVerdict.TOO_FEW: "Too few events at this hospital to compare.",
+}
+
+
+def _alone(fitted: FitResult, model: FittedModel) -> list[CardSection]:
+    """This hospital's best model alone beside the model of this card."""
+    found = fitted.alone.get(model.center)
+    if found is None:
+        return []
+    name = model.outcome.measure
+    rows = (
+        (f"alone ({ALONE})", decimal(found.alone)),
+        (f"together ({fitted.making.method})", decimal(found.together)),
+        ("difference on its own patients", signed(found.measured)),
+        ("estimated gain, with the evidence of all hospitals", gain_words(found.gain)),
+        ("probability of a gain", "–" if math.isnan(found.better) else f"{found.better:.0%}"),
+    )
+    words = _VERDICTS[found.verdict]
+    events = fitted.evaluations[model.center].events
+    if not found.verdict.answers or found.verdict.value.startswith("probably"):
+        if math.isfinite(found.events_needed) and found.events_needed > events:
+            words += f" About {number(found.events_needed)} events of its own would settle it ({events} now)."
+    elif found.verdict in (HospitalVerdict.LOSES, HospitalVerdict.SAME):
+        words += f" `abps fit --method {ALONE}` writes the model alone."
+    note = (
+        "Both were trained and scored on the same folds. The estimated gain combines this hospital's "
+        "patients with what all hospitals show (a hierarchical model); 95 % interval."
+    )
+    table = Grid((name, model.center), rows)
+    return [CardSection("Alone or together", "12, 23", (Text(words), table, Text(note)))]
+
+
+def _calibration(both: list[tuple[str, Evaluation]]) -> CardSection:
     rows = tuple(
         (
             name,
@@ -275,69 +315,68 @@ def _calibration(both: list[tuple[str, Evaluation]]) -> Section:
             decimal(e.calibration.expected, 1),
             estimate_words(e.calibration.in_the_large),
             estimate_words(e.calibration.slope),
-            "cannot tell" if e.curve is None else decimal(e.curve.error),
+            "too few events" if e.curve is None else decimal(e.curve.error),
         )
         for name, e in both
     )
-    right = ("in the large (0 is right)", "slope (1 is right)", "mean distance (0 is right)")
-    header = ("rows of", "events", "expected", *right)
-    blocks: list[Block] = [Grid(header, rows)]
+    ideal = ("calibration intercept (ideal 0)", "slope (ideal 1)", "mean distance (ideal 0)")
+    blocks: list[Block] = [Grid(("rows of", "events", "expected", *ideal), rows)]
     drawn = next(((name, e.curve) for name, e in both if e.curve is not None), None)
     if drawn is not None:
         whose, curve = drawn
         ends = np.array([float(min(curve.at.min(), curve.observed.min())), float(curve.at.max())])
         lines = [
-            Line("observed", curve.at, curve.observed, curve.low, curve.high),
-            Line("right", ends, ends, dashed=True),
+            ChartLine("observed", curve.at, curve.observed, curve.low, curve.high),
+            ChartLine("ideal", ends, ends, dashed=True),
         ]
-        svg = chart(lines, "probability told", "share of events", f"Calibration of {whose}")
-        blocks.append(Figure(svg, "calibration.svg", f"Smooth calibration curve, {whose}; dashed: right."))
-    return Section("Calibration", "12, 23", tuple(blocks))
+        svg = chart(lines, "predicted probability", "share of events", f"Calibration of {whose}")
+        caption = f"Smooth calibration curve, {whose}; dashed: ideal."
+        blocks.append(CardFigure(svg, "calibration.svg", caption))
+    return CardSection("Calibration", "12, 23", tuple(blocks))
 
 
-def _decisions(every: Evaluation) -> Section:
+def _decisions(every: Evaluation) -> CardSection:
     rows = []
     for name, at in every.thresholds.items():
         shares = (at.called, at.sensitivity, at.specificity, at.positive_value, at.negative_value)
         rows.append((f"{decimal(at.threshold)} ({name})", *(share_words(s) for s in shares)))
-    header = ("threshold", "called", "sensitivity", "specificity", "positive value", "negative value")
+    header = ("threshold", "at or above", "sensitivity", "specificity", "PPV", "NPV")
     blocks: list[Block] = [
         Grid(header, tuple(rows)),
-        Text("Thresholds were chosen on validation rows of all centers; the numbers are of their test rows."),
+        Text("Thresholds were chosen on validation rows; the numbers are of rows not used for that."),
     ]
     if every.decisions is not None and every.events:
         d = every.decisions
-        least = -0.02
         lines = [
-            Line("model", d.thresholds, np.maximum(d.model, least)),
-            Line("call everybody", d.thresholds, np.maximum(d.everyone, least), dashed=True),
-            Line("call nobody", d.thresholds, np.zeros(len(d.thresholds)), dashed=True),
+            ChartLine("model", *above(d.thresholds, d.model, LOWEST_BENEFIT)),
+            ChartLine("treat everybody", *above(d.thresholds, d.everyone, LOWEST_BENEFIT), dashed=True),
+            ChartLine("treat nobody", d.thresholds, np.zeros(len(d.thresholds)), dashed=True),
         ]
-        svg = chart(lines, "threshold", "net benefit", "Decision curve of all centers")
-        words = "Net benefit of acting at a threshold; gray: call everybody, orange: call nobody."
-        blocks.append(Figure(svg, "decisions.svg", words))
-    return Section("Decisions and thresholds", "15, 23", tuple(blocks))
+        svg = chart(lines, "threshold", "net benefit", "Decision curve of all hospitals")
+        words = "Net benefit of acting at a threshold; gray: treat everybody, orange: treat nobody."
+        blocks.append(CardFigure(svg, "decisions.svg", words))
+    return CardSection("Decisions and thresholds", "15, 23", tuple(blocks))
 
 
-def _subgroups(fitted: Fitted) -> Section:
+def _subgroups(fitted: FitResult) -> CardSection:
     rows: list[tuple[str, ...]] = []
-    for column, parts in fitted.parts.items():
+    for column, parts in fitted.subgroups.items():
         rows += [(column, *part_words(part)) for part in parts]
     words = (
-        "All centers, each row by its own center's model. A part with fewer than 10 rows or 5 events or "
-        "non-events is hidden; where one alone would be, so are the counts of the next smallest."
+        "All hospitals, each row by its own hospital's model. A subgroup with fewer than 10 rows or 5 events "
+        "or non-events is hidden; if only one is, the counts of the next smallest are hidden too."
     )
     if not rows:
-        nothing = "The table has no column for sex or age, and no other was asked for (`--subgroups`)."
-        return Section("Parts of the cohort", "14, 23", (Text(nothing),))
-    header = ("column", "part", "rows", "events", "AUROC", "observed / expected")
-    return Section("Parts of the cohort", "14, 23", (Grid(header, tuple(rows)), Text(words)))
+        nothing = "No column was recognised as sex or age; name others with `--subgroups`."
+        return CardSection("Subgroups", "14, 23", (Text(nothing),))
+    header = ("column", "subgroup", "rows", "events", "AUROC", "observed / expected")
+    return CardSection("Subgroups", "14, 23", (Grid(header, tuple(rows)), Text(words)))
 
 
-def _outsiders(fitted: Fitted) -> list[Section]:
+def _outsiders(fitted: FitResult) -> list[CardSection]:
     if not fitted.outsiders:
         return []
-    told = [o for o in fitted.outsiders if o.evaluation.area.told]
+    enough = [o for o in fitted.outsiders if o.evaluation.area.told]
     rows = tuple(
         (
             o.center,
@@ -348,24 +387,24 @@ def _outsiders(fitted: Fitted) -> list[Section]:
         for o in fitted.outsiders
     )
     words = (
-        "Each center in turn (or in groups) stayed away, the others made a model, and the mean of their "
-        "models was tried on all rows of the center that stayed away, without any recalibration. "
-        f"{len(told)} of {len(fitted.outsiders)} centers have enough events to tell."
+        "Each hospital was left out in turn (or in groups), the others trained, and the mean of their models "
+        "predicted all rows of the hospital left out, without recalibration. "
+        f"{len(enough)} of {len(fitted.outsiders)} hospitals have enough events."
     )
-    header = ("center that stayed away", "events", "AUROC", "in the large")
-    return [Section("A hospital that did not take part", "23, 26", (Text(words), Grid(header, rows)))]
+    header = ("hospital left out", "events", "AUROC", "calibration intercept")
+    return [CardSection("A hospital that did not take part", "23, 26", (Text(words), Grid(header, rows)))]
 
 
-def _curves(model: FittedModel) -> list[Section]:
+def _curves(model: FittedModel) -> list[CardSection]:
     found = effects(model)
     if not found:
         return []
+    against = "a large number" if model.outcome.kind == "continuous" else "the event"
     blocks: list[Block] = [
         Text(
-            f"The model adds up what each column says. A curve shows what a value adds to {adds_to(model)}, "
-            "against the value at which the column is on average; below zero speaks against "
-            f"{'a large number' if model.outcome.kind == 'continuous' else 'the event'}. "
-            f"Ordered by how much a column moves {adds_to(model)}."
+            f"The model is a sum over columns. A curve shows what a value adds to {adds_to(model)}, compared "
+            f"with the column's mean; below zero speaks against {against}. Ordered by how much a column "
+            f"moves {adds_to(model)}."
         ),
         Grid(
             ("column", f"adds to {adds_to(model)}"),
@@ -373,8 +412,8 @@ def _curves(model: FittedModel) -> list[Section]:
         ),
     ]
     for effect in [e for e in found if e.curve is not None][:SHOWN_CURVES]:
-        blocks.append(Figure(draw(effect, adds_to(model)), f"{effect.file}.svg", effect.name))
-    return [Section("What every column says", "22", tuple(blocks))]
+        blocks.append(CardFigure(draw(effect, adds_to(model)), f"{effect.file}.svg", effect.name))
+    return [CardSection("What every column adds", "22", tuple(blocks))]
 
 
 def adds_to(model: FittedModel) -> str:
@@ -389,43 +428,40 @@ def draw(effect: Effect, what: str = "the log odds") -> str:
     assert effect.curve is not None
     at, adds = effect.curve
     words = f"added {what.removeprefix('the ')}"
-    return chart([Line(effect.name, at, adds)], effect.name, words, effect.name, effect.knots)
+    return chart([ChartLine(effect.name, at, adds)], effect.name, words, effect.name, effect.knots)
 
 
-def _limits(fitted: Fitted, model: FittedModel) -> Section:
+def _limits(fitted: FitResult, model: FittedModel) -> CardSection:
     own = fitted.evaluations[model.center]
     lines = [
-        "It was measured on stays of the same centers and years as it was made from. Elsewhere and later it "
-        "may be worse: check calibration on own rows before use, and again when practice changes.",
-        "It finds what goes together with the outcome, not what causes it: changing a column need not change "
-        "the risk.",
+        "It was evaluated on stays of the same hospitals and years as it was trained on. Elsewhere and later "
+        "it may be worse: check calibration on your own rows before use, and again when practice changes.",
+        "It finds associations, not causes: changing a column need not change the risk.",
     ]
     if model.outcome.binary and not own.area.told:
         lines.append(
-            f"On the test rows of {model.center} there are {own.area.events} events: too few to say how good "
-            "it is there. The numbers of all centers are no proof for this one."
+            f"{model.center} has {own.area.events} events and {own.area.others} non-events, too few to say "
+            "how good the model is there. The numbers of all hospitals are no proof for this one."
         )
     if model.recalibration.kind != "none":
         lines.append("It was recalibrated on few rows; the shift itself is uncertain.")
     versions = ", ".join(f"{name} {value}" for name, value in model.about["versions"].items())
     blocks = (*(Text(line) for line in lines), Text(f"Made with {versions}."))
-    return Section("Limits and versions", "18, 24, 25, 26", blocks)
+    return CardSection("Limits and versions", "18, 24, 25, 26", blocks)
 
 
-def _people() -> Section:
+def _people() -> CardSection:
     asked = (
-        ("2", "a summary for readers who see nothing else"),
+        ("2", "a structured summary"),
         ("3", "why this prediction is wanted, and what is known already"),
-        ("10", "why this many stays are enough"),
-        ("13", "whether rare outcomes need more than rows as they are, which is what was done"),
+        ("10", "why this sample size is enough"),
+        ("13", "whether class imbalance was handled (it was not: rows are used as they are)"),
         ("17", "who approved the use of the data"),
-        ("18", "money, interests, protocol, registration, where data and code can be had"),
-        ("19", "how patients and the public took part"),
+        ("18", "funding, interests, protocol, registration, where data and code can be had"),
+        ("19", "how patients and the public were involved"),
     )
-    words = Text(
-        "These items of the guideline ask for what no table holds. They are open until somebody answers."
-    )
-    return Section(
+    words = Text("No table answers these items of the guideline. They are open until somebody answers them.")
+    return CardSection(
         "What only people can answer", "2, 3, 10, 13, 17, 18, 19", (words, Grid(("item", "asks"), asked))
     )
 
@@ -440,17 +476,36 @@ def decimal(value: float, digits: int = 3) -> str:
     return "–" if math.isnan(value) else f"{value:.{digits}f}"
 
 
+def signed(value: float) -> str:
+    """A difference, or a dash where there is none."""
+    return "–" if math.isnan(value) else f"{value:+.3f}"
+
+
+def score_words(score: ScoreInterval | None) -> str:
+    """A score with its interval, where there is one."""
+    if score is None or math.isnan(score.value):
+        return "–"
+    if math.isnan(score.low):
+        return decimal(score.value)
+    return f"{score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
+
+
+def gain_words(gain: ScoreInterval) -> str:
+    """A gain with its interval."""
+    return "–" if math.isnan(gain.value) else f"{gain.value:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
+
+
 def area_words(area: Area) -> str:
     """An area with its interval, or why there is none."""
     if not area.told:
-        return f"cannot tell: {area.events} events, {area.others} non-events"
+        return f"too few: {area.events} events, {area.others} non-events"
     return f"{area.value:.3f} ({area.low:.3f} to {area.high:.3f})"
 
 
 def estimate_words(estimate: Estimate | None) -> str:
     """An estimate with its interval."""
     if estimate is None:
-        return "cannot tell"
+        return "too few events"
     return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
 
 
@@ -460,7 +515,7 @@ def share_words(share: Share) -> str:
 
 
 def part_words(part: Part) -> tuple[str, ...]:
-    """The cells of one part of the cohort."""
+    """The cells of one subgroup."""
     if part.area is None:
         return part.name, "hidden", "hidden", part.hidden or "", ""
     if part.calibration is None or part.rows is None:
@@ -469,7 +524,7 @@ def part_words(part: Part) -> tuple[str, ...]:
     return part.name, number(part.rows), number(part.area.events), area_words(part.area), ratio
 
 
-def markdown(title: str, sections: Sequence[Section]) -> str:
+def markdown(title: str, sections: Sequence[CardSection]) -> str:
     """The card as Markdown; drawings are files beside it."""
     lines = [f"# {_md(title)}", ""]
     for section in sections:
@@ -477,7 +532,7 @@ def markdown(title: str, sections: Sequence[Section]) -> str:
         for block in section.blocks:
             if isinstance(block, Text):
                 lines += [_md(block.words), ""]
-            elif isinstance(block, Figure):
+            elif isinstance(block, CardFigure):
                 lines += [f"![{_md(block.words)}]({block.file})", ""]
             elif block.rows:
                 lines.append("| " + " | ".join(_md(h) for h in block.header) + " |")
@@ -507,7 +562,7 @@ _STYLE = (
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def page(title: str, sections: Sequence[Section]) -> str:
+def page(title: str, sections: Sequence[CardSection]) -> str:
     """The card as one HTML page that needs nothing else."""
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -522,7 +577,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
         for block in section.blocks:
             if isinstance(block, Text):
                 parts.append(f"<p>{html.escape(block.words)}</p>")
-            elif isinstance(block, Figure):
+            elif isinstance(block, CardFigure):
                 words = html.escape(block.words)
                 parts.append(f"<figure>{block.svg}<figcaption>{words}</figcaption></figure>")
             elif block.rows:

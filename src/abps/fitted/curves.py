@@ -1,8 +1,11 @@
-"""What every column of an additive model says: coefficients of levels, curves of numbers."""
+"""What every column of an additive model adds, and small line charts as SVG."""
 
 from __future__ import annotations
 
+import html
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,3 +78,116 @@ def _values(model: FittedModel, source: str, scale: Scale) -> Floats:
     else:
         low, high = span.low, span.high
     return np.linspace(low, high, POINTS)
+
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 300, 56, 12, 14, 44
+
+
+@dataclass(frozen=True, eq=False)
+class ChartLine:
+    """One line of a chart.  low, high: a band around it.  dashed: a reference to compare with."""
+
+    name: str
+    x: Floats
+    y: Floats
+    low: Floats | None = None
+    high: Floats | None = None
+    dashed: bool = False
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers between two bounds, at most so many.
+
+    >>> ticks(0.0, 1.0), ticks(12, 48)
+    ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [20.0, 30.0, 40.0])
+    """
+    if not high > low:
+        return [low]
+    rough = (high - low) / most
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * m for m in (1, 2, 5, 10) if size * m >= rough)
+    first = math.ceil(low / step - 1e-9)
+    return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def chart(
+    lines: Sequence[ChartLine], x_name: str, y_name: str, title: str, marks: Sequence[float] = ()
+) -> str:
+    """An SVG chart of lines; the first one in color, the others in gray.
+
+    marks: places on the x axis to mark, such as knots.  title: what a screen reader says.
+    """
+    every = np.concatenate([v for line in lines for v in (line.y, line.low, line.high) if v is not None])
+    across = np.concatenate([line.x for line in lines])
+    x0, x1 = _span(across)
+    y0, y1 = _span(every)
+
+    def px(x: float) -> float:
+        return round(LEFT + (x - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT), 2)
+
+    def py(y: float) -> float:
+        return round(HEIGHT - BOTTOM - (y - y0) / (y1 - y0) * (HEIGHT - TOP - BOTTOM), 2)
+
+    def path(x: Floats, y: Floats) -> str:
+        return " ".join(f"{px(a)},{py(b)}" for a, b in zip(x.tolist(), y.tolist()))
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'font-family="sans-serif" font-size="11" fill="currentColor"><title>{html.escape(title)}</title>'
+    ]
+    for value in ticks(x0, x1):
+        parts.append(
+            f'<line x1="{px(value)}" x2="{px(value)}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" '
+            f'stroke="currentColor" stroke-opacity=".12"/><text x="{px(value)}" y="{HEIGHT - BOTTOM + 14}" '
+            f'text-anchor="middle">{value:g}</text>'
+        )
+    for value in ticks(y0, y1):
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(value)}" y2="{py(value)}" stroke="currentColor" '
+            f'stroke-opacity=".12"/><text x="{LEFT - 6}" y="{py(value) + 4}" text-anchor="end">'
+            f"{value:g}</text>"
+        )
+    for value in marks:
+        if x0 <= value <= x1:
+            parts.append(
+                f'<line x1="{px(value)}" x2="{px(value)}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM - 6}" '
+                'stroke="currentColor"/>'
+            )
+    colors = ["#0072b2", "#808080", "#d55e00"]
+    for k, line in enumerate(lines):
+        color = colors[min(k, 2)]
+        if line.low is not None and line.high is not None:
+            band = path(line.x, line.low) + " " + path(line.x[::-1], line.high[::-1])
+            parts.append(f'<polygon points="{band}" fill="{color}" fill-opacity=".18"/>')
+        dash = ' stroke-dasharray="4 3"' if line.dashed else ""
+        parts.append(
+            f'<polyline points="{path(line.x, line.y)}" fill="none" stroke="{color}" stroke-width="2"{dash}>'
+            f"<title>{html.escape(line.name)}</title></polyline>"
+        )
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{html.escape(x_name)}</text>')
+    parts.append(
+        f'<text transform="translate(13 {(HEIGHT - BOTTOM + TOP) / 2}) rotate(-90)" text-anchor="middle">'
+        f"{html.escape(y_name)}</text></svg>"
+    )
+    return "".join(parts)
+
+
+def _span(values: Floats) -> tuple[float, float]:
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def above(x: Floats, y: Floats, least: float) -> tuple[Floats, Floats]:
+    """The part of a line from its beginning to where it first falls below a value, ending exactly there.
+
+    >>> above(np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.0, -1.0]), -0.5)
+    (array([0. , 1. , 1.5]), array([ 1. ,  0. , -0.5]))
+    """
+    below = np.flatnonzero(y < least)
+    if not len(below) or below[0] == 0:
+        return x, np.maximum(y, least)
+    k = int(below[0])
+    share = (y[k - 1] - least) / (y[k - 1] - y[k])
+    return np.append(x[:k], x[k - 1] + share * (x[k] - x[k - 1])), np.append(y[:k], least)

@@ -1,17 +1,32 @@
-"""How good a model is on rows that it has not seen, in the terms that clinicians and reviewers ask for."""
+"""How good models are on rows that they have not seen, in the terms that clinicians and reviewers ask for.
+
+Every patient is scored once by a model that was trained without them (cross-fitting). The same rows are
+scored by the best model of each hospital alone, so that a card can say what working together is worth there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from abps.core.errors import RequestError
+from abps.data.federation import Federation
 from abps.data.prepare import Rows
-from abps.evaluate.calibration import Calibration, Curve, calibration, smooth_curve
+from abps.engine.outsiders import absences
+from abps.engine.result import Run
+from abps.evaluate.calibration import Calibration, Curve, calibration, expit, smooth_curve
+from abps.evaluate.hospitals import hospital_gains
+from abps.evaluate.inference import average_gain, fold_inflation
+from abps.evaluate.measured import measured
 from abps.evaluate.net_benefit import AtThreshold, DecisionCurve, at_threshold, decision_curve
 from abps.evaluate.roc import Area, area
+from abps.evaluate.subgroups import Part, subgroups
+from abps.evaluate.verdicts import HospitalVerdict, events_needed, hospital_verdicts
+from abps.fitted.layers import network_of
+from abps.methods.base import Method
 from abps.models.metrics import Segments
 from abps.models.outcome_scores import main_score, measures
 
@@ -19,7 +34,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Measured:
+class ScoreInterval:
     """A score with its 95 % interval over other test rows (bootstrap); NaN where there is none."""
 
     value: float
@@ -31,8 +46,8 @@ class Measured:
 class Evaluation:
     """rows, events; the area under the ROC curve; calibration; what acting at thresholds would bring.
 
-    measures: of an outcome that is not an event or none, its scores by name, the main one first; it has
-    nothing of the rest.
+    measures: for an outcome that is not binary, its scores by name, the main one first; it has nothing of
+    the rest.
     """
 
     rows: int
@@ -43,16 +58,75 @@ class Evaluation:
     curve: Curve | None
     decisions: DecisionCurve | None
     thresholds: Mapping[str, AtThreshold]
-    measures: Mapping[str, Measured] = field(default_factory=dict)
+    measures: Mapping[str, ScoreInterval] = field(default_factory=dict)
 
 
-def evaluate(probability: Floats, y: Floats, thresholds: Mapping[str, float]) -> Evaluation:
-    """Everything about (rows,) probabilities of (rows,) labels."""
+@dataclass(frozen=True, eq=False)
+class HeldOutRows:
+    """Predictions of rows by models that had not seen them, sorted by center.
+
+    answers: (rows,) recalibrated probabilities of a binary outcome, else (rows, outputs) of the models.
+    rows: their outcomes.  place: where each stands in the federation.  fold: whose model scored it.
+    thresholds: by how they were chosen, on other rows.
+    """
+
+    answers: Segments
+    rows: Rows
+    place: NDArray[np.int64]
+    fold: NDArray[np.int64]
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(run: Run, federation: Federation) -> HeldOutRows:
+        """The out-of-fold predictions of a cross-validated run."""
+        frame = run.row_scores
+        if frame is None or run.answers is None:
+            raise RequestError("this run keeps no predictions of its rows; run it again")
+        frame = frame.sort("center", maintain_order=True)
+        seen, start = run.told, run.answers.start
+        outcome = federation.outcome.settled(federation.label)
+        y = frame["y"].to_numpy().astype(np.float32)
+        rows = Rows(np.empty((len(y), 0), np.float32), y, start, outcome=outcome)
+        return HeldOutRows(
+            run.answers if seen is None else seen.after,
+            rows,
+            frame["row"].to_numpy().astype(np.int64),
+            frame["fold"].to_numpy().astype(np.int64),
+            {} if seen is None else seen.cuts,
+        )
+
+    def evaluation(self, i: int | None = None) -> Evaluation:
+        """How good the models are at center i, or on all rows."""
+        start = self.rows.start
+        part = slice(None) if i is None else slice(int(start[i]), int(start[i + 1]))
+        answers = self.answers.values[part].astype(np.float64)
+        if self.rows.outcome.binary:
+            y = self.rows.y[part].astype(np.float64)
+            return evaluate(answers, y, self.thresholds, self.fold[part])
+        answers = answers[:, None] if answers.ndim == 1 else answers
+        return evaluate_other(answers, self.rows if i is None else self.rows.only(i), self.rows)
+
+    def subgroups(self, names: Mapping[str, Sequence[str | None]]) -> dict[str, list[Part]]:
+        """By column, performance per subgroup.  names: by column, the subgroup of every row of the table."""
+        probability = self.answers.values.astype(np.float64)
+        return {
+            column: subgroups(probability, self.rows.y, [each[k] for k in self.place.tolist()])
+            for column, each in names.items()
+        }
+
+
+def evaluate(
+    probability: Floats, y: Floats, thresholds: Mapping[str, float], fold: NDArray[np.int64] | None = None
+) -> Evaluation:
+    """Everything about (rows,) probabilities of (rows,) labels.
+
+    fold: (rows,) which model scored a row; only pairs of rows of one model count in the area.
+    """
     y = np.asarray(y, dtype=np.float64)
     return Evaluation(
         rows=len(y),
         events=int(y.sum()),
-        area=area(probability, y),
+        area=area(probability, y, fold=fold),
         brier=float(np.mean((probability - y) ** 2)) if len(y) else float("nan"),
         calibration=calibration(probability, y),
         curve=smooth_curve(probability, y),
@@ -61,7 +135,7 @@ def evaluate(probability: Floats, y: Floats, thresholds: Mapping[str, float]) ->
     )
 
 
-#: Draws of test rows for an interval, and the fewest rows that tell something to give one for.
+#: Draws of test rows for an interval, and the fewest informative rows to give one for.
 DRAWS = 200
 FEWEST = 5
 
@@ -69,26 +143,95 @@ FEWEST = 5
 def evaluate_other(answers: Floats, rows: Rows, train: Rows, seed: int = 0) -> Evaluation:
     """The scores of (rows, outputs) answers to the test rows of one center, or of all as one.
 
-    train: the training rows that weights for censoring, and Cox's baseline, come from.
+    train: the rows that weights for censoring, and Cox's baseline, come from.
     """
     outcome = rows.outcome
     y = np.concatenate([rows.only(i).y for i in range(len(rows.sizes))])
     whole = Rows(np.empty((len(y), 0), np.float32), y, np.array([0, len(y)]), outcome=outcome)
-    told = answers[:, 0] if answers.shape[1] == 1 else answers
+    given = answers[:, 0] if answers.shape[1] == 1 else answers
     empty = evaluate(np.zeros(0), np.zeros(0), {})
     events = int(outcome.events(y).sum())
     if not len(y):
-        return replace(empty, measures={outcome.measure: Measured(float("nan"))})
-    found = measures(Segments(told, whole.start), whole, train)
-    values = {name: Measured(float(value[0])) for name, value in found.items()}
+        return replace(empty, measures={outcome.measure: ScoreInterval(float("nan"))})
+    found = measures(Segments(given, whole.start), whole, train)
+    values = {name: ScoreInterval(float(value[0])) for name, value in found.items()}
     if outcome.informative(y) >= FEWEST:
         draws, rng = [], np.random.default_rng(seed)
         for _ in range(DRAWS):
             some = rng.integers(0, len(y), len(y))
             again = Segments(y[some], whole.start, outcome)
-            draws.append(float(main_score(Segments(told[some], whole.start), again)[0]))
-        low, high = (
-            np.nanquantile(draws, [0.025, 0.975]).tolist() if np.isfinite(draws).any() else (np.nan,) * 2
-        )
-        values[outcome.measure] = replace(values[outcome.measure], low=low, high=high)
+            draws.append(float(main_score(Segments(given[some], whole.start), again)[0]))
+        if np.isfinite(draws).any():
+            low, high = np.nanquantile(draws, [0.025, 0.975]).tolist()
+            values[outcome.measure] = replace(values[outcome.measure], low=low, high=high)
     return replace(empty, rows=len(y), events=events, measures=values)
+
+
+@dataclass(frozen=True)
+class AloneComparison:
+    """What working together is worth at one hospital, against its best model alone.
+
+    together, alone: the main score.  measured: their difference on its own patients.  gain: the posterior
+    mean of its true gain, and the 95 % interval.  better: the probability of a gain.
+    events_needed: with which its own patients would settle it; NaN where that cannot be said.
+    """
+
+    together: float
+    alone: float
+    measured: float
+    gain: ScoreInterval
+    better: float
+    verdict: HospitalVerdict
+    events_needed: float
+
+
+def compare_alone(run: Run, alone: Run, folds: int) -> dict[str, AloneComparison]:
+    """By center, a cross-validated run against that of each center alone; empty where nothing compares."""
+    frames = run.row_scores, alone.row_scores
+    if frames[0] is None or frames[1] is None:
+        return {}
+    centers = list(run.main.per_center)
+    both = measured({"together": [frames[0]], "alone": [frames[1]]}, len(centers))
+    cells, inflation = both.cells("together", "alone"), fold_inflation(folds)
+    gains = hospital_gains(cells, inflation, average_gain(cells, inflation).runs)
+    if gains is None:
+        return {}
+    verdicts, needed = hospital_verdicts(gains, cells), events_needed(gains, cells, inflation)
+    levels = both.level("together"), both.level("alone")
+    low, high = gains.model.interval()
+    mean, better = gains.model.mean, gains.model.above(0.0)
+    return {
+        center: AloneComparison(
+            float(levels[0][i]),
+            float(levels[1][i]),
+            float(gains.measured[i]),
+            ScoreInterval(float(mean[i]), float(low[i]), float(high[i])),
+            float(better[i]),
+            verdicts[i],
+            float(needed[i]),
+        )
+        for i, center in enumerate(centers)
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Outsider:
+    """A center that did not take part, and how good the others' model is on all of its rows."""
+
+    center: str
+    evaluation: Evaluation
+
+
+def outsiders(federation: Federation, method: Method, name: str, seed: int, groups: int) -> list[Outsider]:
+    """Every center once as an outsider, in so many groups of centers that are left out together."""
+    found: dict[str, Outsider] = {}
+    for turn in absences(federation, method, name, seed, groups):
+        theirs = turn.rows
+        network = network_of(method.training.factory(theirs.width), turn.model[0])
+        for i in np.flatnonzero(turn.away):
+            rows = [part.only(int(i)) for part in (theirs.train, theirs.validation, theirs.test)]
+            x, y = np.concatenate([r.x for r in rows]), np.concatenate([r.y for r in rows])
+            probability = expit(network.log_odds(x))
+            center = federation.centers[i]
+            found[center] = Outsider(center, evaluate(probability, y.astype(np.float64), {}))
+    return [found[center] for center in federation.centers]

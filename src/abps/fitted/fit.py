@@ -1,23 +1,21 @@
 """From a table to the models that hospitals would use.
 
-The method runs twice on the same federation. First with the usual three splits: its test rows say how good
-the models are, and nothing else looks at them. Then with the test rows among those that are learned from:
-these are the models that come out. The validation rows stay what they are in both runs: the method judges its
-peers there, and the recalibration and the thresholds are fitted there. So no row is idle, and no number on
-the card was made on rows that were learned from.
+The method runs twice on the same federation. First in folds: every patient is predicted by models that were
+trained without them, which says how good the models are, beside the best model of each hospital alone. Then
+on all rows: these are the models that come out. A part of the rows stays for validation in both: the method
+judges its peers there, and the recalibration is fitted there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
@@ -27,36 +25,39 @@ from abps.data.scales import Scale, Statistics
 from abps.data.split import assign_splits
 from abps.data.subgroup_names import groups_of
 from abps.engine.clinical import chosen_cuts, mended, mends_of
+from abps.engine.crossvalidation import FOLDS, cross_validate
 from abps.engine.outsiders import check_turns
 from abps.engine.result import Run, versions
 from abps.engine.simulate import Progress, simulate
 from abps.evaluate.calibration import Recalibration, expit, recalibration
-from abps.evaluate.subgroups import Part, subgroups
+from abps.evaluate.subgroups import Part
 from abps.evaluate.survival import breslow, hazard_at
-from abps.fitted.as_outsiders import Outsider, outsiders
-from abps.fitted.evaluation import Evaluation, evaluate, evaluate_other
+from abps.fitted.evaluation import (
+    AloneComparison,
+    Evaluation,
+    HeldOutRows,
+    Outsider,
+    compare_alone,
+    outsiders,
+)
 from abps.fitted.inputs import ranges_of
 from abps.fitted.layers import Network, network_of
 from abps.fitted.model import FittedModel
 from abps.methods.base import Method
 from abps.methods.settings import configure, describe
 from abps.models.layout import answering
-from abps.models.learners import learner_for
 from abps.models.metrics import Segments, brier, labels_of
 from abps.models.outcome_scores import main_score
 
 Floats = NDArray[np.float64]
 
-#: How the numbers of a fit come about.
-TWO_RUNS = (
-    "How good the models are was measured on test rows by a first run that had not seen them; the models "
-    "here come from a second run that learned from those rows too."
-)
+#: The best that a hospital can do without the others.
+ALONE = "local-best"
 
 
 @dataclass(frozen=True)
 class Making:
-    """How models were made, as their cards tell it.
+    """How models were made, as their cards report it.
 
     others: centers besides the one a card is of.  sent: bytes of all exchanges that are known of.
     partners: per center and round.  measured: how the numbers on the card came about.
@@ -72,17 +73,16 @@ class Making:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FitResult:
     """What a fit gives.
 
-    models: one per center.  evaluations: by center, on test rows, of models that had not seen them; overall:
-    the same for all test rows together, each predicted by its own center's model.
-    parts: by column, performance in parts of the cohort.
+    models: one per center.  evaluations: by center, on rows that the evaluated models had not seen; overall:
+    the same for all rows together, each predicted by its own center's model.
+    subgroups: by column, performance per subgroup.  alone: by center, against its best model alone.
     probabilities: of every row by its own center's final model: row (of the federation), center, split
-    (learned from, or validation), run (as the run's own learner gives it), probability (recalibrated). Of
-    other outcomes than an event or none, what the model says of every row.
-    evaluated: the run that was scored, where there was one.
-    outsiders: every center as one that stayed away, where asked for.
+    (learned from, or validation) and probability (recalibrated), or what the model says of other outcomes.
+    evaluated: the cross-validated run, where there was one.
+    outsiders: every center as one that did not take part, where asked for.
     """
 
     federation: Federation
@@ -90,150 +90,123 @@ class Fitted:
     models: tuple[FittedModel, ...]
     evaluations: Mapping[str, Evaluation]
     overall: Evaluation
-    parts: Mapping[str, list[Part]]
+    subgroups: Mapping[str, list[Part]]
     probabilities: pl.DataFrame
+    alone: Mapping[str, AloneComparison] = field(default_factory=dict)
     evaluated: Run | None = None
     outsiders: tuple[Outsider, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """Rows and the models that were trained on them.
+class TrainedNetworks:
+    """Rows and the (centers,) networks that were trained on them.
 
-    weights: (centers, P).  networks: the same, as layers.
+    split: (rows of the federation,) 0 learned from, 1 validation, 2 test.
     """
 
     data: Prepared
-    weights: Weights
     networks: tuple[Network, ...]
+    split: NDArray[np.int8]
 
 
 def fit(
     federation: Federation,
-    method: str | Method,
+    method: str | Method = "abps-plus",
     seed: int = 11,
     rounds: int | None = None,
     settings: Mapping[str, Any] | None = None,
-    parts: Sequence[str] = (),
+    subgroups: Sequence[str] = (),
+    folds: int = FOLDS,
     leave_out: int = 0,
+    alone: bool = True,
     progress: Progress | None = None,
-    name: str | None = None,
-) -> Fitted:
-    """The final models of a method, with their evaluation.
+) -> FitResult:
+    """Train the final models of a method on all rows, with their out-of-fold evaluation.
 
-    parts: columns of the table by which performance is told apart, besides sex and age where they are found.
-    leave_out: in how many groups centers stay away in turn, to see how their outsiders fare; 0: not at all.
+    subgroups: columns by which performance is split, besides sex and age where they are found.
+    folds: how many times the method is trained without a part of the patients, to evaluate it.
+    leave_out: groups of centers that are left out in turn, to see how outsiders fare; 0: none.
+    alone: compare with the best that every center can do alone.
     """
     config = configure(method, settings, rounds)
-    name = name or (method if isinstance(method, str) else type(method).__name__.lower())
-    if not federation.outcome.binary and (parts or leave_out):
+    name = method if isinstance(method, str) else type(method).__name__.lower()
+    _check_request(federation, subgroups, leave_out)
+    run = cross_validate(federation, config, seed, folds, _first(progress, folds), name, subgroups)
+    compared = {}
+    if alone and name != ALONE:
+        compared = compare_alone(run, cross_validate(federation, ALONE, seed, folds, name=ALONE), folds)
+    split = assign_splits(federation, seed)
+    final, last = _train(federation, config, name, seed, np.where(split == 2, 0, split).astype(np.int8))
+    making = Making(
+        name,
+        last.rounds,
+        seed,
+        federation.size - 1,
+        last.bytes.directed,
+        last.partners_mean,
+        f"Every patient was predicted by one of {folds} models that were trained without them "
+        "(cross-fitting). The model in this folder was trained on all patients in the same way.",
+    )
+    away = tuple(outsiders(federation, config, name, seed, leave_out)) if leave_out else ()
+    made = put_together(federation, config, making, HeldOutRows.of(run, federation), final, subgroups)
+    return replace(made, alone=compared, evaluated=run, outsiders=away)
+
+
+def _check_request(federation: Federation, subgroups: Sequence[str], leave_out: int) -> None:
+    """Refuse before anything is computed."""
+    if not federation.outcome.binary and (subgroups or leave_out):
         raise RequestError(
-            "parts of the cohort and centers that stay away are told of binary outcomes; this outcome is "
+            "subgroups and leave-centers-out evaluation need a binary outcome; this outcome is "
             f"{federation.outcome.kind}; leave them out"
         )
     if federation.era is not None:
         raise RequestError("fit learns from all rows at once; leave the windows of time (eras) out")
-    groups_of(federation, parts)  # before anything is computed
+    groups_of(federation, subgroups)
     if leave_out:
         check_turns(federation, leave_out)
-    split = assign_splits(federation, seed)
-    first, scored = _train(federation, config, name, seed, split, progress)
-    result = np.where(split == 2, 0, split).astype(np.int8)
-    last, run = _train(federation, config, name, seed, result, progress)
-    making = Making(
-        name, run.rounds, seed, federation.size - 1, run.bytes.directed, run.partners_mean, TWO_RUNS
-    )
-    away = tuple(outsiders(federation, config, name, seed, leave_out)) if leave_out else ()
-    made = put_together(federation, config, making, first, (last, result), parts)
-    return replace(made, evaluated=scored, outsiders=away)
+
+
+def _first(progress: Progress | None, folds: int) -> Progress | None:
+    """Progress of the folds as the first part of the whole, of which the final run is the rest."""
+    if progress is None:
+        return None
+    return lambda t, most, value: progress(t, most + most // folds, value)
 
 
 def put_together(
     federation: Federation,
     config: Method,
     making: Making,
-    first: Trained,
-    final: tuple[Trained, NDArray[np.int8]],
-    parts: Sequence[str] = (),
-) -> Fitted:
-    """Final models, with the split they were trained by, and the evaluation of those scored first."""
-    if not federation.outcome.binary:
-        return _put_together_other(federation, config, making, first, final)
-    probability = _recalibrated(first, first.data.test)
-    labels = first.data.test
-    thresholds = chosen_cuts(_recalibrated(first, first.data.validation), first.data.validation.y)
-    evaluations = {
-        center: evaluate(_of(probability, labels, i), _of(labels.y, labels, i), thresholds)
-        for i, center in enumerate(federation.centers)
-    }
-    index = _places(labels)
-    told = {
-        column: subgroups(probability, labels.y.astype(np.float64), [names[k] for k in index.tolist()])
-        for column, names in groups_of(federation, parts).items()
-    }
-    last, result = final
+    seen: HeldOutRows,
+    final: TrainedNetworks,
+    columns: Sequence[str] = (),
+) -> FitResult:
+    """Final models, and the evaluation on rows that models had not seen."""
+    binary = federation.outcome.binary
     models = tuple(
-        _model(federation, config, making, last, i, result, thresholds) for i in range(federation.size)
+        _model(federation, config, making, final, i, seen.thresholds) for i in range(federation.size)
     )
-    return Fitted(
+    return FitResult(
         federation,
         making,
         models,
-        evaluations,
-        evaluate(probability, labels.y.astype(np.float64), thresholds),
-        told,
-        _probabilities(federation, config, last, models, result, making.seed),
+        {center: seen.evaluation(i) for i, center in enumerate(federation.centers)},
+        seen.evaluation(),
+        seen.subgroups(groups_of(federation, columns)) if binary else {},
+        _predictions(final, models),
     )
 
 
-def _put_together_other(
-    federation: Federation,
-    config: Method,
-    making: Making,
-    first: Trained,
-    final: tuple[Trained, NDArray[np.int8]],
-) -> Fitted:
-    """The same for an outcome that is not an event or none: its own scores, and no thresholds."""
-    test, train = first.data.test, first.data.train
-    answers = _answers(first, test)
-    evaluations = {
-        center: evaluate_other(answers[int(test.start[i]) : int(test.start[i + 1])], test.only(i), train)
-        for i, center in enumerate(federation.centers)
-    }
-    last, result = final
-    models = tuple(_model(federation, config, making, last, i, result, {}) for i in range(federation.size))
-    rows = side_by_side(last.data.train, last.data.validation)
-    told = [
-        model.in_words(last.networks[i].answers(rows.only(i).x)).with_columns(center=pl.lit(model.center))
-        for i, model in enumerate(models)
-    ]
-    order = _places(rows)
-    where = pl.DataFrame({"row": order, "split": np.where(result[order] == 0, "learned", "validation")})
-    predictions = pl.concat([where, pl.concat(told, how="diagonal")], how="horizontal").sort("row")
-    overall = evaluate_other(answers, test, train)
-    return Fitted(federation, making, models, evaluations, overall, {}, predictions)
-
-
-def _answers(trained: Trained, rows: Rows) -> Floats:
-    """(rows, outputs) every row by its own center's network."""
-    return np.concatenate([network.answers(rows.only(i).x) for i, network in enumerate(trained.networks)])
-
-
-def trained(data: Prepared, config: Method, weights: Weights) -> Trained:
-    """Models (centers, P), or one for all (1, P), with their networks."""
-    weights = repeated(weights, data.size) if len(weights) == 1 else weights
+def networks_of(data: Prepared, config: Method, weights: Any, split: NDArray[np.int8]) -> TrainedNetworks:
+    """Models (centers, P), or one for all (1, P), as networks."""
     made = answering(config.training.factory, data.outcome, data.columns)
-    return Trained(data, weights, tuple(network_of(made(data.width), row) for row in weights))
+    each = tuple(network_of(made(data.width), row) for row in weights)
+    return TrainedNetworks(data, each * data.size if len(each) == 1 else each, split)
 
 
 def _train(
-    federation: Federation,
-    config: Method,
-    name: str,
-    seed: int,
-    split: NDArray[np.int8],
-    progress: Progress | None,
-) -> tuple[Trained, Run]:
+    federation: Federation, config: Method, name: str, seed: int, split: NDArray[np.int8]
+) -> tuple[TrainedNetworks, Run]:
     """One run on rows split in this way, and its models as networks."""
     data = prepare(
         federation,
@@ -243,46 +216,47 @@ def _train(
         splines=config.training.splines,
         floor=config.privacy.floor,
     )
-    if not len(data.test.y):
-        data = replace(data, test=data.validation)  # the run wants rows to score; nobody reads the score
-    run = simulate(data, config, seed, progress=progress, name=name)
+    data = replace(data, test=data.validation)  # the run wants rows to score; nobody reads the score
+    run = simulate(data, config, seed, name=name)
     if run.models is None:
         raise RequestError(f"{name} keeps no weights of its own for every center; fit another method")
-    made = trained(data, config, run.models)
-    labels = labels_of(data.test)
-    if data.outcome.binary:
-        ours = brier(replace(labels, values=_log_odds(made, data.test)), labels)
-        theirs = np.array([run.brier.per_center[center] for center in data.centers])
-    else:
-        answers = _answers(made, data.test)
-        answers = answers[:, 0] if answers.shape[1] == 1 else answers
-        ours = main_score(replace(labels, values=answers), labels)
-        theirs = np.array([run.main.per_center[center] for center in data.centers])
+    made = networks_of(data, config, run.models, split)
+    _check_same(made, run, name)
+    return made, run
+
+
+def _check_same(made: TrainedNetworks, run: Run, name: str) -> None:
+    """Refuse networks that do not predict as the run did."""
+    data, labels = made.data, labels_of(made.data.test)
+    answers = _answers(made, data.test)
+    answers = answers[:, 0] if answers.shape[1] == 1 else answers
+    ours = (brier if data.outcome.binary else main_score)(replace(labels, values=answers), labels)
+    stated = run.brier if data.outcome.binary else run.main
+    theirs = np.array([stated.per_center[center] for center in data.centers])
     if not np.allclose(ours, theirs, atol=1e-5, equal_nan=True):
         raise RequestError(
             f"{name} predicts with more than one network per center, which cannot be written as a model; "
             "fit another method"
         )
-    return made, run
 
 
-def _log_odds(trained: Trained, rows: Rows) -> Floats:
-    """(rows,) every row by its own center's network."""
-    return np.concatenate(
-        [network.log_odds(rows.only(i).x) for i, network in enumerate(trained.networks)] or [np.zeros(0)]
-    )
+def _answers(trained: TrainedNetworks, rows: Rows) -> Floats:
+    """(rows, outputs) every row by its own center's network."""
+    parts = [network.answers(rows.only(i).x) for i, network in enumerate(trained.networks)]
+    return np.concatenate(parts)
 
 
-def _recalibrated(trained: Trained, rows: Rows) -> Floats:
-    """(rows,) probabilities after each center's recalibration on its validation rows."""
-    validation = trained.data.validation
-    seen = Segments(_log_odds(trained, validation), validation.start)
-    mends = mends_of(seen, labels_of(validation))
-    return mended(Segments(_log_odds(trained, rows), rows.start), mends).values.astype(np.float64)
-
-
-def _of(values: NDArray[Any], rows: Rows, i: int) -> Floats:
-    return np.asarray(values[int(rows.start[i]) : int(rows.start[i + 1])], dtype=np.float64)
+def held_out_test(trained: TrainedNetworks) -> HeldOutRows:
+    """The test rows of one split, recalibrated and cut at thresholds by its validation rows."""
+    data, test = trained.data, trained.data.test
+    start, place = test.start, _places(test)
+    fold, answers = np.zeros(len(test.y), np.int64), _answers(trained, test)
+    if not data.outcome.binary:
+        return HeldOutRows(Segments(answers, start), test, place, fold)
+    judged = Segments(_answers(trained, data.validation)[:, 0], data.validation.start)
+    mends = mends_of(judged, labels_of(data.validation))
+    cuts = chosen_cuts(mended(judged, mends).values.astype(np.float64), data.validation.y)
+    return HeldOutRows(mended(Segments(answers[:, 0], start), mends), test, place, fold, cuts)
 
 
 def own_book(federation: Federation, book: Codebook, rows: NDArray[np.bool_]) -> Codebook:
@@ -304,30 +278,30 @@ def _model(
     federation: Federation,
     config: Method,
     making: Making,
-    trained: Trained,
+    final: TrainedNetworks,
     i: int,
-    split: NDArray[np.int8],
     thresholds: Mapping[str, float],
 ) -> FittedModel:
     """Center i's model."""
-    data, notes = trained.data, federation.notes
+    data, notes, outcome = final.data, federation.notes, federation.outcome
     assert data.book is not None
-    mine = (federation.center == i) & (split == 0)
-    validation, outcome = data.validation.only(i), federation.outcome
+    learned = final.split == 0
+    mine = (federation.center == i) & learned
+    validation = data.validation.only(i)
     mend = Recalibration()
     if outcome.binary:
-        told = expit(trained.networks[i].log_odds(validation.x))
-        mend = recalibration(told, validation.y.astype(np.float64))
+        probability = expit(final.networks[i].log_odds(validation.x))
+        mend = recalibration(probability, validation.y.astype(np.float64))
     return FittedModel(
         center=federation.centers[i],
         label=notes.label if notes else "label",
         positive=notes.positive if notes else "1",
         book=own_book(federation, data.book, mine),
-        network=trained.networks[i],
+        network=final.networks[i],
         splines=data.splines,
         recalibration=mend,
         thresholds=thresholds,
-        ranges=ranges_of(federation.features.filter(pl.Series(split == 0)), data.book),
+        ranges=ranges_of(federation.features.filter(pl.Series(learned)), data.book),
         about={
             "method": making.method,
             "seed": making.seed,
@@ -341,15 +315,15 @@ def _model(
             "config": describe(config),
             "versions": versions(),
         },
-        baseline=_baseline(trained, i) if outcome.way == "cox" else (),
+        baseline=_baseline(final, i) if outcome.way == "cox" else (),
     )
 
 
-def _baseline(trained: Trained, i: int) -> tuple[tuple[float, float], ...]:
-    """Of Cox's model: the cumulative hazard by the times of a grid, on a center's own rows."""
-    rows = side_by_side(trained.data.train, trained.data.validation).only(i)
+def _baseline(final: TrainedNetworks, i: int) -> tuple[tuple[float, float], ...]:
+    """For Cox's model: the cumulative hazard by the times of a grid, on a center's own rows."""
+    rows = side_by_side(final.data.train, final.data.validation).only(i)
     time, event = np.abs(rows.y).astype(np.float64), ~np.signbit(rows.y)
-    curve = breslow(time, event, trained.networks[i].log_odds(rows.x))
+    curve = breslow(time, event, final.networks[i].log_odds(rows.x))
     grid = np.array(time_grid(rows.y))
     return tuple(zip(grid.tolist(), hazard_at(curve, grid).tolist()))
 
@@ -360,28 +334,14 @@ def _places(rows: Rows) -> NDArray[np.int64]:
     return rows.place
 
 
-def _probabilities(
-    federation: Federation,
-    config: Method,
-    trained: Trained,
-    models: Sequence[FittedModel],
-    split: NDArray[np.int8],
-    seed: int,
-) -> pl.DataFrame:
-    """Every row's probability: as the run's own learner gives it, and as the model that comes out does."""
-    data = trained.data
-    learner = learner_for(data, config.training, seed)
-    rows = side_by_side(data.train, data.validation)
-    told = expit(learner.logits(trained.weights, rows).values.astype(np.float64))
-    owner = np.repeat(np.arange(data.size), rows.sizes)
+def _predictions(final: TrainedNetworks, models: Sequence[FittedModel]) -> pl.DataFrame:
+    """What every center's model says of the rows that it was made from."""
+    rows = side_by_side(final.data.train, final.data.validation)
     order = _places(rows)
-    mended = np.concatenate([m.recalibration.apply(_of(told, rows, i)) for i, m in enumerate(models)])
-    return pl.DataFrame(
-        {
-            "row": order,
-            "center": np.array(federation.centers)[owner],
-            "split": np.where(split[order] == 0, "learned", "validation"),
-            "run": told,
-            "probability": mended,
-        }
-    ).sort("row")
+    where = pl.DataFrame({"row": order, "split": np.where(final.split[order] == 0, "learned", "validation")})
+    said = [
+        model.in_words(model.network.answers(rows.only(i).x)).with_columns(center=pl.lit(model.center))
+        for i, model in enumerate(models)
+    ]
+    whole = pl.concat([where, pl.concat(said, how="diagonal")], how="horizontal").sort("row")
+    return whole.select("row", "center", "split", pl.exclude("row", "center", "split"))

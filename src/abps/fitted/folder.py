@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from abps import files
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, nearest
 from abps.data.codebook import Codebook
 from abps.evaluate.calibration import Recalibration
 from abps.fitted.inputs import Range
@@ -28,17 +30,58 @@ from abps.fitted.model import FittedModel
 SCHEMA = "abps.model/1"
 MODEL, WEIGHTS, BOOK = "model.json", "weights.safetensors", "codebook.json"
 
+#: Beside the folders of all hospitals: which folder is whose.
+INDEX = "models.json"
 
-def folder_name(center: str) -> str:
-    """A center's name as the name of a folder; a digest after it where letters had to go.
 
-    >>> folder_name("north"), folder_name("../x").startswith("x-")
-    ('north', True)
+def folder_names(centers: Iterable[str]) -> dict[str, str]:
+    """By center, the name of its folder: letters that any keyboard has, unique also where case is ignored.
+
+    >>> list(folder_names(["north", "St. Mary's, Ward #3", "Žilina", "zilina", "../x", "北"]).values())
+    ['north', 'St-Marys-Ward-3', 'Zilina', 'zilina-2', 'x', 'hospital']
     """
-    plain = re.sub(r"[^\w.-]+", "-", center).strip("-.")[:60]
-    if plain and plain == center:
-        return plain
-    return f"{plain or 'center'}-{hashlib.blake2b(center.encode(), digest_size=4).hexdigest()}"
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for center in centers:
+        plain = unicodedata.normalize("NFKD", center).encode("ascii", "ignore").decode().replace("'", "")
+        if not re.fullmatch(r"\w[\w.-]*", plain):
+            plain = re.sub(r"[^\w]+", "-", plain)
+        plain = plain[:60].strip("-.") or "hospital"
+        name, count = plain, 1
+        while name.lower() in taken:
+            count += 1
+            name = f"{plain}-{count}"
+        taken.add(name.lower())
+        names[center] = name
+    return names
+
+
+def find_folder(path: str | Path) -> Path:
+    """The model's folder that a path means: the folder itself, or ``DIR/NAME`` with a hospital's own name.
+
+    Names are those of ``models.json`` in DIR, whatever signs they have; case does not count.
+    """
+    folder = Path(path)
+    if (folder / MODEL).is_file():
+        return folder
+    for parent in folder.parents:
+        if not (parent / INDEX).is_file():
+            continue
+        try:
+            centers = json.loads((parent / INDEX).read_text(encoding="utf-8"))["centers"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RequestError(f"{parent / INDEX} is damaged ({error!r}); fit again") from error
+        wanted = str(path).rstrip("/").removeprefix(str(parent)).lstrip("/")
+        for center, name in centers.items():
+            if wanted.casefold() in (center.casefold(), name.casefold()):
+                return parent / name
+        names = ", ".join(list(centers)[:5]) + (", …" if len(centers) > 5 else "")
+        raise RequestError(
+            f"{parent} has no model of {wanted!r}{nearest(wanted, centers)}; it has models of {names}"
+        )
+    inside = sorted(p.parent.name for p in folder.glob(f"*/{MODEL}"))[:3] if folder.is_dir() else []
+    hint = f"; name a hospital in it, such as {folder / inside[0]}" if inside else "; `abps fit` makes one"
+    raise RequestError(f"{folder} holds no model ({MODEL} is missing){hint}")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -77,12 +120,8 @@ _OWN = {
 
 
 def load_model(path: str | Path) -> FittedModel:
-    """The model in a folder that ``abps fit`` has written."""
-    folder = Path(path)
-    if not (folder / MODEL).is_file():
-        inside = sorted(p.parent.name for p in folder.glob(f"*/{MODEL}"))[:3] if folder.is_dir() else []
-        hint = f"; name a center's folder in it, such as {inside[0]}" if inside else "; `abps fit` makes one"
-        raise RequestError(f"{folder} holds no model ({MODEL} is missing){hint}")
+    """The model that ``abps fit`` has written: its folder, or ``DIR/NAME`` with the hospital's own name."""
+    folder = find_folder(path)
     try:
         content = json.loads((folder / MODEL).read_text(encoding="utf-8"))
         if content["schema"] != SCHEMA:

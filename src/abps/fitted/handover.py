@@ -11,13 +11,11 @@ import polars as pl
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.fitted.card import Figure, adds_to, card, draw, markdown, page
+from abps.fitted.card import CardFigure, adds_to, card, draw, markdown, page
 from abps.fitted.curves import effects
-from abps.fitted.fit import Fitted
-from abps.fitted.folder import folder_name, save_model, write_bytes
+from abps.fitted.fit import FitResult
+from abps.fitted.folder import INDEX, folder_names, save_model, write_bytes
 from abps.fitted.portable import to_onnx
-
-INDEX = "models.json"
 
 
 def check_new(out: Path) -> None:
@@ -27,7 +25,7 @@ def check_new(out: Path) -> None:
     files.check_writable(out.parent)
 
 
-def write_models(fitted: Fitted, out: Path, onnx: bool | None = None) -> dict[str, Path]:
+def write_models(fitted: FitResult, out: Path, onnx: bool | None = None) -> dict[str, Path]:
     """Write every center's folder; returns the folders by center.
 
     onnx: whether to write model.onnx; None: where the library is installed.
@@ -36,7 +34,7 @@ def write_models(fitted: Fitted, out: Path, onnx: bool | None = None) -> dict[st
     portable = importlib.util.find_spec("onnx") is not None if onnx is None else onnx
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
     try:
-        names = {model.center: folder_name(model.center) for model in fitted.models}
+        names = folder_names(model.center for model in fitted.models)
         for model in fitted.models:
             place = part / names[model.center]
             files.folder(place)
@@ -46,7 +44,7 @@ def write_models(fitted: Fitted, out: Path, onnx: bool | None = None) -> dict[st
             files.write_text(place / "card.html", page(title, sections))
             for section in sections:
                 for block in section.blocks:
-                    if isinstance(block, Figure):
+                    if isinstance(block, CardFigure):
                         files.write_text(place / block.file, block.svg)
             for effect in effects(model):
                 if effect.curve is not None:
