@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import onnxruntime
 import polars as pl
 import pytest
 
@@ -15,6 +16,8 @@ from abps.data.outcome import parse_outcome
 from abps.fitted.fit import fit
 from abps.fitted.folder import load_model
 from abps.fitted.handover import write_models
+from abps.fitted.inputs import readable
+from abps.fitted.portable import graph_values
 
 SPECS = ("survival", "survival:cox", "classes", "continuous")
 
@@ -67,7 +70,11 @@ def test_fit_writes_models_that_predict_as_the_run_did(tmp_path, spec, capsys):
         np.testing.assert_allclose(again[column], stored[column], atol=1e-5)
     card = (out / "h1" / "card.md").read_text()
     assert measure.replace("²", "²") in card and "Calibration\n" not in card
-    assert not (out / "h1" / "model.onnx").exists()
+    features = readable(frame, model.book, model.ranges, model.center).features
+    session = onnxruntime.InferenceSession(str(out / "h1" / "model.onnx"))
+    (portable,) = session.run(None, graph_values(model, features))
+    said = model.foretold(features).drop("risk", strict=False).to_numpy()
+    np.testing.assert_allclose(portable.reshape(said.shape), said, atol=1e-5)
     run(
         ["predict", "--model", str(out / "h1"), "--data", str(tmp_path / "rows.csv"), "--carry", "hospital",
          "--out", str(tmp_path / "p.csv")]

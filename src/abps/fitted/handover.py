@@ -52,7 +52,7 @@ def write_models(fitted: FitResult, out: Path, onnx: bool | None = None) -> dict
             mine = fitted.probabilities.filter(pl.col("center") == model.center)
             file = "probabilities" if model.outcome.binary else "predictions"
             files.write_with(place / f"{file}.parquet", mine.write_parquet)
-            if portable and model.outcome.binary:
+            if portable:
                 write_bytes(place / "model.onnx", to_onnx(model))
             save_model(model, place)
         files.write_json(

@@ -2,7 +2,8 @@
 
 The graph does everything but look up words: inputs are ``numbers`` (rows, k), numbers and yes/no columns as
 they stand in the table with NaN for a gap, and ``levels`` (rows, m), 1 where a category has a certain level.
-``inputs`` in the file's metadata names them in order. Output is ``probability`` (rows,), recalibrated.
+``inputs`` in the file's metadata names them in order. The output is ``probability`` (rows,), recalibrated, or
+(rows, classes); ``alive`` (rows, times), the chance to live past each time; or ``value`` (rows,), a number.
 """
 
 from __future__ import annotations
@@ -94,15 +95,8 @@ def to_onnx(model: FittedModel) -> bytes:
                 now = graph.node("Relu", now)
         total = now if total is None else graph.node("Add", total, now)
     assert total is not None
-    odds = graph.node("Squeeze", total, graph.constant([1], np.int64))
-    again = model.recalibration
-    if again.kind != "none":
-        edge = float(np.log((1 - EDGE) / EDGE))
-        odds = graph.node("Max", odds, graph.constant(-edge))
-        odds = graph.node("Min", odds, graph.constant(edge))
-        odds = graph.node("Mul", odds, graph.constant(again.slope))
-        odds = graph.node("Add", odds, graph.constant(again.intercept))
-    graph.nodes.append(onnx.helper.make_node("Sigmoid", [odds], ["probability"]))
+    name, last, columns = _output(graph, model, total)
+    graph.nodes.append(onnx.helper.make_node("Identity", [last], [name]))
     numbers, levels = graph_inputs(model)
     double = onnx.TensorProto.DOUBLE
     made = onnx.helper.make_graph(
@@ -112,14 +106,44 @@ def to_onnx(model: FittedModel) -> bytes:
             onnx.helper.make_tensor_value_info("numbers", double, ["rows", len(numbers)]),
             onnx.helper.make_tensor_value_info("levels", double, ["rows", len(levels)]),
         ],
-        [onnx.helper.make_tensor_value_info("probability", double, ["rows"])],
+        [onnx.helper.make_tensor_value_info(name, double, ["rows", columns] if columns else ["rows"])],
         graph.constants,
     )
     whole = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=8)
-    told = {"numbers": list(numbers), "levels": [list(pair) for pair in levels]}
-    onnx.helper.set_model_props(whole, {"center": model.center, "inputs": json.dumps(told)})
+    inputs = {"numbers": list(numbers), "levels": [list(pair) for pair in levels]}
+    onnx.helper.set_model_props(whole, {"center": model.center, "inputs": json.dumps(inputs)})
     onnx.checker.check_model(whole)
     return bytes(whole.SerializeToString())
+
+
+def _output(graph: _Graph, model: FittedModel, answers: str) -> tuple[str, str, int]:
+    """From answers (rows, outputs) to predictions: the output's name, its node, and its columns (0: none)."""
+    outcome = model.outcome
+    if outcome.way == "softmax":
+        return "probability", graph.node("Softmax", answers, axis=1), len(outcome.names)
+    if outcome.way == "hazard":  # the logarithm of the chance to live past a time is a sum over intervals
+        count = len(outcome.grid)
+        summed = graph.constant(-np.triu(np.ones((count, count))))
+        return (
+            "alive",
+            graph.node("Exp", graph.node("MatMul", graph.node("Softplus", answers), summed)),
+            count,
+        )
+    if outcome.way == "cox":
+        hazard = graph.constant(-np.array(model.baseline).reshape(-1, 2)[None, :, 1])
+        relative = graph.node("Exp", answers)
+        return "alive", graph.node("Exp", graph.node("Mul", relative, hazard)), len(model.baseline)
+    one = graph.node("Squeeze", answers, graph.constant([1], np.int64))
+    if outcome.kind == "continuous":
+        scaled = graph.node("Mul", one, graph.constant(outcome.scale))
+        return "value", graph.node("Add", scaled, graph.constant(outcome.level)), 0
+    again = model.recalibration
+    if again.kind != "none":
+        edge = float(np.log((1 - EDGE) / EDGE))
+        one = graph.node("Min", graph.node("Max", one, graph.constant(-edge)), graph.constant(edge))
+        one = graph.node("Mul", one, graph.constant(again.slope))
+        one = graph.node("Add", one, graph.constant(again.intercept))
+    return "probability", graph.node("Sigmoid", one), 0
 
 
 def _encoded(graph: _Graph, model: FittedModel) -> str:
