@@ -123,12 +123,9 @@ def _output(graph: _Graph, model: FittedModel, answers: str) -> tuple[str, str, 
         return "probability", graph.node("Softmax", answers, axis=1), len(outcome.names)
     if outcome.way == "hazard":  # the logarithm of the chance to live past a time is a sum over intervals
         count = len(outcome.grid)
-        summed = graph.constant(-np.triu(np.ones((count, count))))
-        return (
-            "alive",
-            graph.node("Exp", graph.node("MatMul", graph.node("Softplus", answers), summed)),
-            count,
-        )
+        survived = graph.node("Sigmoid", graph.node("Neg", graph.node("Min", answers, graph.constant(500.0))))
+        summed = graph.constant(np.triu(np.ones((count, count))))
+        return "alive", graph.node("Exp", graph.node("MatMul", graph.node("Log", survived), summed)), count
     if outcome.way == "cox":
         hazard = graph.constant(-np.array(model.baseline).reshape(-1, 2)[None, :, 1])
         relative = graph.node("Exp", answers)
