@@ -74,7 +74,7 @@ class DFCA(PeerMethod):
         """K copies of the common start, apart; each center takes one."""
         start, shared = context.common_start(), self.wire.shared(context)
         copies = spread_out(context.learner.start[:shared], self.clusters, self.spread, context.seed)
-        return self._taken(context, start, copies.repeat(context.r, 1, 1))
+        return self._taken(context, start, np.tile(copies, (context.r, 1, 1)))
 
     def _taken(self, context: Context, own: Weights, copies: Weights) -> State:
         """Every center with the copy that suits it."""

@@ -86,7 +86,7 @@ class Facade(PeerMethod):
         heads = spread_out(
             context.learner.start[self.trunk(context) :], self.clusters, self.spread, context.seed
         )
-        return self._taken(context, start, heads.repeat(context.r, 1, 1))
+        return self._taken(context, start, np.tile(heads, (context.r, 1, 1)))
 
     def _taken(self, context: Context, models: Weights, heads: Weights) -> State:
         """Every center with the head that suits it; models: (r, P), of which the trunk counts."""
