@@ -27,8 +27,7 @@ from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared, Rows, prepare
 from abps.data.roles import Roles
 from abps.data.table import federate
-from abps.methods.centralized import Centralized
-from abps.methods.local import Local
+from abps.methods.local import Centralized, Local
 from abps.methods.settings import configure
 from abps.models.metrics import Segments
 from abps.models.outcomes import concordance

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from abps.methods.fedavg import FedAvg
-from abps.methods.fedprox import FedProx
+from abps.methods.fedavg import FedAvg, FedProx
 from abps.models.training import Training
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from abps.lab.rivals.feddyn import FedDyn
 from abps.methods.catalog import CATALOG
-from abps.methods.fedavg import FedAvg
-from abps.methods.fedprox import FedProx
+from abps.methods.fedavg import FedAvg, FedProx
 from abps.methods.local import Local
 from abps.methods.settings import with_settings
 

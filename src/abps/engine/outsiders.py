@@ -24,7 +24,8 @@ from abps.engine.clinical import Clinical, clinical, told
 from abps.engine.result import Run, calibrated, scored_on, scores_of
 from abps.engine.row_scores import row_scores
 from abps.engine.simulate import Progress, simulate
-from abps.methods.base import Method, weighted_mean
+from abps.methods.averaging import weighted_mean
+from abps.methods.base import Method
 from abps.models.learners import learner_for
 from abps.models.metrics import Segments, labels_of
 

@@ -27,16 +27,9 @@ from abps.methods import peers
 from abps.methods.accounting import checked, releases
 from abps.methods.base import Context, Decisions, Ints, Method, refusals, with_derived
 from abps.methods.coordinated import CoordinatedMethod, coordinators
+from abps.methods.masked_rounds import masked, masked_cost
 from abps.methods.peers import PeerMethod, Preferences, Received
-from abps.methods.star import (
-    Server,
-    StarMethod,
-    masked,
-    masked_cost,
-    star_cost,
-    to_everyone,
-    with_notes,
-)
+from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_notes
 from abps.models.metrics import Segments
 
 

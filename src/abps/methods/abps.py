@@ -28,7 +28,8 @@ from abps.core.matching import Plan, Rest
 from abps.core.selection import Selection, Views
 from abps.core.sparse_selection import select_sparsely
 from abps.data.prepare import Prepared
-from abps.methods.base import Alarm, Context, Decisions, Kind, Models, Published, Weighting, Words, shares
+from abps.methods.averaging import shares
+from abps.methods.base import Alarm, Context, Decisions, Kind, Models, Published, Weighting, Words
 from abps.methods.forgetting import Memory, Observed, Watch, keys_of
 from abps.methods.pairing import Floats, Ints, Meeting, Score, judged, meet
 from abps.methods.peers import PeerMethod, PeerUtility, Preferences, Received, StepResult

@@ -19,19 +19,22 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.core.arrays import Weights, repeated, weighted_sum
+from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError, validate
-from abps.data.prepare import Prepared, Rows
-from abps.models.metrics import Segments
-from abps.models.training import Learner, Training
+from abps.models.training import Training
 from abps.wire.codecs import NOTHING, codec
 from abps.wire.frames import frame_size
+
+if TYPE_CHECKING:
+    from abps.data.prepare import Prepared, Rows
+    from abps.models.metrics import Segments
+    from abps.models.training import Learner
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -49,7 +52,7 @@ SERVER = streams.center_id("the server")
 #: proposals; by a graph that all can compute; or by each choosing whom it hears.
 Kind = Literal["alone", "star", "coordinated", "mutual", "graph", "pull"]
 
-#: A center's say in an average: its training rows, or the same for all.
+#: A center's weight in an average: its training rows, or the same for all.
 Weighting = Literal["size", "uniform"]
 
 
@@ -423,13 +426,3 @@ def with_derived(method: Method, context: Context) -> Context:
     if context.published is None:
         context = replace(context, published=method.publish(context).vectors)
     return replace(context, derived=method.derived(context))
-
-
-def weighted_mean(models: Weights, weights: Weights) -> Weights:
-    """(P,) mean of (n, P) rows with the given (n,) weights."""
-    return weighted_sum((weights / weights.sum()).astype(models.dtype), models)
-
-
-def shares(sizes: Weights, weighting: Weighting) -> Weights:
-    """(n,) every center's say in an average, from the numbers of their training rows."""
-    return sizes if weighting == "size" else np.ones(len(sizes), dtype=np.float32)

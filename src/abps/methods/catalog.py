@@ -13,10 +13,8 @@ from abps.core.selection import Selection
 from abps.methods.abps import ABPS, Filter
 from abps.methods.abps_plus import ABPSPlus
 from abps.methods.base import Method, Stopping, Wire
-from abps.methods.centralized import Centralized
-from abps.methods.fedavg import FedAvg
-from abps.methods.fedprox import FedProx
-from abps.methods.local import Local
+from abps.methods.fedavg import FedAvg, FedProx
+from abps.methods.local import Centralized, Local
 from abps.methods.references import (
     CentralizedStopped,
     GlmExact,

@@ -1,11 +1,12 @@
-"""FedAvg (McMahan et al. 2017) and its variants: +P, +P+Q, X.
+"""FedAvg (McMahan et al. 2017) with its variants +P, +P+Q and X, and FedProx (Li et al. 2020).
 
 Every center trains the server's model and sends it back; the server averages. Layers may stay private
-(+P, FedPer), the wire may be coarser (+Q), and the server may smooth its trunk over rounds (X).
+(+P, FedPer), the codec may be coarser (+Q), and the server may smooth the shared layers over rounds (X).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +14,8 @@ import numpy as np
 
 from abps.core.arrays import Weights, lerp, repeated
 from abps.core.errors import RequestError
-from abps.lab.rivals.robust import AGGREGATES, Aggregate, trusted
-from abps.methods.base import Context, Weighting, Wire, shares
+from abps.methods.averaging import AGGREGATES, Aggregate, shares, trusted
+from abps.methods.base import Context, Models, Weighting, Wire, tried
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 
@@ -23,8 +24,8 @@ from abps.models.training import PLAIN, Objective
 class FedAvg(StarMethod):
     """wire: codec and private layers.  weighting: size or uniform.
 
-    smoothing: share of its previous trunk that the server keeps (the paper's EMA momentum); 0 is none.
-    aggregate: mean, or an average that a few bad senders cannot move far (:mod:`abps.lab.rivals.robust`).
+    smoothing: share of the previous average that the server keeps (the paper's EMA momentum); 0 is none.
+    aggregate: mean, or an average that a few bad senders cannot move far (:mod:`abps.methods.averaging`).
     """
 
     wire: Wire = field(default_factory=Wire)
@@ -44,16 +45,16 @@ class FedAvg(StarMethod):
 
     @property
     def remembers(self) -> bool:
-        """For smoothing, and for trust in steps from the last average."""
+        """Smoothing and trust need the last average."""
         return self.smoothing > 0 or self.aggregate == "trusted"
 
     @property
     def adds(self) -> Adding | None:
-        """A mean is a sum; averages that bad senders cannot move need every model."""
+        """A mean needs the sum alone; robust averages need every model."""
         return self.weighting if self.aggregate == "mean" else None
 
     def objective(self, state: Any) -> Objective:
-        """What a center adds to its own loss: nothing here; FedAvg's relatives differ in it."""
+        """What a center adds to its own loss: nothing here."""
         return PLAIN
 
     def train(self, context: Context, state: Any, t: int, alone: bool) -> Any:
@@ -69,19 +70,46 @@ class FedAvg(StarMethod):
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], Any]:
         """The average, smoothed over rounds."""
-        say = shares(sizes, self.weighting)
+        weights = shares(sizes, self.weighting)
         before = server.last[0] if server.last else start[: sent[0].shape[1]]
         if self.aggregate == "trusted":
-            trunk = trusted(sent[0], say, before)
+            trunk = trusted(sent[0], weights, before)
         else:
-            trunk = AGGREGATES[self.aggregate](sent[0], say)
+            trunk = AGGREGATES[self.aggregate](sent[0], weights)
         if self.smoothing:
             trunk = lerp(trunk, before, self.smoothing)
         return (trunk,), None
 
     def receive(self, context: Context, state: Any, trained: Any, down: tuple[Weights, ...], t: int) -> Any:
-        """The average in the place of the shared layers."""
+        """The average replaces the shared layers."""
         return replace(trained, models=under(down[0], trained.models))
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg whose centers stay near the model they received.
+
+    Local objective F_i(w) + (mu / 2) ||w - w_t||^2 over all parameters, biases included. With a handful of
+    small Adam steps a round, w stays close to w_t anyway, so that FedProx is close to FedAvg.
+
+    mu: strength of the proximal term; 0 is FedAvg.
+    """
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu < 0:
+            raise RequestError(f"mu={self.mu}: the strength of the proximal term, choose 0 or more")
+
+    @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """The learning rate and mu."""
+        return tried(self, mu=(0.01, 0.1))
+
+    def objective(self, state: Models) -> Objective:
+        """Pull towards the model that the round starts from."""
+        return Objective(strength=self.mu, anchor=state.models)
 
 
 def under(trunk: Weights, models: Weights) -> Weights:

@@ -20,7 +20,7 @@ from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.methods.base import Context, Method, Models, Stopping
-from abps.methods.centralized import Centralized
+from abps.methods.local import Centralized
 from abps.methods.patient_sums import releasable_columns
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.glm import message, message_size, newton_step, width_of, with_intercept

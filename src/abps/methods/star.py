@@ -1,29 +1,29 @@
-"""Star methods: what a center sends up and does with what comes down, and what the server does in between.
+"""Star methods: what centers upload, what the server sends back, and what centers do with it.
 
-The server is told nothing but what was sent and how many training rows each sender has. What it remembers of
-earlier rounds is what it sent last, as it arrived, and a memory of the method's own; both may be kept by
-whoever is the server: the simulation, or the conductor of real sites.
+The server knows only the uploads and every sender's number of training rows. Between rounds it keeps what it
+sent last, as it arrived, and a memory of the method's own; the simulation or the coordinator of a real job
+stores both.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from abps.core.arrays import Weights, repeated
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
 from abps.methods.base import Context, Floats, Kind, Method, Wire
-from abps.models.layout import Layout
-from abps.privacy import fixed_point
-from abps.privacy.fixed_point import NUMBER, protocol_bytes
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
-#: How what centers send is added up: by their rows, each alike, or as it is.
+if TYPE_CHECKING:
+    from abps.models.layout import Layout
+
+#: How uploads are added up: weighted by training rows, uniformly, or as they are.
 Adding = Literal["size", "uniform", "total"]
 
 
@@ -37,7 +37,7 @@ class Server:
     last: tuple[Weights, ...] = ()
     memory: Any = None
     seed: int = 0
-    layout: Layout = field(default_factory=lambda: Layout((), (), ()))
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -148,36 +148,3 @@ def to_everyone(reply: Weights, trusted: Weights, n: int) -> Weights:
 def with_notes(sent: tuple[Weights, ...], notes: Floats) -> tuple[Weights, ...]:
     """Messages, and the numbers beside them."""
     return (*sent, notes.astype(np.float32))
-
-
-def masked_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int]) -> Traffic:
-    """Bytes of a round in which messages of these lengths go up in one masked sum, and come down in clear."""
-    plain = star_cost(line, centers, (), down, False)
-    sent = centers * NUMBER * (sum(up) + 1)
-    edge = max(sent, (sent + plain.directed + 1) // 2)
-    return Traffic(edge, sent + plain.directed, protocol_bytes(centers))
-
-
-def summands(sent: Sequence[Weights], sizes: Floats, adding: Adding) -> Floats:
-    """(centers, entries + 1) what each center adds: its messages (centers, columns), times its say, and its
-    say."""
-    say = np.asarray(sizes, dtype=np.float64) if adding == "size" else np.ones(len(sizes))
-    parts = [message.astype(np.float64) * say[:, None] for message in sent]
-    return np.concatenate([*parts, say[:, None]], axis=1)
-
-
-def from_sum(total: Floats, lengths: Sequence[int], adding: Adding) -> tuple[tuple[Weights, ...], Weights]:
-    """What a server goes on with that has seen the sum alone: one sender that stands for all, and its say."""
-    say = float(total[-1])
-    parts = np.split(total[:-1], np.cumsum(lengths)[:-1])
-    if adding == "total":
-        return tuple(part[None].copy() for part in parts), np.array([say], dtype=np.float32)
-    means = (part[None] / max(say, 1e-12) for part in parts)
-    return tuple(mean.astype(np.float32) for mean in means), np.array([say], dtype=np.float32)
-
-
-def masked(sent: Sequence[Weights], sizes: Floats, adding: Adding) -> tuple[tuple[Weights, ...], Weights]:
-    """What a server sees of messages (centers, columns) under masks: bit for bit the sum that masked centers
-    arrive at, each summand rounded to a millionth."""
-    total = fixed_point.exact_sum(summands(sent, sizes, adding))
-    return from_sum(total, [message.shape[1] for message in sent], adding)

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError, validate
-from abps.data.prepare import Prepared, Rows
-from abps.models.layout import Layout, ModelFactory
-from abps.models.metrics import Segments
-from abps.models.mixtures import Mixtures
-from abps.models.specs import find_model
+
+if TYPE_CHECKING:
+    from abps.data.prepare import Prepared, Rows
+    from abps.models.layout import Layout, ModelFactory
+    from abps.models.metrics import Segments
+    from abps.models.mixtures import Mixtures
+    from abps.models.specs import ModelSpec
+else:
+    ModelFactory = Callable[..., Any]  # settings are validated by their declared types
+
+
+def find_model(model: str | ModelFactory) -> ModelSpec:
+    """The specification of a model; imported when needed, so that a method's file stays light."""
+    from abps.models import specs
+
+    return specs.find_model(model)
 
 
 @dataclass(frozen=True)

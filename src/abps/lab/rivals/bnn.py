@@ -25,7 +25,8 @@ from abps.core import streams
 from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
-from abps.methods.base import Context, Models, Weighting, Wire, shares, weighted_mean
+from abps.methods.averaging import shares, weighted_mean
+from abps.methods.base import Context, Models, Weighting, Wire
 from abps.methods.star import Server, StarMethod
 from abps.models.metrics import Segments
 from abps.models.training import Gaussian, Objective, Training

@@ -28,7 +28,8 @@ from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import drawn
-from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting, shares
+from abps.methods.averaging import shares
+from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.models.metrics import labels_of, log_loss
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
-from abps.methods.base import Context, Models, Weighting, Wire, shares, tried, weighted_mean
+from abps.methods.averaging import shares, weighted_mean
+from abps.methods.base import Context, Models, Weighting, Wire, tried
 from abps.methods.fedavg import under
 from abps.methods.star import Adding, Server, StarMethod
 

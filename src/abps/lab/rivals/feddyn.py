@@ -23,7 +23,8 @@ import numpy as np
 
 from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
-from abps.methods.base import Context, Models, Weighting, Wire, shares, tried
+from abps.methods.averaging import shares
+from abps.methods.base import Context, Models, Weighting, Wire, tried
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 

@@ -22,7 +22,8 @@ from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.lab.rivals.choosing import Judge
 from abps.lab.rivals.several_models import choose, head_start, positive, spread_out, under_head
-from abps.methods.base import Context, Floats, Ints, Models, Wire, tried, weighted_mean
+from abps.methods.averaging import weighted_mean
+from abps.methods.base import Context, Floats, Ints, Models, Wire, tried
 from abps.methods.star import Server, StarMethod
 from abps.models.layout import Layout
 
@@ -129,6 +130,7 @@ class IFCA(StarMethod):
         """The mean of every cluster's members."""
         models, numbers = sent
         layout = server.layout
+        assert layout is not None
         if t <= self.warmup:
             options = self._apart(weighted_mean(models, sizes), server.seed, layout, t == self.warmup)
             return self._packed(options, layout), None

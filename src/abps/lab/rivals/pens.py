@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
 from abps.lab.rivals.choosing import Judge, drawn, in_place, losses, trail_with
-from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting, shares, tried
+from abps.methods.averaging import shares
+from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
 #: The share of all rounds that the first phase takes, unless its rounds are told.

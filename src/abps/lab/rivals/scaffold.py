@@ -16,7 +16,8 @@ import numpy as np
 
 from abps.core.arrays import Weights, lerp, repeated
 from abps.core.errors import RequestError
-from abps.methods.base import Context, Models, Weighting, Wire, shares, weighted_mean
+from abps.methods.averaging import shares, weighted_mean
+from abps.methods.base import Context, Models, Weighting, Wire
 from abps.methods.star import Adding, Server, StarMethod
 from abps.models.training import PLAIN, Objective
 

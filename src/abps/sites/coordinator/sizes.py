@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from abps.methods.base import Method
-from abps.methods.star import StarMethod, masked_cost, star_cost
+from abps.methods.masked_rounds import masked_cost
+from abps.methods.star import StarMethod, star_cost
 from abps.models.layout import Layout
 from abps.models.learners import layout_for
 from abps.sites.consent.agreement import Agreement

@@ -20,9 +20,10 @@ from abps.core import protocol
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.methods.base import Alarm, Context
+from abps.methods.masked_rounds import summands
 from abps.methods.memory import freeze
 from abps.methods.peers import Preferences, Received, StepResult
-from abps.methods.star import StarMethod, summands
+from abps.methods.star import StarMethod
 from abps.models.metrics import labels_of, log_loss
 from abps.models.outcome_scores import main_score
 from abps.sites.node.context import SiteContext

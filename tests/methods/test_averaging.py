@@ -8,7 +8,7 @@ from scipy.stats import trim_mean
 
 import abps
 from abps.core.errors import RequestError
-from abps.lab.rivals import robust
+from abps.methods import averaging
 from abps.methods.settings import configure
 
 SMALL = {"hidden": (8, 4)}
@@ -21,9 +21,9 @@ def models(count, seed=0):
 @given(st.integers(1, 12), st.integers(0, 1000))
 def test_medians_and_trimmed_means_are_those_of_numpy_and_scipy(count, seed):
     sent, say = models(count, seed), np.ones(count, dtype=np.float32)
-    np.testing.assert_allclose(robust.median(sent, say), np.median(sent, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(averaging.median(sent, say), np.median(sent, axis=0), rtol=1e-6)
     np.testing.assert_allclose(
-        robust.trimmed(sent, say), trim_mean(sent, robust.BAD, axis=0), rtol=1e-5, atol=1e-6
+        averaging.trimmed(sent, say), trim_mean(sent, averaging.BAD, axis=0), rtol=1e-5, atol=1e-6
     )
 
 
@@ -33,7 +33,7 @@ def test_krum_by_its_definition():
     near = np.sort(far, axis=1)[:, 1:7].sum(axis=1)  # n - f - 2 = 6 neighbours
     chosen = np.argsort(near)[:8]
     np.testing.assert_allclose(
-        robust.krum(sent, np.ones(10, dtype=np.float32)), sent[chosen].mean(axis=0), rtol=1e-4, atol=1e-6
+        averaging.krum(sent, np.ones(10, dtype=np.float32)), sent[chosen].mean(axis=0), rtol=1e-4, atol=1e-6
     )
 
 
@@ -41,7 +41,7 @@ def test_krum_by_its_definition():
 def test_a_fifth_of_wild_senders_moves_them_by_no_more_than_honest_ones_differ(name):
     honest = models(8)
     wild = np.full((2, 7), 1e6, dtype=np.float32)
-    found = robust.AGGREGATES[name](np.concatenate([honest, wild]), np.ones(10, dtype=np.float32))
+    found = averaging.AGGREGATES[name](np.concatenate([honest, wild]), np.ones(10, dtype=np.float32))
     assert (found <= honest.max(axis=0).values).all()
     assert (found >= honest.min(axis=0).values).all()
 
@@ -50,10 +50,12 @@ def test_trust_by_direction_ignores_who_goes_backwards():
     before = np.zeros(7, dtype=np.float32)
     forward = np.ones((8, 7), dtype=np.float32) + 0.1 * models(8)
     both = np.concatenate([forward, -5.0 * np.ones((2, 7), dtype=np.float32)])
-    found = robust.trusted(both, np.ones(10, dtype=np.float32), before)
-    alone = robust.trusted(forward, np.ones(8, dtype=np.float32), before)
+    found = averaging.trusted(both, np.ones(10, dtype=np.float32), before)
+    alone = averaging.trusted(forward, np.ones(8, dtype=np.float32), before)
     assert found @ alone > 0.99 * np.linalg.norm(found) * np.linalg.norm(alone)
-    assert np.linalg.norm(found) <= 1.05 * np.linalg.norm(robust.median(both, np.ones(10, dtype=np.float32)))
+    assert np.linalg.norm(found) <= 1.05 * np.linalg.norm(
+        averaging.median(both, np.ones(10, dtype=np.float32))
+    )
 
 
 @pytest.mark.parametrize("aggregate", ["median", "trimmed", "krum", "trusted"])

@@ -1,6 +1,6 @@
-"""Averages that a few bad messages cannot move far: medians, trimmed means, Krum, and trust by direction.
+"""Averages of models: the weighted mean, and robust ones that a few bad senders cannot move far.
 
-All take what centers sent (senders, columns) and their say (senders,), and give one row (columns,).
+All take what centers sent (senders, columns) and their weights (senders,), and return one row (columns,).
 """
 
 from __future__ import annotations
@@ -9,20 +9,29 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
-from abps.core.arrays import Weights
-from abps.methods.base import weighted_mean
+from abps.core.arrays import Weights, weighted_sum
+from abps.methods.base import Weighting
 
-#: How a server makes one model of many.
+#: How a server aggregates models.
 Aggregate = Literal["mean", "median", "trimmed", "krum", "trusted"]
 
-#: The share of bad senders that trimmed means and Krum reckon with.
+#: The share of bad senders that trimmed means and Krum assume.
 BAD = 0.2
 
 
+def weighted_mean(models: Weights, weights: Weights) -> Weights:
+    """(P,) mean of (n, P) rows with the given (n,) weights."""
+    return weighted_sum((weights / weights.sum()).astype(models.dtype), models)
+
+
+def shares(sizes: Weights, weighting: Weighting) -> Weights:
+    """(n,) the weight of every center in an average, from its number of training rows."""
+    return sizes if weighting == "size" else np.ones(len(sizes), dtype=np.float32)
+
+
 def median(sent: Weights, weights: Weights) -> Weights:
-    """The median of every column (Yin et al. 2018); sizes do not count, because they can be claimed."""
+    """The median of every column (Yin et al. 2018), unweighted, because senders could claim any size."""
     ordered = np.sort(sent, axis=0)
     n = len(sent)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
@@ -38,16 +47,17 @@ def krum(sent: Weights, weights: Weights) -> Weights:
     """The mean of the four fifths with the nearest neighbours (multi-Krum, Blanchard et al. 2017)."""
     n = len(sent)
     bad = int(BAD * n)
-    far = cdist(sent.astype(np.float64), sent.astype(np.float64), "sqeuclidean")
+    exact = sent.astype(np.float64)
+    far = np.stack([np.square(exact - row).sum(axis=1) for row in exact])
     near = np.sort(far, axis=1)[:, 1 : max(2, n - bad - 1)].sum(axis=1)
     return sent[near.argsort(kind="stable")[: max(1, n - bad)]].mean(axis=0)
 
 
 def trusted(sent: Weights, weights: Weights, before: Weights) -> Weights:
-    """Steps from the last average, each as far as it points along the median step, and no longer than it.
+    """The last average plus steps weighted by their cosine with the median step, and no longer than it.
 
-    After FLTrust (Cao et al. 2021), whose server has rows of its own to step on; here the median stands for
-    them.
+    After FLTrust (Cao et al. 2021), whose server computes the reference step on its own rows; here it is the
+    median of the received steps.
     """
     steps = sent - before
     guide = median(steps, weights)
