@@ -7,11 +7,9 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from abps.models.joint import without_network
 from sklearn.linear_model import LogisticRegression
 
 import abps
-from abps.core.arrays import repeated
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import Rows, prepare
@@ -54,8 +52,6 @@ def test_compiled_steps_are_those_of_the_plain_loop(terms):
     np.testing.assert_allclose(seen, plain.train(w, 1, objective, columns), rtol=2e-5, atol=2e-6)
     if terms == "columns":
         np.testing.assert_allclose(seen[:, -1], w[:, -1])
-    fast._fused = None  # the general path, which devices and other objectives take
-    np.testing.assert_allclose(fast.train(w, 1, objective, columns), seen, rtol=2e-5, atol=2e-6)
 
 
 def test_compiled_answers_are_those_of_the_plain_loop():
@@ -204,7 +200,7 @@ def test_the_debug_engine_says_the_same():
 def test_one_private_layer_is_the_intercept():
     fed = abps.load("icu-synthetic:centers=6,stays=1200")
     run = abps.simulate(fed, "fedavg-p", rounds=3, model="gam")
-    spread = run.models.std(axis=0)
+    spread = np.ptp(run.models, axis=0)
     assert (spread[:-1] == 0).all() and spread[-1] > 0
     assert configure("abps-x", {"model": "gam"}).wire.private_layers == 1  # of two; one must be shared
     assert configure("abps-x").wire.private_layers == 2
@@ -272,7 +268,7 @@ SCALED = [(m, s) for m in MODELS for s in ("own", "common") if s == "common" or 
 @pytest.mark.parametrize(("model", "standardise"), SCALED)
 def test_hostile_columns_leave_every_model_finite(model, standardise):
     settings = {"model": model, "standardise": standardise}
-    for method in ("local", "fedavg", "random-k1", "abps-plus"):
+    for method in ("local", "fedavg", "random-k1", *(["abps-plus"] if model in ("linear", "gam") else [])):
         run = abps.simulate(hostile(), method, rounds=5, settings=settings)
         assert np.isfinite(run.models).all() and np.isfinite(run.auroc.mean)
         assert run.auroc.mean > 0.6 or model in ("mlp", "encoders")
@@ -300,55 +296,6 @@ def test_the_best_round_by_validation_loss_is_restored():
     assert np.argmin(losses) < 7  # it overfits, so that there is something to choose
     np.testing.assert_allclose(run.models, kept[int(np.argmin(losses))], rtol=0, atol=0)
     assert run.auroc.mean == pytest.approx(run.auroc.at_best_validation)
-
-
-def test_the_network_learns_beside_the_additive_part_and_leaves_it_alone():
-    fed = abps.load("icu-synthetic:centers=6,stays=1500")
-    gam = abps.simulate(fed, "fedavg", rounds=3, model="gam")
-    both = abps.simulate(fed, "fedavg", rounds=3, model="gam+mlp")
-    size = gam.models.shape[1]
-    np.testing.assert_allclose(both.models[:, -size:], gam.models, rtol=1e-5, atol=1e-6)
-    plain = abps.simulate(fed, "fedavg", rounds=3, model="gam+mlp", engine="debug")
-    np.testing.assert_allclose(both.models, plain.models, rtol=1e-3, atol=1e-4)
-    assert configure("fedavg-p", {"model": "gam+mlp"}).wire.private_layers == 1
-
-
-def test_a_network_that_does_not_lower_the_validation_loss_is_taken_away():
-    fed = abps.load("icu-synthetic:centers=6,stays=1500")
-    data = prepare(fed, 11, standardise="common", splines=True)
-    training = Training.of("gam+mlp")
-    learner = learner_for(data, training, 11)
-    start = repeated(learner.start, data.size)
-    plain = without_network(learner.layout, start)
-    # At the start the network says nothing, and the whole is the additive model at zero.
-    np.testing.assert_allclose(plain, start.copy())
-    np.testing.assert_array_equal(learner.logits(start, data.test).values, 0.0)
-    trained = learner.train(start, 1)
-    simple = without_network(learner.layout, trained)
-    gam = Training.of("gam")
-    additive = learner_for(data, gam, 11)
-    np.testing.assert_allclose(
-        learner.logits(simple, data.test).values,
-        additive.logits(trained[:, -data.width - 1 :], data.test).values,
-        atol=1e-5,
-    )
-    assert not np.array_equal(simple, trained)
-    assert without_network(additive.layout, trained[:, -data.width - 1 :]) is None
-
-    def loss(models):
-        return np.nanmean(log_loss(learner.logits(models, data.validation), labels_of(data.validation)))
-
-    run = abps.simulate(fed, "local", rounds=1, model="gam+mlp")
-    expected = trained if loss(trained) < loss(simple) else simple
-    np.testing.assert_allclose(run.models, expected)
-    silent = abps.simulate(fed, "local", rounds=1, model="gam")
-    assert run.bytes.control - silent.bytes.control == 8 * data.size
-
-
-def test_a_method_that_teaches_says_that_it_cannot_train_the_sum():
-    fed = abps.load("icu-synthetic:centers=6,stays=1500")
-    with pytest.raises(RequestError, match="choose model=gam or model=mlp"):
-        abps.simulate(fed, "bnn", rounds=1, model="gam+mlp")
 
 
 def test_steps_cool_down():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abps.data.outcome import Outcome
 from abps.evaluate import survival
 from abps.models import outcomes
+from abps.models.torch_losses import mean_loss
 
 HAZARD = Outcome("survival", "hazard", grid=(1.0, 2.5, 4.0))
 COX = Outcome("survival", "cox")
@@ -36,8 +38,8 @@ def made(outcome: Outcome, rows: int, seed: int = 0) -> tuple[np.ndarray, np.nda
 @pytest.mark.parametrize("outcome", ALL, ids=lambda o: o.way)
 def test_compiled_losses_and_slopes_are_those_of_automatic_differentiation(outcome: Outcome) -> None:
     z, y = made(outcome, 60)
-    leaf = np.array(z, requires_grad=True, dtype=np.float32)
-    total = outcomes.loss(outcome, leaf, y.astype(np.float64), np.ones(60))
+    leaf = torch.tensor(z, requires_grad=True)
+    total = 60 * mean_loss(outcome, leaf, torch.from_numpy(y).double())
     total.backward()
     loss, slope = outcomes.judged(outcome, z, y, np.array([0, 60]))
     assert loss.sum() == pytest.approx(float(total.detach()), rel=1e-9)

@@ -90,9 +90,11 @@ def test_any_module_learns_as_in_a_loop_of_ones_own():
         model = Own(data.width).eval()  # its dropout is written out below
         nn.utils.vector_to_parameters(torch.tensor(learner.start), model.parameters())
         rows, center = data.train.only(i), streams.center_id(data.centers[i])
-        optimizer = torch.optim.Adam(model.parameters(), lr=training.lr, weight_decay=training.weight_decay)
         sites = DropSite((data.width,), 0.1), DropSite((9,), 0.3)
         for t in (1, 2, 3):
+            optimizer = torch.optim.Adam(
+                model.parameters(), lr=training.lr, weight_decay=training.weight_decay
+            )
             ids, sizes = np.array([center], dtype=np.uint64), np.array([len(rows.y)])
             order = draws.row_orders(SEED, ids, t, sizes, training.epochs)[:, 0]
             step = 0

@@ -48,6 +48,11 @@ class BaseLearner:
             raise RequestError(
                 f"clip: private training is for binary outcomes, not {self.data.outcome.kind}; leave it out"
             )
+        if self.training.optimizer == "descent" and not self.training.linear:
+            raise RequestError(
+                "optimizer=descent: its steps follow the curvature of a linear model's loss; "
+                "choose model=gam or model=linear, or another optimizer"
+            )
 
     def look(self, rows: Rows) -> None:
         """Note that something was asked about rows; training rows are in ``train`` and in ``own``."""

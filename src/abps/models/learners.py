@@ -29,7 +29,7 @@ def learner_for(
     time: slow, and the oracle of compiled code.  device: where PyTorch computes.
     """
     if not plain and device == "cpu":
-        if training.linear and training.optimizer == "descent":
+        if training.linear and (training.optimizer == "descent" or training.clip is not None):
             return LinearLearner(data, training, seed, secret=secret)
         if training.model == "mlp" and data.outcome.binary:
             from abps.models.network_learner import NetworkLearner

@@ -22,7 +22,6 @@ from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.data.prepare import Rows
 from abps.models import draws
-from abps.models.additive import Linear
 from abps.models.base import BaseLearner
 from abps.models.draws import DropSite
 from abps.models.layout import answering
@@ -53,11 +52,6 @@ class ModuleLearner(BaseLearner):
         self.layout = layout_of(module)
         self.start = initial_weights(self.factory, width, self.seed)
         self._model = with_given_dropout(module, width, outcome.outputs).to(self.device)
-        if self.training.optimizer == "descent" and not isinstance(module, Linear):
-            raise RequestError(
-                "optimizer=descent: its steps follow the curvature of a linear model's loss; "
-                "choose model=gam or model=linear, or another optimizer"
-            )
 
     def train(
         self,

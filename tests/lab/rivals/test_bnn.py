@@ -9,8 +9,9 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
 from abps.core import streams
+from abps.core.arrays import repeated
 from abps.core.errors import RequestError
-from abps.lab.rivals.bnn import BNN, State, pooled, raw_of
+from abps.lab.rivals.bnn import BNN, State, pooled, raw_of, softplus
 from abps.methods.fedavg import FedAvg
 from abps.models.draws import normals, weight_keys
 from abps.models.training import Training
@@ -26,7 +27,7 @@ def test_without_spread_it_is_fedavg(context, play) -> None:
     distance = []
     for sigma in (1e-2, 1e-4, 1e-6):
         bayes = play(BNN(training=training, sigma=sigma, kl=0.0), here, 3)[-1].models
-        distance.append(float((bayes - plain).abs().max()))
+        distance.append(float(np.abs(bayes - plain).max()))
     assert distance[0] > distance[1] > distance[2]
     assert distance[2] < 1e-5
 
@@ -34,7 +35,7 @@ def test_without_spread_it_is_fedavg(context, play) -> None:
 def test_without_spread_its_predictions_are_fedavgs(context, play) -> None:
     here = context(QUIET)
     plain = play(FedAvg(training=QUIET), here, 2)[-1]
-    bayes = State(plain.models, raw_of(torch.full_like(plain.models, 1e-7)))
+    bayes = State(plain.models, raw_of(np.full_like(plain.models, 1e-7)))
     rows = here.data.test
     np.testing.assert_allclose(
         BNN().logits(here, bayes, rows).values, here.learner.logits(plain.models, rows).values, atol=1e-4
@@ -48,7 +49,7 @@ def test_gradient_is_autograds_of_the_bound(context, one_step, prior) -> None:
     method = BNN(training=one_step, kl=5.0, prior=prior, prior_sigma=0.3, sigma=0.05)
     state = method.init(here)
     size = here.learner.layout.size
-    both = torch.cat([state.models, state.raw], dim=1) + 0.01
+    both = np.concatenate([state.models, state.raw], axis=1) + np.float32(0.01)
     after = here.learner.train(both, 1, method.objective(here, state))
     keys = weight_keys(here.seed, here.ids, 1, np.zeros(1, dtype=np.uint64))[:, 0]
     drawn = torch.from_numpy(normals(keys, size))
@@ -57,29 +58,31 @@ def test_gradient_is_autograds_of_the_bound(context, one_step, prior) -> None:
     shapes = [p.shape for p in network.parameters()]
     for i in range(here.n):
         mine = here.data.train.only(i)
-        v = both[i].clone().requires_grad_()
+        v = torch.tensor(both[i], requires_grad=True)
         mean, spread = v[:size], F.softplus(v[size:])
         parts = torch.split(mean + spread * drawn[i], [s.numel() for s in shapes])
         values = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes)}
         logits = torch.func.functional_call(network, values, (torch.from_numpy(mine.x),))
         about = Normal(0.0, 0.3)
         if prior == "global":
-            about = Normal(state.models[i], F.softplus(state.raw[i]))
+            about = Normal(torch.tensor(state.models[i]), F.softplus(torch.tensor(state.raw[i])))
         loss = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.y))
         loss = loss + 5.0 / len(mine.y) * kl_divergence(Normal(mean, spread), about).sum()
         (slope,) = torch.autograd.grad(loss, v)
-        torch.testing.assert_close(after[i], both[i] - 0.1 * slope, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(after[i], both[i] - 0.1 * slope.numpy(), rtol=1e-3, atol=1e-5)
 
 
 def test_raw_of_inverts_softplus() -> None:
-    spread = torch.tensor([1e-6, 1e-3, 0.02, 0.7, 5.0, 80.0])
-    torch.testing.assert_close(F.softplus(raw_of(spread)), spread, rtol=1e-3, atol=0)
+    spread = np.array([1e-6, 1e-3, 0.02, 0.7, 5.0, 80.0], dtype=np.float32)
+    raw = raw_of(spread)
+    np.testing.assert_allclose(F.softplus(torch.from_numpy(raw)), spread, rtol=1e-3, atol=0)
+    np.testing.assert_allclose(softplus(raw), F.softplus(torch.from_numpy(raw)), rtol=1e-6)
 
 
 def test_averages_of_gaussians() -> None:
-    mean = torch.tensor([[0.0], [1.0]])
-    spread = torch.tensor([[1.0], [2.0]])
-    say = torch.tensor([3.0, 1.0])
+    mean = np.array([[0.0], [1.0]], dtype=np.float32)
+    spread = np.array([[1.0], [2.0]], dtype=np.float32)
+    say = np.array([3.0, 1.0], dtype=np.float32)
     center, width = pooled(mean, spread, say, "moments")
     assert center.item() == pytest.approx(0.25)
     assert width.item() == pytest.approx(np.sqrt(0.75 * 1 + 0.25 * 4))
@@ -104,7 +107,7 @@ def test_predictions_are_the_mean_probability(context) -> None:
         drawn = torch.from_numpy(rng.standard_normal(here.learner.layout.size, dtype=np.float32))
         chances = []
         for i in range(here.n):
-            w = state.models[i] + F.softplus(state.raw[i]) * drawn
+            w = torch.tensor(state.models[i]) + F.softplus(torch.tensor(state.raw[i])) * drawn
             torch.nn.utils.vector_to_parameters(w, network.parameters())
             chances.append(torch.sigmoid(network(torch.from_numpy(here.data.test.only(i).x))))
         total = total + torch.cat(chances).detach()
@@ -115,8 +118,8 @@ def test_predictions_of_one_model_held_by_all_are_each_centers_own(context) -> N
     here = context(QUIET)
     method = BNN(sigma=0.2)
     each = method.init(here)
-    common = State(each.models[:1].expand(here.n, -1), each.raw[:1].expand(here.n, -1))
-    assert common.models.stride(0) == 0
+    common = State(repeated(each.models[0], here.n), repeated(each.raw[0], here.n))
+    assert common.models.strides[0] == 0
     one, other = (method.logits(here, state, here.data.test).values for state in (each, common))
     np.testing.assert_array_equal(one, other)
 

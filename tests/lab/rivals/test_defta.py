@@ -140,7 +140,7 @@ def test_a_ruined_model_returns_to_the_best_and_blames_its_peers(context, play) 
     course = RunState.start(method, here)
     after = replace(course, state=replace(good, models=spoiled)).round(4)[0].state
     clean = replace(course, state=good).round(4)[0].state
-    assert after.models.isfinite().all()
+    assert np.isfinite(after.models).all()
     mine = good.received.receiver == 2
     dropped = good.confidence[2, good.received.sender[mine]] - after.confidence[2, good.received.sender[mine]]
     np.testing.assert_allclose(dropped, 10.0 * good.received.weight[mine], rtol=1e-6)

@@ -38,7 +38,7 @@ def test_a_round_by_hand(context, play, one_step) -> None:
     for i in range(6):
         base, w = before.models[i], {}
         for j in [i, *peers[i]]:
-            w[j] = (loss(base, i) - loss(trained[j], i)) / float((trained[j] - base).norm())
+            w[j] = (loss(base, i) - loss(trained[j], i)) / float(np.linalg.norm(trained[j] - base))
         good = {j: v for j, v in w.items() if v > 0}
         wanted = sum(v / sum(good.values()) * trained[j] for j, v in good.items()) if good else trained[i]
         np.testing.assert_allclose(after.models[i], wanted, atol=1e-5, rtol=1e-4)

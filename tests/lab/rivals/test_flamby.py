@@ -10,7 +10,7 @@ import pytest
 
 from abps.models.training import Training
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import flamby_heart as heart
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -33,20 +34,18 @@ def test_gradient_of_a_representation_of_zero_is_zero() -> None:
     assert contrastive_gradient(some, zero, torch.eye(4)[:2], 0.5).isfinite().all()
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_first_round_pulls_nowhere_and_is_fedavg(context, play, compiled) -> None:
-    here = context(Training())
-    if not compiled:
-        here.learner._fused = None
+@pytest.mark.parametrize("loop", [True, False])
+def test_first_round_pulls_nowhere_and_is_fedavg(context, play, loop) -> None:
+    here = context(Training(), loop=loop)
     method = MOON(mu=10.0)
     moon, plain = play(method, here, 2), play(FedAvg(), here, 2)
-    assert torch.equal(moon[1].models, plain[1].models)
-    assert not torch.equal(moon[2].models, plain[2].models)
+    assert np.array_equal(moon[1].models, plain[1].models)
+    assert not np.array_equal(moon[2].models, plain[2].models)
 
 
 def test_without_the_term_it_is_fedavg(context, play) -> None:
     here = context(Training())
-    assert torch.equal(play(MOON(mu=0.0), here, 3)[-1].models, play(FedAvg(), here, 3)[-1].models)
+    assert np.array_equal(play(MOON(mu=0.0), here, 3)[-1].models, play(FedAvg(), here, 3)[-1].models)
 
 
 def test_second_round_follows_the_whole_loss(context, play, one_step) -> None:
@@ -57,24 +56,24 @@ def test_second_round_follows_the_whole_loss(context, play, one_step) -> None:
     after = here.learner.train(state.models, 2, method.objective(state))
     network = one_step.factory(here.data.width)
 
-    def represent(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        torch.nn.utils.vector_to_parameters(weights.clone(), network.parameters())
+    def represent(weights: np.ndarray, x: torch.Tensor) -> torch.Tensor:
+        torch.nn.utils.vector_to_parameters(torch.tensor(weights), network.parameters())
         return network.representation(x).detach()
 
     for i in range(here.n):
         mine = here.data.train.only(i)
         x = torch.from_numpy(mine.x)
         near, far = represent(state.models[i], x), represent(state.previous[i], x)
-        torch.nn.utils.vector_to_parameters(state.models[i].clone(), network.parameters())
+        torch.nn.utils.vector_to_parameters(torch.tensor(state.models[i]), network.parameters())
         loss = F.binary_cross_entropy_with_logits(network(x), torch.from_numpy(mine.y))
         loss = loss + 3.0 * contrast(network.representation(x), near, far, 0.5) / len(x)
         slope = torch.cat([p.reshape(-1) for p in torch.autograd.grad(loss, list(network.parameters()))])
-        torch.testing.assert_close(after[i], state.models[i] - 0.1 * slope, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(after[i], state.models[i] - 0.1 * slope.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_previous_is_the_centers_own_trained_model(context, play) -> None:
     here = context(Training())
     state = play(MOON(), here, 1)[-1]
     trained = here.learner.train(here.common_start(), 1)
-    assert torch.equal(state.previous, trained)
-    assert torch.equal(state.models[0], state.models[1])
+    assert np.array_equal(state.previous, trained)
+    assert np.array_equal(state.models[0], state.models[1])

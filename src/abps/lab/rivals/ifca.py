@@ -105,7 +105,7 @@ class IFCA(StarMethod):
 
     def _apart(self, model: Weights, seed: int, layout: Layout, apart: bool) -> Weights:
         """(K, shared) copies of a model, moved apart or not."""
-        copies = model.repeat(self.clusters, 1)
+        copies = np.tile(model, (self.clusters, 1))
         if apart:
             common = self._common(layout)
             copies[:, common:] = spread_out(model[common:], self.clusters, self.spread, seed)
