@@ -9,7 +9,6 @@ Run it from the folder where this file lies:
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from abps.core import streams
 from abps.methods.base import Kind, Models
@@ -37,9 +36,10 @@ class Turning(PeerMethod):
 
     def learn(self, context, state, trained, received, t):
         """What centers make of what arrived. The driver has sent, encoded, counted and paid for it."""
-        models, shared = trained.models.clone(), received.arrived.shape[1]
-        to, by = torch.from_numpy(received.to), torch.from_numpy(received.by)
-        models[to, :shared] = torch.lerp(models[to, :shared], received.arrived[by], self.share)
+        models, shared = trained.models.copy(), received.arrived.shape[1]
+        models[received.to, :shared] += self.share * (
+            received.arrived[received.by] - models[received.to, :shared]
+        )
         return StepResult(Models(models))
 
 

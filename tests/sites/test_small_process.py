@@ -33,7 +33,7 @@ def test_a_process_of_a_job_loads_little():
         "from abps.sites.flare import job_process as p\n"
         "for m in (p.SITE, 'abps.sites.node.site', 'abps.sites.flare.app', 'abps.data.table'):\n"
         "    importlib.import_module(m)\n"
-        "heavy = 'torch', 'numba', 'scipy', 'sklearn', 'pandas'\n"
+        "heavy = 'torch', 'numba', 'sklearn', 'pandas'\n"
         "print(json.dumps([name for name in heavy if name in sys.modules]))\n"
     )
     assert json.loads(python("-c", script).splitlines()[-1]) == []

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.data.outcome import Outcome
 
@@ -98,3 +101,9 @@ def linear_layout(width: int, outcome: Outcome) -> Layout:
         ("terms", "intercept"),
         (0, edge),
     )
+
+
+def linear_start(width: int, outcome: Outcome) -> Weights:
+    """(P,) the common start of linear models: no effects, and the outcome's intercepts."""
+    terms = np.zeros(len(outcome.mix) * width, dtype=np.float32)
+    return np.concatenate([terms, outcome.start]).astype(np.float32)

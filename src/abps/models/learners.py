@@ -1,6 +1,7 @@
 """Which learner trains a model: compiled code where there is some, PyTorch for any other ``nn.Module``.
 
-Learners that need PyTorch are imported where they are chosen: a site that fits linear models never loads it.
+Learners are imported where they are chosen: a site that fits linear models never loads PyTorch, and one that
+waits for a job loads no compiler.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.data.outcome import BINARY, Outcome
 from abps.data.prepare import Prepared
-from abps.models.layout import Layout, linear_layout
-from abps.models.native_learners import LinearLearner, linear_start
+from abps.models.layout import Layout, linear_layout, linear_start
 from abps.models.training import Learner, Training
 
 
@@ -30,6 +30,8 @@ def learner_for(
     """
     if not plain and device == "cpu":
         if training.linear and (training.optimizer == "descent" or training.clip is not None):
+            from abps.models.native_learners import LinearLearner
+
             return LinearLearner(data, training, seed, secret=secret)
         if training.model == "mlp" and data.outcome.binary:
             from abps.models.network_learner import NetworkLearner

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.arrays import Weights, compact
-from abps.data.outcome import Outcome
 from abps.data.prepare import Rows
 from abps.models import draws
 from abps.models.base import BaseLearner
-from abps.models.layout import linear_layout
+from abps.models.layout import linear_layout, linear_start
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures
 from abps.models.native import clipped, linear
@@ -309,12 +308,6 @@ class LinearLearner(NativeLearner):
         """(m, b, terms * d) what every input adds to every term, of models (m, P) on rows (m, b, d)."""
         terms = w[:, : len(self._mix) * x.shape[2]].reshape(len(w), 1, len(self._mix), -1)
         return (x[:, :, None] * terms).reshape(*x.shape[:2], -1)
-
-
-def linear_start(width: int, outcome: Outcome) -> Weights:
-    """(P,) the common start of linear models: no effects, and the outcome's intercepts."""
-    terms = np.zeros(len(outcome.mix) * width, dtype=np.float32)
-    return np.concatenate([terms, outcome.start]).astype(np.float32)
 
 
 def held(w: Weights) -> Weights:

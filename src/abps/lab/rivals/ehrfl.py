@@ -105,7 +105,7 @@ class EHRFL(PeerMethod):
         known[row, near[row, column]] = True
         known[~known.any(axis=1)] = True
         rankings = drawn(context, np.zeros((context.r, context.n)), t, known)
-        entries = self.means(context, state.models[:1]).shape[1] if t == self.warmup + 1 else 0
+        entries = self.means(context, state.models).shape[1] if t == self.warmup + 1 else 0
         return Preferences(rankings, trail=trail_with(known.astype(np.float64)), publishing=entries)
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
