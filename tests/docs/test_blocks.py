@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
 #: Commands that run here, and what is added so that they are quick: the last word counts.
-RUN = re.compile(r"abps (check|run|compare|methods|fit|predict|--help|--version)\b")
+RUN = re.compile(r"abps (check|run|compare|methods|fit|predict|table-one|--help|--version)\b")
 QUICKLY = {
     "run": ["--rounds", "2"],
     "fit": ["--rounds", "2"],
@@ -33,7 +33,7 @@ QUICKLY = {
 }
 
 #: Pages whose commands are about the made table.
-GUIDES = ("README", "own-table", "tables", "models", "models-out", "own-model", "report")
+GUIDES = ("README", "own-table", "models-out", "own-model", "report")
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def blocks() -> list[str]:
-    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "own-method.md").read_text(encoding="utf-8")
     return [part.partition("```")[0] for part in text.split("```python\n")[1:]]
 
 
@@ -29,7 +29,7 @@ def test_every_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
     module.__dict__.update(space)
     try:
         for block in blocks():
-            exec(compile(block, "docs/methods.md", "exec"), module.__dict__)
+            exec(compile(block, "docs/own-method.md", "exec"), module.__dict__)
     finally:
         del sys.modules["page"]
     auroc, edge, partners = capsys.readouterr().out.split()

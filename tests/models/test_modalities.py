@@ -88,7 +88,7 @@ def test_both_learners_agree_and_learning_together_helps(make) -> None:  # type:
 
 @pytest.mark.parametrize("make", [hourly, digits])
 def test_a_whole_comparison_is_trained_and_reported(make, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """The worked examples of docs/modalities.md: from rows to a report; a center lacks a modality."""
+    """The worked examples of docs/own-model.md: from rows to a report; a center lacks a modality."""
     how = {"model": "encoders", "epochs": 4, "lr": 0.01, "batch": 32, "hidden": (12,)}
     study = abps.compare(
         make(), ["local", "fedavg", "random-k1"], [11, 22], rounds=6, settings=how, references=False

@@ -36,7 +36,7 @@ class Entry:
 
 
 #: X: two private layers, half of the old trunk kept, stop after 10 rounds without a better validation AUROC
-#: (counted from round 20: docs/paper-reading.md says why).
+#: (counted from round 20: docs/paper.md says why).
 _X_WIRE = Wire("bf16", private_layers=2)
 _X_STOP = Stopping(rounds=100, patience=10, grace=20)
 _PQ = Wire("bf16", private_layers=1)

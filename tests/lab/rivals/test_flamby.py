@@ -15,7 +15,7 @@ import flamby_heart as heart
 
 
 def test_local_is_flambys_to_the_last_prediction(data):
-    """One of the five seeds; all of them are in docs/flamby.md."""
+    """One of the five seeds; all of them are in docs/external-checks.md."""
     published = heart.published(data("flamby") / "published")["Local"][-1]
     np.testing.assert_allclose(heart.alone(heart.prepared(data("heart-disease")), heart.SEEDS[-1]), published)
 
