@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 
 from abps.data.federation import Federation
+from abps.data.label import encode_label
 from abps.data.outcome import parse_outcome
-from abps.data.outcome_label import labelled
 from abps.data.prepare import Prepared, Rows
 from abps.data.roles import Roles
 from abps.data.table import federate
@@ -65,5 +65,5 @@ def outcome_of(spec: str, centers: int = 5, rows: int = 500, seed: int = 0) -> F
     else:
         frame = frame.with_columns(y=pl.Series(4 + 3 * eta + rng.normal(size=rows)))
     roles = Roles("y", "center", outcome=spec, duration="t" if kind == "survival" else None)
-    assert labelled(frame, roles).outcome.kind == kind
+    assert encode_label(frame, roles).outcome.kind == kind
     return federate(frame, roles, spec, 10)

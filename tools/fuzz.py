@@ -32,7 +32,7 @@ from abps.core.errors import RequestError
 from abps.core.protocol import Message
 from abps.core.streams import center_id
 from abps.data.codebook import Codebook, Column
-from abps.data.scales import Summary, summarise
+from abps.data.scales import ColumnSummary, summarise
 from abps.data.table import read_table
 from abps.engine.output import load_run
 from abps.methods.memory import StateError, freeze, thaw
@@ -429,7 +429,7 @@ def targets(place: Path) -> list[Target]:
         Target("admission", framed, admitted, (admission.Refusal,), 4),
         Target("messages", tuple(said), any_message, (), 6),
         Target("numerals", (numerals,), NumberList.read, (NumberListError,), 3),
-        Target("summaries", (summary,), lambda d: Summary.from_bytes(d, names), (RequestError,), 3),
+        Target("summaries", (summary,), lambda d: ColumnSummary.from_bytes(d, names), (RequestError,), 3),
         Target(
             "codebooks", (_bytes(book.to_json()),), _json(Codebook.from_json), (RequestError,), 2, bent_json
         ),

@@ -31,15 +31,18 @@ def table(tmp_path):
 ROLES = ["--label", "died", "--center", "hospital"]
 
 
-def test_the_terminal_tells_everything(capsys, table):
+def test_the_terminal_shows_everything(capsys, table):
     code, out, _ = call(capsys, "check", table, *ROLES)
     assert code == 0
     words = " ".join(out.split())
     assert "separated by semicolon, UTF-16" in words and "x [mg]" in words
     assert "'1' is the event (70 rows" in words
-    assert "a limit of measurement" in words and "'<0,5' → 0.5 (limit)" in words
+    assert "a detection limit" in words and "'<0,5' → 0.5 (limit)" in words
     assert "tiny: 4 row(s), fewer than 50" in words
-    assert "'outcome': it alone tells the label (AUROC 1.000): a copy of it; it is not used" in words
+    assert "'outcome': a copy of the label: AUROC 1.000 by itself; not used (--keep outcome uses it)" in words
+    assert out.count("copy of the label") == 1  # said once
+    assert out.index("warnings (1)") < out.index("repaired") < out.index("\nleft out\n")
+    assert words.endswith(f"next: abps compare --data {table} --label died --center hospital --out results")
 
 
 def test_machines_get_the_same(capsys, table):
@@ -63,11 +66,12 @@ def test_strict_makes_warnings_errors_and_nothing_is_written(capsys, table, tmp_
     assert code == 0
 
 
-def test_a_run_says_what_it_mended_and_left_out(capsys, table, tmp_path):
+def test_a_run_says_what_it_repaired_and_left_out(capsys, table, tmp_path):
     arguments = ["--data", table, *ROLES, "--rounds", 1, "--out"]
     code, _, err = call(capsys, "run", "--method", "fedavg", *arguments, tmp_path / "run")
     assert code == 0, err
-    assert "mended: x [mg]: 3 cell(s)" in err and "left out: tiny" in err and "not used: outcome" in err
+    assert "repaired: x [mg]: 3 cell(s)" in err and "left out: tiny: 4 row(s)" in err
+    assert err.count("'outcome'") == 1 and "warning: 'outcome': a copy of the label" in err
     code, _, err = call(
         capsys,
         "compare",
@@ -93,7 +97,7 @@ def test_a_built_in_federation_can_be_checked(capsys):
     ("arguments", "says"),
     [
         ([], "name its columns"),
-        (["--label", "died", "--center", "ward_"], "did you mean 'ward'"),
+        (["--label", "died", "--center", "wards"], "did you mean 'ward'"),
         ([*ROLES, "--keep", "outcom"], "no column 'outcom' for keep"),
         ([*ROLES, "--positive", "2"], "has no value '2'"),
     ],
@@ -117,7 +121,7 @@ def hospital(path):
     return path
 
 
-def test_every_column_that_tells_who_somebody_is_is_named_with_its_reason(tmp_path, capsys):
+def test_every_column_that_identifies_people_is_named_with_its_reason(tmp_path, capsys):
     table = hospital(tmp_path / "t.csv")
     code, _, err = call(
         capsys, "site", "init", "--site", "a", "--out", tmp_path, "--table", table, "--label", "died"
@@ -126,13 +130,13 @@ def test_every_column_that_tells_who_somebody_is_is_named_with_its_reason(tmp_pa
     out = {"mrn", "phone", "history", "full_name", "dob", "zip", "referrer"}
     said = [line for line in err.splitlines() if "is not in the codebook: " in line]
     assert {line.split("'")[1] for line in said} == out and len(said) == len(out)
-    assert "the column 'mrn' is not in the codebook: 120 different values in 120 rows: an identifier" in said
+    assert "the column 'mrn' is not in the codebook: an identifier: 120 values in 120 rows" in said
     assert "the column 'referrer' is not in the codebook: its values look like names of people" in said
     code, shown, err = call(capsys, "site", "preview", tmp_path)
     assert code == 0 and [line for line in err.splitlines() if "is not in the codebook: " in line] == said
     assert not any(f" {name}" in shown for name in out)
     code, shown, err = call(capsys, "check", table, "--label", "died", "--center", "ward", "--min-stays", 10)
-    warned = {line.split("'")[1] for line in shown.splitlines() if "leave it out if that is so" in line}
+    warned = {line.split("'")[1] for line in shown.splitlines() if "; not used (" in line}
     assert code == 0 and warned == {"full_name", "dob", "zip", "referrer"}, err
 
 

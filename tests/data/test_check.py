@@ -157,14 +157,14 @@ def test_rows_that_stand_there_four_times_are_taken_once(tmp_path, truth):
     four = pl.concat([clean()] * 4)
     federation = read(four, tmp_path)
     assert federation.rows == 600 and federation.notes.copies == 1800
-    assert any("1800 of 2400 rows repeat" in w for w in federation.notes.warnings)
+    assert any("1800 of 2400 rows are exact duplicates; removed" in w for w in federation.notes.warnings)
     assert score(federation) == pytest.approx(truth, abs=0.01)
 
 
 def test_a_few_rows_that_stand_there_twice_are_named_and_stay(tmp_path):
     federation = read(pl.concat([clean(), clean().head(3)]), tmp_path)
     assert federation.rows == 603 and federation.notes.copies == 0
-    assert any("3 of 603 rows repeat" in w and "stay" in w for w in federation.notes.warnings)
+    assert any("3 of 603 rows are exact duplicates; kept" in w for w in federation.notes.warnings)
 
 
 def test_numbers_that_name_wards_stay_and_are_warned_of(tmp_path):
@@ -172,20 +172,20 @@ def test_numbers_that_name_wards_stay_and_are_warned_of(tmp_path):
         pl.Series("ward_nr", np.arange(600) % 23), pl.Series("units_given", np.arange(600) % 7)
     )
     found = read(frame, tmp_path)
-    told = [warning for warning in found.notes.warnings if "name places or people" in warning]
-    assert len(told) == 1 and told[0].startswith("'ward_nr'")
+    warned = [warning for warning in found.notes.warnings if "codes of places or people" in warning]
+    assert len(warned) == 1 and warned[0].startswith("'ward_nr'")
     check = {column.name: column.used for column in found.notes.columns}
     assert check["ward_nr"]
 
 
-def test_dates_stay_and_are_warned_of(tmp_path):
-    import datetime
-
+def test_dates_are_not_used_unless_they_are_kept(tmp_path):
     begin = datetime.date(2020, 1, 1)
     days = [begin + datetime.timedelta(days=3 * k) for k in range(600)]
     found = read(clean().with_columns(pl.Series("admit_date", days)), tmp_path)
-    told = [warning for warning in found.notes.warnings if "learned from as a number" in warning]
-    assert len(told) == 1 and told[0].startswith("'admit_date'")
+    warned = [warning for warning in found.notes.warnings if warning.startswith("'admit_date': a date")]
+    assert len(warned) == 1 and "keep=admit_date" in warned[0] and "admit_date" not in found.features.columns
+    asked = read_table(tmp_path / "table.csv", "died", "hospital", keep="admit_date")
+    assert "admit_date" in asked.features.columns
 
 
 def test_equal_rows_of_a_coarse_table_are_different_people(tmp_path):
@@ -248,13 +248,13 @@ def test_what_no_rule_can_settle_stops_with_a_sentence(change, says, tmp_path):
     ],
 )
 def test_numbers_in_many_notations(values, numbers):
-    from abps.data.repairs import mend
+    from abps.data.repairs import repair_column
 
     # Around them, enough plain numbers that the column is one of numbers.
     plain = [f"{k}" for k in range(20, 40)]
     # Where every cell has three decimals, plain cells would say otherwise.
     around = [] if all(v[1:2] == "," and len(v) == 5 for v in values) else plain
-    mended = mend(pl.Series("x", values + around)).values
+    mended = repair_column(pl.Series("x", values + around)).values
     assert mended.dtype == pl.Float64
     assert mended.head(len(values)).to_list() == pytest.approx(numbers)
 
@@ -271,9 +271,9 @@ def test_numbers_in_many_notations(values, numbers):
     ],
 )
 def test_names_with_numbers_in_them_stay_names(values):
-    from abps.data.repairs import mend
+    from abps.data.repairs import repair_column
 
-    mended = mend(pl.Series("x", values))
+    mended = repair_column(pl.Series("x", values))
     assert mended.values.to_list() == values and mended.repairs == ()
 
 
@@ -293,9 +293,9 @@ def test_names_with_numbers_in_them_stay_names(values):
     ],
 )
 def test_numbers_that_stand_for_missing(values, gone):
-    from abps.data.repairs import mend
+    from abps.data.repairs import repair_column
 
-    mended = mend(pl.Series("x", values * 2))
+    mended = repair_column(pl.Series("x", values * 2))
     lost = sorted(v for v, after in zip(values, mended.values.to_list()) if after is None)
     assert lost == sorted(gone)
 

@@ -16,23 +16,24 @@ from sklearn.preprocessing import StandardScaler
 import abps
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, merged
-from abps.data.prepare import codebook, prepare, told_of
+from abps.data.prepare import center_summaries, codebook, prepare
 from abps.data.scales import (
     FEWEST,
     GROUP,
     PROBABILITIES,
+    ColumnSummary,
     Scale,
     Statistics,
-    Summary,
     agree,
-    oddities,
-    sketched,
+    group_count,
+    scale_warnings,
     summaries,
     summarise,
 )
+from abps.data.site_table import own_table
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
-from abps.data.table import MIN_CLASS, federate, own_table
+from abps.data.table import MIN_CLASS, federate
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_alone_a_center_tells_the_same_bytes_as_among_others_in_any_order_of_row
 def test_bytes_come_back_as_they_went(columns):
     names, values, start = columns
     told = summaries(names, values, start)
-    back = [Summary.from_bytes(summary.to_bytes(), names) for summary in told]
+    back = [ColumnSummary.from_bytes(summary.to_bytes(), names) for summary in told]
     assert [b.to_bytes() for b in back] == [s.to_bytes() for s in told]
     assert agree(by_name(back)).scales == agree(by_name(told)).scales
 
@@ -90,7 +91,7 @@ def test_order_of_centers_changes_nothing(columns):
 def test_nothing_of_few_values_and_no_single_value(values):
     column = np.array([values])
     told = summarise(("x",), column)
-    used = int(sketched(told.count)[0])
+    used = int(group_count(told.count)[0])
     if len(values) < FEWEST:
         assert told.count[0] == 0 and len(told.to_bytes()) == 20
         return
@@ -119,7 +120,7 @@ def test_bytes_that_are_no_summary_are_refused(columns, spoil):
     elif spoil == "negative":
         data = data[:24] + np.float32(-1).tobytes() + data[28:]
     with pytest.raises(RequestError, match="no summary of the codebook's columns"):
-        Summary.from_bytes(data, ("a", "c") if spoil == "names" else names)
+        ColumnSummary.from_bytes(data, ("a", "c") if spoil == "names" else names)
 
 
 def test_a_few_wild_values_do_not_set_the_scale():
@@ -149,8 +150,8 @@ def test_sites_that_exchange_summaries_see_what_the_simulation_sees(icu, tmp_pat
         frame.filter(pl.col("center") == center).drop("center", "careunit").write_parquet(path)
         own[center] = own_table(path, center, roles.label, roles.patient, roles.time, (), plain)
         split = assign_splits(own[center], 11)
-        sent[center] = told_of(own[center], split, plain.numbers)[center].to_bytes()
-    told = {center: Summary.from_bytes(data, plain.numbers) for center, data in sent.items()}
+        sent[center] = center_summaries(own[center], split, plain.numbers)[center].to_bytes()
+    told = {center: ColumnSummary.from_bytes(data, plain.numbers) for center, data in sent.items()}
     agreed = replace(plain, statistics=agree(told))
     agreed = Codebook.from_json(json.loads(json.dumps(agreed.to_json())))
     for i, center in enumerate(whole.centers):
@@ -175,8 +176,10 @@ def test_common_standardisation_is_one_map_for_all(icu):
 def test_a_codebook_with_statistics_survives_its_file_and_reads_the_older_one(icu):
     book = prepare(icu[2], 11, standardise="common").book
     data = json.loads(json.dumps(book.to_json()))
-    assert data["schema"] == "abps.codebook/2" and Codebook.from_json(data) == book
+    assert data["schema"] == "abps.codebook/3" and Codebook.from_json(data) == book
     assert merged([book, book]).statistics == book.statistics
+    second = {**data, "schema": "abps.codebook/2", "floor": 10}
+    assert Codebook.from_json(second) == replace(book, min_cell=10)
     older = codebook(icu[2], 11).to_json() | {"schema": "abps.codebook/1"}
     assert Codebook.from_json(older).statistics is None
     for spoiled in ({"spread": -1.0}, {"quantiles": [1.0]}, {"center": "x"}, {"wrong": 1.0}):
@@ -221,11 +224,11 @@ def test_what_looks_wrong_is_told_with_column_and_center(columns):
     values[2] = 4.0
     values[3, 330:333] = 1e9
     told = by_name(summaries(("temp", "gone", "flat", "wild"), values, start))
-    said = oddities(told, agree(told))
+    said = scale_warnings(told, agree(told))
     assert len(said) == 4
     assert "'temp'" in said[0] and "'center 2'" in said[0] and "another unit" in said[0]
     assert "'gone'" in said[1] and "'center 0'" in said[1] and "center 1" not in said[1]
     assert "'flat'" in said[2] and "constant" in said[2]
     assert "'wild'" in said[3] and "'center 4'" in said[3]
     calm = by_name(summaries(("a",), rng.normal(37.0, 0.7, (1, 400)), start))
-    assert oddities(calm, agree(calm)) == ()
+    assert scale_warnings(calm, agree(calm)) == ()

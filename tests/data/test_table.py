@@ -160,7 +160,7 @@ GOOD = "y,h,x\n" + "".join(f"{k % 2},{'ab'[k // 40]},{k}\n" for k in range(80))
         (GOOD.replace("0,a,0", "0,,0"), {}, "the center 'h' is missing in 1 row"),
         (GOOD.replace("0,a,0", '0,"a\nb",0'), {}, "line break"),
         (GOOD.replace("1,", "0,"), {}, "has 1 value"),
-        (GOOD, {"min_stays": 41}, "0 center.*smaller min_stays"),
+        (GOOD, {"min_stays": 41}, "0 of 2 centers.*lower min_stays=N"),
         (GOOD, {"min_stays": 0}, "min_stays=0"),
         (GOOD, {"drop": ("x",)}, "no column is left"),
         (GOOD, {"drop": ("q",)}, "no column 'q' for drop"),

@@ -7,10 +7,9 @@ import pytest
 
 import abps
 from abps.core.errors import RequestError
-from abps.data.masked_scales import Counting
-from abps.data.outcome_statistics import settled_size
+from abps.data.histograms import HistogramSum
 from abps.data.prepare import prepare
-from abps.data.scales import scales_size
+from abps.data.scales import outcome_size, scales_size
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import federate
 from abps.methods.masked_rounds import masked, summands
@@ -95,9 +94,11 @@ def test_the_pooled_regression_follows_from_masked_sums(icu):
 
 
 def test_common_scales_follow_from_masked_counts(icu):
-    told = [prepare(icu, 3, standardise="common", counting=how) for how in (None, Counting(masked=True))]
+    told = [
+        prepare(icu, 3, standardise="common", histograms=how) for how in (None, HistogramSum(masked=True))
+    ]
     plain, counted = (data.book.statistics.scales for data in told)
-    assert set(plain) == set(counted) and told[1].counted
+    assert set(plain) == set(counted) and told[1].from_histograms
     for name, scale in plain.items():
         assert abs(counted[name].center - scale.center) < 0.25 * scale.spread, name
         assert 0.7 < counted[name].spread / scale.spread < 1.4, name
@@ -118,9 +119,9 @@ def test_what_is_agreed_of_an_outcome_follows_from_masked_counts(spec, standardi
     def never(*arguments, **more):
         raise AssertionError("a center tells a summary of its own")
 
-    monkeypatch.setattr("abps.data.prepare.told_of", never)
+    monkeypatch.setattr("abps.data.prepare.center_summaries", never)
     monkeypatch.setattr("abps.data.prepare.summaries", never)
-    counted = prepare(fed, 3, standardise=standardise, counting=Counting(masked=True))
+    counted = prepare(fed, 3, standardise=standardise, histograms=HistogramSum(masked=True))
     mine, theirs = counted.outcome, plain.outcome
     if spec == "continuous":
         assert abs(mine.level - theirs.level) < 0.1 * theirs.scale
@@ -136,7 +137,7 @@ def test_what_is_agreed_of_an_outcome_follows_from_masked_counts(spec, standardi
     columns += len(counted.book.numbers) if standardise == "common" else 0
     masks = sum(masked_bytes(5, columns * bins) for bins in (131 + 1, 42, 34))
     assert counted.agreed == masks + 5 * (
-        (scales_size(columns - (2 if spec == "survival" else 1))) + settled_size(mine)
+        (scales_size(columns - (2 if spec == "survival" else 1))) + outcome_size(mine)
     )
     made = abps.simulate(fed, "fedavg", 3, 1, settings={"secure": "yes", "model": "linear", "epochs": 1})
     assert np.isfinite(made.models).all()

@@ -15,8 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import abps
-from abps.data.folds import folds_of
 from abps.data.prepare import prepare
+from abps.data.split import folds_of
 from abps.methods.catalog import CATALOG, REFERENCES
 from abps.methods.references import GlmExact
 from abps.models.glm import message_size

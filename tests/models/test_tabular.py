@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression
 
-from abps.data.folds import folds_of, most_folds
 from abps.data.outcome import Outcome
+from abps.data.split import folds_of, most_folds
 from abps.models.boosting import DEPTH, FEWEST, MOST_BINS, PENALTY, RATE, boost
 from abps.models.outcomes import concordance, foretold
 from abps.models.ridge import ridge_path

@@ -10,13 +10,14 @@ import polars as pl
 import pytest
 
 from abps.data.codebook import Codebook, merged
-from abps.data.identifying import identifies
-from abps.data.masked_scales import Counting, counted
-from abps.data.prepare import codebook, numbers_of, prepare, told_of
-from abps.data.scales import Summary, summaries
+from abps.data.histograms import HistogramSum, sum_histograms
+from abps.data.prepare import center_summaries, codebook, numeric_rows, prepare
+from abps.data.scales import ColumnSummary, summaries
+from abps.data.screening import identifying_reason
+from abps.data.site_table import own_table
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
-from abps.data.table import federate, own_table
+from abps.data.table import federate
 from abps.methods.leaving import leaving
 from abps.methods.patient_sums import categories
 from abps.methods.settings import configure
@@ -71,12 +72,12 @@ def test_a_codebook_without_a_floor_holds_names_and_one_with_a_floor_does_not(wa
     names = set(ward["label_of_bed"])
     open_book = json.dumps(codebook(own(ward), seed=0).to_json())
     assert sum(name in open_book for name in names) >= 20  # the finding
-    book = codebook(own(ward), seed=0, floor=FLOOR)
+    book = codebook(own(ward), seed=0, min_cell=FLOOR)
     text = json.dumps(book.to_json())
     assert not any(name in text for name in names)
     assert not any(value in text for name in ("patient", "born", "seen", "remark") for value in ward[name])
     assert {"age", "sex"} <= {c.source for c in book.columns} <= {"age", "sex", "ward", "seen"}
-    assert book.floor == FLOOR and Codebook.from_json(book.to_json()) == book
+    assert book.min_cell == FLOOR and Codebook.from_json(book.to_json()) == book
     assert merged([book, codebook(own(ward), seed=0)]).floor == FLOOR
 
 
@@ -86,10 +87,12 @@ def test_a_level_needs_patients_and_not_rows(ward, own):
         ward=pl.Series(["Z"] * 30 + ["zz"] * 15),
         patient=pl.Series(["p0"] * 30 + [f"q{i}" for i in range(15)]),
     )
-    levels = [c.level for c in codebook(own(many), seed=0, floor=FLOOR).columns if c.source == "ward"]
+    levels = [c.level for c in codebook(own(many), seed=0, min_cell=FLOOR).columns if c.source == "ward"]
     assert "Z" not in levels
     alone = [
-        c.level for c in codebook(own(many, patient=None), seed=0, floor=FLOOR).columns if c.source == "ward"
+        c.level
+        for c in codebook(own(many, patient=None), seed=0, min_cell=FLOOR).columns
+        if c.source == "ward"
     ]
     assert "Z" in alone  # without a patient column every row is a patient
 
@@ -114,7 +117,7 @@ def test_a_level_needs_patients_and_not_rows(ward, own):
     ],
 )
 def test_who_a_column_names(name, values, why):
-    assert why in identifies(pl.Series(name, values), None, FLOOR)
+    assert why in identifying_reason(pl.Series(name, values), None, FLOOR)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,7 @@ def test_who_a_column_names(name, values, why):
     ],
 )
 def test_what_names_nobody_stays(name, values):
-    assert identifies(pl.Series(name, values), None, FLOOR) == ""
+    assert identifying_reason(pl.Series(name, values), None, FLOOR) == ""
 
 
 def test_a_name_among_harmless_levels_is_no_level(ward, own):
@@ -141,7 +144,7 @@ def test_a_name_among_harmless_levels_is_no_level(ward, own):
     table = pl.DataFrame(
         {"hospital": ["x"] * 183, "died": np.arange(183) % 3 == 0, "way": way, "age": np.arange(183.0)}
     )
-    book = codebook(own(table, patient=None), seed=0, floor=5)
+    book = codebook(own(table, patient=None), seed=0, min_cell=5)
     assert "Huber" not in json.dumps(book.to_json())
     assert {c.level for c in book.columns if c.kind == "level"} == {"emergency", "elective", "transfer"}
 
@@ -164,7 +167,7 @@ def test_how_many_have_a_value_of_a_column_does_not_follow_from_its_statistics(o
     train = np.sort(fed.features["transplants"].to_numpy()[split == 0])
     truth = [int((train == v).sum()) for v in values]
     assert 1 <= truth[-1] < FLOOR
-    told = {floor: told_of(fed, split, ("transplants",), floor)["x"] for floor in (0, FLOOR)}
+    told = {floor: center_summaries(fed, split, ("transplants",), floor)["x"] for floor in (0, FLOOR)}
     np.testing.assert_allclose(counts_from(told[0], values), truth, atol=0.05)  # what was possible
     found = counts_from(told[FLOOR], values)
     np.testing.assert_allclose(found, np.rint(found / FLOOR) * FLOOR, atol=0.05)  # rounded counts, no more
@@ -185,7 +188,7 @@ def test_rows_that_are_surely_of_so_many_patients():
 
 def small_sites(floor):
     frame, roles = builtin_table("icu-synthetic:centers=6,stays=700")
-    return prepare(federate(frame, roles, "icu", 1), 11, floor=floor)
+    return prepare(federate(frame, roles, "icu", 1), 11, min_cell=floor)
 
 
 def test_columns_with_a_small_cell_add_nothing_to_sums():
@@ -272,10 +275,12 @@ def test_totals_of_counts_tell_no_outcome():
     found = []
     for table in (frame, turned):
         fed = federate(table, roles, "icu", 1)
-        names = prepare(fed, 11, split=split, floor=FLOOR).book.numbers
-        numbers, start, _ = numbers_of(fed, split, names)
-        total, _ = counted(numbers, start, fed.centers, Counting(masked=True), np.full(fed.size, FLOOR))
-        summaries = [told.to_bytes() for told in told_of(fed, split, names, FLOOR).values()]
+        names = prepare(fed, 11, split=split, min_cell=FLOOR).book.numbers
+        numbers, start, _ = numeric_rows(fed, split, names)
+        total, _ = sum_histograms(
+            numbers, start, fed.centers, HistogramSum(masked=True), np.full(fed.size, FLOOR)
+        )
+        summaries = [told.to_bytes() for told in center_summaries(fed, split, names, FLOOR).values()]
         found.append((total.counts.tobytes(), total.edges.tobytes(), summaries))
     assert found[0] == found[1]
 
@@ -284,11 +289,11 @@ def test_prevalences_at_the_floor_are_multiples_of_it():
     open_, closed = small_sites(0), small_sites(FLOOR)
     rows = closed.train.sizes
     counts = closed.metadata[:, [0, *range(closed.base_metadata, closed.metadata.shape[1])]] * rows[:, None]
-    least = closed.least[:, None]
+    least = closed.min_rows[:, None]
     whole = np.minimum(np.rint(counts / least) * least, rows[:, None])
     np.testing.assert_allclose(counts, whole, atol=1e-3)
     assert not np.array_equal(open_.metadata, closed.metadata)
-    assert np.abs(open_.metadata - closed.metadata)[:, 0].max() <= (0.5 * closed.least / rows).max() + 1e-6
+    assert np.abs(open_.metadata - closed.metadata)[:, 0].max() <= (0.5 * closed.min_rows / rows).max() + 1e-6
 
 
 def test_common_statistics_are_of_groups_of_patients_at_the_floor():
@@ -296,12 +301,12 @@ def test_common_statistics_are_of_groups_of_patients_at_the_floor():
     fed = federate(frame, roles, "icu", 1)
     split = assign_splits(fed, 11)
     name = ("age",) if "age" in fed.features.columns else (fed.features.columns[0],)
-    for center, told in told_of(fed, split, name, FLOOR).items():
+    for center, told in center_summaries(fed, split, name, FLOOR).items():
         i = fed.centers.index(center)
         rows = np.flatnonzero((fed.center == i) & (split == 0))
         values = fed.features[name[0]].cast(pl.Float64).to_numpy()[rows]
         known = values[np.isfinite(values)]
-        assert told.group >= FLOOR and Summary.from_bytes(told.to_bytes(), name).group == told.group
+        assert told.group >= FLOOR and ColumnSummary.from_bytes(told.to_bytes(), name).group == told.group
         if told.count[0]:
             used = min(len(known) // told.group, 16)
             parts = [
@@ -317,7 +322,7 @@ def test_a_preview_lists_every_value_that_is_published(tmp_path):
     mine = frame.filter(pl.col("center") == frame["center"][0])
     mine.drop("center", "careunit").write_parquet(tmp_path / "own.parquet")
     fed = own_table(tmp_path / "own.parquet", "x", roles.label, roles.patient, roles.time)
-    book = codebook(fed, 11, floor=FLOOR, standardise="common")
+    book = codebook(fed, 11, min_cell=FLOOR, standardise="common")
     method = configure("abps-pq-k1-hom", {"standardise": "common"})
     seen = leaving(method, fed, book, 11)
     kinds = {value.what for value in seen}

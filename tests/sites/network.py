@@ -10,13 +10,13 @@ import polars as pl
 
 from abps.core.beliefs import Beliefs
 from abps.core.protocol import Stage
-from abps.data.codebook import Codebook
-from abps.data.column_statistics import agreed
+from abps.data.codebook import Codebook, merge_statistics
 from abps.data.federation import Federation
 from abps.data.prepare import codebook, with_statistics
 from abps.data.roles import Roles
+from abps.data.site_table import own_table
 from abps.data.synthetic.builtin import builtin_table
-from abps.data.table import MIN_CLASS, federate, own_table
+from abps.data.table import MIN_CLASS, federate
 from abps.evaluate import change_detection as drift
 from abps.methods.abps import State
 from abps.methods.memory import thaw
@@ -48,9 +48,9 @@ class Hospitals:
         book = codebook(self.together, seed)
         if standardise == "own":
             return book
-        told = [with_statistics(book, self.table(name, book), seed).told[0] for name in self.names]
-        statistics, took = agreed(told, book.numbers, None)
-        return replace(book, statistics=statistics, summarised=took)
+        told = [with_statistics(book, self.table(name, book), seed).site_statistics[0] for name in self.names]
+        statistics, took = merge_statistics(told, book.numbers, None)
+        return replace(book, statistics=statistics, statistics_source=took)
 
     def table(self, name: str, book: Codebook | None = None) -> Federation:
         roles = self.roles

@@ -123,7 +123,7 @@ def events_from(scores, rows):
 @pytest.mark.parametrize("floor", [0, 10])
 def test_how_many_have_the_event_does_not_follow_from_what_a_site_tells_of_its_model(four, tmp_path, floor):
     agreement = four.agreement("abps-pq-k1", rounds=6)
-    agreement = replace(agreement, book=replace(agreement.book, floor=floor))
+    agreement = replace(agreement, book=replace(agreement.book, min_cell=floor))
     network = opened(four, agreement, tmp_path, Listening())
     Scheduler(network, agreement, 6, QUICK).run(four.names)
     few, exact = 0, 0

@@ -61,7 +61,7 @@ def home(four, network, tmp_path):
 def signed_study(four, network, method="abps-pq-k1", members=(), floor=10, **settings) -> Signed:
     rounds = settings.pop("rounds", 5)
     agreement = four.agreement(method, rounds=rounds, **settings)
-    agreement = replace(agreement, book=replace(agreement.book, floor=floor))
+    agreement = replace(agreement, book=replace(agreement.book, min_cell=floor))
     return sign(Proposal(agreement.study, agreement, members), read_signer(network.operator))
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.masked_scales import COUNTS, FIRST, counts_of
-from abps.data.prepare import codebook, numbers_of, prepare
+from abps.data.histograms import FIRST, PASSES, bin_counts
+from abps.data.prepare import codebook, numeric_rows, prepare
 from abps.data.split import assign_splits
 from abps.engine.simulate import simulate
 from abps.methods.accounting import counting_of
@@ -102,11 +102,11 @@ def test_nobody_sees_a_site_s_counts(four, tmp_path):
     network = Desks(four, agreement, tmp_path)
     network.measured()
     split = assign_splits(four.together, 11, agreement.book.shared_patients)
-    values, start, _ = numbers_of(four.together, split, agreement.uncounted)
+    values, start, _ = numeric_rows(four.together, split, agreement.uncounted)
     owner = np.repeat(np.arange(4), np.diff(start))
-    exact = counts_of(values, owner, 4, np.tile(FIRST, (len(values), 1))).reshape(4, -1)
+    exact = bin_counts(values, owner, 4, np.tile(FIRST, (len(values), 1))).reshape(4, -1)
     masked = [(name, value) for what, name, value in network.seen if what == "sum_masked"]
-    assert len(masked) == COUNTS * 4
+    assert len(masked) == PASSES * 4
     for place, (name, value) in enumerate(masked[:4]):
         words = np.frombuffer(value, "<u8")
         plain = (exact[four.names.index(name)] * 2**20).astype(np.uint64)
@@ -114,7 +114,7 @@ def test_nobody_sees_a_site_s_counts(four, tmp_path):
         assert np.mean((words >> np.uint64(56)) == 0) < 0.02 and np.mean((plain >> np.uint64(56)) == 0) == 1
     for site in network.sites.values():
         log = site.store.traffic()
-        assert sum(e.kind == "statistics" and e.sent for e in log) == COUNTS
+        assert sum(e.kind == "statistics" and e.sent for e in log) == PASSES
         assert {e.kind for e in log if e.sent} == {"told", "mask", "statistics"}
     told = [value for what, _, value in network.seen if what == "measure"]
     assert all(set(each) == {"agreement", "rows", "scales"} and each["scales"] is None for each in told)
@@ -132,7 +132,7 @@ def test_a_site_that_falls_away_is_left_out_and_the_rest_have_their_scales(six, 
     assert any(f"without {gone}" in line for line in words) and gone not in found["summarised"]["bytes"]
     rest = [k for k, name in enumerate(six.names) if name != gone]
     split = assign_splits(six.together, 11, agreement.book.shared_patients)
-    values, start, _ = numbers_of(six.together, split, agreement.uncounted)
+    values, start, _ = numeric_rows(six.together, split, agreement.uncounted)
     kept = np.concatenate([np.arange(start[k], start[k + 1]) for k in rest])
     for name, column in zip(agreement.uncounted, values[:, kept]):
         scale, known = found["statistics"][name], column[np.isfinite(column)]
@@ -228,7 +228,7 @@ def test_counts_are_paid_for(four, tmp_path):
     noise = agreement.config().training.noise_multiplier
     for site in network.sites.values():
         account = account_of(site.store)
-        assert [r.what for r in account.releases] == ["statistics"] * COUNTS and account.spent() > 0
+        assert [r.what for r in account.releases] == ["statistics"] * PASSES and account.spent() > 0
         assert {r.noise for r in account.releases} == {noise}
     plain = counting_of(configure("fedavg", {**settings, "secure": "yes"}, 2), 11)
     assert plain is not None and plain.masked

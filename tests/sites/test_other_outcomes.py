@@ -68,7 +68,9 @@ def book_of(files: dict[str, SiteFile], seed: int = 11) -> Codebook:
     books = []
     for file in files.values():
         label, rows = file.labelled(), file.read_table()
-        book = replace(codebook(rows, 0, floor=MIN_CELL), events=label.event_words, others=label.other_words)
+        book = replace(
+            codebook(rows, 0, min_cell=MIN_CELL), events=label.event_words, others=label.other_words
+        )
         told = json.loads(json.dumps(with_statistics(book, rows, seed).to_json()))
         books.append(Codebook.from_json(told))
     found = merged(books)
@@ -130,12 +132,12 @@ def test_sites_do_what_the_simulation_does(tmp_path, spec, method, settings):
     told = report.to_json()["bytes"]
     assert (told["edge"], told["directed"]) == (run.bytes.edge, run.bytes.directed)
     logged = training.standardise == "common" or bool(book.outcome.grid or book.outcome.scale)
-    summaries = sum(book.summarised.spent.values()) if logged else 0
+    summaries = sum(book.statistics_source.spent.values()) if logged else 0
     assert told["control"] == run.bytes.control + summaries
     if kind == "continuous":  # a simulation that agrees by itself takes as many bytes
         unsettled = federate(frame, roles, "together", 10)
         alone = prepare(unsettled, 11, replace(book, statistics=None), standardise=training.standardise)
-        assert alone.agreed == sum(book.summarised.spent.values())
+        assert alone.agreed == sum(book.statistics_source.spent.values())
         assert alone.outcome.level == pytest.approx(book.outcome.level, abs=1e-5)
     assert summary(network.sites["east"].store)["measure"] == book.outcome.measure
     assert run.main.mean > (0.2 if kind == "continuous" else 0.6)
@@ -195,7 +197,7 @@ def test_a_class_that_the_study_does_not_know(tmp_path):
     rare = frame.with_columns(y=pl.when(pl.col("x0") > 1.5).then(pl.lit("z")).otherwise(pl.col("y")))
     others = site_files(tmp_path, rare, "classes")
     # Too few patients to be named in a codebook, and so unknown to the study.
-    assert "z" not in codebook(others["east"].read_table(), 0, floor=MIN_CELL).outcome.names
+    assert "z" not in codebook(others["east"].read_table(), 0, min_cell=MIN_CELL).outcome.names
     with pytest.raises(RequestError, match="the class 'z', which is none of the study's"):
         others["east"].read_table(book)
 

@@ -169,18 +169,18 @@ def test_lists_of_members():
 
 def test_no_small_cell_is_in_the_sums(six):
     """With a floor, sums are those of rows with zeros where a yes/no column has a small cell."""
-    data = prepare(six.together, 11, standardise="own", floor=10)
+    data = prepare(six.together, 11, standardise="own", min_cell=10)
     train, validation, few = told_rows(data)
     w = np.zeros(1 + data.width)
     plain, told = message(data.train, data.validation, w), message(train, validation, w)
     hidden = 0
     for i in range(data.size):
         rows, seen = data.train.only(i), train.only(i)
-        assert few[i] == (min(rows.y.sum(), (1 - rows.y).sum()) < data.least[i])
+        assert few[i] == (min(rows.y.sum(), (1 - rows.y).sum()) < data.min_rows[i])
         for k in range(data.width):
             cells = [((rows.x[:, k] == v) & (rows.y == y)).sum() for v in (0, 1) for y in (0, 1)]
             yes_no = sum(cells) == len(rows.y)
-            if yes_no and any(0 < c < data.least[i] for c in cells):
+            if yes_no and any(0 < c < data.min_rows[i] for c in cells):
                 hidden += 1
                 assert not seen.x[:, k].any() and not validation.only(i).x[:, k].any()
             elif not yes_no:

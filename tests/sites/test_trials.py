@@ -139,7 +139,7 @@ def test_a_loss_is_told_once_and_in_a_trial_alone(four, tmp_path):
     agreement = four.agreement("abps-pq-k1", rounds=2, **{**GRID, "trial_rounds": "1"})
     for study, floor in ((agreement.settled(0), 0), (agreement.trial(0), 0), (agreement.trial(0), 10**6)):
         network = LoopbackNetwork()
-        book = replace(study.book, floor=floor)
+        book = replace(study.book, min_cell=floor)
         folder = tmp_path / f"{study.trying}-{floor}"
         site = open_site(four, four.names[0], replace(study, book=book), folder, network)
         if study.trying:

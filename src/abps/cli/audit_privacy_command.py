@@ -134,8 +134,8 @@ def _attacked(ran: Ran, asked: Asked) -> Inferred:
         ran.seed,
         standardise=config.training.standardise,
         splines=config.training.splines,
-        floor=config.privacy.floor,
-        counting=counting_of(config, ran.seed),
+        min_cell=config.privacy.floor,
+        histograms=counting_of(config, ran.seed),
     )
     sizes = fitting(prepared, SIZES) if asked.sizes is None else asked.sizes
     protections = _protections(config, asked.budgets)

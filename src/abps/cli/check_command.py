@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -10,25 +13,31 @@ from rich.console import Console
 from rich.table import Table
 
 from abps.cli import options
+from abps.cli.commands import as_flags
 from abps.core.errors import RequestError
-from abps.data.check import TableCheck
+from abps.data.check import LeftOut, TableCheck
 from abps.data.repairs import RULES, Repair
+from abps.data.synthetic.builtin import is_builtin
 
-#: Centers left out that `abps run` names on the terminal; `abps check` names all.
-SHOWN = 20
+#: Names that are shown of centers left out, by reason, and of columns in use; --json has all.
+SHOWN = 8
+
+#: Names of options that warnings give as ``keep=COL``, and their flags.
+FLAGS = {name: f"--{name}" for name in ("center", "drop", "keep", "patient", "positive", "time")}
+
+#: Columns up to which the terminal shows a line for each.
+MANY_COLUMNS = 40
 
 
 def check(
-    table: Annotated[str, typer.Argument(help="A CSV or Parquet file, or a built-in federation.")],
+    table: Annotated[str, typer.Argument(help="A CSV, Excel or Parquet file, or a built-in federation.")],
     columns: options.DataOptions,
     as_json: options.Json = False,
 ) -> None:
-    """Look through a table before anything is learned from it.
+    """Check a table before anything is learned from it.
 
-    Every column with its type, its role and whether it is used; cells that were mended, by which rule and
-    how many; what looks like an identifier, a copy of the label or something known only afterwards; which
-    value counts as the event; every center that takes no part, and why. `run`, `compare` and `fit` do the
-    same first.
+    Shows what is in the table, warnings, columns that are not used and why, repaired cells, hospitals that
+    are left out, and the command to continue with. `run`, `compare` and `fit` make the same check first.
 
     Example: abps check stays.csv --label died --center hospital
     """
@@ -39,7 +48,27 @@ def check(
         print(json.dumps(notes.to_json(), ensure_ascii=False))
     else:
         show(notes, options.terminal(), federation.outcome.kind)
+        given = {
+            "keep": columns.keep, "positive": columns.positive, "outcome": columns.outcome,
+            "min-stays": columns.min_stays,
+        }  # fmt: skip
+        print(f"next: {next_command(table, notes, given)}")
     refuse_doubts(notes, columns.strict)
+
+
+def next_command(table: str, notes: TableCheck, given: Mapping[str, object]) -> str:
+    """The command that compares methods on this table, with columns as the table spells them.
+
+    given: further options of the check, by flag.
+    """
+    flags: dict[str, object] = {}
+    if not is_builtin(table):
+        for role in ("label", "duration", "center", "patient", "time", "group"):
+            flags[role] = next((c.name for c in notes.columns if c.role == role), "")
+        flags["patient"] = flags["patient"] or notes.patient
+        flags["drop"] = ",".join(c.name for c in notes.columns if c.role == "dropped")
+    words = [f"--{flag} {shlex.quote(str(value))}" for flag, value in {**flags, **given}.items() if value]
+    return " ".join(["abps compare --data", shlex.quote(table), *words, "--out results"])
 
 
 def refuse_doubts(notes: TableCheck, strict: bool) -> None:
@@ -47,27 +76,26 @@ def refuse_doubts(notes: TableCheck, strict: bool) -> None:
     if strict and notes.warnings:
         count = len(notes.warnings)
         raise RequestError(
-            f"--strict: {notes.name} has {count} warning(s), the first: {notes.warnings[0]}; mend the table, "
-            "or leave --strict out"
+            f"--strict: {notes.name} has {count} warning(s), the first: {notes.warnings[0]}; correct the "
+            "table, or leave --strict out"
         )
 
 
 def announce(notes: TableCheck | None, strict: bool, all_in: str = "") -> None:
-    """Before a run, on stderr: what was mended, what is not used and why, what looks wrong."""
+    """Before a run, on stderr: what was repaired, what is left out and not used, what looks wrong."""
     if notes is None:
         return
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     for repair in notes.repairs:
-        console.print(f"mended: {repair_words(repair)}")
-    for column in notes.unused:
-        console.print(f"not used: {column.name} ({column.why})")
-    for left in notes.left_out[:SHOWN]:
-        console.print(f"left out: {left.center} ({left.reason})")
-    if len(notes.left_out) > SHOWN:
-        more = len(notes.left_out) - SHOWN
-        console.print(f"left out: {more:,} more, all named in {all_in or '`abps check`'}")
-    for sentence in notes.warnings:
-        console.print(f"warning: {sentence}", style="yellow")
+        console.print(f"repaired: {repair_words(repair)}")
+    for reason, centers in notes.left_out_groups():
+        console.print(f"left out: {left_out_words(reason, centers)}")
+    if any(len(centers) > SHOWN for _, centers in notes.left_out_groups()):
+        console.print(f"left out: all are named in {all_in or '`abps check --json`'}")
+    for sentence in notes.remarks:
+        warning = sentence in notes.warnings
+        text = as_flags(sentence, FLAGS)
+        console.print(f"{'warning' if warning else 'note'}: {text}", style="yellow" if warning else "")
     refuse_doubts(notes, strict)
 
 
@@ -77,44 +105,69 @@ def repair_words(repair: Repair) -> str:
     return f"{repair.column}: {repair.cells:,} cell(s), such as {before!r} → {after} ({repair.rule})"
 
 
+def left_out_words(reason: str, centers: list[LeftOut]) -> str:
+    """The centers that one reason leaves out, in a line."""
+    names = ", ".join(c.center for c in centers[:SHOWN])
+    more = f" and {len(centers) - SHOWN} more" if len(centers) > SHOWN else ""
+    if len(centers) == 1:
+        return f"{names}: {centers[0].reason}"
+    return f"{len(centers)} hospitals ({sum(c.rows for c in centers):,} rows), {reason}: {names}{more}"
+
+
 def show(notes: TableCheck, console: Console, outcome: str = "binary") -> None:
-    """The whole check on the terminal."""
+    """The whole check on the terminal, the most important first."""
 
     def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        console.print(as_flags(text, FLAGS), style=style, highlight=False, markup=False, soft_wrap=True)
 
     say(f"{notes.name}: {notes.form}", "bold")
-    say(f"{notes.rows:,} rows{f', {notes.copies:,} of them copies of others' if notes.copies else ''}")
+    removed = f", {notes.copies:,} duplicates removed" if notes.copies else ""
+    out = f", {len(notes.left_out)} left out" if notes.left_out else ""
+    say(f"{notes.rows:,} rows{removed}; {len(notes.centers)} hospitals take part{out}")
     share = notes.events / max(1, notes.rows - notes.copies)
-    if notes.positive:
-        told = (
-            f"{notes.positive!r} is the event ({notes.events:,} rows, {share:.1%}), {notes.negative!r} is not"
-        )
-        say(f"label {notes.label}: {told}{'' if outcome == 'binary' else f'; outcome {outcome}'}")
+    kind = "" if outcome == "binary" else f"; outcome {outcome}"
+    event = f"{notes.positive!r} is the event ({notes.events:,} rows, {share:.1%}), {notes.negative!r} is not"
+    say(f"label {notes.label}: " + (f"{event}{kind}" if notes.positive else f"outcome {outcome}"))
+    types = Counter(c.type for c in notes.columns if c.used)
+    used = ", ".join(f"{n} {kind}" for kind, n in types.most_common())
+    say(f"predictors: {types.total()} columns ({used}); {len(notes.unused)} columns are not used")
+    if notes.warnings:
+        say(f"warnings ({len(notes.warnings)})", "bold yellow")
+        for sentence in notes.warnings:
+            say(f"  {sentence}", "yellow")
     else:
-        say(f"label {notes.label}: outcome {outcome}")
-    say(f"centers: {len(notes.centers)} take part, {len(notes.left_out)} do not")
-    columns = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("column", "type", "role", "used", "missing", "why"):
-        columns.add_column(name, justify="right" if name == "missing" else "left", overflow="fold")
-    for c in notes.columns:
-        used = "yes" if c.used else ("–" if c.role != "feature" else "no")
-        cells = (c.name, c.type, c.role, used, f"{c.missing:.1%}" if c.missing else "", c.why)
-        columns.add_row(*cells, style="" if c.used or c.role != "feature" else "yellow")
-    console.print(columns)
+        say("no warnings", "green")
+    silent = notes.remarks[len(notes.warnings) :]
+    if silent:
+        say("not used", "bold")
+        for sentence in silent:
+            say(f"  {sentence.replace(': not used,', ':')}")
     if notes.repairs:
-        say("mended", "bold")
+        say("repaired", "bold")
         for repair in notes.repairs:
             say(f"  {repair_words(repair)}")
         for rule in dict.fromkeys(r.rule for r in notes.repairs):
             say(f"  rule: {RULES[rule]}", "dim")
     if notes.left_out:
         say("left out", "bold")
-        for left in notes.left_out:
-            say(f"  {left.center}: {left.reason}")
-    if notes.warnings:
-        say("warnings", "bold yellow")
-        for sentence in notes.warnings:
-            say(f"  {sentence}", "yellow")
-    else:
-        say("no warnings", "green")
+        for reason, centers in notes.left_out_groups():
+            say(f"  {left_out_words(reason, centers)}")
+    console.print(_columns(notes))
+
+
+def _columns(notes: TableCheck) -> Table:
+    """Every column with its type, role and missing values; of very many only those in use without a role."""
+    columns = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("column", "type", "role", "used", "missing"):
+        columns.add_column(name, justify="right" if name == "missing" else "left", overflow="fold")
+    shown = notes.columns
+    if len(shown) > MANY_COLUMNS:
+        shown = tuple(c for c in shown if c.role != "feature" or c.missing > 0.2 or not c.used)[:MANY_COLUMNS]
+    for c in shown:
+        use = "yes" if c.used else ("–" if c.role != "feature" else "no")
+        missing = f"{c.missing:.1%}" if c.missing else ""
+        style = "" if c.used or c.role != "feature" else "yellow"
+        columns.add_row(c.name, c.type, c.role, use, missing, style=style)
+    if len(shown) < len(notes.columns):
+        columns.add_row(f"and {len(notes.columns) - len(shown)} more (--json has all)", "", "", "", "")
+    return columns

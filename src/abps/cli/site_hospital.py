@@ -36,7 +36,7 @@ from abps.cli.site_command import (
     study_store,
 )
 from abps.core.errors import RequestError
-from abps.data.prepare import codebook, not_told, with_statistics
+from abps.data.prepare import codebook, excluded_columns, with_statistics
 from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import sitefile
 from abps.sites.consent.approval import Verdict
@@ -119,12 +119,14 @@ def init(
         # Another site may have read it the other way round; the model would then learn the contrary.
         raise RequestError(f"{found.doubt}; say which value is the event with --positive")
     rows = own.read_table()
-    book = replace(codebook(rows, seed=0, floor=MIN_CELL), events=found.event_words, others=found.other_words)
+    book = replace(
+        codebook(rows, seed=0, min_cell=MIN_CELL), events=found.event_words, others=found.other_words
+    )
     if statistics:
         book = with_statistics(book, rows, seed)
     files.write_json(folder / sitefile.CODEBOOK, book.to_json())
     written = [own.write(folder), folder / sitefile.CODEBOOK]
-    kept_back = not_told(rows, book)
+    kept_back = excluded_columns(rows, book)
     summary = {
         "site": site, "rows": rows.rows, "columns": len(book.columns), "not_told": kept_back,
         "files": [str(path) for path in written],
@@ -294,7 +296,7 @@ def share(kit: Kit, by: By, as_json: options.Json = False) -> None:
     line = sharing.share(own.journal(kit), book, by)
     person, what = line.facts["by"], f"{len(book.sources)} columns"
     summary = {"site": own.site, "codebook": line.facts["codebook"], "by": person, "at": line.at}
-    more = ", with their statistics" if book.told else ""
+    more = ", with their statistics" if book.site_statistics else ""
     emit(as_json, summary, f"{own.site}: {person} shares the codebook ({what}{more}) with operators")
 
 

@@ -5,11 +5,14 @@ The same findings are shown on the terminal, written as JSON and put on the repo
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
 from abps.data.repairs import RULES, Repair
-from abps.data.suspects import Suspicion
+from abps.data.screening import ColumnFinding
 
 SCHEMA = "abps.check/1"
 
@@ -24,11 +27,11 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class ColumnNote:
+class ColumnCheck:
     """One column of the table.
 
     type: number, yes/no, category, date, empty or other.  role: label, center, patient, time, group,
-    windows, dropped, or feature.  why: why a column is not used (or used in spite of a suspicion).
+    windows, dropped, or feature.  why: why a column is not used (or used in spite of a finding).
     missing: the share of rows without a value, after repairs.
     """
 
@@ -44,9 +47,10 @@ class ColumnNote:
 class TableCheck:
     """Everything that was noticed about one table.
 
-    form: how the file is written.  rows: rows in the file.  copies: rows that repeat others and were taken
-    once.  positive, negative: the label's values; events: rows with the positive one.
-    warnings: sentences about what may be wrong and could not be settled by a rule.
+    form: how the file is written.  rows: rows in the file.  copies: duplicate rows that were removed.
+    positive, negative: the label's values; events: rows with the positive one.
+    warnings: sentences about what may be wrong and no rule can decide; each thing is said once.
+    patient: the column that looks like patient IDs, where none was named.
     """
 
     name: str
@@ -57,38 +61,42 @@ class TableCheck:
     positive: str
     negative: str
     events: int
-    columns: tuple[ColumnNote, ...]
+    columns: tuple[ColumnCheck, ...]
     repairs: tuple[Repair, ...] = ()
-    suspicions: tuple[Suspicion, ...] = ()
+    findings: tuple[ColumnFinding, ...] = ()
     warnings: tuple[str, ...] = ()
     centers: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    patient: str = ""
 
     @property
-    def unused(self) -> tuple[ColumnNote, ...]:
-        """Columns that nobody gave a role and that are not learned from all the same."""
+    def unused(self) -> tuple[ColumnCheck, ...]:
+        """Columns without a role that are not learned from."""
         return tuple(c for c in self.columns if c.role == "feature" and not c.used)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """All that a reader should look at, each thing once: warnings, then columns that are not used and
+        that no warning names."""
+        unused = (f"{c.name!r}: not used, {c.why}" for c in self.unused)
+        named = tuple(f"{c.name!r}: " for c in self.unused)
+        said = {prefix for prefix in named if any(w.startswith(prefix) for w in self.warnings)}
+        return (*self.warnings, *(u for u, prefix in zip(unused, named) if prefix not in said))
+
+    def left_out_groups(self) -> list[tuple[str, list[LeftOut]]]:
+        """Centers left out by reason (without its leading count), the largest group first."""
+        groups: dict[str, list[LeftOut]] = defaultdict(list)
+        for each in self.left_out:
+            groups[each.reason.lstrip("0123456789 ")].append(each)
+        return sorted(groups.items(), key=lambda pair: -len(pair[1]))
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, with the rules of the repairs that were made in words."""
-        return {
-            "schema": SCHEMA,
-            **asdict(self),
-            "rules": {
-                rule: words for rule, words in RULES.items() if any(r.rule == rule for r in self.repairs)
-            },
-        }
+        used = {r.rule for r in self.repairs}
+        rules = {rule: words for rule, words in RULES.items() if rule in used}
+        return {"schema": SCHEMA, **asdict(self), "rules": rules}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> TableCheck:
         """From plain data."""
-        plain = {k: v for k, v in data.items() if k not in ("schema", "rules")}
-        plain["columns"] = tuple(ColumnNote(**c) for c in data["columns"])
-        plain["repairs"] = tuple(
-            Repair(r["column"], r["rule"], r["cells"], tuple((a, b) for a, b in r["examples"]))
-            for r in data["repairs"]
-        )
-        plain["suspicions"] = tuple(Suspicion(**s) for s in data["suspicions"])
-        plain["left_out"] = tuple(LeftOut(**o) for o in data["left_out"])
-        plain["warnings"], plain["centers"] = tuple(data["warnings"]), tuple(data["centers"])
-        return TableCheck(**plain)
+        return msgspec.convert({k: v for k, v in data.items() if k not in ("schema", "rules")}, TableCheck)

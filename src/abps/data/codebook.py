@@ -1,10 +1,12 @@
 """The codebook: what centers must agree on before their models can meet.
 
-Each center encodes its own table by itself; for the models to have the same shape, all must use the
-same columns in the same order. In a simulation the codebook is read off the whole federation; between
-hospitals it is a small file that people exchange and read: names of columns, names of category levels,
-and nothing that was counted or measured; unless they agreed on common statistics
-(:mod:`abps.data.scales`), which then stand in it too: the scale of numeric columns.
+Each center encodes its own table by itself; for the models to have the same shape, all must use the same
+columns in the same order. In a simulation the codebook follows from the whole federation; between hospitals
+it is a small file that people exchange and read: names of columns and of category levels, and no counts or
+measurements, unless they agreed on common statistics (:mod:`abps.data.scales`): then the scale of numeric
+columns stands in it too. Sites publish summaries in their own codebooks, people read them and pass them on,
+and the common scales follow when codebooks are merged. Summaries are of the training rows of one seed, which
+the study must then use.
 """
 
 from __future__ import annotations
@@ -18,19 +20,30 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
-from abps.data.column_statistics import Summarised, Told, agreed
-from abps.data.identifying import identifies, names_somebody
+from abps.data.label import class_order
 from abps.data.outcome import BINARY, Outcome
-from abps.data.outcome_label import class_order
-from abps.data.outcome_statistics import settled_by, settled_size, told_columns
-from abps.data.scales import FARTHEST, Scale, Statistics
+from abps.data.scales import (
+    FARTHEST,
+    GROUP,
+    MOST_GROUPS,
+    ColumnSummary,
+    Scale,
+    Statistics,
+    agree,
+    group_count,
+    outcome_columns,
+    outcome_size,
+    scales_size,
+    settle_outcome,
+)
+from abps.data.screening import identifying_reason, is_personal_value
 from abps.privacy.small_counts import most_patients
 
 #: The schemas that are read; the last one is written.
-SCHEMAS = ("abps.codebook/1", "abps.codebook/2")
+SCHEMAS = ("abps.codebook/1", "abps.codebook/2", "abps.codebook/3")
 
 #: A category level rarer than this many training rows in the whole federation joins "none of the known",
-#: and gaps that are rarer are filled without a column that tells of them.
+#: and missing values that are rarer are filled without a column that marks them.
 RARE_LEVEL = 10
 
 #: At most this many levels of one category are encoded, the most frequent ones.
@@ -57,6 +70,110 @@ class Column:
         )
 
 
+#: Keys of earlier schemas.
+_OLD_KEYS = {"floor": "min_cell", "told": "site_statistics", "summarised": "statistics_source"}
+
+
+@dataclass(frozen=True, eq=False)
+class SiteStatistics:
+    """A site's summary of its training rows under a seed."""
+
+    site: str
+    seed: int
+    summary: ColumnSummary
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a file that people read: column by column."""
+        summary, columns = self.summary, {}
+        for k, used in enumerate(group_count(summary.count, summary.group).tolist()):
+            if used:
+                columns[summary.names[k]] = {
+                    "values": int(summary.count[k]),
+                    "mean": float(summary.mean[k]),
+                    "variance": float(summary.variance[k]),
+                    "groups": [float(value) for value in summary.groups[k, :used]],
+                }
+        return {"site": self.site, "seed": self.seed, "group": summary.group, "columns": columns}
+
+    @staticmethod
+    def from_json(data: Any, numbers: Sequence[str]) -> SiteStatistics:
+        """From a codebook with these numeric columns; ``ValueError`` says what is wrong with it."""
+        names, columns = tuple(numbers), data["columns"]
+        unknown = sorted(set(columns) - set(names))
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is summarised and is no numeric column")
+        summary = _summary(names, int(data["group"]), columns)
+        try:
+            ColumnSummary.from_bytes(summary.to_bytes(), names)  # by the rules for what arrives
+        except RequestError as error:
+            raise ValueError(str(error)) from error
+        return SiteStatistics(str(data["site"]), int(data["seed"]), summary)
+
+    def of(self, names: tuple[str, ...]) -> ColumnSummary:
+        """The summary for the columns of a common codebook; empty for those that the site does not have."""
+        return _summary(names, self.summary.group, self.to_json()["columns"])
+
+
+def _summary(names: tuple[str, ...], group: int, columns: Mapping[str, Any]) -> ColumnSummary:
+    count = np.zeros(len(names), np.uint32)
+    mean, variance = np.zeros((2, len(names)), np.float32)
+    groups = np.zeros((len(names), MOST_GROUPS), np.float32)
+    for k, name in enumerate(names):
+        if name in columns:
+            column = columns[name]
+            count[k], mean[k], variance[k] = column["values"], column["mean"], column["variance"]
+            used = int(group_count(count[k : k + 1], max(group, GROUP))[0])
+            if len(column["groups"]) != used:
+                raise ValueError(f"{name!r} has {len(column['groups'])} groups, {used} are expected")
+            groups[k, :used] = column["groups"]
+    return ColumnSummary(names, count, mean, variance, groups, group)
+
+
+@dataclass(frozen=True)
+class StatisticsSource:
+    """The seed whose training rows the scales of a codebook follow from, and each site's bytes for them, sent
+    and received."""
+
+    seed: int
+    spent: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a file."""
+        return {"seed": self.seed, "bytes": dict(self.spent)}
+
+    @staticmethod
+    def from_json(data: Any) -> StatisticsSource:
+        """From a file's content."""
+        return StatisticsSource(int(data["seed"]), {str(k): int(v) for k, v in data["bytes"].items()})
+
+
+def merge_statistics(
+    published: Sequence[SiteStatistics],
+    names: tuple[str, ...],
+    given: Statistics | None,
+    also: tuple[str, ...] = (),
+    size: int = 0,
+) -> tuple[Statistics | None, StatisticsSource | None]:
+    """The scales of the columns ``names`` that follow from the sites' summaries, and their source.
+
+    also: summaries of the outcome.  size: the bytes of what was agreed about it.
+    """
+    needed = tuple(name for name in names if given is None or name not in given.scales)
+    if not published or not (needed or also):
+        return given, None
+    if len({each.seed for each in published}) > 1:
+        seeds = ", ".join(f"{each.site}: {each.seed}" for each in published)
+        raise RequestError(f"the codebooks have statistics of different seeds ({seeds}); use one seed")
+    if len({each.site for each in published}) < len(published):
+        raise RequestError("two codebooks have statistics of the same site; give each once")
+    spent = {
+        each.site: len(each.of((*needed, *also)).to_bytes()) + scales_size(len(needed)) + size
+        for each in published
+    }
+    statistics = agree({each.site: each.of(names) for each in published}, given) if needed else given
+    return statistics, StatisticsSource(published[0].seed, spent)
+
+
 @dataclass(frozen=True)
 class Codebook:
     """columns: the encoded columns, in order.  descriptors: binary columns whose prevalence is published.
@@ -65,12 +182,12 @@ class Codebook:
     statistics: the scales of numeric columns that were agreed on, or None.
     shared_patients: whether a patient may be known to several centers (by one key). Then every center places
     a patient by the key alone, so that nobody is learned from in one center and scored in another.
-    floor: of how many patients something must be told that leaves a center; 0: of any number, as in a
-    simulation (:mod:`abps.privacy.small_counts`).
-    told: what sites tell of their numeric columns, until codebooks are merged and scales follow from it.
-    summarised: that they did.
+    min_cell: the minimum cell size: how many patients everything covers that leaves a center; 0: no minimum,
+    as in a simulation (:mod:`abps.privacy.small_counts`).
+    site_statistics: summaries that sites publish, until codebooks are merged and scales follow from them.
+    statistics_source: where the scales come from, once they follow from summaries or histograms.
     events, others: the outcome's words that count as the event, and those that do not; a site whose table has
-    them the other way round must not learn with the rest. None where nobody said.
+    them the other way round must not learn with the rest. Empty where nobody said.
     outcome: what is predicted, with the classes, time grid or scale that were agreed on.
     """
 
@@ -79,9 +196,9 @@ class Codebook:
     time: bool = False
     statistics: Statistics | None = None
     shared_patients: bool = False
-    floor: int = 0
-    told: tuple[Told, ...] = ()
-    summarised: Summarised | None = None
+    min_cell: int = 0
+    site_statistics: tuple[SiteStatistics, ...] = ()
+    statistics_source: StatisticsSource | None = None
     events: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     outcome: Outcome = BINARY
@@ -102,16 +219,16 @@ class Codebook:
             "schema": SCHEMAS[-1],
             "time": self.time,
             **({"shared_patients": True} if self.shared_patients else {}),
-            **({"floor": self.floor} if self.floor else {}),
+            **({"min_cell": self.min_cell} if self.min_cell else {}),
             "descriptors": list(self.descriptors),
             "columns": [{k: v for k, v in asdict(c).items() if v} for c in self.columns],
         }
         if self.statistics is not None:
             plain["statistics"] = self.statistics.to_json()
-        if self.told:
-            plain["told"] = [each.to_json() for each in self.told]
-        if self.summarised is not None:
-            plain["summarised"] = self.summarised.to_json()
+        if self.site_statistics:
+            plain["site_statistics"] = [each.to_json() for each in self.site_statistics]
+        if self.statistics_source is not None:
+            plain["statistics_source"] = self.statistics_source.to_json()
         if self.events or self.others:
             plain["outcome"] = {"event": list(self.events), "other": list(self.others)}
         if not self.outcome.binary:
@@ -131,24 +248,27 @@ class Codebook:
             given = data.get("statistics")
             statistics = None if given is None else Statistics.from_json(given)
             shared = bool(data.get("shared_patients", False))
-            floor = data.get("floor", 0)
-            if type(floor) is not int or floor < 0:
-                raise ValueError(f"a floor of {floor!r}")
+            data = {_OLD_KEYS.get(key, key): value for key, value in data.items()}
+            min_cell = data.get("min_cell", 0)
+            if type(min_cell) is not int or min_cell < 0:
+                raise ValueError(f"a minimum cell size of {min_cell!r}")
             book = Codebook(
-                columns, tuple(data["descriptors"]), bool(data["time"]), statistics, shared, floor
+                columns, tuple(data["descriptors"]), bool(data["time"]), statistics, shared, min_cell
             )
-            took = data.get("summarised")
+            source = data.get("statistics_source")
             about = data.get("outcome", {})
             events, others = (tuple(str(word) for word in about.get(k, ())) for k in ("event", "other"))
             if set(events) & set(others):
                 raise ValueError("an outcome that is an event and none")
             outcome = Outcome.from_json(about)
-            names = (*book.numbers, *told_columns(outcome))
+            names = (*book.numbers, *outcome_columns(outcome))
             return replace(
                 book,
                 outcome=outcome,
-                told=tuple(Told.from_json(each, names) for each in data.get("told", ())),
-                summarised=None if took is None else Summarised.from_json(took),
+                site_statistics=tuple(
+                    SiteStatistics.from_json(each, names) for each in data.get("site_statistics", ())
+                ),
+                statistics_source=None if source is None else StatisticsSource.from_json(source),
                 events=events,
                 others=others,
             )
@@ -161,8 +281,8 @@ class Codebook:
 def merged(books: Sequence[Codebook]) -> Codebook:
     """One codebook for centers that each made their own: every column that any of them has.
 
-    A column that is a number for one and a flag for another is a number; levels are united. The highest floor
-    is everybody's. From what sites tell of their columns follow common scales.
+    A column that is a number for one and a flag for another is a number; levels are united. The largest
+    minimum cell size applies to all. Common scales follow from the sites' summaries.
     """
     if not books:
         raise RequestError("no codebook given; name at least one file")
@@ -198,20 +318,20 @@ def merged(books: Sequence[Codebook]) -> Codebook:
         books[0].time,
         None,
         shared_patients,
-        max(book.floor for book in books),
+        max(book.min_cell for book in books),
     )
-    told = [each for book in books for each in book.told]
+    published = [each for book in books for each in book.site_statistics]
     asked = _one_prediction(books)
-    also = told_columns(asked) if told else ()
-    outcome = settled_by(asked, [each.of(also) for each in told]) if also else asked
-    statistics, took = agreed(
-        told, made.numbers, _one_scale_each(books), also, settled_size(outcome) if also else 0
+    also = outcome_columns(asked) if published else ()
+    outcome = settle_outcome(asked, [each.of(also) for each in published]) if also else asked
+    statistics, origin = merge_statistics(
+        published, made.numbers, _one_scale_each(books), also, outcome_size(outcome) if also else 0
     )
     events, others = _one_outcome(books)
     return replace(
         made,
         statistics=statistics,
-        summarised=took or _taken(books),
+        statistics_source=origin or _first_source(books),
         events=events,
         others=others,
         outcome=outcome,
@@ -275,9 +395,9 @@ def _one_outcome(books: Sequence[Codebook]) -> tuple[tuple[str, ...], tuple[str,
     return tuple(events), tuple(others)
 
 
-def _taken(books: Sequence[Codebook]) -> Summarised | None:
-    """What scales took that were in the books already."""
-    found = [book.summarised for book in books if book.summarised is not None]
+def _first_source(books: Sequence[Codebook]) -> StatisticsSource | None:
+    """Where the scales come from that were in the books already."""
+    found = [book.statistics_source for book in books if book.statistics_source is not None]
     return found[0] if found else None
 
 
@@ -292,30 +412,31 @@ def _one_scale_each(books: Sequence[Codebook]) -> Statistics | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Sharing:
-    """Who shares a value: of how many patients of one center something must be told.
+class CellRows:
+    """Decides whether rows cover the minimum cell size in some center.
 
     owner, patient: (rows,) each row's center, of n, and its patient; no patient: every row is another's.
     """
 
-    floor: int
+    min_cell: int
     owner: NDArray[np.int32]
     n: int
     patient: NDArray[np.int64] | None = None
 
     def enough(self, rows: NDArray[np.bool_]) -> bool:
-        """Whether these rows of some center are of so many patients."""
-        return most_patients(rows, self.owner, self.patient, self.n) >= self.floor
+        """Whether these rows of some center are of at least ``min_cell`` patients."""
+        return most_patients(rows, self.owner, self.patient, self.n) >= self.min_cell
 
 
-def candidates(column: pl.Series, train: NDArray[np.bool_], sharing: Sharing | None = None) -> list[Column]:
+def candidates(column: pl.Series, train: NDArray[np.bool_], cells: CellRows | None = None) -> list[Column]:
     """How one column of a table may be encoded, judged on the training rows.
 
-    sharing: of how many patients a level or a gap must be; a column that names people is then not encoded.
+    cells: the minimum cell size of a level or of missing values; a column that names people is then not
+    encoded.
     """
     name = column.name
     found: list[Column] = []
-    if sharing is not None and identifies(column, sharing.patient, sharing.floor):
+    if cells is not None and identifying_reason(column, cells.patient, cells.min_cell):
         return found
     rare = min(RARE_LEVEL, max(1, int(train.sum()) // 100))
     if column.dtype == pl.String or column.dtype == pl.Categorical:
@@ -323,9 +444,9 @@ def candidates(column: pl.Series, train: NDArray[np.bool_], sharing: Sharing | N
         seen = text.filter(pl.Series(train)).drop_nulls().alias("value").value_counts(sort=True)
         frequent = seen.filter(seen["count"] >= rare)
         levels = frequent["value"].to_list()
-        if sharing is not None:
-            levels = [v for v in levels if not names_somebody(v)]
-            levels = [v for v in levels if sharing.enough((text == v).fill_null(False).to_numpy() & train)]
+        if cells is not None:
+            levels = [v for v in levels if not is_personal_value(v)]
+            levels = [v for v in levels if cells.enough((text == v).fill_null(False).to_numpy() & train)]
         levels = sorted(levels[:MOST_LEVELS])
         if len(levels) == 2 and text.null_count() == 0:
             levels = levels[:1]  # the second is the absence of the first
@@ -338,7 +459,7 @@ def candidates(column: pl.Series, train: NDArray[np.bool_], sharing: Sharing | N
             found.append(Column(name, "number"))
         elif np.unique(values[train & ~gaps]).size > 1:
             found.append(Column(name, "flag"))
-    if rare <= gaps[train].sum() < train.sum() and (sharing is None or sharing.enough(gaps & train)):
+    if rare <= gaps[train].sum() < train.sum() and (cells is None or cells.enough(gaps & train)):
         found.append(Column(name, "missing"))
     return found
 

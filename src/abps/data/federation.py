@@ -24,7 +24,7 @@ class About:
     """What a result says of the federation it was computed on.
 
     features: columns; in a run, after encoding.  groups: how many declared groups there are.
-    check: what was noticed and mended when the table was read.
+    check: what was noticed and repaired when the table was read.
     """
 
     name: str
@@ -51,9 +51,9 @@ class Federation:
     era: (rows,) the window of time a stay belongs to, 0, 1, …, or None if all are there from the start.
     every: rounds from one window to the next; None: the rounds of a run divide evenly over the windows.
     in_order: the order of rows is part of the data (a generator made it); that of a file never is.
-    notes: what was noticed and mended when the table was read; not part of the content.
+    notes: what was noticed and repaired when the table was read; not part of the content.
     outcome: what the label is.
-    aside: columns that are not learned from, to tell parts of the cohort apart by; not part of the content.
+    aside: columns that are not learned from, for subgroups; not part of the content.
     """
 
     name: str
@@ -113,12 +113,12 @@ class Federation:
         return f"outcome {self.outcome.asked}"
 
     def __repr__(self) -> str:
-        told = f"outcome {self.outcome.kind}"
+        share = f"outcome {self.outcome.kind}"
         if self.outcome.binary:
-            told = f"{100 * float(self.label.mean()):.1f} % positive"
+            share = f"{100 * float(self.label.mean()):.1f} % positive"
         return (
             f"<Federation {self.name}: {self.size} centers, {self.rows:,} stays, "
-            f"{self.features.width} features, {told}>"
+            f"{self.features.width} features, {share}>"
         )
 
     def only(self, rows: NDArray[np.bool_]) -> Federation:

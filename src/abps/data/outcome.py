@@ -141,7 +141,7 @@ class Outcome:
         return self.events(label).astype(np.int64)
 
     def informative(self, label: NDArray[Any]) -> int:
-        """How many rows of a center tell something: events, rows of the rarer side, half of the numbers."""
+        """The number of informative rows: events, rows of the rarer side, half of the numbers."""
         events = int(self.events(label).sum())
         if self.kind == "survival":
             return events
@@ -219,7 +219,7 @@ class Outcome:
             raise ValueError(f"an outcome of {asked.asked} has no grid or scale like this")
         return replace(asked, names=names, grid=grid, hazards=hazards, level=level, scale=scale)
 
-    def told(self, label: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    def published(self, label: NDArray[Any]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
         """(rows, k) whose means a center publishes, and their names."""
         if self.kind == "classes":
             shares = np.eye(len(self.names))[label.astype(np.int64)]

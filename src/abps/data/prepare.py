@@ -18,14 +18,23 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
-from abps.data.codebook import Codebook, Column, Sharing, candidates, encode_column, sums
-from abps.data.column_statistics import Told
+from abps.data.codebook import CellRows, Codebook, Column, SiteStatistics, candidates, encode_column, sums
 from abps.data.federation import About, Federation
-from abps.data.identifying import identifies
-from abps.data.masked_scales import Counting, counted
+from abps.data.histograms import HistogramSum, settle_from_histograms, sum_histograms
 from abps.data.outcome import BINARY, Outcome
-from abps.data.outcome_statistics import settled_by_counts, settled_size, told_columns, told_values
-from abps.data.scales import HEADER_SIZE, Statistics, Summary, agree, oddities, scales_size, summaries
+from abps.data.scales import (
+    HEADER_SIZE,
+    ColumnSummary,
+    Statistics,
+    agree,
+    outcome_columns,
+    outcome_size,
+    outcome_values,
+    scale_warnings,
+    scales_size,
+    summaries,
+)
+from abps.data.screening import identifying_reason
 from abps.data.splines import design_of
 from abps.data.split import assign_splits, canonical_order, patients_cross
 from abps.privacy.small_counts import in_round_numbers, least_rows, rounded
@@ -57,11 +66,11 @@ class Rows:
         return np.diff(self.start)
 
     def positives(self) -> NDArray[np.int64]:
-        """(centers,) positive rows per center; of other outcomes those that tell something, half at most."""
+        """(centers,) positive rows per center; of other outcomes the informative rows, half at most."""
         if not self.outcome.binary:
             parts = np.split(self.y, self.start[1:-1])
-            told = [min(self.outcome.informative(part), len(part) // 2) for part in parts]
-            return np.array(told, dtype=np.int64)
+            few = [min(self.outcome.informative(part), len(part) // 2) for part in parts]
+            return np.array(few, dtype=np.int64)
         total = np.concatenate([[0], np.cumsum(self.y, dtype=np.float64)])
         return (total[self.start[1:]] - total[self.start[:-1]]).astype(np.int64)
 
@@ -104,9 +113,9 @@ class Prepared:
     warnings: what looks wrong in the columns, one sentence each.
     outcome: what is predicted, with what the centers agreed on for it.
     splines: whether numeric columns are there as the smooth terms of an additive model.
-    floor: of how many patients something must be told that leaves a center; 0: of any number.
-    counted: whether common scales, and what is agreed of the outcome, follow from sums of counts instead of
-    summaries.
+    min_cell: the minimum cell size of everything that leaves a center, in patients; 0: no minimum.
+    from_histograms: whether common scales, and what is agreed about the outcome, follow from sums of
+    histograms instead of summaries.
     """
 
     name: str
@@ -125,15 +134,15 @@ class Prepared:
     agreed: int = 0
     warnings: tuple[str, ...] = ()
     splines: bool = False
-    floor: int = 0
+    min_cell: int = 0
     outcome: Outcome = BINARY
-    counted: bool = False
+    from_histograms: bool = False
 
     @cached_property
-    def least(self) -> NDArray[np.int64]:
-        """(centers,) of how many training rows something must be told: of surely ``floor`` patients."""
+    def min_rows(self) -> NDArray[np.int64]:
+        """(centers,) how many training rows are surely of ``min_cell`` patients."""
         owner = np.repeat(np.arange(self.size), self.train.sizes)
-        return least_rows(owner, self.train.patient, self.size, self.floor)
+        return least_rows(owner, self.train.patient, self.size, self.min_cell)
 
     @property
     def size(self) -> int:
@@ -181,10 +190,10 @@ class Prepared:
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class EncodedFeatures:
     """x: (rows, columns) all rows of a federation.  book: by what.  warnings: what looked wrong.
 
-    outcome: with what all agree on, where that follows from sums of counts.  spent: the bytes of these.
+    outcome: with what all agree on, where that follows from histograms.  spent: the bytes of these.
     """
 
     x: NDArray[np.float32]
@@ -199,20 +208,20 @@ def encode(
     split: NDArray[np.int8],
     book: Codebook | None = None,
     standardise: str = "own",
-    floor: int = 0,
-    counting: Counting | None = None,
-) -> Encoded:
-    """The features, encoded as agreed or as the federation has them.
+    min_cell: int = 0,
+    histograms: HistogramSum | None = None,
+) -> EncodedFeatures:
+    """The features, encoded by the codebook or by one that follows from the federation.
 
-    floor: of how many patients levels and statistics must be told, where no codebook says it.
-    counting: common scales follow from sums of counts, and nobody tells a summary.
+    min_cell: the minimum cell size of levels and statistics, where no codebook says it.
+    histograms: common scales follow from sums of histograms, and nobody publishes a summary.
     """
     if standardise not in STANDARDISE:
         raise RequestError(f"standardise={standardise!r}: choose {' or '.join(STANDARDISE)}")
     n, train, center = federation.size, split == 0, federation.center
     blocks: list[NDArray[np.float32]] = []
     columns: list[Column] = []
-    for column in _wanted(federation, train, floor) if book is None else book.columns:
+    for column in _wanted(federation, train, min_cell) if book is None else book.columns:
         block = encode_column(column, federation.features[column.source], center, train, n)
         if book is None and column.kind == "number" and not np.any(block[train]):
             continue  # constant in every center: nothing to learn from
@@ -228,67 +237,67 @@ def encode(
             tuple(columns),
             federation.descriptors,
             federation.time is not None,
-            floor=floor,
+            min_cell=min_cell,
             outcome=federation.outcome,
         )
-    told = {} if counting else told_of(federation, split, book.numbers, book.floor)
+    published = {} if histograms else center_summaries(federation, split, book.numbers, book.min_cell)
     outcome, spent = None, 0
-    if counting:
-        statistics, outcome, spent = _from_counts(federation, split, book, counting, standardise)
+    if histograms:
+        statistics, outcome, spent = _scales_from_histograms(federation, split, book, histograms, standardise)
     else:
-        statistics = agree(told, book.statistics)
+        statistics = agree(published, book.statistics)
     book = replace(book, statistics=statistics if standardise == "common" else None)
     if standardise == "common":
         for k, column in enumerate(columns):
             if column.kind == "number":
                 scale, values = statistics.scales[column.source], federation.features[column.source]
                 blocks[k] = encode_column(column, values, center, train, n, scale)
-    warnings = oddities(told, statistics) if told else ()
-    return Encoded(np.stack(blocks, axis=1), book, warnings, outcome, spent)
+    warnings = scale_warnings(published, statistics) if published else ()
+    return EncodedFeatures(np.stack(blocks, axis=1), book, warnings, outcome, spent)
 
 
-def _from_counts(
-    federation: Federation, split: NDArray[np.int8], book: Codebook, counting: Counting, standardise: str
+def _scales_from_histograms(
+    federation: Federation, split: NDArray[np.int8], book: Codebook, how: HistogramSum, standardise: str
 ) -> tuple[Statistics, Outcome, int]:
-    """Scales, the outcome with what all agree on, and the bytes that it took: from sums of counts alone."""
+    """Scales, the outcome with what all agree on, and the bytes for both: from sums of histograms alone."""
     given = {} if book.statistics is None else dict(book.statistics.scales)
     before = 0 if book.statistics is None else book.statistics.spent
     numbers = [name for name in book.numbers if name not in given] if standardise == "common" else []
-    about = told_columns(federation.outcome)
+    about = outcome_columns(federation.outcome)
     if not numbers and not about:
         return Statistics(given, before), federation.outcome, before
-    values, start, rows = numbers_of(federation, split, (*numbers, *about))
-    least = None
-    if book.floor:
+    values, start, rows = numeric_rows(federation, split, (*numbers, *about))
+    min_rows = None
+    if book.min_cell:
         patient = None if federation.patient is None else federation.patient[rows]
-        least = least_rows(federation.center[rows], patient, federation.size, book.floor)
-    found, spent = counted(values, start, federation.centers, counting, least)
-    scales = found.scales(counting.doubt(len(values), federation.size))
-    outcome = settled_by_counts(federation.outcome, found, len(numbers))
-    back = scales_size(len(numbers)) + (settled_size(outcome) if about else 0)
+        min_rows = least_rows(federation.center[rows], patient, federation.size, book.min_cell)
+    found, spent = sum_histograms(values, start, federation.centers, how, min_rows)
+    scales = found.scales(how.doubt(len(values), federation.size))
+    outcome = settle_from_histograms(federation.outcome, found, len(numbers))
+    back = scales_size(len(numbers)) + (outcome_size(outcome) if about else 0)
     spent += before + federation.size * back
     return Statistics(given | dict(zip(numbers, scales)), spent), outcome, spent
 
 
-def told_of(
-    federation: Federation, split: NDArray[np.int8], names: tuple[str, ...], floor: int = 0
-) -> dict[str, Summary]:
-    """What every center of a federation tells of its numeric columns, from its training rows; ``names`` may
-    be those of what is told of an outcome (:mod:`abps.data.outcome_statistics`)."""
-    values, start, rows = numbers_of(federation, split, names)
+def center_summaries(
+    federation: Federation, split: NDArray[np.int8], names: tuple[str, ...], min_cell: int = 0
+) -> dict[str, ColumnSummary]:
+    """What every center publishes about its numeric columns, from its training rows; ``names`` may be those
+    of the outcome (:func:`abps.data.scales.outcome_columns`)."""
+    values, start, rows = numeric_rows(federation, split, names)
     patient = None if federation.patient is None else federation.patient[rows]
-    least = least_rows(federation.center[rows], patient, federation.size, floor)
-    if floor:
+    min_rows = least_rows(federation.center[rows], patient, federation.size, min_cell)
+    if min_cell:
         # Not times of an outcome: rounded, the few events of a small center would give a wrong course.
-        columns = np.array([name not in told_columns(federation.outcome) for name in names], dtype=bool)
-        values, start = _in_round_numbers(values, start, least, columns)
-    return dict(zip(federation.centers, summaries(names, values, start, least)))
+        columns = np.array([name not in outcome_columns(federation.outcome) for name in names], dtype=bool)
+        values, start = _in_round_numbers(values, start, min_rows, columns)
+    return dict(zip(federation.centers, summaries(names, values, start, min_rows)))
 
 
 def _in_round_numbers(
     values: NDArray[np.float64],
     start: NDArray[np.int64],
-    least: NDArray[np.int64],
+    min_rows: NDArray[np.int64],
     which: NDArray[np.bool_],
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Columns (k, rows) in which values that few rows have cannot be counted, and where centers begin.
@@ -296,9 +305,9 @@ def _in_round_numbers(
     which: (k,) the columns that this is done to.
     """
     parts = []
-    for i, base in enumerate(least.tolist()):
+    for i, base in enumerate(min_rows.tolist()):
         own = values[:, start[i] : start[i + 1]]
-        mine = [in_round_numbers(column, base) if told else column for column, told in zip(own, which)]
+        mine = [in_round_numbers(column, base) if chosen else column for column, chosen in zip(own, which)]
         wide = max((len(column) for column in mine), default=0)
         padded = [np.pad(column, (0, wide - len(column)), constant_values=np.nan) for column in mine]
         parts.append(np.stack(padded) if padded else np.empty((0, wide)))
@@ -306,7 +315,7 @@ def _in_round_numbers(
     return np.concatenate(parts, axis=1), ends
 
 
-def numbers_of(
+def numeric_rows(
     federation: Federation, split: NDArray[np.int8], names: tuple[str, ...]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """(k, rows) numeric columns of the training rows, center by center; where each center's begin; and which
@@ -315,19 +324,19 @@ def numbers_of(
     rows = rows[np.argsort(federation.center[rows], kind="stable")]
     start = np.searchsorted(federation.center[rows], np.arange(federation.size + 1)).astype(np.int64)
     values = np.empty((len(names), len(rows)))
-    about, label = told_columns(federation.outcome), federation.label[rows]
+    about, label = outcome_columns(federation.outcome), federation.label[rows]
     for k, name in enumerate(names):
         if name in about:
-            values[k] = told_values(federation.outcome, label, name)
+            values[k] = outcome_values(federation.outcome, label, name)
         else:
             values[k] = federation.features[name].cast(pl.Float64).to_numpy()[rows]
     return values, start, rows
 
 
-def _wanted(federation: Federation, train: NDArray[np.bool_], floor: int) -> Iterator[Column]:
-    sharing = Sharing(floor, federation.center, federation.size, federation.patient) if floor else None
+def _wanted(federation: Federation, train: NDArray[np.bool_], min_cell: int) -> Iterator[Column]:
+    cells = CellRows(min_cell, federation.center, federation.size, federation.patient) if min_cell else None
     for column in federation.features.get_columns():
-        yield from candidates(column, train, sharing)
+        yield from candidates(column, train, cells)
 
 
 def codebook(
@@ -335,78 +344,81 @@ def codebook(
     seed: int,
     split: NDArray[np.int8] | None = None,
     standardise: str = "own",
-    floor: int = 0,
+    min_cell: int = 0,
 ) -> Codebook:
     """What the centers of a federation would have to agree on to encode their tables each by itself.
 
-    floor: a codebook that leaves a site has one (:data:`abps.privacy.small_counts.MIN_CELL`): levels of fewer
-    patients are not in it, nor columns that name people; and what is later published by it is rounded so.
+    min_cell: a codebook that leaves a site has a minimum cell size (:mod:`abps.privacy.small_counts`): levels
+    of fewer patients are not in it, nor columns that name people; published counts are rounded to it.
     """
     split = assign_splits(federation, seed) if split is None else split
-    book = encode(federation, split, standardise=standardise, floor=floor).book
+    book = encode(federation, split, standardise=standardise, min_cell=min_cell).book
     # A center by itself cannot know who else has seen its patients.
     shared = federation.size == 1 or patients_cross(federation)
-    return replace(book, shared_patients=shared, outcome=_told_outcome(federation, floor))
+    return replace(book, shared_patients=shared, outcome=_published_outcome(federation, min_cell))
 
 
-def not_told(table: Federation, book: Codebook) -> dict[str, str]:
-    """The columns of a table that its codebook has not, and why, in half a sentence: those that were set
-    aside when it was read, and those that name people or have no value of enough patients."""
+def excluded_columns(table: Federation, book: Codebook) -> dict[str, str]:
+    """The columns of a table that its codebook has not, and why: those that were excluded when it was read,
+    and those that name people or have no value of enough patients."""
     aside = {} if table.notes is None else {note.name: note.why for note in table.notes.unused}
     names = [name for name in table.features.columns if name not in book.sources]
-    few = f"no two of its values are of {max(book.floor, 1)} patients or more each"
+    few = f"no two of its values are of {max(book.min_cell, 1)} patients or more each"
     return aside | {
-        name: identifies(table.features[name], table.patient, book.floor) or few for name in names
+        name: identifying_reason(table.features[name], table.patient, book.min_cell) or few for name in names
     }
 
 
-def _told_outcome(federation: Federation, floor: int) -> Outcome:
-    """The outcome as a codebook tells it: of classes, those that enough patients of a center share."""
+def _published_outcome(federation: Federation, min_cell: int) -> Outcome:
+    """The outcome as a codebook has it: of classes, those that enough patients of a center share."""
     outcome = federation.outcome
-    if not floor or outcome.kind != "classes":
+    if not min_cell or outcome.kind != "classes":
         return outcome
-    sharing = Sharing(floor, federation.center, federation.size, federation.patient)
-    names = [name for k, name in enumerate(outcome.names) if sharing.enough(federation.label == k)]
+    cells = CellRows(min_cell, federation.center, federation.size, federation.patient)
+    names = [name for k, name in enumerate(outcome.names) if cells.enough(federation.label == k)]
     if len(names) < 2:
         raise RequestError(
-            f"{federation.name}: fewer than two classes have {floor} patients, so none can be told; an "
+            f"{federation.name}: fewer than two classes have {min_cell} patients (the minimum cell size); an "
             "outcome of classes needs two"
         )
     return replace(outcome, names=tuple(names))
 
 
 def with_statistics(book: Codebook, table: Federation, seed: int) -> Codebook:
-    """A site's own codebook with what it tells of its numeric columns and of the outcome, for a study with
-    this seed."""
+    """A site's own codebook with its summaries of numeric columns and of the outcome, for a study with this
+    seed."""
     split = assign_splits(table, seed, book.shared_patients)
-    told = told_of(table, split, (*book.numbers, *told_columns(table.outcome)), book.floor)
-    return replace(book, told=tuple(Told(site, seed, summary) for site, summary in told.items()))
+    names = (*book.numbers, *outcome_columns(table.outcome))
+    published = center_summaries(table, split, names, book.min_cell)
+    return replace(
+        book, site_statistics=tuple(SiteStatistics(site, seed, each) for site, each in published.items())
+    )
 
 
 def metadata(
-    federation: Federation, split: NDArray[np.int8], floor: int = 0, outcome: Outcome = BINARY
+    federation: Federation, split: NDArray[np.int8], min_cell: int = 0, outcome: Outcome = BINARY
 ) -> tuple[NDArray[np.float64], tuple[str, ...], int]:
     """(centers, k) the vector that each center publishes, the names of its entries, and how many are base.
 
-    floor: counts are told as multiples of so many patients; 0: as they are.
+    min_cell: counts are rounded to multiples of so many patients; 0: not rounded.
     """
     n, train = federation.size, split == 0
     center = federation.center[train]
     count = np.maximum(sums(center, n, np.ones(len(center))), 1)
     patient = None if federation.patient is None else federation.patient[train]
-    base = least_rows(center, patient, n, floor).astype(np.float64)
+    base = least_rows(center, patient, n, min_cell).astype(np.float64)
 
     def share(values: NDArray[np.float64]) -> NDArray[np.float64]:
         found = sums(center, n, values)
-        return np.minimum(rounded(found, base), count) / count if floor else found / count
+        return np.minimum(rounded(found, base), count) / count if min_cell else found / count
 
-    if floor:
+    if min_cell:
         count = np.maximum(count, base)
-    told, about = outcome.told(federation.label[train])
+    published, about = outcome.published(federation.label[train])
     if outcome.kind == "continuous":
-        parts = [*(sums(center, n, column) / count for column in told.T), np.log(count)]
+        parts = [*(sums(center, n, column) / count for column in published.T), np.log(count)]
     else:
-        parts = [*(share(column) for column in told.T), np.log(count)]
+        parts = [*(share(column) for column in published.T), np.log(count)]
     names = [*about, "log training rows"]
     if federation.time is not None:
         parts.append(sums(center, n, federation.time[train]) / count / 2030.0)
@@ -424,13 +436,13 @@ def _agreed_bytes(federation: Federation, split: NDArray[np.int8], book: Codeboo
     """What centers sent and received to agree on scales, and on the time grid or scale of the outcome."""
     common = standardise == "common" and book.statistics is not None
     spent = book.statistics.spent if common and book.statistics is not None else 0
-    about = told_columns(federation.outcome)
+    about = outcome_columns(federation.outcome)
     if not about:
         return spent
-    told = told_of(federation, split, about, book.floor).values()
-    # With scales they are told in one message, with one header.
+    published = center_summaries(federation, split, about, book.min_cell).values()
+    # They travel with the scales in one message, with one header.
     head = HEADER_SIZE if common else 0
-    return spent + sum(len(each.to_bytes()) - head + settled_size(book.outcome) for each in told)
+    return spent + sum(len(each.to_bytes()) - head + outcome_size(book.outcome) for each in published)
 
 
 def prepare(
@@ -440,14 +452,14 @@ def prepare(
     split: NDArray[np.int8] | None = None,
     standardise: str = "own",
     splines: bool = False,
-    floor: int = 0,
-    counting: Counting | None = None,
+    min_cell: int = 0,
+    histograms: HistogramSum | None = None,
 ) -> Prepared:
     """Split and encode a federation for one seed, by an agreed codebook or by its own.
 
-    counting: common scales, and what is agreed of the outcome, follow from sums of counts
-    (:mod:`abps.data.masked_scales`).
-    floor: of how many patients something must be told that leaves a center, where no codebook says it.
+    histograms: common scales, and what is agreed about the outcome, follow from sums of histograms
+    (:mod:`abps.data.histograms`).
+    min_cell: the minimum cell size of everything that leaves a center, where no codebook says it.
     splines: numeric columns become the smooth terms of an additive model (see :mod:`abps.data.splines`).
     The order of rows in a file changes nothing.
     """
@@ -457,8 +469,9 @@ def prepare(
     if not federation.in_order:
         order = canonical_order(federation)
         federation, split = federation.take(order), split[order]
-    counts = counting is not None and (standardise == "common" or bool(told_columns(federation.outcome)))
-    encoded = encode(federation, split, book, standardise, floor, counting if counts else None)
+    common = standardise == "common" or bool(outcome_columns(federation.outcome))
+    summed = histograms if common else None
+    encoded = encode(federation, split, book, standardise, min_cell, summed)
     x, made = encoded.x, encoded.book
     columns = tuple(column.name for column in made.columns)
     if splines:
@@ -466,7 +479,7 @@ def prepare(
         x, columns = design.of(x), design.names
     outcome = encoded.outcome or federation.outcome.settled(federation.label[split == 0])
     made = replace(made, outcome=outcome)
-    vectors, names, base = metadata(federation, split, made.floor, outcome)
+    vectors, names, base = metadata(federation, split, made.min_cell, outcome)
 
     def rows(part: int) -> Rows:
         chosen = np.flatnonzero(split == part)
@@ -495,10 +508,10 @@ def prepare(
         seed=seed,
         book=made,
         plain=len(made.columns),
-        agreed=encoded.spent if counts else _agreed_bytes(federation, split, made, standardise),
+        agreed=encoded.spent if summed else _agreed_bytes(federation, split, made, standardise),
         warnings=encoded.warnings,
         splines=splines,
-        floor=made.floor,
+        min_cell=made.min_cell,
         outcome=outcome,
-        counted=counts,
+        from_histograms=summed is not None,
     )

@@ -1,8 +1,9 @@
-"""Files as people have them: Parquet, or text with its separator and its encoding recognised.
+"""Files as people have them: Parquet, Excel, or text with its separator and its encoding recognised.
 
-A text file may separate its cells by comma, semicolon, tab or bar, be written as UTF-8 (with or without
-a byte order mark), UTF-16 or Latin-1 (as Windows writes it), and be compressed with gzip. Which of them
-it is follows from its bytes, not from its name.
+A text file may separate its cells by comma, semicolon, tab or bar, be written as UTF-8 (with or without a
+byte order mark), UTF-16 or Windows-1252, and be compressed with gzip; its bytes decide, not its name. Title
+lines above the header are skipped with a warning. A line with too many or too few cells stops the reading
+with its number.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import importlib.util
 import io
+import itertools
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,29 +31,39 @@ GAPS = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
 #: Bytes from the beginning of a file by which separator and encoding without a mark are judged.
 SAMPLE = 1 << 16
 
+#: Lines above the header that may be titles.
+MOST_TITLES = 20
+
+#: Above this size in bytes, a text with quotes is not scanned for ragged lines before it is parsed.
+SCANNED = 1 << 28
+
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _SHOWN = {"utf-8": "UTF-8", "utf-8-sig": "UTF-8 with a mark", "cp1252": "Latin-1 (Windows-1252)"}
+_EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
+#: The first bytes of a workbook: a ZIP archive, or Microsoft's older container.
+_EXCEL_MARKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """A file's cells, and how they were found in it."""
+    """A file's cells, the form it was found in, and what is worth a warning about it."""
 
     frame: pl.DataFrame
     form: str
+    warnings: tuple[str, ...] = ()
 
 
 def read_raw(path: Path) -> RawTable:
-    """A CSV, TSV or Parquet file as a frame, with the form it was found in."""
+    """A CSV, TSV, Excel or Parquet file as a frame, with the form it was found in."""
     path = Path(path)
     if not path.exists():
         raise RequestError(f"{path}: no such file; check the name of the table")
     if path.is_dir():
-        raise RequestError(f"{path} is a folder; give a CSV or Parquet file")
+        raise RequestError(f"{path} is a folder; give a CSV, Excel or Parquet file")
     if path.stat().st_size == 0:
         raise RequestError(f"{path} is empty; give a table with a header and rows")
     try:
-        found = _parquet(path) if path.suffix == ".parquet" else _text(path)
+        found = _read(path)
     except RequestError:
         raise
     except (pl.exceptions.PolarsError, OSError, EOFError, UnicodeError, csv.Error) as error:
@@ -61,8 +76,43 @@ def read_raw(path: Path) -> RawTable:
     return found
 
 
-def _parquet(path: Path) -> RawTable:
-    return RawTable(pl.read_parquet(path), "Parquet")
+def _read(path: Path) -> RawTable:
+    if path.suffix == ".parquet":
+        return RawTable(pl.read_parquet(path), "Parquet")
+    with path.open("rb") as stream:
+        mark = stream.read(4)
+    if path.suffix.lower() in _EXCEL or mark in _EXCEL_MARKS:
+        return _excel(path)
+    return _text(path)
+
+
+def _excel(path: Path) -> RawTable:
+    """The first sheet of a workbook."""
+    if importlib.util.find_spec("fastexcel") is None:
+        raise RequestError(
+            f"{path} is an Excel workbook; install its reader with `pip install 'abps[excel]'`, or save the "
+            "sheet as CSV"
+        )
+    import fastexcel
+
+    try:
+        book = fastexcel.read_excel(path)
+        sheet = book.sheet_names[0]
+        top = book.load_sheet(0, header_row=None, n_rows=MOST_TITLES + 1, dtypes="string").to_polars()
+        rows = [["" if cell is None else str(cell).strip() for cell in row] for row in top.iter_rows()]
+        header = _header_row(rows)
+        _refuse_twins(rows[header] if rows else [], path)
+        frame = book.load_sheet(0, header_row=header).to_polars()
+    except fastexcel.FastExcelError as error:
+        first = str(error).strip().splitlines()[0]
+        raise RequestError(f"{path} cannot be read as a workbook ({first}); save the sheet as CSV") from error
+    frame = frame.select(c for c in frame.get_columns() if not c.name.startswith("__UNNAMED__"))
+    frame = frame.filter(~pl.all_horizontal(pl.all().is_null())) if frame.width else frame
+    warnings = _title_warning(path, [" ".join(filter(None, row)) for row in rows[:header]])
+    if len(book.sheet_names) > 1:
+        others = ", ".join(repr(name) for name in book.sheet_names[1:4])
+        warnings += (f"{path.name}: only the first sheet {sheet!r} is read, not {others}",)
+    return RawTable(frame, f"Excel, sheet {sheet!r}", warnings)
 
 
 def _text(path: Path) -> RawTable:
@@ -74,13 +124,20 @@ def _text(path: Path) -> RawTable:
     if encoding != "utf-8":
         content = content.decode(encoding).encode("utf-8")
     if b"\x00" in content[:SAMPLE]:
-        raise RequestError(f"{path} is no text (it holds zero bytes); give a CSV or Parquet file")
+        raise RequestError(f"{path} is no text (it holds zero bytes); give a CSV, Excel or Parquet file")
     first, _, rest = content.partition(b"\n")
+    skipped = 0
     if first.strip().lower() in (b"sep=" + s.encode() for s in SEPARATORS):  # as Excel writes it
-        content = rest
-    separator = separator_of(content[:SAMPLE].decode("utf-8", "ignore"))
-    header = pl.read_csv(content, separator=separator, has_header=False, n_rows=1, infer_schema=False)
-    _no_twins([str(v) for v in header.row(0)], path)
+        content, skipped = rest, 1
+    sample = content[:SAMPLE].decode("utf-8", "ignore")
+    separator = separator_of(sample)
+    lines = [row for row, _ in zip(csv.reader(io.StringIO(sample), delimiter=separator), range(200))]
+    titles = _header_row(lines)
+    shown = content.split(b"\n", titles)[:titles]
+    content = content.split(b"\n", titles)[titles]
+    header = lines[titles] if lines else []
+    _refuse_twins(header, path)
+    _refuse_ragged(content, separator, len(header), path, skipped + titles)
     frame = pl.read_csv(
         content,
         separator=separator,
@@ -88,12 +145,65 @@ def _text(path: Path) -> RawTable:
         null_values=list(GAPS),
         try_parse_dates=True,
     )
-    shown = _SHOWN.get(encoding, encoding.upper())
-    return RawTable(frame, f"text, separated by {SEPARATORS[separator]}, {shown}{', gzip' * packed}")
+    form = f"text, separated by {SEPARATORS[separator]}, {_SHOWN.get(encoding, encoding.upper())}"
+    warnings = _title_warning(path, [line.decode("utf-8", "replace").strip() for line in shown])
+    return RawTable(frame, form + ", gzip" * packed, warnings)
+
+
+def _header_row(rows: Sequence[Sequence[str]]) -> int:
+    """The index of the header: the first row with as many filled cells as most rows have cells.
+
+    Rows above it are titles. Where no such row is near the top, the first row is the header.
+    """
+    widths = Counter(len(row) for row in rows[1:] if any(cell.strip() for cell in row))
+    if not widths:
+        return 0
+    usual = widths.most_common(1)[0][0]
+    for k, row in enumerate(rows[: MOST_TITLES + 1]):
+        filled = sum(bool(cell.strip()) for cell in row)
+        if len(row) in (usual, usual - 1) and filled > 0.5 * len(row) and filled > 1:
+            return k
+        if usual == 1 and filled:
+            return k
+    return 0
+
+
+def _title_warning(path: Path, titles: Sequence[str]) -> tuple[str, ...]:
+    said = [title for title in titles if title]
+    if not said:
+        return ()
+    lines = "line 1" if len(titles) == 1 else f"lines 1 to {len(titles)}"
+    return (f"{path.name}: {lines} above the header skipped ({said[0][:40]!r})",)
+
+
+def _refuse_ragged(content: bytes, separator: str, width: int, path: Path, above: int) -> None:
+    """Stop at the first line that has not as many cells as the header.
+
+    above: lines of the file above this content.
+    """
+    if b'"' not in content:
+        mark = separator.encode()
+        counts = ((k, line.count(mark) + 1) for k, line in enumerate(content.split(b"\n")) if line.strip())
+        found = next(((k + 1, n) for k, n in counts if n != width), None)
+    elif len(content) > SCANNED:
+        return
+    else:
+        reader = csv.reader(io.StringIO(content.decode("utf-8", "replace")), delimiter=separator)
+        lines = ((reader.line_num, row) for row in reader)
+        found = next(((k, len(row)) for k, row in lines if row and len(row) != width), None)
+    if found is None:
+        return
+    line, cells = found
+    name = SEPARATORS[separator]
+    if cells > width:
+        what = f"put a text with a {name} in it in quotes, or remove the {name}"
+    else:
+        what = "add the missing cells, or remove the line; a text with a line break needs quotes"
+    raise RequestError(f"{path}: line {line + above} has {cells} cells and the header has {width}; {what}")
 
 
 def encoding_of(content: bytes) -> str:
-    """The encoding of a text: by its mark, by its zero bytes, UTF-8 if it is that, else Windows' Latin-1."""
+    """The encoding of a text: by its mark, by its zero bytes, UTF-8 if it is that, else Windows-1252."""
     for mark, name in _MARKS.items():
         if content.startswith(mark):
             return name
@@ -105,7 +215,7 @@ def encoding_of(content: bytes) -> str:
 
 
 def _is(content: bytes, encoding: str) -> bool:
-    """Whether bytes are a text in an encoding; looked at piece by piece, since a table may be large."""
+    """Whether bytes are a text in an encoding; checked piece by piece, since a table may be large."""
     decoder = codecs.getincrementaldecoder(encoding)()
     step = 1 << 22
     try:
@@ -117,28 +227,28 @@ def _is(content: bytes, encoding: str) -> bool:
 
 
 def separator_of(sample: str) -> str:
-    """The separator that cuts the first lines into the most cells, equally many in each.
+    """The separator that cuts most lines into equally many cells, and into the most.
 
     >>> separator_of("a;b;c\\n1,5;2;3\\n"), separator_of("a,b\\n1,2\\n"), separator_of("only\\n1\\n")
     (';', ',', ',')
     """
     best, most = ",", (0.0, 0)
     for separator in SEPARATORS:
-        lines = [row for row in csv.reader(io.StringIO(sample), delimiter=separator) if row][:50]
+        rows = csv.reader(io.StringIO(sample), delimiter=separator)
+        lines = list(itertools.islice((row for row in rows if row), 50))
         if len(lines) > 2:
             lines = lines[:-1]  # the last may be cut off
-        if not lines or len(lines[0]) < 2:
+        if not lines:
             continue
-        width = len(lines[0])
-        even = sum(len(row) == width for row in lines) / len(lines)
-        if (even, width) > most:
-            best, most = separator, (even, width)
+        width, count = Counter(map(len, lines)).most_common(1)[0]
+        if width > 1 and (count / len(lines), width) > most:
+            best, most = separator, (count / len(lines), width)
     return best
 
 
-def _no_twins(names: list[str], path: Path) -> None:
-    twins = sorted({name for name in names if names.count(name) > 1})
+def _refuse_twins(names: Sequence[str], path: Path) -> None:
+    twins = sorted({name for name in names if name and list(names).count(name) > 1})
     if twins:
         raise RequestError(
-            f"{path}: the column name {twins[0]!r} occurs {names.count(twins[0])} times; rename one"
+            f"{path}: the column name {twins[0]!r} occurs {list(names).count(twins[0])} times; rename one"
         )

@@ -1,12 +1,12 @@
-"""Cells that were meant as numbers or as one and the same level, mended by stated rules.
+"""Repairs of cells that were meant as numbers, as dates, or as one and the same level, by stated rules.
 
-Each rule looks at one whole column, because a cell alone cannot tell whether its comma separates decimals
-or thousands. What a rule changes is counted and shown with examples; what it cannot settle is a warning,
-and what cannot be settled at all (two units in one column) stops with a sentence.
+Each rule looks at one whole column, because one cell does not show whether its comma separates decimals or
+thousands. Every change is counted and shown with examples; what a rule cannot decide is a warning, and what
+cannot be decided at all (two units in one column) stops with a sentence.
 
-A column is one of numbers if at least nine in ten of its known cells are, once read by these rules, and
-its other cells are then missing. Where only a few different numbers occur among other words, it is a
-category with numbers for names and stays one.
+A column is numeric if at least half of its known cells are numbers once read by these rules; its other cells
+are then missing, with a warning that names them. Where only a few different whole numbers occur among other
+words (1, 2, other), it is a category.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from abps.data.reading import GAPS
 
 #: What is done to cells, by the name of the rule.
 RULES: Mapping[str, str] = {
-    "limit": "a limit of measurement (<0.5, >89) is taken as the limit itself",
-    "missing word": "in a column of numbers, a word for missing (unk, not done, -) is a gap",
-    "not a number": "in a column of numbers, any other word is a gap",
-    "decimal comma": "a decimal comma is a decimal point",
-    "thousands": "a separator of thousands is left out",
-    "unit": "the one unit of a column is left out",
-    "flag": "a mark after a number (H, L, *) is left out",
-    "sentinel": "a number that stands for missing (-999, 9999) is a gap",
-    "spelling": "spellings of one level (case, spaces) are one; the most frequent stands for all",
-    "synonym": "words for one and the same (male and M, yes and Y) are one; the most frequent stands for all",
-    "date": "text that holds dates of one form is a date",
+    "limit": "a detection limit (<0.5, >89) is read as the limit itself",
+    "missing word": "in a numeric column, a word for missing (unk, not done, n.b., -) is missing",
+    "not a number": "in a numeric column, any other word is missing",
+    "decimal comma": "a decimal comma is read as a decimal point",
+    "thousands": "a thousands separator is removed",
+    "unit": "the one unit of a column is removed",
+    "flag": "a flag after a number (H, L, *) is removed",
+    "sentinel": "a number that stands for missing (-999, 9999) is missing",
+    "spelling": "spellings of one level (case, spaces) are merged into the most frequent",
+    "synonym": "synonyms (male and M, yes and Y) are merged into the most frequent",
+    "date": "text that holds dates of one format is read as dates",
 }
 
 #: Words for missing; only where the other cells are numbers, since "none" may be an answer elsewhere.
@@ -45,28 +45,62 @@ MISSING_WORDS = frozenset(
         "n/d", "n.d.", "not available", "not done", "not known", "not measured", "not recorded", "not tested",
         "not taken", "not applicable", "no result", "no value", "pending", "error", "#n/a", "#na", "#value!",
         "#null!", "#ref!", "#div/0!", "-", "--", "---", ".", "..", "…", "*", "?", "??", "x", "xx", "xxx",
-        "inf", "-inf", "+inf",
+        "inf", "-inf", "+inf", "n.b.", "n.b", "nb", "nicht bestimmt", "nicht bestimmbar", "nicht gemessen",
+        "nicht erhoben", "nicht durchgeführt", "n.v.", "nicht verfügbar", "k.a.", "k.a", "k. a.", "ka",
+        "keine angabe", "unbekannt", "unbek.", "fehlt", "fehlend", "entfällt", "ausstehend", "storniert",
+        "non fait", "non dosé", "non disponible", "non mesuré", "inconnu", "manquant", "sin dato", "s/d",
+        "desconocido", "no realizado", "no disponible", "no medido", "sconosciuto", "non eseguito",
+        "non disponibile", "mancante", "desconhecido", "não realizado", "onbekend",
     }
 )  # fmt: skip
 
-#: Different numbers that a column needs before other words in it are gaps and not names of levels.
-MANY_NUMBERS = 10
+#: Different numbers that a column needs before other words in it are missing values and not names of levels;
+#: numbers with decimals are no names, so five of them are enough.
+MANY_NUMBERS, MANY_DECIMALS = 10, 5
 
-#: The share of known cells that must be numbers.
-MOSTLY = 0.9
+#: The share of known cells that must be numbers, and the share from which on a category with numbers is
+#: worth a warning.
+MOSTLY, PARTLY = 0.5, 0.2
+
+#: The share of a numeric column that words for missing may have without a warning.
+FEW_MISSING_WORDS = 0.05
 
 _SYNONYMS = (
     (
-        frozenset({"m", "male", "man", "males", "masculine", "boy"}),
-        frozenset({"f", "w", "female", "woman", "females", "feminine", "girl"}),
+        frozenset({"m", "male", "man", "males", "masculine", "boy", "männlich", "maennlich", "mann", "herr",
+                   "h", "homme", "masculin", "hombre", "masculino", "varón", "maschio", "uomo", "maschile"}),
+        frozenset({"f", "w", "female", "woman", "females", "feminine", "girl", "weiblich", "frau", "femme",
+                   "féminin", "mujer", "femenino", "femmina", "donna", "femminile", "feminino"}),
     ),
     (
-        frozenset({"y", "yes", "t", "true", "1", "positive", "pos", "+", "present"}),
-        frozenset({"n", "no", "f", "false", "0", "negative", "neg", "-", "absent"}),
+        frozenset({"y", "yes", "t", "true", "1", "positive", "pos", "+", "present", "ja", "j", "wahr", "oui",
+                   "vrai", "sí", "si", "sì", "sim", "positiv", "positif", "positivo"}),
+        frozenset({"n", "no", "f", "false", "0", "negative", "neg", "-", "absent", "nein", "falsch", "non",
+                   "faux", "não", "negativ", "négatif", "negativo"}),
     ),
-)
+)  # fmt: skip
 #: Words that may stand beside a pair of synonyms without belonging to it.
-_NEITHER = frozenset({"unknown", "unk", "u", "other", "o", "x", "missing", "not known", "indeterminate"})
+_NEITHER = frozenset(
+    {
+        "unknown",
+        "unk",
+        "u",
+        "other",
+        "o",
+        "x",
+        "missing",
+        "not known",
+        "indeterminate",
+        "divers",
+        "d",
+        "unbekannt",
+        "inconnu",
+        "desconocido",
+        "autre",
+        "otro",
+        "altro",
+    }
+)
 
 _UNITS = frozenset(
     {
@@ -112,7 +146,7 @@ class Repair:
 
 
 @dataclass(frozen=True, eq=False)
-class Mended:
+class RepairResult:
     """A column after all rules, what they did, and what remains doubtful (sentences)."""
 
     values: pl.Series
@@ -142,8 +176,8 @@ class _Changes:
         )
 
 
-def mend(column: pl.Series) -> Mended:
-    """A column that may become a feature, mended."""
+def repair_column(column: pl.Series) -> RepairResult:
+    """A column that may become a feature, after all rules."""
     if column.dtype in (pl.String, pl.Categorical, pl.Enum):
         text = column.cast(pl.String).str.strip_chars()
         text = text.set(text.is_in(list(GAPS)).fill_null(False), None)
@@ -152,17 +186,17 @@ def mend(column: pl.Series) -> Mended:
             return _levels(text)
         if found.values.dtype.is_numeric():
             more = _sentinels(found.values)
-            return Mended(more.values, found.repairs + more.repairs, found.doubts + more.doubts)
+            return RepairResult(more.values, found.repairs + more.repairs, found.doubts + more.doubts)
         return found
     if column.dtype.is_numeric():
         return _sentinels(column)
-    return Mended(column)
+    return RepairResult(column)
 
 
-def merged_names(column: pl.Series) -> Mended:
+def merge_spellings(column: pl.Series) -> RepairResult:
     """A column of names (of centers): spellings that differ in case or spaces only are one."""
     if column.dtype not in (pl.String, pl.Categorical, pl.Enum):
-        return Mended(column)
+        return RepairResult(column)
     return _merge(column.cast(pl.String).str.strip_chars(), [("spelling", {})])
 
 
@@ -189,11 +223,9 @@ def _parse(text: str) -> _Cell | None:
     return _Cell(match["number"].strip(), bool(match["limit"]), unit)
 
 
-def _numbers(text: pl.Series) -> Mended | None:
-    """A column of text as numbers; None if it is not one of numbers."""
+def _numbers(text: pl.Series) -> RepairResult | None:
+    """A column of text as numbers; None if it is not numeric."""
     counts = _counts(text)
-    if not counts:
-        return None
     cells = {value: _parse(value) for value in counts}
     parsed = {value: cell for value, cell in cells.items() if cell is not None}
     if not parsed:
@@ -201,41 +233,83 @@ def _numbers(text: pl.Series) -> Mended | None:
     decode, doubts = _notation(text.name, {cell.number: counts[v] for v, cell in parsed.items()})
     numbers = {value: decode(cell.number) for value, cell in parsed.items()}
     words = [v for v in counts if numbers.get(v) is None and not _is_missing_word(v)]
-    gaps = [v for v in counts if _is_missing_word(v)]
+    gaps = [v for v in counts if numbers.get(v) is None and _is_missing_word(v)]
+    known = sum(counts.values()) - sum(counts[v] for v in gaps)
+    good = sum(counts[v] for v, number in numbers.items() if number is not None)
+    different = {number for number in numbers.values() if number is not None}
     units = Counter[str]()
     for value, cell in parsed.items():
         if numbers[value] is not None:
             units[cell.unit] += counts[value]
-    known = sum(counts.values()) - sum(counts[v] for v in gaps)
-    good = sum(counts[v] for v, number in numbers.items() if number is not None)
     if good == 0 or good < MOSTLY * known:
-        if good > 0.5 * known:
-            doubts = (
+        if good > PARTLY * known and len(different) > MANY_NUMBERS:
+            doubt = (
                 f"the column {text.name!r} holds numbers in {good} and words such as {words[0]!r} in "
-                f"{known - good} of {known} cells; it is used as a category",
+                f"{known - good} of {known} cells; it is used as a category"
             )
-            return _levels(text, doubts)
+            return _levels(text, (doubt,))
         return None
-    different = {number for number in numbers.values() if number is not None}
-    named = sorted(unit for unit in units if unit)
-    if len(different) <= MANY_NUMBERS and (words or len(named) > 1 or not set(named) <= _UNITS):
-        return None  # 1A and 2B, or 1, 2 and other: names of levels
-    flags = bool(named) and set(named) <= _FLAGS
-    if len(named) > 1 and not flags:
-        if not set(named) <= _UNITS:
-            return None
-        shown = " and ".join(f"{unit!r} ({units[unit]} cells)" for unit in named[:3])
-        raise RequestError(
-            f"the column {text.name!r} holds numbers in more than one unit: {shown}; bring them to one unit, "
-            "or leave the column out with drop"
+    flags = _one_unit(text.name, units, different, bool(words))
+    if flags is None:
+        return None
+    changes = _number_changes(text.name, counts, parsed, numbers, flags)
+    missing = sum(counts[v] for v in gaps)
+    if words or missing > FEW_MISSING_WORDS * (known + missing):
+        shown = sorted([*words, *gaps], key=lambda v: -counts[v])
+        doubts = (
+            *doubts,
+            f"{text.name!r}: {sum(counts[v] for v in shown)} of {known + missing} cells of this numeric "
+            f"column hold words ({', '.join(map(repr, shown[:4]))}{', …' * (len(shown) > 4)}); they are read "
+            "as missing",
         )
-    changes = _Changes(text.name)
-    result: dict[str, float | None] = {}
+    named = sorted(unit for unit in units if unit)
+    if 0 < units[""] < sum(units.values()) and named and not flags:
+        doubts = (
+            *doubts,
+            f"{text.name!r}: {units[named[0]]} cell(s) have the unit {named[0]!r} and {units['']} have none; "
+            f"all are read as {named[0]}",
+        )
+    values = text.replace_strict(
+        list(counts), [numbers.get(v) for v in counts], default=None, return_dtype=pl.Float64
+    ).alias(text.name)
+    return RepairResult(values, changes.repairs(), tuple(doubts))
+
+
+def _one_unit(name: str, units: Counter[str], different: set[float], words: bool) -> bool | None:
+    """Whether what stands after the numbers are flags (H, L); None if the column is no numeric one.
+
+    ``RequestError`` where the numbers have more than one unit.
+    """
+    named = {unit for unit in units if unit}
+    decimals = sum(number % 1 != 0 for number in different) >= MANY_DECIMALS
+    one_unit = len(named) <= 1 and named <= _UNITS
+    if len(different) <= MANY_NUMBERS and not (one_unit and (decimals or not words)):
+        return None  # 1A and 2B, or 1, 2 and other: names of levels
+    flags = bool(named) and named <= _FLAGS
+    if len(named) > 1 and not flags:
+        if not named <= _UNITS:
+            return None
+        shown = " and ".join(f"{unit!r} ({units[unit]} cells)" for unit in sorted(named)[:3])
+        raise RequestError(
+            f"the column {name!r} holds numbers in more than one unit: {shown}; convert them to one unit, or "
+            f"leave the column out with drop={name}"
+        )
+    return flags
+
+
+def _number_changes(
+    name: str,
+    counts: Mapping[str, int],
+    parsed: Mapping[str, _Cell],
+    numbers: Mapping[str, float | None],
+    flags: bool,
+) -> _Changes:
+    """What reading the cells of a numeric column changed, rule by rule."""
+    changes = _Changes(name)
     for value, n in counts.items():
         number = numbers.get(value)
-        result[value] = number
         if number is None:
-            changes.add("missing word" if value in gaps else "not a number", value, "missing", n)
+            changes.add("missing word" if _is_missing_word(value) else "not a number", value, "missing", n)
             continue
         shown, cell = f"{number:g}", parsed[value]
         if cell.limit:
@@ -245,22 +319,7 @@ def _numbers(text: pl.Series) -> Mended | None:
         if not _PLAIN.fullmatch(cell.number):
             comma = bool(_COMMA.fullmatch(cell.number)) and abs(number) == abs(_with_point(cell.number))
             changes.add("decimal comma" if comma else "thousands", value, shown, n)
-    if words:
-        doubts = (
-            *doubts,
-            f"the column {text.name!r} holds numbers, but {sum(counts[v] for v in words)} cell(s) are none "
-            f"({', '.join(repr(v) for v in words[:3])}); they are taken as missing",
-        )
-    if 0 < units[""] < sum(units.values()) and named and not flags:
-        doubts = (
-            *doubts,
-            f"the column {text.name!r} gives the unit {named[0]!r} in {units[named[0]]} cell(s) and none in "
-            f"{units['']}; all are taken to be in {named[0]}",
-        )
-    values = text.replace_strict(
-        list(result), list(result.values()), default=None, return_dtype=pl.Float64
-    ).alias(text.name)
-    return Mended(values, changes.repairs(), tuple(doubts))
+    return changes
 
 
 def _is_missing_word(value: str) -> bool:
@@ -288,10 +347,7 @@ def _notation(name: str, numbers: Mapping[str, int]) -> tuple[Callable[[str], fl
         thousands = len(unclear) < len(numbers)
     if unclear and not clear_decimal and not clear_thousands:
         meant = f"{1000 * _with_point(unclear[0]):g}" if thousands else f"{_with_point(unclear[0]):g}"
-        doubts = (
-            f"the column {name!r} writes {unclear[0]!r}, which may be thousands or decimals; it is taken as "
-            f"{meant}",
-        )
+        doubts = (f"{name!r}: {unclear[0]!r} may mean thousands or decimals; it is read as {meant}",)
 
     def decode(text: str) -> float | None:
         if _PLAIN.fullmatch(text):
@@ -309,7 +365,7 @@ def _notation(name: str, numbers: Mapping[str, int]) -> tuple[Callable[[str], fl
     return decode, doubts
 
 
-def _dates(text: pl.Series) -> Mended | None:
+def _dates(text: pl.Series) -> RepairResult | None:
     """A column of text as dates, if all known cells have one and the same form; None if not."""
     known = text.drop_nulls()
     first = known[0] if len(known) else ""
@@ -323,10 +379,10 @@ def _dates(text: pl.Series) -> Mended | None:
         doubts: tuple[str, ...] = ()
         if any(not text.str.strptime(kind, other, strict=False).equals(values) for other in fitting[1:]):
             doubts = (
-                f"the dates in {text.name!r} may be day/month or month/day ({first!r}); they are read as "
+                f"{text.name!r}: the dates may be day/month or month/day ({first!r}); they are read as "
                 f"{fitting[0].replace('%', '')}",
             )
-        return Mended(
+        return RepairResult(
             values, (Repair(text.name, "date", len(known), ((first, str(values.drop_nulls()[0])),)),), doubts
         )
     return None
@@ -336,7 +392,7 @@ def _folded(level: str) -> str:
     return re.sub(r"[\s_]+", " ", level).strip().casefold()
 
 
-def _levels(text: pl.Series, doubts: tuple[str, ...] = ()) -> Mended:
+def _levels(text: pl.Series, doubts: tuple[str, ...] = ()) -> RepairResult:
     """A category: one level for all its spellings, and for its synonyms where the column has no others."""
     seen = {_folded(level) for level in _counts(text)}
     rules: list[tuple[str, Mapping[str, str]]] = [("spelling", {})]
@@ -344,8 +400,8 @@ def _levels(text: pl.Series, doubts: tuple[str, ...] = ()) -> Mended:
         if seen & one and seen & other and seen <= one | other | _NEITHER:
             rules.append(("synonym", dict.fromkeys(one, "one") | dict.fromkeys(other, "other")))
             break
-    mended = _merge(text, rules)
-    return Mended(mended.values, mended.repairs, doubts)
+    merged = _merge(text, rules)
+    return RepairResult(merged.values, merged.repairs, doubts)
 
 
 def to_levels(column: pl.Series, levels: Iterable[str]) -> pl.Series:
@@ -363,7 +419,7 @@ def to_levels(column: pl.Series, levels: Iterable[str]) -> pl.Series:
     return text.replace(meant) if meant else text
 
 
-def _merge(text: pl.Series, rules: Iterable[tuple[str, Mapping[str, str]]]) -> Mended:
+def _merge(text: pl.Series, rules: Iterable[tuple[str, Mapping[str, str]]]) -> RepairResult:
     """Levels of one key become their most frequent spelling.
 
     rules: by its name, what other key than itself a level (without case and spaces) has.
@@ -383,18 +439,18 @@ def _merge(text: pl.Series, rules: Iterable[tuple[str, Mapping[str, str]]]) -> M
                 changes.add(rule, now[level], after, n)
                 now[level] = after
     if all(level == after for level, after in now.items()):
-        return Mended(text)
-    return Mended(text.replace(now), changes.repairs())
+        return RepairResult(text)
+    return RepairResult(text.replace(now), changes.repairs())
 
 
-def _sentinels(column: pl.Series) -> Mended:
+def _sentinels(column: pl.Series) -> RepairResult:
     """Numbers that stand for missing: 9, 8 or 7 repeated, or -1, apart from everything else in the column."""
     values = column.cast(pl.Float64).to_numpy()
     different, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     like = np.array([_looks_made_up(value) for value in different.tolist()], dtype=bool)
     rest = different[~like]
     if len(rest) < 2 or not like.any():
-        return Mended(column)
+        return RepairResult(column)
     changes = _Changes(column.name)
     gone: list[float] = []
     for value, n in zip(different[like].tolist(), counts[like].tolist()):
@@ -402,8 +458,10 @@ def _sentinels(column: pl.Series) -> Mended:
             changes.add("sentinel", f"{value:g}", "missing", n)
             gone.append(value)
     if not gone:
-        return Mended(column)
-    return Mended(column.set(column.cast(pl.Float64).is_in(gone).fill_null(False), None), changes.repairs())
+        return RepairResult(column)
+    return RepairResult(
+        column.set(column.cast(pl.Float64).is_in(gone).fill_null(False), None), changes.repairs()
+    )
 
 
 def _looks_made_up(value: float) -> bool:

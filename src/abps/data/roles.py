@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import polars as pl
 
 #: The key under which a table's provenance is stored in the Parquet file itself.
 PROVENANCE_KEY = "abps.provenance"
+
+
+class RoleOptions(TypedDict, total=False):
+    """Roles besides label and center, as functions take them by name; see :class:`Roles`."""
+
+    patient: str | None
+    time: str | None
+    group: str | None
+    drop: Collection[str]
+    eras: str | None
+    every: int | None
+    keep: Collection[str]
+    positive: str | None
+    outcome: str | None
+    duration: str | None
 
 
 @dataclass(frozen=True)
@@ -19,10 +35,10 @@ class Roles:
 
     eras: a column that orders stays into windows of time, or into how many the time column is cut.
     every: rounds from one window to the next.
-    keep: columns to learn from although they look like an identifier or a copy of the label.
-    positive: the label's value that counts as the event; None: settled by stated rules.
+    keep: columns to learn from although they look like an identifier, a date or a copy of the label.
+    positive: the label's value that counts as the event; None: stated rules decide.
     outcome: what the label is (:mod:`abps.data.outcome`); None: survival with a duration, else binary.
-    duration: the column with the time to the event, or to the end of watching.
+    duration: the column with the time to the event, or to censoring.
     """
 
     label: str
@@ -37,6 +53,26 @@ class Roles:
     positive: str | None = None
     outcome: str | None = None
     duration: str | None = None
+
+    @staticmethod
+    def of(label: str, center: str, **more: Unpack[RoleOptions]) -> Roles:
+        """From what a function was given by name; a single column to drop or keep may be a plain string."""
+        plain: dict[str, Any] = dict(more)
+        for name in ("drop", "keep"):
+            given = plain.get(name, ())
+            plain[name] = (given,) if isinstance(given, str) else tuple(given)
+        return Roles(label, center, **plain)
+
+    def columns(self, known: Collection[str] | None = None) -> dict[str, str]:
+        """By role, the column that was named.
+
+        known: the table's columns; then windows that are a number of cuts of the time column are not one.
+        """
+        names = ("label", "center", "patient", "time", "group", "duration", "eras")
+        found = {name: str(getattr(self, name)) for name in names if getattr(self, name)}
+        if known is not None and self.eras and self.eras not in known and self.eras.isdigit():
+            del found["eras"]
+        return found
 
 
 def read_provenance(path: Path) -> dict[str, Any] | None:
@@ -62,7 +98,7 @@ def recorded_roles(path: Path) -> dict[str, Any]:
 def completed(path: Path, given: Roles) -> Roles:
     """The roles that were given, completed by those that a table of ours carries.
 
-    What the table sets aside is never a feature, also where another column was chosen in its place.
+    A column with a recorded role is never a feature, also where another column was chosen in its place.
     """
     own = recorded_roles(path)
     if not own:
@@ -76,6 +112,6 @@ def completed(path: Path, given: Roles) -> Roles:
         time=given.time or own.get("time"),
         group=given.group or (own.get("group") if center == own["center"] else None),
     )
-    used = {made.label, made.center, made.patient, made.time, made.group, made.eras, made.duration}
-    set_aside = [v for k, v in own.items() if k != "drop"] + list(own.get("drop", ()))
-    return replace(made, drop=tuple(dict.fromkeys([*given.drop, *(c for c in set_aside if c not in used)])))
+    used = set(made.columns().values())
+    recorded = [v for k, v in own.items() if k != "drop"] + list(own.get("drop", ()))
+    return replace(made, drop=tuple(dict.fromkeys([*given.drop, *(c for c in recorded if c not in used)])))

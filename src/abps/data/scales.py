@@ -1,16 +1,19 @@
 """Common feature statistics: one scale, one value for gaps and the same quantiles of a column everywhere.
 
-Each center tells a little of its numeric columns, once (:func:`summarise`); from all that was told follows
-one scale per column (:func:`agree`), which becomes part of the codebook. One and the same value then means
-the same everywhere, and a small center borrows means and deviations that it could only guess.
+Each center publishes a short summary of its numeric columns, once (:func:`summarise`). From all summaries
+follows one scale per column (:func:`agree`), which becomes part of the codebook. A value then means the same
+everywhere, and a small center uses means and deviations that it could only estimate badly.
 
-What a center tells of a column: how many values it has in its training rows, their mean, their variance, and
-the means of groups of neighbouring values in sorted order. A group has at least five values, so no single
-one is told; a center with fewer than ten values of a column says nothing about it. Where a site has a floor,
-both are of at least so many patients. Numbers are four bytes.
+A summary holds, for each column: the number of values in the training rows, their mean and variance, and the
+means of groups of neighbouring values in sorted order. A group has at least five values, so no single value
+is published; a center with fewer than ten values of a column publishes nothing about it. With a minimum cell
+size, both numbers are of at least that many patients. Numbers are four bytes.
 
-Both functions are pure and told in bytes, so a simulation and hospitals that send each other these bytes
-come to the same numbers, bit for bit, in whatever order the centers are.
+Survival times and continuous outcomes are summarised like columns; the time grid, or level and scale, of the
+outcome follow from these summaries (:func:`settle_outcome`).
+
+Both functions are pure and work on bytes, so a simulation and hospitals that send each other these bytes get
+the same numbers, bit for bit, in any order of centers.
 """
 
 from __future__ import annotations
@@ -19,20 +22,20 @@ import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
-from abps.jit import compiled
+from abps.data.outcome import Outcome, grid_hazards, time_grid
 
 Floats = NDArray[np.float64]
 
 #: A center with fewer values than this says nothing about a column.
 FEWEST = 10
 
-#: The fewest neighbouring values whose mean is told, and the most groups of them.
+#: The fewest neighbouring values whose mean is published, and the most groups of them.
 GROUP, MOST_GROUPS = 5, 16
 
 #: The probabilities of the quantiles that are agreed on.
@@ -48,11 +51,17 @@ LARGEST = 1e18
 #: Standardised values are kept within so many deviations: a typing error must not own a coefficient.
 FARTHEST = 10.0
 
-#: A center is told apart when its middle value lies so many typical deviations from the others' middle.
+#: A center is an outlier when its median lies so many typical deviations from the others' median.
 APART = 6.0
 
 #: Values are called wild where the deviation is so many times what the inner groups of a center span.
 WILD = 3.0
+
+#: The names of the summaries of an outcome; no column of a table is called so. They are part of the digest of
+#: a message, so they stay as they are.
+EVENT_TIMES: Final = "(outcome) times of events"
+CENSORING_TIMES: Final = "(outcome) times of last watching"
+OUTCOME_VALUES: Final = "(outcome) values"
 
 _HEADER = struct.Struct("<4sHH8s")
 
@@ -61,11 +70,11 @@ HEADER_SIZE = _HEADER.size
 
 
 @dataclass(frozen=True, eq=False)
-class Summary:
-    """What one center tells of k numeric columns, in four-byte numbers.
+class ColumnSummary:
+    """What one center publishes about k numeric columns, in four-byte numbers.
 
-    count: (k,) values, 0 where the center says nothing.  mean, variance: (k,).
-    groups: (k, 16) means of groups of neighbouring values, of which ``sketched(count, group)`` are in use.
+    count: (k,) values, 0 where the center publishes nothing.  mean, variance: (k,).
+    groups: (k, 16) means of groups of neighbouring values, of which ``group_count(count, group)`` are in use.
     group: the fewest values of a group.
     """
 
@@ -80,15 +89,15 @@ class Summary:
         """As it is sent: a header with the size of groups and a digest of the columns' names, then column by
         column."""
         parts = [_HEADER.pack(b"ABPS", self.group, len(self.names), _digest(self.names))]
-        for k, used in enumerate(sketched(self.count, self.group).tolist()):
+        for k, used in enumerate(group_count(self.count, self.group).tolist()):
             parts.append(struct.pack("<I", int(self.count[k])))
             if used:
-                told = np.concatenate([[self.mean[k], self.variance[k]], self.groups[k, :used]])
-                parts.append(told.astype("<f4").tobytes())
+                numbers = np.concatenate([[self.mean[k], self.variance[k]], self.groups[k, :used]])
+                parts.append(numbers.astype("<f4").tobytes())
         return b"".join(parts)
 
     @staticmethod
-    def from_bytes(data: bytes, names: tuple[str, ...]) -> Summary:
+    def from_bytes(data: bytes, names: tuple[str, ...]) -> ColumnSummary:
         """A summary of these columns as it arrived; anything else is refused."""
         k = len(names)
         try:
@@ -101,9 +110,9 @@ class Summary:
             at = _HEADER.size
             for c in range(k):
                 (count,) = struct.unpack_from("<I", data, at)
-                used = int(sketched(np.array([count]), group)[0])
+                used = int(group_count(np.array([count]), group)[0])
                 if 0 < count < max(FEWEST, group):
-                    raise ValueError(f"{names[c]!r} is told of {count} values")
+                    raise ValueError(f"{names[c]!r} is summarised from {count} values")
                 at += 4
                 numbers = np.frombuffer(data, "<f4", 2 + used if count else 0, at)
                 at += numbers.nbytes
@@ -119,17 +128,17 @@ class Summary:
         return summary
 
 
-def _empty(names: tuple[str, ...], group: int) -> Summary:
+def _empty(names: tuple[str, ...], group: int) -> ColumnSummary:
     k = len(names)
     mean, variance = np.zeros((2, k), np.float32)
     groups = np.zeros((k, MOST_GROUPS), np.float32)
-    return Summary(names, np.zeros(k, np.uint32), mean, variance, groups, group)
+    return ColumnSummary(names, np.zeros(k, np.uint32), mean, variance, groups, group)
 
 
-def sketched(count: NDArray[Any], group: int | NDArray[np.int64] = GROUP) -> NDArray[np.int64]:
-    """How many groups are told of so many values: of at least ``group`` values each, sixteen at most.
+def group_count(count: NDArray[Any], group: int | NDArray[np.int64] = GROUP) -> NDArray[np.int64]:
+    """How many groups summarise so many values: of at least ``group`` values each, sixteen at most.
 
-    >>> sketched(np.array([0, 9, 10, 24, 1000])).tolist()
+    >>> group_count(np.array([0, 9, 10, 24, 1000])).tolist()
     [0, 0, 2, 4, 16]
     """
     many = np.asarray(count).astype(np.int64)
@@ -140,54 +149,67 @@ def _digest(names: Sequence[str]) -> bytes:
     return hashlib.blake2b("\n".join(names).encode(), digest_size=8).digest()
 
 
-@compiled
-def _tell(values, start, group, count, mean, variance, groups):
-    """Summaries of columns (k, rows) for the centers start[i]:start[i+1]; gaps are not finite.
-
-    group: (n,) the fewest values of a group.
-    """
-    for i in range(len(start) - 1):
-        for c in range(len(values)):
-            mine = values[c, start[i] : start[i + 1]]
-            known = mine[np.isfinite(mine)]
-            size = len(known)
-            if size < max(FEWEST, group[i]):
-                continue
-            # In sorted order: what is told must not depend on the order of rows.
-            known = np.sort(np.minimum(np.maximum(known, -LARGEST), LARGEST))
-            middle = known.sum() / size
-            square = 0.0
-            for v in known:
-                square += (v - middle) ** 2
-            count[i, c], mean[i, c], variance[i, c] = size, middle, square / size
-            used = min(size // group[i], MOST_GROUPS)
-            for g in range(used):
-                low, high = g * size // used, (g + 1) * size // used
-                groups[i, c, g] = known[low:high].sum() / (high - low)
-
-
 def summaries(
     names: tuple[str, ...],
     values: Floats,
     start: NDArray[np.int64],
-    least: NDArray[np.int64] | None = None,
-) -> tuple[Summary, ...]:
-    """What each of n centers tells of columns (k, rows); center i owns the rows start[i]:start[i+1].
+    min_rows: NDArray[np.int64] | None = None,
+) -> tuple[ColumnSummary, ...]:
+    """The summary of columns (k, rows) by each of n centers; center i owns the rows start[i]:start[i+1].
 
-    Gaps are NaN. A center tells the same alone as among others.
-    least: (n,) of how many values something must be told, where that is more than five.
+    Missing values are NaN. A center alone gets the same summary as among others.
+    min_rows: (n,) how many values a statistic must cover, where that is more than five.
     """
     n, k = len(start) - 1, len(names)
-    group = np.full(n, GROUP) if least is None else np.maximum(least, GROUP)
-    count, told = np.zeros((n, k), np.uint32), np.zeros((2, n, k), np.float32)
+    group = np.full(n, GROUP) if min_rows is None else np.maximum(min_rows, GROUP)
+    count, moments = np.zeros((n, k), np.uint32), np.zeros((2, n, k), np.float32)
     groups = np.zeros((n, k, MOST_GROUPS), np.float32)
-    if k:
-        _tell(np.ascontiguousarray(values, dtype=np.float64), start, group, count, *told, groups)
-    return tuple(Summary(names, count[i], told[0, i], told[1, i], groups[i], int(group[i])) for i in range(n))
+    owner = np.repeat(np.arange(n), np.diff(start))
+    for c in range(k):
+        _summarise_column(values[c], owner, group, count[:, c], moments[:, :, c], groups[:, c])
+    return tuple(
+        ColumnSummary(names, count[i], moments[0, i], moments[1, i], groups[i], int(group[i]))
+        for i in range(n)
+    )
 
 
-def summarise(names: tuple[str, ...], values: Floats) -> Summary:
-    """What one center tells of its columns (k, rows)."""
+def _summarise_column(
+    values: Floats,
+    owner: NDArray[np.int64],
+    group: NDArray[np.int64],
+    count: NDArray[np.uint32],
+    moments: NDArray[np.float32],
+    groups: NDArray[np.float32],
+) -> None:
+    """Fill in one column's summary for all centers: count (n,), mean and variance (2, n), groups (n, 16).
+
+    Sums run over sorted values one after the other (``bincount`` does), so neither the order of rows nor the
+    presence of other centers changes a bit.
+    """
+    n = len(group)
+    known = np.isfinite(values)
+    size = np.bincount(owner[known], minlength=n)
+    known &= (size >= np.maximum(FEWEST, group))[owner]
+    mine, column = owner[known], np.clip(values[known], -LARGEST, LARGEST)
+    order = np.lexsort((column, mine))
+    mine, column = mine[order], column[order]
+    size = np.bincount(mine, minlength=n)
+    used = group_count(size, group)
+    share = np.maximum(size, 1)
+    mean = np.bincount(mine, weights=column, minlength=n) / share
+    square = np.bincount(mine, weights=(column - mean[mine]) ** 2, minlength=n) / share
+    rank = np.arange(len(column)) - np.concatenate([[0], np.cumsum(size)])[mine]
+    # Group g of u in m values has the ranks g*m//u to (g+1)*m//u - 1.
+    place = ((rank + 1) * used[mine] - 1) // share[mine]
+    cell = mine * MOST_GROUPS + place
+    total = np.bincount(cell, weights=column, minlength=n * MOST_GROUPS)
+    each = np.maximum(np.bincount(cell, minlength=n * MOST_GROUPS), 1)
+    count[:], moments[0], moments[1] = size, mean, square
+    groups[:] = (total / each).reshape(n, MOST_GROUPS)
+
+
+def summarise(names: tuple[str, ...], values: Floats) -> ColumnSummary:
+    """What one center publishes about its columns (k, rows)."""
     return summaries(names, values, np.array([0, values.shape[1]]))[0]
 
 
@@ -195,7 +217,7 @@ def summarise(names: tuple[str, ...], values: Floats) -> Summary:
 class Scale:
     """How a numeric column is read everywhere: (value - center) / spread, gaps as ``fill``.
 
-    spread: 0 for a column that tells nothing; it is then read as 0.
+    spread: 0 for a constant column; it is then read as 0.
     quantiles: where the federation's values lie, at ``PROBABILITIES``; knots of splines are among them.
     low, high: what is plausible; values outside count as gaps.
     """
@@ -275,7 +297,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, eq=False)
-class _Told:
+class _Stacked:
     """All summaries side by side, centers in the order of their names.
 
     count, mean, variance, used: (n, k).  groups: (n, k, 16), NaN where not in use.
@@ -290,38 +312,38 @@ class _Told:
     groups: Floats
 
 
-def _side_by_side(told: Mapping[str, Summary]) -> _Told:
-    if not told:
-        raise RequestError("no center told anything of its columns; at least one summary is needed")
-    order = [told[name] for name in sorted(told)]
+def _stack(summaries: Mapping[str, ColumnSummary]) -> _Stacked:
+    if not summaries:
+        raise RequestError("no center published a summary of its columns; at least one is needed")
+    order = [summaries[name] for name in sorted(summaries)]
     names = order[0].names
     if any(summary.names != names for summary in order):
         raise RequestError("the summaries are of different columns; make them from one codebook")
     count = np.array([s.count for s in order], dtype=np.float64)
-    used = sketched(count, np.array([[s.group] for s in order]))
+    used = group_count(count, np.array([[s.group] for s in order]))
     groups = np.array([s.groups for s in order], dtype=np.float64)
     groups[np.arange(MOST_GROUPS) >= used[:, :, None]] = np.nan
     mean, variance = (np.array([getattr(s, f) for s in order], np.float64) for f in ("mean", "variance"))
-    return _Told(names, np.array(sorted(told)), count, mean, variance, used, groups)
+    return _Stacked(names, np.array(sorted(summaries)), count, mean, variance, used, groups)
 
 
-def agree(told: Mapping[str, Summary], given: Statistics | None = None) -> Statistics:
-    """The scales that follow from what the centers told, by their names; those that are given stay.
+def agree(summaries: Mapping[str, ColumnSummary], given: Statistics | None = None) -> Statistics:
+    """The scales that follow from the summaries of the centers, by their names; those that are given stay.
 
     Mean and deviation of all values; where a few are so far out that the deviation exceeds what the middle
     three quarters of the values span, the median and the deviation of a normal column of that span instead.
     """
-    all_told = _side_by_side(told)
-    total = all_told.count.sum(axis=0)
-    weight = all_told.count / np.maximum(total, 1)
-    middle = (weight * all_told.mean).sum(axis=0)
-    deviation = np.sqrt((weight * (all_told.variance + (all_told.mean - middle) ** 2)).sum(axis=0))
+    stacked = _stack(summaries)
+    total = stacked.count.sum(axis=0)
+    weight = stacked.count / np.maximum(total, 1)
+    middle = (weight * stacked.mean).sum(axis=0)
+    deviation = np.sqrt((weight * (stacked.variance + (stacked.mean - middle) ** 2)).sum(axis=0))
     scales = {}
-    for c, name in enumerate(all_told.names):
+    for c, name in enumerate(stacked.names):
         if not total[c]:
             scales[name] = Scale(0.0, 0.0, 0.0)
             continue
-        quantiles = _quantiles(all_told, c)
+        quantiles = _quantiles(stacked, c)
         center, spread = middle[c], deviation[c]
         span = quantiles[INNER[1]] - quantiles[INNER[0]]
         if 0 < span < spread:
@@ -333,32 +355,32 @@ def agree(told: Mapping[str, Summary], given: Statistics | None = None) -> Stati
     for name, scale in ({} if given is None else given.scales).items():
         if name in scales:
             scales[name] = scale if scale.quantiles else replace(scale, quantiles=scales[name].quantiles)
-    needed = [k for k, name in enumerate(all_told.names) if given is None or given.scales.get(name) is None]
-    # Every center sends what it tells of the columns that nobody gave, and receives their scales.
-    used = all_told.used[:, needed]
+    needed = [k for k, name in enumerate(stacked.names) if given is None or given.scales.get(name) is None]
+    # Every center sends its summary of the columns that nobody gave, and receives their scales.
+    used = stacked.used[:, needed]
     sent = int((4 + (used > 0) * (8 + 4 * used)).sum()) + len(used) * _HEADER.size
     received = len(used) * scales_size(len(needed))
     return Statistics(scales, (0 if given is None else given.spent) + (sent + received if needed else 0))
 
 
 def scales_size(columns: int) -> int:
-    """The bytes in which so many scales are told."""
+    """The size of a message with so many scales, in bytes."""
     return _HEADER.size + 4 * (2 + len(PROBABILITIES)) * columns
 
 
-def _quantiles(told: _Told, c: int) -> Floats:
+def _quantiles(stacked: _Stacked, c: int) -> Floats:
     """(20,) quantiles of column c over all centers' groups, each with the number of values it stands for."""
-    real = np.isfinite(told.groups[:, c])
-    values = told.groups[:, c][real]
-    weight = np.repeat(told.count[:, c] / np.maximum(told.used[:, c], 1), told.used[:, c])
+    real = np.isfinite(stacked.groups[:, c])
+    values = stacked.groups[:, c][real]
+    weight = np.repeat(stacked.count[:, c] / np.maximum(stacked.used[:, c], 1), stacked.used[:, c])
     rank = np.lexsort((weight, values))
     at = np.cumsum(weight[rank])
     return np.interp(PROBABILITIES, (at - weight[rank] / 2) / at[-1], values[rank])
 
 
-def oddities(told: Mapping[str, Summary], statistics: Statistics) -> tuple[str, ...]:
+def scale_warnings(summaries: Mapping[str, ColumnSummary], statistics: Statistics) -> tuple[str, ...]:
     """What looks wrong in the columns, one sentence each, with the column and the centers it concerns."""
-    every = _side_by_side(told)
+    every = _stack(summaries)
     n, k = every.used.shape
     row, column = np.indices((n, k))
     # Of every center's sketch: its middle, and what lies between its outermost groups but one.
@@ -418,3 +440,58 @@ def _some(names: NDArray[np.str_]) -> str:
     """The first three names, and how many more there are."""
     shown = ", ".join(repr(str(name)) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def outcome_columns(outcome: Outcome) -> tuple[str, ...]:
+    """The summaries of an outcome that centers still have to agree on."""
+    if outcome.agreed:
+        return ()
+    return (OUTCOME_VALUES,) if outcome.kind == "continuous" else (EVENT_TIMES, CENSORING_TIMES)
+
+
+def outcome_values(outcome: Outcome, label: NDArray[Any], name: str) -> Floats:
+    """(rows,) the values behind one of these summaries; NaN where a row has none."""
+    if name == OUTCOME_VALUES:
+        return label.astype(np.float64)
+    event = outcome.events(label)
+    return np.where(event if name == EVENT_TIMES else ~event, np.abs(label).astype(np.float64), np.nan)
+
+
+def outcome_size(outcome: Outcome) -> int:
+    """The bytes of what was agreed about an outcome: two numbers per interval, or two in all."""
+    return 8 * max(1, len(outcome.grid))
+
+
+def settle_outcome(outcome: Outcome, summaries: Sequence[ColumnSummary]) -> Outcome:
+    """The outcome with the grid, or the level and scale, that follow from the centers' summaries of it."""
+    if not outcome_columns(outcome):
+        return outcome
+    if outcome.kind == "continuous":
+        count, mean, variance = (
+            np.array([getattr(each, f)[each.names.index(OUTCOME_VALUES)] for each in summaries], np.float64)
+            for f in ("count", "mean", "variance")
+        )
+        if not count.sum():
+            return outcome
+        level = float((count * mean).sum() / count.sum())
+        spread = float(np.sqrt((count * (variance + (mean - level) ** 2)).sum() / count.sum()))
+        return replace(outcome, level=level, scale=spread if spread > 0 else 1.0)
+    times = np.concatenate([_spread_out(each, EVENT_TIMES) for each in summaries])
+    ends = np.concatenate([_spread_out(each, CENSORING_TIMES) for each in summaries])
+    return with_time_grid(outcome, np.sort(times), np.sort(ends)) if len(times) else outcome
+
+
+def with_time_grid(outcome: Outcome, times: Floats, ends: Floats) -> Outcome:
+    """The outcome with the grid and hazards that follow from times of events and of censoring."""
+    signed = np.concatenate([times, -ends]).astype(np.float32)
+    grid = time_grid(signed)
+    return replace(outcome, grid=grid, hazards=grid_hazards(signed, grid))
+
+
+def _spread_out(summary: ColumnSummary, name: str) -> Floats:
+    """As many values as a center has, each the mean of its group."""
+    k = summary.names.index(name)
+    size = int(summary.count[k])
+    used = int(group_count(summary.count[k : k + 1], summary.group)[0])
+    cuts = np.arange(used + 1) * size // max(used, 1)
+    return np.repeat(summary.groups[k, :used].astype(np.float64), np.diff(cuts))

@@ -30,7 +30,7 @@ KNOTS = (2, 6, 10, 13, 17)
 #: Components with less than this share of the first one's variance say nothing.
 LEAST = 1e-4
 
-#: Terms have the power of their variance (as a share of the first one's) that is told here as theirs.
+#: The variance of a term (as a share of the first one's) is raised to this power.
 TEMPER = 0.5
 
 

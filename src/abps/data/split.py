@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.data.federation import Federation
-from abps.data.folds import folds_of
 
 #: Shares of training, validation and test rows.
 SHARES = (0.70, 0.15, 0.15)
 
-#: Numbers of patients stay below: the highest two bits tell digits, other keys and nobody apart.
+#: Numbers of patients stay below: the two highest bits separate digits, other keys and rows without a key.
 _WORD = 1 << 62
 
 
@@ -219,3 +218,30 @@ def _left(members: NDArray[np.bool_], fixed: NDArray[np.bool_], part: NDArray[np
 def patients_cross(federation: Federation) -> bool:
     """Whether a patient is known to more than one center."""
     return federation.patient is not None and bool(len(_placed(federation, federation.patient, False)))
+
+
+def folds_of(patient: NDArray[np.int64] | None, y: NDArray[Any], count: int, seed: int) -> NDArray[np.int64]:
+    """(rows,) the fold 0 … count - 1 of every row: patients dealt out in turn, those with an event first.
+
+    patient: (rows,) numbers; None: every row is a patient of its own.  The order in which patients are dealt
+    follows from their numbers and the seed.
+    """
+    if patient is None:
+        patients, unit = np.arange(len(y)), np.arange(len(y))
+    else:
+        patients, unit = np.unique(patient, return_inverse=True)
+    event = np.bincount(unit, weights=y, minlength=len(patients)) > 0
+    place = streams.uniforms(seed, "split", 2, patients.view(np.uint64))
+    fold = np.empty(len(patients), dtype=np.int64)
+    fold[np.lexsort((place, ~event))] = np.arange(len(patients)) % count
+    return fold[unit]
+
+
+def most_folds(patient: NDArray[np.int64] | None, y: NDArray[Any]) -> int:
+    """How many folds can each have a patient with an event and one without."""
+    if patient is None:
+        events = int((y > 0).sum())
+        return min(events, len(y) - events)
+    patients, unit = np.unique(patient, return_inverse=True)
+    event = np.bincount(unit, weights=y, minlength=len(patients)) > 0
+    return int(min(event.sum(), (~event).sum()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,11 +9,9 @@ import numpy as np
 import polars as pl
 
 from abps.core.errors import RequestError, nearest
+from abps.data.column_names import is_age, is_sex
 from abps.data.federation import Federation
 from abps.evaluate.subgroups import age_groups, frequent, thirds
-
-_AGE = re.compile(r"(^|[\W_])age([\W_]|$)", re.IGNORECASE)
-_SEX = re.compile(r"(^|[\W_])(sex|gender)([\W_]|$)|^(female|male|is_male|is_female)$", re.IGNORECASE)
 
 
 def groups_of(federation: Federation, columns: Sequence[str]) -> dict[str, list[str | None]]:
@@ -28,10 +25,8 @@ def groups_of(federation: Federation, columns: Sequence[str]) -> dict[str, list[
         known |= {name: aside[name] for name in aside.columns}
     for column in columns:
         if column not in known:
-            raise RequestError(
-                f"there is no column {column!r} to tell parts of the cohort apart by{nearest(column, known)}"
-            )
-    found = [c for c in features.columns if _SEX.search(c) or _AGE.search(c)]
+            raise RequestError(f"there is no column {column!r} for subgroups{nearest(column, known)}")
+    found = [c for c in features.columns if is_sex(c) or is_age(c)]
     return {name: part_names(known[name]) for name in dict.fromkeys([*found, *columns])}
 
 
@@ -53,4 +48,4 @@ def part_names(column: pl.Series) -> list[str | None]:
     known = values[np.isfinite(values)]
     if len(np.unique(known)) <= 5:
         return [None if not np.isfinite(v) else f"{v:g}" for v in values.tolist()]
-    return age_groups(values) if _AGE.search(column.name) else thirds(values)
+    return age_groups(values) if is_age(column.name) else thirds(values)

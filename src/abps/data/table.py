@@ -1,41 +1,43 @@
-"""Bring your own table: a CSV or Parquet file with a label and a center column becomes a federation.
+"""From a table to a federation: a file or frame with a label and a center column, checked and repaired.
 
 Every rule is stated, and what it did stands in the federation's ``notes``:
 
 * the label must have two values (0/1, true/false, yes/no, or any two: the larger, or the later in the
-  alphabet, is the positive one unless told), unless it is said to be another outcome
+  alphabet, is the positive one unless ``positive`` says otherwise), unless ``outcome`` names another outcome
   (:mod:`abps.data.outcome`); a row without a label is an error, not a silent loss;
-* a column of numbers is a number, of true/false or 0/1 a binary, of dates a number of days, of text a
-  category; cells that were meant as numbers are mended first (:mod:`abps.data.repairs`);
-* a column without any value or with one value only carries nothing to learn and is set aside; so is one
-  that names rows, copies the label or is known only afterwards (:mod:`abps.data.suspects`);
-* a row that repeats another in all columns is taken once;
+* columns are numeric, binary (true/false or 0/1) or categorical; cells that were meant as numbers are
+  repaired first (:mod:`abps.data.repairs`);
+* columns without any value or with one value only are not used; nor are identifiers, copies of the label,
+  dates, and values that are known only after the outcome (:mod:`abps.data.screening`);
+* duplicate rows are removed;
 * a center takes part if it has at least ``min_stays`` rows and three of each class (one for each split).
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
-from abps.data.check import ColumnNote, TableCheck
-from abps.data.codebook import Codebook, typed
-from abps.data.federation import Federation, LeftOut
+from abps.data.check import ColumnCheck, LeftOut, TableCheck
+from abps.data.column_names import normalise
+from abps.data.federation import Federation
+from abps.data.label import EncodedLabel, encode_label
 from abps.data.outcome import FEWEST, Outcome
-from abps.data.outcome_label import Labelled, in_terms_of, labelled
 from abps.data.reading import GAPS, RawTable, read_raw
-from abps.data.repairs import Mended, Repair, mend, merged_names, to_levels
-from abps.data.roles import Roles, completed
+from abps.data.repairs import Repair, RepairResult, merge_spellings, repair_column
+from abps.data.roles import RoleOptions, Roles, completed
+from abps.data.screening import ColumnFinding, FindingKind, duplicates, is_identifier, screen, suggest_patient
 from abps.data.split import content_of, patient_numbers
-from abps.data.suspects import Suspicion, copies, is_identifier, suspicions
 from abps.data.synthetic.builtin import BUILTIN, builtin_table, is_builtin
+from abps.data.units import unit_warnings
 
 #: The smallest center that takes part, unless the user says otherwise.
 MIN_STAYS = 50
@@ -43,7 +45,7 @@ MIN_STAYS = 50
 #: Positives and negatives that a center needs, so that each split can have one.
 MIN_CLASS = FEWEST
 
-#: The share of rows that must repeat others before they are taken once; fewer change nothing, and stay.
+#: The share of rows that must be duplicates before they are removed; fewer change nothing, and stay.
 MANY_COPIES = 0.01
 
 #: The share of rows in centers that are left out from which on people are warned.
@@ -54,37 +56,15 @@ def read_table(
     path: str | Path,
     label: str = "",
     center: str = "",
-    patient: str | None = None,
-    time: str | None = None,
-    group: str | None = None,
-    drop: tuple[str, ...] = (),
     min_stays: int = MIN_STAYS,
-    eras: str | None = None,
-    every: int | None = None,
-    keep: tuple[str, ...] = (),
-    positive: str | None = None,
-    outcome: str | None = None,
-    duration: str | None = None,
+    **more: Unpack[RoleOptions],
 ) -> Federation:
-    """A federation from a CSV or Parquet file.
+    """A federation from a CSV, Excel or Parquet file.
 
     Roles that are not given are those that a file of ``abps cohort`` or ``abps partition`` carries.
+    more: patient, time, group, drop, keep, positive, outcome, duration, eras, every (see :class:`Roles`).
     """
-    given = Roles(
-        label,
-        center,
-        patient,
-        time,
-        group,
-        tuple(drop),
-        eras,
-        every,
-        tuple(keep),
-        positive,
-        outcome,
-        duration,
-    )
-    return load_file(Path(path), given, min_stays)
+    return load_file(Path(path), Roles.of(label, center, **more), min_stays)
 
 
 def load(data: str, roles: Roles | None = None, min_stays: int | None = None) -> Federation:
@@ -92,11 +72,11 @@ def load(data: str, roles: Roles | None = None, min_stays: int | None = None) ->
     if is_builtin(data):
         frame, own = builtin_table(data)
         given = {} if roles is None else {k: v for k, v in vars(roles).items() if v}
-        # The built-in federations are made: their small centers are meant to be there.
+        # The built-in federations are generated: their small centers are meant to be there.
         least = MIN_CLASS if min_stays is None else min_stays
         return replace(federate(frame, replace(own, **given), data, least), in_order=True)
     path = Path(data)
-    if not path.exists() and path.suffix not in (".csv", ".parquet", ".gz", ".tsv", ".txt"):
+    if not path.exists() and path.suffix not in (".csv", ".parquet", ".gz", ".tsv", ".txt", ".xlsx", ".xls"):
         raise RequestError(
             f"{data}: no such file, and no built-in federation of that name{nearest(data, BUILTIN)}; "
             f"built in are {', '.join(BUILTIN)}"
@@ -105,187 +85,197 @@ def load(data: str, roles: Roles | None = None, min_stays: int | None = None) ->
 
 
 def load_file(path: Path, roles: Roles, min_stays: int = MIN_STAYS) -> Federation:
-    """The federation in a file: read, mended, looked through, and put together."""
+    """The federation in a file: read, repaired, screened, and assembled."""
     raw = read_raw(path)
     roles = completed(path, roles)
     if not roles.label or not roles.center:
-        raise RequestError(f"{path}: name its columns: label and center")
+        lacking = "center=COL" if roles.label else "label=COL" if roles.center else "label=COL and center=COL"
+        shown = ", ".join(raw.frame.columns[:12]) + (", …" if raw.frame.width > 12 else "")
+        raise RequestError(f"{path}: name its columns with {lacking}; the table has {shown}")
     return checked(raw, roles, path.stem, min_stays)
 
 
 def checked(raw: RawTable, roles: Roles, name: str, min_stays: int = MIN_STAYS) -> Federation:
-    """A table as it came from somebody: mended, looked through for what must not be learned, put together."""
-    _check_roles(raw.frame, roles)
-    frame, repairs, doubts = mended(raw.frame, roles)
-    label = labelled(frame, roles)
-    told = label.outcome.events(label.values).astype(np.int8)
-    found = suspicions(frame.drop(roles_of(raw.frame, roles), strict=False), told)
-    named = [s.column for s in found if s.kind == "identifier"]
-    alike = copies(frame.drop(named))
-    repeated = alike if alike.sum() > MANY_COPIES * frame.height else np.zeros_like(alike)
-    kept = frame.filter(pl.Series(~repeated))
-    aside = {s.column: s.sentence for s in found if s.aside and s.column not in roles.keep}
-    federation = federate(kept, roles, name, min_stays, aside)
-    assert federation.notes is not None
-    warnings = [
-        *([label.doubt] if label.doubt else []),
-        *doubts,
-        *(f"{s.column!r}: {s.sentence}{_done(s, roles)}" for s in found if s.kind != "identifier"),
+    """The federation in somebody's table: repaired, screened for columns that must not be learned from."""
+    roles = resolve(raw.frame, roles)
+    frame, repairs, doubts = repair_table(raw.frame, roles)
+    label = encode_label(frame, roles)
+    rest = frame.drop(role_columns(frame, roles))
+    findings = screen(rest, label.outcome.events(label.values).astype(np.int8))
+    ids = [f.column for f in findings if f.kind is FindingKind.IDENTIFIER]
+    alike = duplicates(frame.drop(ids))
+    removed = alike if alike.sum() > MANY_COPIES * frame.height else np.zeros_like(alike)
+    kept = frame.filter(pl.Series(~removed))
+    excluded = {
+        f.column: f"{f.sentence}; keep={shlex.quote(f.column)} uses it"
+        for f in findings
+        if f.excluded and f.column not in roles.keep
+    }
+    federation = _assemble(
+        kept, roles, replace(label, values=label.values[~removed]), name, min_stays, excluded
+    )
+    warnings = [*raw.warnings, *([label.doubt] if label.doubt else []), *doubts]
+    warnings += [
+        f"{f.column!r}: {f.sentence}{_action(f, roles)}"
+        for f in findings
+        if f.kind is not FindingKind.IDENTIFIER
     ]
-    if alike.any():
-        done = "each is taken once" if repeated.any() else "so few stay"
+    patient = None if roles.patient else suggest_patient(rest)
+    if patient is not None:
+        column, people = patient
         warnings.append(
-            f"{int(alike.sum())} of {frame.height} rows repeat another row in every column; {done}"
+            f"{column!r}: {people:,} patients in {frame.height:,} rows; patient={shlex.quote(column)} keeps "
+            "the rows of a patient in one split"
         )
+    if alike.any():
+        done = "removed" if removed.any() else "kept"
+        warnings.append(f"{int(alike.sum())} of {frame.height} rows are exact duplicates; {done}")
+    warnings += unit_warnings(federation)
     lost = sum(o.rows for o in federation.left_out)
     if lost > MANY_LEFT_OUT * kept.height:
         many = len(federation.left_out)
         warnings.append(
             f"{many} of {many + federation.size} centers ({lost:,} of {kept.height:,} rows) take no part"
         )
+    assert federation.notes is not None
     notes = replace(
         federation.notes,
         form=raw.form,
         rows=frame.height,
-        copies=int(repeated.sum()),
+        copies=int(removed.sum()),
         repairs=tuple(repairs),
-        suspicions=tuple(found),
+        findings=tuple(findings),
         warnings=tuple(warnings),
+        patient=patient[0] if patient else "",
     )
     return replace(federation, notes=notes)
 
 
-def _done(suspicion: Suspicion, roles: Roles) -> str:
-    if suspicion.column in roles.keep:
-        return "; it is used, as asked for"
-    return "; it is not used" if suspicion.aside else ""
+def _action(finding: ColumnFinding, roles: Roles) -> str:
+    if finding.column in roles.keep:
+        return "; used, as requested"
+    name = shlex.quote(finding.column)
+    if finding.kind is FindingKind.DATE:
+        return f"; not used (time={name} makes it the time of the stays, keep={name} a predictor)"
+    return f"; not used (keep={name} uses it)" if finding.excluded else ""
 
 
-def mended(frame: pl.DataFrame, roles: Roles) -> tuple[pl.DataFrame, list[Repair], list[str]]:
-    """A table after the repairs: features by all rules, names of centers and groups by their spelling."""
+def repair_table(frame: pl.DataFrame, roles: Roles) -> tuple[pl.DataFrame, list[Repair], list[str]]:
+    """A table after the repairs, and what remains doubtful.
+
+    Features are repaired by all rules, names of centers and groups by their spelling.
+    """
     columns: list[pl.Series] = []
     repairs: list[Repair] = []
     doubts: list[str] = []
-    other = set(roles_of(frame, roles))
+    other = {*role_columns(frame, roles)} - {roles.time}
     for column in frame.get_columns():
         if column.name in (roles.center, roles.group):
-            result = merged_names(column)
-        elif column.name in other and column.name != roles.time:
-            result = Mended(column)
+            result = merge_spellings(column)
+        elif column.name in other:
+            result = RepairResult(column)
         else:
-            result = mend(column)
+            result = repair_column(column)
         columns.append(result.values)
         repairs += result.repairs
         doubts += result.doubts
     return pl.DataFrame(columns), repairs, doubts
 
 
-def roles_of(frame: pl.DataFrame, roles: Roles) -> list[str]:
+def role_columns(frame: pl.DataFrame, roles: Roles) -> list[str]:
     """The columns of a table that have a role or are dropped, and so are no features."""
-    given = (
-        roles.label, roles.duration, roles.center, roles.patient, roles.time, roles.group, roles.eras,
-        *roles.drop,
-    )  # fmt: skip
-    return [name for name in dict.fromkeys(given) if name is not None and name in frame.columns]
+    given = (*roles.columns().values(), *roles.drop)
+    return [name for name in dict.fromkeys(given) if name in frame.columns]
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """A CSV, TSV or Parquet file as a frame, its cells as they are."""
+    """A CSV, TSV, Excel or Parquet file as a frame, its cells as they are."""
     return read_raw(path).frame
 
 
-def _column(frame: pl.DataFrame, name: str, role: str) -> pl.Series:
-    if name not in frame.columns:
-        raise RequestError(
-            f"there is no column {name!r} for {role}{nearest(name, frame.columns)}; "
-            f"the table has {', '.join(frame.columns[:12])}{', …' if frame.width > 12 else ''}"
-        )
-    return frame[name]
+def find_column(frame: pl.DataFrame, name: str, role: str) -> str:
+    """The column that a name means: itself, or the one that differs in case, accents or separators only."""
+    if name in frame.columns:
+        return name
+    same = [column for column in frame.columns if normalise(column) == normalise(name)]
+    if len(same) == 1:
+        return same[0]
+    lower = {column.lower(): column for column in frame.columns}
+    close = nearest(name.lower(), lower)
+    for low, column in lower.items():
+        close = close.replace(repr(low), repr(column))
+    raise RequestError(
+        f"there is no column {name!r} for {role}{close}; "
+        f"the table has {', '.join(frame.columns[:12])}{', …' if frame.width > 12 else ''}"
+    )
 
 
-def _check_roles(frame: pl.DataFrame, roles: Roles) -> None:
-    """Every column that has a role is there."""
-    in_column = roles.eras if roles.eras in frame.columns else None
-    given = {
-        "label": roles.label,
-        "duration": roles.duration,
-        "center": roles.center,
-        "patient": roles.patient,
-        "time": roles.time,
-        "group": roles.group,
-        "eras": in_column,
+def resolve(frame: pl.DataFrame, roles: Roles) -> Roles:
+    """The roles with every column named as the table spells it; a sentence where there is none."""
+    found: dict[str, Any] = {
+        role: find_column(frame, name, role) for role, name in roles.columns(frame.columns).items()
     }
-    for role, column in given.items():
-        if column is not None:
-            _column(frame, column, role)
-    for role, columns in (("drop", roles.drop), ("keep", roles.keep)):
-        for column in columns:
-            _column(frame, column, role)
+    for role in ("drop", "keep"):
+        found[role] = tuple(find_column(frame, name, role) for name in getattr(roles, role))
+    return replace(roles, **found)
 
 
-def federate(
+def federate(frame: pl.DataFrame, roles: Roles, name: str, min_stays: int = MIN_STAYS) -> Federation:
+    """A frame with its roles as a federation, its cells as they are: no repairs, no screening."""
+    roles = resolve(frame, roles)
+    return _assemble(frame, roles, encode_label(frame, roles), name, min_stays, {})
+
+
+def _assemble(
     frame: pl.DataFrame,
     roles: Roles,
+    label: EncodedLabel,
     name: str,
-    min_stays: int = MIN_STAYS,
-    aside: Mapping[str, str] | None = None,
+    min_stays: int,
+    excluded: Mapping[str, str],
 ) -> Federation:
-    """A frame with its roles as a federation; its cells are taken as they are.
+    """The federation of a frame whose label is encoded.
 
-    aside: columns that are no features although they have no role, and why.
+    excluded: columns that are no features although they have no role, and why.
     """
-    aside = aside or {}
-    _check_roles(frame, roles)
-    label = labelled(frame, roles)
     values, outcome = label.values, label.outcome
     centers_of = center_names(frame[roles.center], roles.center)
-    if roles.every is not None and (roles.every < 1 or roles.eras is None):
-        why = "a window lasts at least 1 round" if roles.every < 1 else "name the windows with eras"
-        raise RequestError(f"every={roles.every}: {why}")
+    _check_windows(roles, outcome)
     era = None if roles.eras is None else _eras(frame, roles)
     if min_stays < 1:
         raise RequestError(f"min_stays={min_stays}: choose at least 1")
-    if roles.eras is not None and not outcome.binary:
-        raise RequestError(
-            f"eras={roles.eras} with outcome={outcome.kind}: windows of time are for binary outcomes; leave "
-            "one of the two out"
-        )
     kept, left_out = _who_takes_part(centers_of, values, outcome, min_stays, era)
     centers = tuple(sorted(kept))
     if len(centers) < 2:
-        worst = "; ".join(f"{o.center!r}: {o.reason}" for o in left_out[:3])
-        raise RequestError(
-            f"{name}: {len(centers)} center(s) can take part and a federation needs 2 ({worst}); "
-            "choose another center column or a smaller min_stays"
-        )
+        raise RequestError(_too_few_centers(name, roles.center, len(centers), left_out))
     whole = frame
     chosen = np.isin(centers_of, centers)
     frame = frame.filter(pl.Series(chosen))
     centers_of, values = centers_of[chosen], values[chosen]
-    era = None if era is None else era[chosen]
     groups = None if roles.group is None else _group_of(frame[roles.group], centers_of, centers, roles.group)
-    features, reasons = judged(frame.drop([*roles_of(frame, roles), *aside], strict=False))
+    features, reasons = usable_features(frame.drop([*role_columns(frame, roles), *excluded], strict=False))
+    reasons |= dict(excluded)
     if features.width == 0:
-        why = "; ".join(f"{c!r}: {r}" for c, r in list((reasons | dict(aside)).items())[:3])
+        why = "; ".join(f"{c!r}: {r}" for c, r in list(reasons.items())[:3])
         raise RequestError(
             f"{name}: no column is left to learn from{f' ({why})' if why else ''}; check drop and the table"
         )
-    years = None if roles.time is None else _years(frame[roles.time], roles.time)
+    years = None if roles.time is None else years_of(frame[roles.time], roles.time)
     return Federation(
         name=name,
         features=features,
         label=values,
         center=np.searchsorted(np.array(centers), centers_of).astype(np.int32),
         centers=centers,
-        patient=None if roles.patient is None else _patients(frame[roles.patient], features, values, years),
+        patient=None if roles.patient is None else patients_of(frame[roles.patient], features, values, years),
         time=years,
         groups=groups,
-        descriptors=_descriptors(features),
+        descriptors=descriptors_of(features),
         left_out=tuple(left_out),
-        era=era,
+        era=None if era is None else era[chosen],
         every=roles.every,
         outcome=outcome,
-        aside=_aside(frame, roles, features.columns),
+        aside=_unused_columns(frame, roles, features.columns),
         notes=TableCheck(
             name=name,
             form="a table in memory",
@@ -295,38 +285,67 @@ def federate(
             positive=label.positive,
             negative=label.negative,
             events=label.events,
-            columns=_column_notes(whole, roles, features, reasons | dict(aside)),
+            columns=column_checks(whole, roles, features, reasons),
             centers=centers,
             left_out=tuple(left_out),
         ),
     )
 
 
-def _aside(frame: pl.DataFrame, roles: Roles, used: Sequence[str]) -> pl.DataFrame | None:
-    """The columns that are not learned from and tell nobody's name or outcome."""
+def _check_windows(roles: Roles, outcome: Outcome) -> None:
+    """Refuse windows of time that contradict each other or the outcome."""
+    if roles.every is not None and (roles.every < 1 or roles.eras is None):
+        why = "a window lasts at least 1 round" if roles.every < 1 else "name the windows with eras"
+        raise RequestError(f"every={roles.every}: {why}")
+    if roles.eras is not None and not outcome.binary:
+        raise RequestError(
+            f"eras={roles.eras} with outcome={outcome.kind}: windows of time are for binary outcomes; leave "
+            "one of the two out"
+        )
+
+
+def _too_few_centers(name: str, column: str, able: int, left_out: Sequence[LeftOut]) -> str:
+    """Why there is no federation: one hospital only, or all but one are too small."""
+    many = able + len(left_out)
+    if many == 1:
+        one = f": {left_out[0].center!r}" if left_out else ""
+        return (
+            f"{name}: the column {column!r} names one hospital only{one}; a federation needs at least two; "
+            "add the rows of other hospitals, or name another column with center=COL"
+        )
+    largest = sorted(left_out, key=lambda o: -o.rows)[:3]
+    reasons = "; ".join(f"{o.center!r}: {o.reason}" for o in largest)
+    return (
+        f"{name}: {able} of {many} centers can take part and a federation needs two (the largest left out: "
+        f"{reasons}); lower min_stays=N, or name another column with center=COL"
+    )
+
+
+def _unused_columns(frame: pl.DataFrame, roles: Roles, used: Sequence[str]) -> pl.DataFrame | None:
+    """The columns that are not learned from and show neither identity nor outcome."""
     never = {roles.label, roles.duration, roles.center, roles.patient, roles.time, roles.eras, *used}
     names = [name for name in frame.columns if name not in never]
     return frame.select(names) if names else None
 
 
-def _column_notes(
+def column_checks(
     frame: pl.DataFrame, roles: Roles, features: pl.DataFrame, reasons: Mapping[str, str]
-) -> tuple[ColumnNote, ...]:
-    """A line on every column of the table."""
+) -> tuple[ColumnCheck, ...]:
+    """Type, role and use of every column of the table."""
     role_of = dict.fromkeys(roles.drop, "dropped")
-    for role in ("eras", "group", "time", "patient", "duration", "center", "label"):
-        role_of[getattr(roles, role) or ""] = "windows" if role == "eras" else role
-    notes = []
+    for role, name in reversed(roles.columns().items()):
+        role_of[name] = "windows" if role == "eras" else role
+    checks = []
     for column in frame.get_columns():
         role = role_of.get(column.name, "feature")
         used = column.name in features.columns
         why = reasons.get(column.name, "")
         if role == "feature" and used and column.name in roles.keep:
-            why = "asked for by name"
+            why = "kept by request"
         shown = features[column.name] if used else column
         missing = column.null_count() / max(1, len(column))
-        notes.append(ColumnNote(column.name, type_name(shown, column), role, used, why, round(missing, 6)))
-    return tuple(notes)
+        checks.append(ColumnCheck(column.name, type_name(shown, column), role, used, why, round(missing, 6)))
+    return tuple(checks)
 
 
 def type_name(feature: pl.Series, column: pl.Series) -> str:
@@ -344,139 +363,6 @@ def type_name(feature: pl.Series, column: pl.Series) -> str:
     if feature.dtype in (pl.String, pl.Categorical, pl.Enum):
         return "category"
     return "empty" if feature.dtype == pl.Null else "other"
-
-
-def own_outcome(
-    path: str | Path,
-    label: str,
-    positive: str | None = None,
-    outcome: str | None = None,
-    duration: str | None = None,
-) -> Labelled:
-    """The outcome of one center's own table: what it is, and which of its words are the event."""
-    roles = Roles(label, "", positive=positive, outcome=outcome, duration=duration)
-    return labelled(mended(_with_roles(read_raw(Path(path)).frame, roles), roles)[0], roles)
-
-
-def _with_roles(frame: pl.DataFrame, roles: Roles) -> pl.DataFrame:
-    """A center's own table, which has every column that was named."""
-    for column, role in (
-        (roles.label, "label"),
-        (roles.duration, "duration"),
-        (roles.patient, "patient"),
-        (roles.time, "time"),
-        *((d, "drop") for d in roles.drop),
-    ):
-        if column is not None:
-            _column(frame, column, role)
-    return frame
-
-
-def _same_event(outcome: Labelled, book: Codebook, site: str, label: str) -> None:
-    """Refuse a table whose event is not the codebook's: the model would learn the contrary from it."""
-    events, others = {*outcome.event_words}, {*outcome.other_words}
-    turned = sorted(events & {*book.others} | others & {*book.events})
-    if turned:
-        raise RequestError(
-            f"{site}: the label {label!r} counts {turned[0]!r} the other way round than the codebook; say in "
-            "the site's file which value is the event (positive), or agree on another codebook"
-        )
-    unknown = sorted((events | others) - {*book.events, *book.others})
-    if unknown and outcome.doubt:
-        raise RequestError(
-            f"{site}: the codebook does not say whether {unknown[0]!r} of the label {label!r} is the event; "
-            "say it in the site's file (positive), or agree on another codebook"
-        )
-
-
-def own_table(
-    path: str | Path,
-    site: str,
-    label: str,
-    patient: str | None = None,
-    time: str | None = None,
-    drop: tuple[str, ...] = (),
-    book: Codebook | None = None,
-    positive: str | None = None,
-    outcome: str | None = None,
-    duration: str | None = None,
-) -> Federation:
-    """One center's own table, read at that center: a federation of one.
-
-    With a codebook the features are those that it asks for, and the outcome is in its terms; without, all
-    that can be learned from.
-    positive: the label's value that is the event, where its words leave doubt.
-    outcome, duration: as in :class:`Roles`; nothing said, the outcome is the codebook's.
-    """
-    table = read_raw(Path(path))
-    if outcome is None and book is not None and not book.outcome.binary:
-        outcome = book.outcome.asked
-    roles = Roles(label, "", patient, time, None, tuple(drop), positive=positive, outcome=outcome,
-                  duration=duration)  # fmt: skip
-    raw = _with_roles(table.frame, roles)
-    frame, repairs, doubts = mended(raw, roles)
-    found = labelled(frame, roles)
-    if book is not None:
-        found = in_terms_of(found, book.outcome, site, label)
-        _same_event(found, book, site, label)
-    values, what = found.values, found.outcome
-    told = what.events(values).astype(np.int8)
-    lacks = what.lacks(values)
-    if what.binary and lacks:
-        lacks = (
-            f"{int(values.sum())} positive of {len(values)} rows; a center needs {MIN_CLASS} of each class"
-        )
-    if lacks:
-        raise RequestError(f"{path}: {lacks}")
-    if book is not None and book.time and time is None:
-        raise RequestError(f"{site}: the codebook asks for a time column; name it with time")
-    rest = frame.drop(roles_of(frame, roles))
-    if book is None:
-        aside = {s.column: s.sentence for s in suspicions(rest, told) if s.aside}
-        features, reasons = judged(rest.drop(list(aside)))
-        reasons |= aside
-    else:
-        features = as_agreed(rest, raw, book, site)
-        reasons = dict.fromkeys(rest.columns, "not in the codebook")
-    if features.width == 0:
-        raise RequestError(f"{path}: no column is left to learn from; check drop and the table")
-    years = None if time is None or (book is not None and not book.time) else _years(frame[time], time)
-    return Federation(
-        name=site,
-        features=features,
-        label=values,
-        center=np.zeros(len(values), dtype=np.int32),
-        centers=(site,),
-        patient=None if patient is None else _patients(frame[patient], features, values, years),
-        time=years,
-        descriptors=_descriptors(features) if book is None else book.descriptors,
-        outcome=what,
-        notes=TableCheck(
-            name=site,
-            form=table.form,
-            rows=len(values),
-            copies=0,
-            label=label,
-            positive=found.positive,
-            negative=found.negative,
-            events=found.events,
-            columns=_column_notes(frame, roles, features, reasons),
-            repairs=tuple(repairs),
-            warnings=tuple(([found.doubt] if found.doubt else []) + doubts),
-            centers=(site,),
-        ),
-    )
-
-
-def as_agreed(mended: pl.DataFrame, raw: pl.DataFrame, book: Codebook, owner: str) -> pl.DataFrame:
-    """The columns that a codebook asks for, as it asks for them: levels by its own spelling."""
-    levels: dict[str, list[str]] = {}
-    for column in book.columns:
-        if column.kind == "level":
-            levels.setdefault(column.source, []).append(column.level)
-    known = {column.name: as_feature(column) for column in mended.get_columns()}
-    known |= {name: to_levels(raw[name], wanted) for name, wanted in levels.items() if name in raw.columns}
-    return typed({name: column for name, column in known.items() if column is not None}, book, owner)
 
 
 def center_names(column: pl.Series, name: str) -> NDArray[np.str_]:
@@ -532,7 +418,7 @@ def _who_takes_part(
     return kept, left_out
 
 
-def judged(frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
+def usable_features(frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
     """The columns that can be learned from, as numbers, booleans or text; and why the others cannot."""
     columns: list[pl.Series] = []
     reasons: dict[str, str] = {}
@@ -569,14 +455,14 @@ def as_feature(column: pl.Series) -> pl.Series | None:
     return None  # lists, structs, binary: nothing that a table of stays should hold
 
 
-def _patients(
+def patients_of(
     keys: pl.Series, features: pl.DataFrame, label: NDArray[Any], years: NDArray[np.float64] | None
 ) -> NDArray[np.int64]:
     """(rows,) the numbers of the patients."""
     return patient_numbers(keys, content_of(features, label, years))
 
 
-def _years(column: pl.Series, name: str) -> NDArray[np.float64]:
+def years_of(column: pl.Series, name: str) -> NDArray[np.float64]:
     """Dates as years with fraction; numbers as they are. A gap takes the mean of the column."""
     if column.dtype.is_temporal():
         date = column.cast(pl.Date)
@@ -604,12 +490,12 @@ def _eras(frame: pl.DataFrame, roles: Roles) -> NDArray[np.int16]:
             raise RequestError(f"eras={count} cuts the time column into windows; name the time column")
         if count < 2:
             raise RequestError(f"eras={count}: a change needs at least 2 windows")
-        years = _years(_column(frame, roles.time, "time"), roles.time)
+        years = years_of(frame[roles.time], roles.time)
         # Windows of equal numbers of rows; rows of one moment stay together.
         cuts = np.quantile(years, np.arange(1, count) / count)
         code = np.searchsorted(cuts, years, side="right")
     else:
-        column = _column(frame, roles.eras, "eras")
+        column = frame[find_column(frame, roles.eras, "eras")]
         if column.null_count():
             raise RequestError(f"eras={roles.eras}: no value in {column.null_count()} row(s); fill them in")
         code = np.unique(column.to_numpy(), return_inverse=True)[1]
@@ -640,7 +526,7 @@ def _group_of(
     return tuple(groups[c] for c in centers)
 
 
-def _descriptors(features: pl.DataFrame) -> tuple[str, ...]:
+def descriptors_of(features: pl.DataFrame) -> tuple[str, ...]:
     """The Charlson columns where there are any, else the first twelve binary features."""
     charlson = tuple(name for name in features.columns if name.startswith("cci_"))
     if charlson:

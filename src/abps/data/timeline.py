@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.masked_scales import Counting
+from abps.data.histograms import HistogramSum
 from abps.data.prepare import Prepared, codebook, prepare
 from abps.data.split import assign_splits
 
@@ -29,8 +29,8 @@ class Timeline:
     _seed: int
     _standardise: str = "own"
     _splines: bool = False
-    _floor: int = 0
-    _counting: Counting | None = None
+    _min_cell: int = 0
+    _histograms: HistogramSum | None = None
     _split: NDArray[np.int8] | None = None
     _book: Codebook | None = None
     _now: tuple[int, Prepared] | None = field(default=None)
@@ -51,15 +51,15 @@ class Timeline:
                 self._seed,
                 standardise=self._standardise,
                 splines=self._splines,
-                floor=self._floor,
-                counting=self._counting,
+                min_cell=self._min_cell,
+                histograms=self._histograms,
             )
         if self._split is None:
             self._split = assign_splits(federation, self._seed)
         if self._book is None:
             first = federation.era == 0
             self._book = codebook(
-                federation.only(first), self._seed, self._split[first], self._standardise, self._floor
+                federation.only(first), self._seed, self._split[first], self._standardise, self._min_cell
             )
         rows = federation.era == era
         return prepare(
@@ -78,10 +78,10 @@ def timeline(
     rounds: int,
     standardise: str = "own",
     splines: bool = False,
-    floor: int = 0,
-    counting: Counting | None = None,
+    min_cell: int = 0,
+    histograms: HistogramSum | None = None,
 ) -> Timeline:
-    """The windows of a run of so many rounds; ``floor`` and ``counting`` as in
+    """The windows of a run of so many rounds; ``min_cell`` and ``histograms`` as in
     :func:`~abps.data.prepare.prepare`."""
     if isinstance(federation, Prepared):
         book = federation.book  # rows of one's own making have none, and are taken as they are
@@ -91,14 +91,14 @@ def timeline(
                 f"{federation.name} was not prepared with standardise={standardise!r}, splines={splines}, as "
                 "the model wants it; prepare it so, or give the federation itself"
             )
-        if federation.floor < floor:
+        if federation.min_cell < min_cell:
             raise RequestError(
-                f"{federation.name} was prepared with floor={federation.floor}, not with floor={floor}; "
-                "prepare it so, or give the federation itself"
+                f"{federation.name} has min_cell={federation.min_cell}, not {min_cell}; prepare it "
+                "so, or give the federation itself"
             )
         return Timeline((1,), None, seed, _now=(0, federation))
     eras = federation.eras
-    if counting is not None and federation.era is not None and standardise == "common":
+    if histograms is not None and federation.era is not None and standardise == "common":
         raise RequestError(
             "secure or dp_epsilon with a common scale: choose a federation without windows of time, or "
             "standardise=own"
@@ -109,4 +109,4 @@ def timeline(
         raise RequestError(f"{eras} windows of time in {rounds} round(s): choose at least {eras} rounds")
     else:
         starts = tuple(1 + rounds * era // eras for era in range(eras))
-    return Timeline(starts, federation, seed, standardise, splines, floor, counting)
+    return Timeline(starts, federation, seed, standardise, splines, min_cell, histograms)

@@ -93,7 +93,7 @@ def prepared_folds(federation: Federation, seed: int, folds: int, config: Method
             split=fold_split(fold, k, folds),
             standardise=how.standardise,
             splines=how.splines,
-            floor=config.privacy.floor,
+            min_cell=config.privacy.floor,
         )
         for k in range(folds)
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from abps.core.errors import RequestError
-from abps.data.masked_scales import COUNTS
+from abps.data.histograms import PASSES
 from abps.methods.accounting import not_covered, published_privately, releases
 from abps.methods.base import ROWS, Context, Method
 from abps.privacy.budget import Account, PrivacyLedger, Release
@@ -41,8 +41,8 @@ def begun(method: Method, context: Context) -> tuple[Context, Spending | None]:
     if budget is None:
         return context, None
     account, noise = Account(budget, method.privacy.dp_delta), method.training.noise_multiplier
-    if context.data.counted:
-        account = account.spend(Release(0, "statistics", noise, times=COUNTS))
+    if context.data.from_histograms:
+        account = account.spend(Release(0, "statistics", noise, times=PASSES))
     published = method.publish(context)
     if not len(published.names):
         return context, Spending(account)

@@ -12,7 +12,8 @@ from abps.core.errors import RequestError, nearest
 from abps.data.codebook import Codebook
 from abps.data.repairs import Repair
 from abps.data.roles import Roles
-from abps.data.table import as_agreed, mended
+from abps.data.site_table import as_agreed
+from abps.data.table import repair_table
 
 #: The share of a column's values that may lie outside its range before the column is refused.
 OUTSIDE = 0.05
@@ -40,7 +41,7 @@ class Range:
 
 @dataclass(frozen=True, eq=False)
 class Readable:
-    """A table's columns as a model asks for them, what was mended, and what is unusual but was let pass."""
+    """A table's columns as a model asks for them, what was repaired, and what is unusual but was let pass."""
 
     features: pl.DataFrame
     repairs: tuple[Repair, ...]
@@ -75,7 +76,7 @@ def readable(
     if table.height == 0:
         raise RequestError("the table has no rows; give at least one")
     raw = table.select(needed)
-    whole, repairs, doubts = mended(raw, Roles("", ""))
+    whole, repairs, doubts = repair_table(raw, Roles("", ""))
     levels: dict[str, set[str]] = {}
     for column in book.columns:
         if column.kind == "level":

@@ -8,21 +8,21 @@ from dataclasses import replace
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
-from abps.data.masked_scales import COUNTS, Counting
-from abps.data.outcome_statistics import told_columns
+from abps.data.histograms import PASSES, HistogramSum
+from abps.data.scales import outcome_columns
 from abps.methods.base import ROWS, Context, Floats, Method, Published
 from abps.methods.star import StarMethod
 from abps.privacy.budget import Release, noise_for
 from abps.privacy.published import noisy
 
 
-def counting_of(method: Method, seed: int) -> Counting | None:
+def counting_of(method: Method, seed: int) -> HistogramSum | None:
     """How centers tell what a common scale, or the outcome's time grid or level, follows from: counts, where
     only their sum is seen, or with noise; nothing: summaries, as they are."""
     private = method.privacy.budget is not None
     if not private and not method.privacy.secure:
         return None
-    return Counting(method.privacy.secure, method.training.noise_multiplier if private else 0.0, seed)
+    return HistogramSum(method.privacy.secure, method.training.noise_multiplier if private else 0.0, seed)
 
 
 def to_count(method: Method, book: Codebook) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def to_count(method: Method, book: Codebook) -> tuple[str, ...]:
     known = {} if book.statistics is None else book.statistics.scales
     common = method.training.standardise == "common"
     lacking = [name for name in book.numbers if name not in known] if common else []
-    return (*lacking, *told_columns(book.outcome))
+    return (*lacking, *outcome_columns(book.outcome))
 
 
 def checked(method: Method, centers: int) -> None:
@@ -77,7 +77,7 @@ def with_noise(method: Method) -> Method:
         "metadata": (1.0, 1),
     }
     if training.standardise == "common":
-        plan["statistics"] = (1.0, COUNTS)
+        plan["statistics"] = (1.0, PASSES)
     noise = noise_for(budget, method.privacy.dp_delta, plan)
     return replace(method, training=replace(training, noise_multiplier=noise))
 
@@ -98,7 +98,7 @@ def published_privately(context: Context, published: Published, k: int, center: 
 def not_covered(method: Method, context: Context) -> tuple[str, ...]:
     """What an account leaves out, in words."""
     gaps = []
-    if method.training.standardise == "common" and context.data.agreed and not context.data.counted:
+    if method.training.standardise == "common" and context.data.agreed and not context.data.from_histograms:
         gaps.append(
             "common statistics of numeric columns were told without noise; scales in a codebook need none"
         )

@@ -13,11 +13,10 @@ import numpy as np
 from abps.core import streams
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.masked_scales import FIRST, told_counts
+from abps.data.histograms import FIRST, published_counts
 from abps.data.outcome import parse_outcome
-from abps.data.outcome_statistics import told_columns
-from abps.data.prepare import numbers_of, prepare, told_of
-from abps.data.scales import Summary, sketched
+from abps.data.prepare import center_summaries, numeric_rows, prepare
+from abps.data.scales import ColumnSummary, group_count, outcome_columns
 from abps.data.split import assign_splits
 from abps.methods.accounting import to_count
 from abps.methods.base import Context, Method, with_derived
@@ -59,14 +58,14 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
     numbers = book.numbers if training.standardise == "common" else ()
     # What sites told of the outcome, for the grid or scale that the codebook has by now.
     asked = parse_outcome(book.outcome.asked)
-    about = told_columns(asked) if book.summarised is not None else ()
+    about = outcome_columns(asked) if book.statistics_source is not None else ()
     lacking = to_count(method, book)
     if lacking:
         found += _counts(lacking, table, book, seed)
     elif numbers or about:
         split = assign_splits(table, seed, book.shared_patients)
         unsettled = replace(table, outcome=asked) if about else table
-        for summary in told_of(unsettled, split, (*numbers, *about), book.floor).values():
+        for summary in center_summaries(unsettled, split, (*numbers, *about), book.min_cell).values():
             found += _statistics(summary)
     published = method.publish(context)
     if len(published.vectors):
@@ -86,11 +85,11 @@ def _counts(names: tuple[str, ...], table: Federation, book: Codebook, seed: int
     """What is counted under masks: the first count, as it is; the others are of bins that follow from all
     centers' totals."""
     split = assign_splits(table, seed, book.shared_patients)
-    values, start, rows = numbers_of(table, split, names)
+    values, start, rows = numeric_rows(table, split, names)
     patient = None if table.patient is None else table.patient[rows]
-    least = least_rows(table.center[rows], patient, 1, book.floor) if book.floor else None
+    least = least_rows(table.center[rows], patient, 1, book.min_cell) if book.min_cell else None
     edges = np.tile(FIRST, (len(names), 1))
-    counts = told_counts(values, np.zeros(int(start[-1]), dtype=np.int64), 1, edges, least)[0]
+    counts = published_counts(values, np.zeros(int(start[-1]), dtype=np.int64), 1, edges, least)[0]
     ends = [-np.inf, *FIRST.tolist(), np.inf]
     found = []
     for k, name in enumerate(names):
@@ -102,11 +101,11 @@ def _counts(names: tuple[str, ...], table: Federation, book: Codebook, seed: int
     return found
 
 
-def _statistics(summary: Summary) -> list[Value]:
+def _statistics(summary: ColumnSummary) -> list[Value]:
     """What is told of numeric columns for a common scale."""
     found = []
     for k, name in enumerate(summary.names):
-        used = int(sketched(summary.count[k : k + 1], summary.group)[0])
+        used = int(group_count(summary.count[k : k + 1], summary.group)[0])
         if not used:
             continue
         numbers = {

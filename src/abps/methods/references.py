@@ -305,7 +305,7 @@ def told_rows(data: Prepared) -> tuple[Rows, Rows, NDArray[np.bool_]]:
     With a floor, columns with a small cell at a center are zero there.
     """
     train, validation = data.train, data.validation
-    if not data.floor:
+    if not data.min_cell:
         return train, validation, np.zeros(data.size, dtype=bool)
     few, told = releasable_columns(data)
     x, held = (

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.data.folds import folds_of, most_folds
 from abps.data.outcome import BINARY, Outcome
+from abps.data.split import folds_of, most_folds
 from abps.models.boosting import boost, boost_any
 from abps.models.outcomes import judged, residuals
 from abps.models.penalised import answers, penalised_path

@@ -148,20 +148,15 @@ def tiles(part: Part, hospitals: Hospitals | None) -> list[Tile]:
         )
     )
     check = part.data.check
-    notes = () if check is None else _notes(check.warnings, [s.sentence for s in check.suspicions])
-    unused = () if check is None else tuple(f"{c.name}: not used, {c.why}" for c in check.unused)
+    notes = () if check is None else check.remarks
     found.append(
         Tile(
-            f"{len(notes) + len(unused)} data warnings",
+            f"{len(notes)} data warnings",
             "about the table" if check is not None else "the data are built in",
-            (*notes, *unused),
+            notes,
         )
     )
     return found
-
-
-def _notes(*groups: Sequence[str]) -> tuple[str, ...]:
-    return tuple(note for group in groups for note in group)
 
 
 def steps(part: Part, hospitals: Hospitals | None) -> list[str]:

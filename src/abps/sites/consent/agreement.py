@@ -94,7 +94,7 @@ class Agreement:
                 f"{len(lacking) - 1} more columns); let sites count under masks (secure=yes) or tell "
                 "statistics in their codebooks, write scales into it, or set standardise=own"
             )
-        took = self.book.summarised
+        took = self.book.statistics_source
         if config.training.standardise == "common" and took is not None and took.seed != self.seed:
             raise RequestError(
                 f"seed {self.seed}: the codebook's scales are of the training rows under seed {took.seed}; "

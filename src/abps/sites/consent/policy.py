@@ -71,7 +71,7 @@ class Policy:
         ):
             if asked > most:
                 raise RequestError(f"the study asks for {asked} {what}; this site's policy allows {most}")
-        floor = agreement.book.floor
+        floor = agreement.book.min_cell
         if floor < self.floor:
             raise RequestError(
                 f"the codebook's floor is {floor} patients, and this site's policy asks for {self.floor}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.prepare import codebook, not_told
+from abps.data.prepare import codebook, excluded_columns
 from abps.data.split import assign_splits
 from abps.methods.leaving import leaving
 from abps.privacy.small_counts import MIN_CELL
@@ -65,7 +65,7 @@ def preview(own: SiteFile, proposal: Proposal) -> list[Leaving]:
     split = assign_splits(table, agreement.seed, agreement.book.shared_patients)
     judged, book = split == 1, agreement.book
     patient = None if table.patient is None else table.patient[judged]
-    scored = may_score(table.label[judged], patient, book.outcome, book.floor)
+    scored = may_score(table.label[judged], patient, book.outcome, book.min_cell)
     return [*found, *_conductor(int((split == 0).sum()), scored, agreement)]
 
 
@@ -90,14 +90,14 @@ def codebook_of(own: SiteFile) -> Codebook:
 
 
 def _columns(own: SiteFile, table: Federation) -> Codebook:
-    return codebook(table, seed=0, floor=max(MIN_CELL, own.policy.floor))
+    return codebook(table, seed=0, min_cell=max(MIN_CELL, own.policy.floor))
 
 
 def kept_back(own: SiteFile, proposal: Proposal | None = None) -> dict[str, str]:
     """Every column of the site's table of which nothing leaves, and why, in half a sentence."""
     table = own.read_table()
     book = _columns(own, table)
-    found = not_told(table, book)
+    found = excluded_columns(table, book)
     if proposal is not None and proposal.agreement is not None:
         asked = proposal.agreement.book.sources
         found |= {name: "the study does not ask for it" for name in book.sources if name not in asked}

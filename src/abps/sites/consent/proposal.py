@@ -106,7 +106,7 @@ class Proposal:
             "predicts": book.outcome.asked,
             **_outcome_terms(book.outcome),
             "the event": list(book.events) or "as each site reads it",
-            "minimum cell size, patients": book.floor,
+            "minimum cell size, patients": book.min_cell,
             "wire format": ".".join(map(str, self.wire)),
         }
 

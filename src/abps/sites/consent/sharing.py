@@ -67,10 +67,10 @@ def letter(own: sitefile.SiteFile, local: Path, signed: Signed) -> dict[str, Any
     """
     kit = Path(local).parent
     journal, book = own.journal(kit), read(local)
-    if book.floor < own.policy.floor:
+    if book.min_cell < own.policy.floor:
         raise DeclineError(
             DeclineCode.POLICY,
-            f"the codebook's floor is {book.floor} patients, and this site's policy asks for "
+            f"the codebook's floor is {book.min_cell} patients, and this site's policy asks for "
             f"{own.policy.floor}; run `abps site init` again",
         )
     consent = Consent(Path(own.store), journal, own.policy, signed, keys.read_root(kit))

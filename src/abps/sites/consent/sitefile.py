@@ -16,8 +16,8 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
-from abps.data.outcome_label import Labelled
-from abps.data.table import own_outcome, own_table
+from abps.data.label import EncodedLabel
+from abps.data.site_table import own_outcome, own_table
 from abps.sites.consent.journal import Journal
 from abps.sites.consent.keys import read_signer
 from abps.sites.consent.policy import Policy
@@ -117,7 +117,7 @@ class SiteFile:
             self.outcome, self.duration,
         )  # fmt: skip
 
-    def labelled(self) -> Labelled:
+    def labelled(self) -> EncodedLabel:
         """What the label is, and which of its values are the event."""
         return own_outcome(self.table, self.label, self.positive, self.outcome, self.duration)
 

@@ -109,7 +109,7 @@ def open_study(
     with declining(DeclineCode.FEW):
         own.policy.check_rows(table.rows, table.outcome.informative(table.label))
     # What protects patients must not follow from a seed that all know.
-    secret = secrets.randbits(62) if agreement.book.floor or method.privacy.budget is not None else 0
+    secret = secrets.randbits(62) if agreement.book.min_cell or method.privacy.budget is not None else 0
     if counting:
         with _opened_store(given, own, agreement, measuring.store_name(agreement.study)) as store:
             return measuring.Measuring(

@@ -18,8 +18,8 @@ import polars as pl
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, merged
-from abps.data.prepare import codebook, told_of
-from abps.data.scales import Summary, agree
+from abps.data.prepare import center_summaries, codebook
+from abps.data.scales import ColumnSummary, agree
 from abps.data.split import assign_splits
 from abps.data.synthetic.builtin import builtin_table
 from abps.methods.settings import configure
@@ -206,14 +206,14 @@ def tables(out: Path, network: kits.Network, plan: Plan) -> Agreement:
             name, str(path.absolute()), roles.label, store, roles.patient, roles.time, policy=AUTO
         )
         own[name].write(network.sites[name] / "local")
-        book = codebook(own[name].read_table(), seed=0, floor=MIN_CELL)
+        book = codebook(own[name].read_table(), seed=0, min_cell=MIN_CELL)
         files.write_json(network.sites[name] / "local" / sitefile.CODEBOOK, book.to_json())
         books.append(book)
     book = merged(books)
-    told: dict[str, Summary] = {}
+    told: dict[str, ColumnSummary] = {}
     for file in own.values():
         table = file.read_table(book)
         split = assign_splits(table, plan.seed, book.shared_patients)
-        told |= told_of(table, split, book.numbers, MIN_CELL)
+        told |= center_summaries(table, split, book.numbers, MIN_CELL)
     book = replace(book, statistics=agree(told))
     return Agreement(plan.study, plan.method, book, plan.seed, plan.rounds, dict(plan.settings or {}))

@@ -205,7 +205,7 @@ class Site:
 
     def _log_statistics(self) -> None:
         """Write down what was passed on with the codebook, before this site knew of the study."""
-        took = self.agreement.book.summarised
+        took = self.agreement.book.statistics_source
         outcome = self.agreement.book.outcome
         common = self.site_context.method.training.standardise == "common"
         if (common or outcome.grid or outcome.scale) and took is not None and self.name in took.spent:
@@ -246,7 +246,7 @@ class Site:
         self._lost = True
         rows = self.site_context.data.validation
         judged = most_patients(np.ones(len(rows.y), bool), np.zeros(len(rows.y), int), rows.patient, 1)
-        value = self.learning.loss() if judged >= self.site_context.data.floor else math.nan
+        value = self.learning.loss() if judged >= self.site_context.data.min_cell else math.nan
         why = "our mean validation loss, to choose a penalty"
         self.post.log(RELAY, "told", 4, why, round=self.store.round)
         self.store.sync()
@@ -350,7 +350,7 @@ class Site:
     def _scored(self) -> bool:
         """Whether enough patients are in a score of the validation rows that it may be told."""
         data = self.site_context.data
-        return may_score(data.validation.y, data.validation.patient, data.outcome, data.floor)
+        return may_score(data.validation.y, data.validation.patient, data.outcome, data.min_cell)
 
     def conclude(self, round: int, rest: str = "") -> list[Any]:
         """Finish the round, and tell the validation AUROC and the sums of the round."""

@@ -1,7 +1,7 @@
 """Common scales from masked counts, before the first round of a study: nobody sees what a single site has.
 
 With ``secure=yes`` sites need not tell summaries of their columns in codebooks. They count their values in
-bins that all know, three times (:mod:`abps.data.masked_scales`), and each count is a masked sum
+bins that all know, three times (:mod:`abps.data.histograms`), and each count is a masked sum
 (:mod:`abps.privacy.secure_sum`): relay, operator and members see totals. Every site works the next bins, and
 at last the scales, out for itself, and looks whether a total holds at least its own counts; the relay cannot
 choose bins. What came out stays in a store of its own, ``STUDY-scales.sqlite``, with the log of what left;
@@ -26,13 +26,12 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.core.streams import center_ids
-from abps.data.column_statistics import Summarised
+from abps.data.codebook import StatisticsSource
 from abps.data.federation import Federation
-from abps.data.masked_scales import COUNTS, Narrowing, told_counts
+from abps.data.histograms import PASSES, HistogramRefinement, published_counts, settle_from_histograms
 from abps.data.outcome import Outcome
-from abps.data.outcome_statistics import settled_by_counts, settled_size, told_columns
-from abps.data.prepare import numbers_of
-from abps.data.scales import Statistics, scales_size
+from abps.data.prepare import numeric_rows
+from abps.data.scales import Statistics, outcome_columns, outcome_size, scales_size
 from abps.data.split import assign_splits
 from abps.methods.accounting import counting_of
 from abps.privacy.budget import Release
@@ -77,11 +76,11 @@ def with_scales(agreement: Agreement, told: Mapping[str, Any]) -> Agreement:
     try:
         found = Statistics.from_json(told["statistics"])
         outcome = Outcome.from_json(told["outcome"]) if told["outcome"] is not None else None
-        summarised = Summarised.from_json(told["summarised"])
+        summarised = StatisticsSource.from_json(told["summarised"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RequestError(f"the common scales that were told are none ({error!r})") from error
     book, lacking = agreement.book, set(agreement.uncounted)
-    about = set(told_columns(book.outcome))
+    about = set(outcome_columns(book.outcome))
     if set(found.scales) != lacking - about or (outcome is None) != (not about):
         raise RequestError("the common scales that were told are of other columns than the study lacks")
     if summarised.seed != agreement.seed:
@@ -95,7 +94,7 @@ def with_scales(agreement: Agreement, told: Mapping[str, Any]) -> Agreement:
             book.outcome, grid=outcome.grid, hazards=outcome.hazards, level=outcome.level, scale=outcome.scale
         )
         book = replace(book, outcome=settled)
-    made = replace(agreement, book=replace(book, statistics=Statistics(scales), summarised=summarised))
+    made = replace(agreement, book=replace(book, statistics=Statistics(scales), statistics_source=summarised))
     if made.uncounted:
         raise RequestError("the common scales that were told are not all that the study lacks")
     return made
@@ -123,14 +122,16 @@ def kept_in(store: Store) -> dict[str, Any] | None:
     return None if found is None else dict(json.loads(found))
 
 
-def _result(agreement: Agreement, found: Narrowing, doubt: float, spent: Mapping[str, int]) -> dict[str, Any]:
+def _result(
+    agreement: Agreement, found: HistogramRefinement, doubt: float, spent: Mapping[str, int]
+) -> dict[str, Any]:
     """What follows from the last total, as plain data."""
-    names, about = agreement.uncounted, told_columns(agreement.book.outcome)
+    names, about = agreement.uncounted, outcome_columns(agreement.book.outcome)
     numbers = names[: len(names) - len(about)]
     scales = dict(zip(numbers, found.scales(doubt)))
-    outcome = settled_by_counts(agreement.book.outcome, found, len(numbers)) if about else None
-    back = scales_size(len(numbers)) + (0 if outcome is None else settled_size(outcome))
-    told = Summarised(agreement.seed, {name: each + back for name, each in sorted(spent.items())})
+    outcome = settle_from_histograms(agreement.book.outcome, found, len(numbers)) if about else None
+    back = scales_size(len(numbers)) + (0 if outcome is None else outcome_size(outcome))
+    told = StatisticsSource(agreement.seed, {name: each + back for name, each in sorted(spent.items())})
     return {
         "statistics": Statistics(scales).to_json(),
         "outcome": None if outcome is None else outcome.to_json(),
@@ -144,7 +145,7 @@ class _Tally:
     def __init__(self, agreement: Agreement) -> None:
         self.agreement = agreement
         self.columns = len(agreement.uncounted)
-        self.found = Narrowing(self.columns)
+        self.found = HistogramRefinement(self.columns)
         self.counting = counting_of(agreement.config(), agreement.seed)
         self.spent: dict[str, int] = {}
         self.members = 0
@@ -181,12 +182,12 @@ class Measuring:
         self.name, self.agreement, self.store, self.consent = name, agreement, store, consent
         names, book = agreement.uncounted, agreement.book
         split = assign_splits(table, agreement.seed, book.shared_patients)
-        self._values, start, rows = numbers_of(table, split, names)
+        self._values, start, rows = numeric_rows(table, split, names)
         self._owner = np.zeros(int(start[-1]), dtype=np.int64)
         self._least = None
-        if book.floor:
+        if book.min_cell:
             patient = None if table.patient is None else table.patient[rows]
-            self._least = least_rows(table.center[rows], patient, 1, book.floor)
+            self._least = least_rows(table.center[rows], patient, 1, book.min_cell)
         self._tally = _Tally(agreement)
         self._counting = counting_of(agreement.config(), agreement.seed + secret)
         authority = None if consent is None else consent.authority
@@ -221,7 +222,7 @@ class Measuring:
 
     def sum_keys(self, number: int, names: Sequence[str]) -> list[bytes]:
         """Step 1 of a count; which one, from 1 on."""
-        if number != self._tally.found.taken + 1 or self._told is not None or number > COUNTS:
+        if number != self._tally.found.taken + 1 or self._told is not None or number > PASSES:
             raise RequestError(f"the count {number} is not the next of this site")
         if self.consent is not None:
             self.consent.members(names)
@@ -281,7 +282,7 @@ class Measuring:
 
     def _counts(self) -> Floats:
         """(1, columns, bins + 2) this site's counts, with noise where the study has some."""
-        counts = told_counts(self._values, self._owner, 1, self._tally.found.edges, self._least)
+        counts = published_counts(self._values, self._owner, 1, self._tally.found.edges, self._least)
         if self._counting is None:
             return counts
         return self._counting.noisy(counts, center_ids((self.name,)), self._tally.found.taken)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from abps.core.streams import center_ids
-from abps.data.masked_scales import COUNTS, FIRST, Counting, counted, counts_of, told_counts
+from abps.data.histograms import FIRST, PASSES, HistogramSum, bin_counts, published_counts, sum_histograms
 from abps.data.scales import PROBABILITIES
 
 NAMES = ("normal", "ph", "lactate", "huge", "constant", "empty", "signed")
@@ -33,8 +33,8 @@ def columns(rows=4000, seed=0):
 def agreed(values, n=8, **how):
     """The scales of all columns, and the bytes that they took."""
     start = np.linspace(0, values.shape[1], n + 1).astype(np.int64)
-    counting = Counting(**how)
-    found, spent = counted(values, start, tuple(f"h{i}" for i in range(n)), counting)
+    counting = HistogramSum(**how)
+    found, spent = sum_histograms(values, start, tuple(f"h{i}" for i in range(n)), counting)
     return dict(zip(NAMES, found.scales(counting.doubt(len(NAMES), n)))), spent
 
 
@@ -69,16 +69,16 @@ def test_one_row_moves_one_count_of_every_column_by_one():
     values = columns(50)
     edges = np.tile(FIRST, (len(NAMES), 1))
     owner = np.zeros(50, dtype=np.int64)
-    with_it, without = (counts_of(v, o, 1, edges) for v, o in ((values, owner), (values[:, 1:], owner[1:])))
+    with_it, without = (bin_counts(v, o, 1, edges) for v, o in ((values, owner), (values[:, 1:], owner[1:])))
     moved = (with_it - without)[0]
     assert set(np.unique(moved)) <= {0.0, 1.0} and (moved.sum(axis=1) <= 1).all()
     assert np.linalg.norm(moved) <= np.sqrt(len(NAMES))
 
 
 def test_noise_has_the_stated_deviation_and_others_at_every_center_and_count():
-    counting, ids = Counting(noise=2.0, seed=5), center_ids(("a", "b"))
+    counting, ids = HistogramSum(noise=2.0, seed=5), center_ids(("a", "b"))
     nothing = np.zeros((2, 9, 500))
-    told = [counting.noisy(nothing, ids, number) for number in range(COUNTS)]
+    told = [counting.noisy(nothing, ids, number) for number in range(PASSES)]
     for each in told:
         assert each.std() == pytest.approx(2.0 * 3.0, rel=0.05)
     assert abs(np.corrcoef(told[0][0].ravel(), told[0][1].ravel())[0, 1]) < 0.05
@@ -102,6 +102,6 @@ def test_a_center_with_few_values_of_a_column_tells_nothing_of_it():
     values = columns(60)
     values[0, :55] = np.nan
     edges, owner = np.tile(FIRST, (len(NAMES), 1)), np.zeros(60, dtype=np.int64)
-    all_told, told = (told_counts(values, owner, 1, edges, least) for least in (None, np.array([20])))
+    all_told, told = (published_counts(values, owner, 1, edges, least) for least in (None, np.array([20])))
     assert all_told[0, 0].sum() > 0 and told[0, 0].sum() == 0
     np.testing.assert_array_equal(told[0, 1:], all_told[0, 1:])

@@ -1,42 +1,43 @@
-"""Common scales from sums alone: every center counts its values in bins that all know, and counts are added.
+"""Common scales from sums of histograms: every center counts its values in common bins, and counts are added.
 
-Summaries (:mod:`abps.data.scales`) show what a single center has. Here a server sees totals: of masked counts
-(:mod:`abps.privacy.secure_sum`), or of counts with noise. Three counts, each of narrower bins: of powers of
-ten, of forty bins where the values are, of thirty-two where nearly all are. Mean, deviation and quantiles
-follow from the last one; values beyond it count at its ends.
+Summaries (:mod:`abps.data.scales`) show what a single center has. Here a server sees totals only: of masked
+counts (:mod:`abps.privacy.secure_sum`), or of counts with noise. Three passes, each with narrower bins:
+powers of ten, forty bins where the values are, thirty-two where nearly all are. Mean, deviation and quantiles
+follow from the last pass; values beyond its bins count at its ends.
 
-One row moves one count of every column by one: a count of k columns has the sensitivity root k.
+One row changes one count of every column by one: a histogram of k columns has the sensitivity root k.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.data.scales import FEWEST, PROBABILITIES, Scale
+from abps.data.outcome import Outcome
+from abps.data.scales import FEWEST, PROBABILITIES, Scale, outcome_columns, with_time_grid
 from abps.privacy.fixed_point import masked_bytes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Bins of each of the three counts, and those of the first: powers of ten by quarters, both signs.
+#: Bins of the later passes, and edges of the first: powers of ten by quarters, both signs.
 BINS = (40, 32)
 TENS = 10.0 ** (np.arange(-16, 49) / 4)
 FIRST = np.concatenate([-TENS[::-1], [0.0], TENS])
 
-#: How often a center counts.
-COUNTS = 1 + len(BINS)
+#: How often a center counts its values.
+PASSES = 1 + len(BINS)
 
 #: The share of the values, on either side, that the bins of the next count may leave out.
 OUTSIDE = (0.002, 0.01)
 
 
 @dataclass(frozen=True)
-class Counting:
-    """How counts are told.  masked: the server sees their sum alone.
+class HistogramSum:
+    """How histograms are summed.  masked: the server sees their sum alone.
 
     noise: standard deviation over sensitivity of what every center adds to its own counts; 0: nothing.
     seed: of the draws; at a site with a secret in it.
@@ -47,22 +48,22 @@ class Counting:
     seed: int = 0
 
     def noisy(self, counts: Floats, ids: NDArray[np.uint64], number: int) -> Floats:
-        """(centers, k, bins) counts as centers tell them; number: which count it is."""
+        """(centers, k, bins) counts as centers publish them; number: of which pass."""
         if not self.noise:
             return counts
         spread = self.noise * np.sqrt(counts.shape[1])
-        told = counts.copy()
+        published = counts.copy()
         for i, center in enumerate(ids):
             stream = streams.generator(self.seed, "private-noise", -1 - number, int(center))
-            told[i] += spread * stream.standard_normal(counts.shape[1:])
-        return told
+            published[i] += spread * stream.standard_normal(counts.shape[1:])
+        return published
 
     def doubt(self, columns: int, centers: int) -> float:
-        """What a total of nothing but noise does not exceed once in a thousand columns: 4.5 deviations."""
+        """The largest total that may be noise alone: 4.5 deviations, rarely exceeded."""
         return float(4.5 * self.noise * np.sqrt(columns * centers))
 
 
-def counts_of(values: Floats, owner: Ints, n: int, edges: Floats) -> Floats:
+def bin_counts(values: Floats, owner: Ints, n: int, edges: Floats) -> Floats:
     """(n, k, bins + 2) how many values (k, rows) each center has between the edges (k, bins + 1), and beyond.
 
     Gaps are NaN. owner: (rows,) each row's center.
@@ -76,10 +77,10 @@ def counts_of(values: Floats, owner: Ints, n: int, edges: Floats) -> Floats:
     return found
 
 
-class Narrowing:
-    """Where the bins of the next count are, from the totals so far; after the last one, what follows from it.
+class HistogramRefinement:
+    """Where the bins of the next pass are, from the totals so far; after the last pass, the scales.
 
-    columns: how many are counted.  edges: (columns, bins + 1) of the next count, or of the last one.
+    columns: how many there are.  edges: (columns, bins + 1) of the next pass, or of the last one.
     """
 
     def __init__(self, columns: int) -> None:
@@ -90,16 +91,16 @@ class Narrowing:
 
     @property
     def entries(self) -> int:
-        """How many numbers the next count has: of every bin, and of what is below and above all."""
+        """How many numbers the next histogram has: of every bin, and of what is below and above all."""
         return self.columns * (self.edges.shape[1] + 1)
 
     @property
     def done(self) -> bool:
-        """Whether all counts were taken."""
-        return self.taken == COUNTS
+        """Whether all passes are done."""
+        return self.taken == PASSES
 
     def take(self, total: Floats, doubt: float) -> None:
-        """The total of a count, (columns, bins + 2); doubt: what may be nothing but noise."""
+        """The total of a pass, (columns, bins + 2); doubt: what may be noise alone."""
         self.counts = np.where(total > doubt, total, 0.0) if self.taken == 0 else total
         self.taken += 1
         if not self.done:  # of many bins most are empty
@@ -111,40 +112,39 @@ class Narrowing:
         return [_scale(edges, counts, doubt) for edges, counts in zip(self.edges, self.counts)]
 
     def spread_out(self, column: int) -> Floats:
-        """(values,) a column's values as its last count knows them: each in the middle of its bin."""
+        """(values,) a column's values as its last histogram has them: each in the middle of its bin."""
         edges = self.edges[column]
         middle = np.concatenate([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
         return np.repeat(middle, np.maximum(np.rint(self.counts[column]), 0).astype(np.int64))
 
 
-def told_counts(values: Floats, owner: Ints, n: int, edges: Floats, least: Ints | None) -> Floats:
-    """What centers tell: their counts; nothing of a column with fewer values than they may tell of."""
-    counts = counts_of(values, owner, n, edges)
-    if least is None:
+def published_counts(values: Floats, owner: Ints, n: int, edges: Floats, min_rows: Ints | None) -> Floats:
+    """The counts that centers publish: zeros for a column with fewer values than ``min_rows``."""
+    counts = bin_counts(values, owner, n, edges)
+    if min_rows is None:
         return counts
-    enough = counts.sum(axis=2) >= np.maximum(least, FEWEST)[:, None]
+    enough = counts.sum(axis=2) >= np.maximum(min_rows, FEWEST)[:, None]
     return np.asarray(np.where(enough[:, :, None], counts, 0.0))
 
 
-def counted(
+def sum_histograms(
     values: Floats,
     start: Ints,
     centers: tuple[str, ...],
-    counting: Counting,
-    least: Ints | None = None,
-) -> tuple[Narrowing, int]:
-    """All three counts of columns (k, rows), of which center i owns the rows start[i]:start[i+1], and the
-    bytes that they took.
+    how: HistogramSum,
+    min_rows: Ints | None = None,
+) -> tuple[HistogramRefinement, int]:
+    """All passes over columns (k, rows), of which center i owns rows start[i]:start[i+1], and their bytes.
 
-    least: (n,) of how many values a center may tell something; None: of any number.
+    min_rows: (n,) from how many values on a center publishes counts; None: from any number.
     """
     n, k, ids = len(centers), len(values), streams.center_ids(centers)
     owner = np.repeat(np.arange(n), np.diff(start))
-    found, spent = Narrowing(k), 0
+    found, spent = HistogramRefinement(k), 0
     while not found.done:
-        told = counting.noisy(told_counts(values, owner, n, found.edges, least), ids, found.taken)
-        spent += masked_bytes(n, found.entries) if counting.masked else 8 * n * found.entries
-        found.take(np.asarray(told.sum(axis=0)), counting.doubt(k, n))
+        published = how.noisy(published_counts(values, owner, n, found.edges, min_rows), ids, found.taken)
+        spent += masked_bytes(n, found.entries) if how.masked else 8 * n * found.entries
+        found.take(np.asarray(published.sum(axis=0)), how.doubt(k, n))
     return found, spent
 
 
@@ -178,3 +178,14 @@ def _scale(edges: Floats, counts: Floats, doubt: float) -> Scale:
     quantiles = np.interp(PROBABILITIES, below[:-1], edges)
     short = np.array([center, spread, *quantiles], dtype=np.float32).astype(np.float64).tolist()
     return Scale(short[0], short[1], short[0], tuple(sorted(short[2:])))
+
+
+def settle_from_histograms(outcome: Outcome, found: HistogramRefinement, first: int) -> Outcome:
+    """The outcome with its grid, or level and scale, from histograms; its columns begin at ``first``."""
+    if not outcome_columns(outcome):
+        return outcome
+    if outcome.kind == "continuous":
+        scale = found.scales(0.0)[first]
+        return replace(outcome, level=scale.center, scale=scale.spread if scale.spread > 0 else 1.0)
+    times, ends = (np.maximum(found.spread_out(first + k), 0.0) for k in range(2))
+    return with_time_grid(outcome, times, ends)

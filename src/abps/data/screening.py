@@ -1,0 +1,345 @@
+"""Which columns must not be learned from: identifiers, copies of the label, values that are known only after
+the outcome, dates, columns that name people; and rows that occur twice.
+
+Each rule is stated. Columns beyond doubt are excluded; likely ones are kept with a warning. A column that the
+user keeps by name (``keep``) always stays. Columns that name people never enter a codebook that leaves a
+site.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from abps.data import column_names
+
+#: One column alone that ranks the label as well as this is suspected to know it …
+SUSPECT_AUROC = 0.95
+
+#: … and is excluded as a copy of it.
+COPY_AUROC = 0.99
+
+#: Rows of each class that a column's AUROC needs to mean anything.
+ENOUGH = 10
+
+#: Different values that an identifier has at least.
+MANY_VALUES = 50
+
+#: A text this long, in characters or words, is a sentence and not a level.
+LONG, WORDS = 60, 8
+
+#: Values that look so in at least this share of a column's known rows decide about the column.
+MOSTLY = 0.2
+
+_DATE = re.compile(r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))(\D|$)")
+_REACHED = re.compile(r"@\w+\.\w+|^\+?[\d ()/-]{9,}$|https?://")
+_PERSON = re.compile(
+    r"^\s*((mr|mrs|ms|miss|dr|prof|herr|frau|mme|sr|sra)\.?\s+\w+|[^\W\d_][\w'’-]+,\s*[^\W\d_][\w'’.-]*\.?)",
+    re.IGNORECASE,
+)
+
+#: Given names that are common somewhere and mean little else: "Anna Huber" is somebody, "Medical Ward" not.
+_NAMES = """
+aaron abdul adam agnes ahmed aisha albert alejandro alessandro alexander alexandra ali alice amelia ana
+andrea andreas andrew angela anja ann anna anne anthony antonio arthur astrid barbara ben benjamin bernd bob
+boris brian bruno carl carla carlos carmen carol caroline catherine charles charlotte chen chiara chloe
+christian christina christopher claire clara claudia daniel david deborah dennis diana dieter dirk dmitri
+dominik donald dorothy edward elena elisabeth elizabeth ella emil emily emma eric erik erika ernst eva
+fatima felix ferdinand florian francesca francesco frank franz frida friedrich fritz gabriel gabriele georg
+george gerhard giovanni giulia giuseppe greta guido gunther hanna hannah hans harald hassan heidi heinrich
+heinz helen helena helga henry herbert hiroshi holger hugo ibrahim igor ines ingrid irina isabel isabella
+ivan jack jacob jakob james jan jane jean jennifer jens jessica joan joao johann johannes john jonas jose
+josef joseph juan julia julian jurgen jürgen karen karin karl katarina katharina kathrin kevin klaus kumar
+lars laura lea lena leon leonie linda lisa lorenzo louis louise luca lucas lucia luis lukas magdalena
+manfred manuel marco margaret maria marie marina mario markus marta martha martin martina mary mateo matteo
+matthew matthias max maximilian mehmet mei melanie michael michelle miguel mohamed mohammed monika moritz
+muhammad mustafa nadia nancy natalia nathalie nicholas nico nicolas nina noah nora oksana olaf olga oliver
+olivia omar oscar oskar otto pablo paolo patricia patrick paul paula paulo pavel pedro peter petra philip
+philipp pierre priya rachel rainer ralf raphael rebecca regina renate richard robert roberto roland rosa
+rudolf ruth sabine samuel sandra sara sarah sebastian sergei silvia simon simone sofia sonja sophia sophie
+stefan stefanie stephan stephen steven susan susanne svetlana tanja tatiana teresa theo theresa thomas
+thorsten tim timo tobias tom torsten ulrich ursula ute valentina vera victoria viktor vincent vladimir
+walter werner wilhelm william wolfgang xavier yasmin yuki yusuf zeynep
+"""
+_GIVEN = frozenset(_NAMES.split())
+
+#: Given names that a column may be called for another reason: max_temp, ana_titre, jan_admissions.
+_AMBIGUOUS = frozenset(("ali", "ana", "ben", "carol", "chen", "frank", "jan", "max", "mei", "rosa", "tim"))
+
+
+class FindingKind(StrEnum):
+    """What is wrong with a column."""
+
+    IDENTIFIER = "identifier"
+    LABEL_COPY = "copy of the label"
+    AFTER_OUTCOME = "after the outcome"
+    STRONG_ALONE = "strong alone"
+    PLACE_CODE = "place code"
+    PERSONAL = "personal"
+    DATE = "date"
+
+
+@dataclass(frozen=True)
+class ColumnFinding:
+    """One finding about one column.  excluded: whether the column is left out; else people are warned."""
+
+    column: str
+    kind: FindingKind
+    sentence: str
+    excluded: bool
+
+
+def screen(features: pl.DataFrame, label: NDArray[np.int8]) -> list[ColumnFinding]:
+    """What is wrong with each column that would be a feature; at most one finding per column.
+
+    features: columns after repairs.  label: (rows,) 0 or 1.
+    """
+    found = []
+    for column in features.get_columns():
+        rule = _screen_column(column, label)
+        if rule is not None:
+            found.append(ColumnFinding(column.name, *rule))
+    return found
+
+
+def _screen_column(column: pl.Series, label: NDArray[np.int8]) -> tuple[FindingKind, str, bool] | None:
+    """Kind of finding, its sentence, and whether the column is excluded."""
+    name = column.name
+    if is_identifier(column):
+        distinct = column.drop_nulls().n_unique()
+        return FindingKind.IDENTIFIER, f"an identifier: {distinct} values in {len(column)} rows", True
+    timely = column.dtype.is_temporal() or column.dtype.is_numeric()
+    if timely and column_names.is_time_after(name):
+        return FindingKind.AFTER_OUTCOME, "by its name a time that is known only after the outcome", True
+    value = auroc_alone(column, label)
+    if value is not None and value >= COPY_AUROC:
+        return FindingKind.LABEL_COPY, f"a copy of the label: AUROC {value:.3f} by itself", True
+    if column.dtype.is_numeric() and column_names.is_length_of_stay(name):
+        return FindingKind.AFTER_OUTCOME, "by its name the length of stay, known only at its end", True
+    if _holds_dates(column):
+        return FindingKind.DATE, "a date: future patients lie beyond all dates learned from", True
+    personal = personal_reason(column)
+    if personal:
+        return FindingKind.PERSONAL, personal, True
+    if value is not None and value > SUSPECT_AUROC:
+        sentence = f"predicts the label alone with AUROC {value:.3f}; make sure that it is known beforehand"
+        return FindingKind.STRONG_ALONE, sentence, False
+    if _codes_places(column):
+        sentence = (
+            f"numbers that look like codes of places or people, used as numbers; drop={name} leaves it out"
+        )
+        return FindingKind.PLACE_CODE, sentence, False
+    return None
+
+
+def _holds_dates(column: pl.Series) -> bool:
+    """Whether a column holds dates, or whole numbers such as 20200131 under the name of a date."""
+    if column.dtype.is_temporal():
+        return column.dtype != pl.Duration
+    if not column.dtype.is_numeric() or not column_names.is_date_name(column.name):
+        return False
+    known = column.drop_nulls().cast(pl.Float64)
+    day, month = known % 100, (known // 100) % 100
+    return len(known) > 0 and bool(
+        (known.is_between(19000101, 21001231) & day.is_between(1, 31) & month.is_between(1, 12)).all()
+    )
+
+
+def _codes_places(column: pl.Series) -> bool:
+    """Whether whole numbers, more than two of them, stand in a column called like hospitals or doctors."""
+    if not column.dtype.is_numeric() or not column_names.is_place_code(column.name):
+        return False
+    numbers = column.drop_nulls().cast(pl.Float64)
+    return numbers.n_unique() > 2 and bool((numbers == numbers.round()).all())
+
+
+def is_identifier(column: pl.Series) -> bool:
+    """Whether a column names rows or people instead of describing them.
+
+    Text: more than fifty different values, in more than half of the known rows, or in a tenth under the name
+    of an identifier. Whole numbers: all different in at least a hundred rows; or called like an identifier
+    (stay_id, Fallnummer), with more than fifty different values in more than a tenth of the rows.
+    """
+    known = column.drop_nulls()
+    distinct = known.n_unique()
+    if distinct <= MANY_VALUES:
+        return False
+    named = column_names.is_identifier_name(column.name) and distinct > 0.1 * len(known)
+    if column.dtype == pl.String:
+        return named or distinct > 0.5 * len(known)
+    if not column.dtype.is_numeric():
+        return False
+    numbers = known.cast(pl.Float64).to_numpy()
+    numbers = numbers[np.isfinite(numbers)]
+    if not np.array_equal(numbers, np.round(numbers)):
+        return False
+    return named or distinct == len(known) >= 100
+
+
+def suggest_patient(frame: pl.DataFrame) -> tuple[str, int] | None:
+    """The column that looks like patient IDs with repeated patients, and how many patients it has.
+
+    frame: the columns that have no role.
+    """
+    for column in frame.get_columns():
+        whole = column.dtype == pl.String or column.dtype.is_integer()
+        if not whole and column.dtype.is_float():
+            whole = bool((column.drop_nulls() % 1 == 0).all())
+        if not whole or not column_names.is_patient_name(column.name):
+            continue
+        known = column.drop_nulls()
+        distinct = known.n_unique()
+        if max(10, 0.1 * len(known)) < distinct < len(known):
+            return column.name, distinct
+    return None
+
+
+def auroc_alone(column: pl.Series, label: NDArray[np.int8]) -> float | None:
+    """How well one column ranks the label by itself, in either direction; None without enough rows.
+
+    A number ranks by its value, a category by the share of positives of its levels (rare levels together).
+    Where the column has gaps, whether it is known may rank better than its value: the better of the two.
+    """
+    known = column.is_not_null().to_numpy()
+    if column.dtype == pl.String:
+        levels, code = np.unique(column.fill_null("").to_numpy().astype(np.str_), return_inverse=True)
+        size = np.bincount(code, minlength=len(levels))
+        code = np.where(size[code] < ENOUGH, len(levels), code)
+        size = np.maximum(np.bincount(code, minlength=len(levels) + 1), 1)
+        scores = (np.bincount(code, weights=label, minlength=len(levels) + 1) / size)[code]
+    elif column.dtype.is_temporal():
+        scores = column.to_physical().cast(pl.Float64).fill_null(0.0).to_numpy()
+    elif column.dtype.is_numeric() or column.dtype == pl.Boolean:
+        scores = column.cast(pl.Float64).to_numpy()
+        known = known & np.isfinite(scores)
+        scores = np.where(known, scores, 0.0)
+    else:
+        return None
+    values = [_auroc(scores[known], label[known])]
+    if not known.all():
+        values.append(_auroc(known.astype(np.float64), label))
+    return max((v for v in values if v is not None), default=None)
+
+
+def _auroc(scores: NDArray[np.float64], label: NDArray[np.int8]) -> float | None:
+    """The area under the ROC curve, whichever direction is larger; None with too few rows of a class."""
+    positive = int(label.sum())
+    negative = len(label) - positive
+    if min(positive, negative) < ENOUGH:
+        return None
+    ranks = pl.Series(scores).rank("average").to_numpy()
+    wins = ranks[label > 0].sum() - positive * (positive + 1) / 2
+    area = float(wins / (positive * negative))
+    return max(area, 1.0 - area)
+
+
+def duplicates(frame: pl.DataFrame) -> NDArray[np.bool_]:
+    """(rows,) true where a row repeats an earlier one in every column, and that cannot be chance.
+
+    In a table of a few yes/no columns different people have equal rows. So the number of equal pairs is
+    compared with the number expected if the columns were independent: rows are duplicates if there are at
+    least a hundred times as many.
+    """
+    none = np.zeros(frame.height, dtype=np.bool_)
+    if frame.width == 0 or frame.height < 2:
+        return none
+    code = frame.hash_rows(seed=0).to_numpy()
+    different, first, size = np.unique(code, return_index=True, return_counts=True)
+    if len(different) == frame.height:
+        return none
+    pairs = float((size * (size - 1) / 2).sum())
+    log_chance = 0.0
+    for column in frame.get_columns():
+        share = column.value_counts(name="rows of it")["rows of it"].to_numpy() / frame.height
+        log_chance += math.log(float((share**2).sum()))
+    expected = math.exp(min(log_chance, 0.0)) * frame.height * (frame.height - 1) / 2
+    if pairs < 100 * expected:
+        return none
+    repeated = np.ones(frame.height, dtype=np.bool_)
+    repeated[first] = False
+    return repeated
+
+
+def _is_person(value: str) -> bool:
+    """Whether a text is somebody's name: one with a title, "last, first", or two or three words of which the
+    first or the last is a given name."""
+    if _PERSON.search(value):
+        return True
+    words = value.split()
+    return 2 <= len(words) <= 3 and bool({words[0].lower(), words[-1].lower()} & _GIVEN)
+
+
+def _named_after_person(name: str) -> bool:
+    """Whether a column is called after somebody: a given name and a word beside it, both capitalised."""
+    words = re.split(r"[\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name))
+    return any(
+        first[:1].isupper()
+        and last[:1].isupper()
+        and bool({first.lower(), last.lower()} & (_GIVEN - _AMBIGUOUS))
+        for first, last in itertools.pairwise(words)
+    )
+
+
+#: How a single value may show who somebody is.
+_LOOKS: tuple[tuple[Callable[[str], object], str], ...] = (
+    (_DATE.search, "dates"),
+    (_REACHED.search, "addresses or numbers"),
+    (_is_person, "names of people"),
+)
+
+
+def is_personal_value(level: str) -> bool:
+    """Whether a value looks like a person, a date or an address, or is a sentence: then it is no level, even
+    if many share it and the other values of its column are harmless."""
+    return any(bool(seen(level)) for seen, _ in _LOOKS) or len(level) > LONG or len(level.split()) > WORDS
+
+
+def personal_reason(column: pl.Series) -> str:
+    """Why a column identifies people, by its name or its values; empty if it does not."""
+    if column_names.is_personal(column.name):
+        return "by its name it identifies people"
+    if _named_after_person(column.name):
+        return "it is called after a person"
+    if column.dtype not in (pl.String, pl.Categorical):
+        return ""
+    counted = column.cast(pl.String).drop_nulls().alias("value").value_counts(name="rows")
+    values, rows = counted["value"], counted["rows"].to_numpy()
+    if not len(values):
+        return ""
+    for seen, why in _LOOKS:
+        if np.average([bool(seen(value)) for value in values.to_list()], weights=rows) >= MOSTLY:
+            return f"its values look like {why}"
+    long = (values.str.len_chars() > LONG) | (values.str.count_matches(r"\S+") > WORDS)
+    return "its values are free text" if np.average(long.to_numpy(), weights=rows) >= MOSTLY else ""
+
+
+def identifying_reason(column: pl.Series, patient: NDArray[np.int64] | None, min_cell: int) -> str:
+    """Why a column must not enter a codebook that leaves a site; empty if it may.
+
+    patient: (rows,) the row's patient; None: every row is another's.  min_cell: how many patients must share
+    a value of a text.
+    """
+    personal = personal_reason(column)
+    if personal:
+        return personal
+    if column.dtype.is_temporal():
+        return "it holds dates"
+    if column.dtype not in (pl.String, pl.Categorical):
+        return ""
+    text = column.cast(pl.String)
+    known = text.is_not_null().to_numpy()
+    owner = np.flatnonzero(known) if patient is None else patient[known]
+    people = pl.DataFrame({"value": text.drop_nulls(), "patient": owner}).unique()
+    shared = people.group_by("value").len()
+    few = shared.filter(pl.col("len") < min_cell)["len"].sum()
+    if few > 0.5 * people.height and shared.height > min_cell:
+        return "most of its values are of a few patients each"
+    return ""
