@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from abps.data.prepare import codebook
-from abps.data.synthetic.builtin import builtin_table
 from abps.data.site_table import own_table
+from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate
 from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.loopback import LoopbackNetwork

@@ -12,6 +12,7 @@ import pytest
 from abps.data.codebook import Codebook, merged
 from abps.data.histograms import HistogramSum, sum_histograms
 from abps.data.prepare import center_summaries, codebook, numeric_rows, prepare
+from abps.data.roles import Roles
 from abps.data.scales import ColumnSummary, summaries
 from abps.data.screening import identifying_reason
 from abps.data.site_table import own_table
@@ -34,7 +35,7 @@ LAST = ("Abel", "Bauer", "Conrad")
 
 @pytest.fixture(scope="module")
 def ward():
-    """The table of the finding: 45 rows, 30 patients by name, and what else tells who they are."""
+    """The table of the finding: 45 rows, 30 patients by name, and what else identifies them."""
     rng = np.random.default_rng(3)
     names = [f"{first} {last}" for first in TOP for last in LAST]
     who = np.concatenate([np.arange(30), rng.integers(0, 30, 15)])
@@ -68,17 +69,21 @@ def own(tmp_path):
     return read
 
 
-def test_a_codebook_without_a_floor_holds_names_and_one_with_a_floor_does_not(ward, own):
+def test_a_codebook_with_a_minimum_cell_size_holds_no_names(ward, own):
     names = set(ward["label_of_bed"])
-    open_book = json.dumps(codebook(own(ward), seed=0).to_json())
-    assert sum(name in open_book for name in names) >= 20  # the finding
+    many = pl.concat([ward, ward.with_columns(hospital=pl.lit("y"))])
+    unscreened = federate(many, Roles("died", "hospital", drop=("remark", "born", "seen")), "two", 10)
+    open_book = json.dumps(codebook(unscreened, seed=0).to_json())
+    assert sum(name in open_book for name in names) >= 20  # names of people as levels
+    assert not any(name in json.dumps(codebook(unscreened, 0, min_cell=FLOOR).to_json()) for name in names)
+    assert "label_of_bed" not in own(ward).features.columns  # a table is screened when it is read
     book = codebook(own(ward), seed=0, min_cell=FLOOR)
     text = json.dumps(book.to_json())
     assert not any(name in text for name in names)
     assert not any(value in text for name in ("patient", "born", "seen", "remark") for value in ward[name])
     assert {"age", "sex"} <= {c.source for c in book.columns} <= {"age", "sex", "ward", "seen"}
     assert book.min_cell == FLOOR and Codebook.from_json(book.to_json()) == book
-    assert merged([book, codebook(own(ward), seed=0)]).floor == FLOOR
+    assert merged([book, codebook(own(ward), seed=0)]).min_cell == FLOOR
 
 
 def test_a_level_needs_patients_and_not_rows(ward, own):
@@ -112,8 +117,8 @@ def test_a_level_needs_patients_and_not_rows(ward, own):
         ("homePhone", ["a", "b"] * 30, "name"),
         ("emailAddress", ["a", "b"] * 30, "name"),
         ("PatientenNr", [1.0, 2.0] * 30, "name"),
-        ("seen_by_Anna_Huber", [0.0, 1.0] * 30, "after somebody"),
-        ("callbackEmilKoch", [0.0, 1.0] * 30, "after somebody"),
+        ("seen_by_Anna_Huber", [0.0, 1.0] * 30, "after a person"),
+        ("callbackEmilKoch", [0.0, 1.0] * 30, "after a person"),
     ],
 )
 def test_who_a_column_names(name, values, why):
