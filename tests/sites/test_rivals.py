@@ -45,7 +45,7 @@ CASES = [(name, {}) for name in STAR] + [
     ("fedfomo", {"links": "pull", "peers": "2"}),
     ("ehrfl", {"warmup": "1", "near": "3"}),
     ("dpfl", {"candidates": "2"}),
-    ("random-k3", {"adopt": "if_helpful"}),
+    ("abps", {"policy": "random", "adopt": "if_helpful"}),
 ]
 
 

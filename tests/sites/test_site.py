@@ -12,8 +12,8 @@ from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id
 from abps.engine.simulate import simulate
-from abps.methods.forgetting import Memory as Forgetting
-from abps.methods.forgetting import Observed, Watch
+from abps.lab.forgetting import Memory as Forgetting
+from abps.lab.forgetting import Observed, Watch
 from abps.methods.memory import freeze, thaw
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler

@@ -134,7 +134,7 @@ def _attacked(ran: Ran, asked: Asked) -> Inferred:
         ran.seed,
         standardise=config.training.standardise,
         splines=config.training.splines,
-        min_cell=config.privacy.floor,
+        min_cell=config.privacy.min_cell,
         histograms=counting_of(config, ran.seed),
     )
     sizes = fitting(prepared, SIZES) if asked.sizes is None else asked.sizes

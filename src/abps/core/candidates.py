@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import goals as goals_of
+from abps.core.errors import RequestError
 from abps.core.goals import BLOCK, Floats, Goal, Ints, Pairwise
 
 Mask = NDArray[np.bool_]
@@ -162,6 +163,13 @@ class Candidates:
     def similarity(self) -> Floats:
         """(n, n) cosine of the metadata vectors."""
         return goals_of.homogeneity(self.vectors, self.vectors)
+
+
+def group_numbers(groups: Sequence[str] | None) -> Ints:
+    """(n,) the number of every center's declared group."""
+    if groups is None:
+        raise RequestError("partners inside a declared group need groups; name the column with group=COL")
+    return np.unique(np.array(groups), return_inverse=True)[1]
 
 
 def candidates(

@@ -72,7 +72,7 @@ class Preparations:
     def folds(self, federation: Federation, seed: int, folds: int, config: Method) -> list[Prepared]:
         """The federation with each fold as its test rows in turn."""
         how = config.training
-        key = (federation.fingerprint(), seed, folds, how.standardise, how.splines, config.privacy.floor)
+        key = (federation.fingerprint(), seed, folds, how.standardise, how.splines, config.privacy.min_cell)
         if key not in self._held:
             while len(self._held) >= self.MOST:
                 del self._held[next(iter(self._held))]
@@ -93,7 +93,7 @@ def prepared_folds(federation: Federation, seed: int, folds: int, config: Method
             split=fold_split(fold, k, folds),
             standardise=how.standardise,
             splines=how.splines,
-            min_cell=config.privacy.floor,
+            min_cell=config.privacy.min_cell,
         )
         for k in range(folds)
     ]

@@ -89,7 +89,7 @@ def absences(
             split=split[~away[federation.center]],
             standardise=training.standardise,
             splines=training.splines,
-            min_cell=method.privacy.floor,
+            min_cell=method.privacy.min_cell,
         )
         run = simulate(inside, method, seed, name=name, progress=_turn(progress, g, groups))
         if run.models is None or inside.book is None:

@@ -105,7 +105,7 @@ def simulate(
         config.stop.rounds,
         training.standardise,
         training.splines,
-        config.privacy.floor,
+        config.privacy.min_cell,
         counting_of(config, seed),
     )
     window = data = source.at(1)

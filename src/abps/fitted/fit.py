@@ -214,7 +214,7 @@ def _train(
         split=split,
         standardise=config.training.standardise,
         splines=config.training.splines,
-        min_cell=config.privacy.floor,
+        min_cell=config.privacy.min_cell,
     )
     data = replace(data, test=data.validation)  # the run wants rows to score; nobody reads the score
     run = simulate(data, config, seed, name=name)

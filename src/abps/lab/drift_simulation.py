@@ -19,7 +19,8 @@ from abps.core.errors import RequestError
 from abps.data.synthetic.builtin import is_builtin, parse_builtin
 from abps.data.synthetic.icu_stream import IcuStream
 from abps.engine.result import Run
-from abps.methods.settings import configure, names
+from abps.lab.forgetting import adaptive
+from abps.methods.settings import configure
 from abps.study.plan import Plan, PlannedRun, Request, Source, make_plan
 from abps.study.records import StudyFolder
 
@@ -76,8 +77,7 @@ def plan(
 
     forget: never, alarm, window (the setting of that name), and discount (in every round).
     """
-    if "forget" not in names(configure(method)):
-        raise RequestError(f"method={method} keeps no beliefs to forget; choose abps or a variant of it")
+    adaptive(configure(method))  # raises for a method without beliefs
     common = {**SETTINGS, **settings}
     share = common.pop("discount", None)
     if share is not None and "discount" not in forget:

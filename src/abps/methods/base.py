@@ -292,23 +292,23 @@ class Alarm:
 class Privacy:
     """What protects patients beside keeping rows at home.
 
-    floor: of how many patients something must be told that leaves a center; 0: of any number. Between sites
-    the codebook says it.
-    dp_epsilon: the most that a center spends on private training (``clip``) and on what it publishes; none or
-    inf: no limit, and no account. Without ``noise_multiplier`` the noise is chosen so that it lasts for all
-    rounds.
-    dp_delta: the chance that ε fails.
+    min_cell: the minimum cell size: whatever leaves a center describes at least so many patients; 0: any
+    number. Between sites the codebook sets it.
+    dp_epsilon: the privacy budget of a center for private training (``clip``) and published metadata; none or
+    inf: no limit, and no privacy ledger. Without ``noise_multiplier`` the noise is chosen so that the budget
+    lasts for all rounds.
+    dp_delta: the probability that ε fails.
     secure: a server sees masked sums alone: of star rounds, and of counts for a common scale.
     """
 
-    floor: int = 0
+    min_cell: int = 0
     dp_epsilon: float | None = None
     dp_delta: float = 1e-5
     secure: bool = False
 
     def __post_init__(self) -> None:
-        if self.floor < 0:
-            raise RequestError(f"floor={self.floor}: a number of patients, choose from 0")
+        if self.min_cell < 0:
+            raise RequestError(f"min_cell={self.min_cell}: a number of patients, choose from 0")
         if self.dp_epsilon is not None and not self.dp_epsilon > 0:
             raise RequestError(f"dp_epsilon={self.dp_epsilon}: choose above 0, or none")
         if not 0 < self.dp_delta < 1:
@@ -350,7 +350,7 @@ class Method:
 
     @property
     def announces(self) -> bool:
-        """Whether centers tell each other of alarms."""
+        """Whether centers publish alarms of drift."""
         return False
 
     @property

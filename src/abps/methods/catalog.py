@@ -15,6 +15,7 @@ from abps.methods.abps_plus import ABPSPlus
 from abps.methods.base import Method, Stopping, Wire
 from abps.methods.fedavg import FedAvg, FedProx
 from abps.methods.local import Centralized, Local
+from abps.methods.random_pairs import RandomPairs
 from abps.methods.references import (
     CentralizedStopped,
     GlmExact,
@@ -41,7 +42,6 @@ _X_WIRE = Wire("bf16", private_layers=2)
 _X_STOP = Stopping(rounds=100, patience=10, grace=20)
 _PQ = Wire("bf16", private_layers=1)
 _ONE = Selection(kappa=1)
-_RANDOM_ONE = Selection(kappa=1, policy="random")
 
 _PAPER = "ABPS paper"
 
@@ -82,13 +82,11 @@ _ENTRIES: Final[dict[str, Entry]] = {
         FedAvg(wire=Wire(private_layers=1)), "star", "FedPer, that is fedavg-p", "Arivazhagan et al. 2019"
     ),
     "random-k1": Entry(
-        ABPS(selection=_RANDOM_ONE, wire=_PQ), "control", "ABPS+P+Q, κ=1, partners at random", "control"
+        RandomPairs(kappa=1, wire=_PQ), "control", "ABPS+P+Q, κ=1, partners at random", "control"
     ),
-    "random-k3": Entry(
-        ABPS(selection=Selection(policy="random")), "control", "ABPS, κ=3, partners at random", "control"
-    ),
+    "random-k3": Entry(RandomPairs(), "control", "ABPS, κ=3, partners at random", "control"),
     "group-oracle-k1": Entry(
-        ABPS(selection=_RANDOM_ONE, filter=Filter(candidates="group"), wire=_PQ),
+        RandomPairs(kappa=1, candidates="group", wire=_PQ),
         "control",
         "random-k1 inside the declared group only",
         "control",

@@ -1,14 +1,14 @@
-"""What partners do with each other's models: mix them, and judge what each was worth.
+"""What partners do with each other's models: mix them, and credit each partner with what it contributed.
 
-All centers at once. A center's coalition is a subset of its partners; its model is the average of its
-own trained weights (exact) and its partners' weights as they arrived over the wire, on the shared
-columns; the private layers are its own.
+All centers at once. A center's coalition is a subset of its partners; its model is the average of its own
+trained weights (exact) and its partners' weights as they arrived, on the shared columns; the private layers
+are its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,10 @@ Ints = NDArray[np.int64]
 Score = Callable[[Segments, Segments], Floats]
 
 
-def flat(members: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """Lists side by side, and how long each is."""
-    counts = np.array([len(each) for each in members], dtype=np.int64)
-    return np.concatenate([np.zeros(0, dtype=np.int64), *members]), counts
+def flat(lists: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Lists side by side, and the length of each."""
+    counts = np.array([len(each) for each in lists], dtype=np.int64)
+    return np.concatenate([np.zeros(0, dtype=np.int64), *lists]), counts
 
 
 def coalition(peers: Ints, mask: int) -> Ints:
@@ -46,84 +46,88 @@ def coalitions(who: Ints, partners: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 @dataclass(frozen=True, eq=False)
-class Meeting:
-    """What came of partners' models.
-
-    models: (r, P) every center's average with all of its partners.  validation, test: what these answer for
-    their owners' rows.  phi[k]: the Shapley value of the member at place ``peer[k]`` for row ``center[k]``.
-    """
+class MixResult:
+    """models: (r, P) every center's average with all of its partners.  validation, test: the predictions of
+    these for their owners' rows."""
 
     models: Weights
     validation: Segments
     test: Segments
-    center: Ints
-    peer: Ints
-    phi: Floats
 
 
-def meet(
-    context: Context, trained: Weights, arrived: Weights, weights: Weights, partners: Sequence[Ints]
-) -> Meeting:
-    """Average all who have rows here (a hospital has its own alone) with their partners; nobody is judged.
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """What the centers here have to mix in a round.
 
     trained: (r, P) own models.  arrived: (n, shared) what each member's partners received from it.
-    weights: (n,) of the members.  partners: of every row, by their places.
+    weights: (n,) of the members in averages.  partners: of every center here, by member index.
     """
-    data, say = context.data, weights
-    parts = mixtures(np.arange(context.r), *flat(partners), say, own_weights=say[context.local_index])
-    models, answers = context.learner.settle(trained, arrived, parts, data.held_out)
-    none = np.zeros(0, dtype=np.int64)
-    return Meeting(models, *answers.split(data.validation.sizes), none, none, np.zeros(0))
 
+    context: Context
+    trained: Weights
+    arrived: Weights
+    weights: Weights
+    partners: Sequence[Ints]
 
-def judged(
-    meeting: Meeting,
-    context: Context,
-    score: Score,
-    trained: Weights,
-    arrived: Weights,
-    weights: Weights,
-    partners: Sequence[Ints],
-    t: int,
-    permutations: int = 8,
-    tolerance: float = 1e-3,
-) -> Meeting:
-    """The meeting, and what every center's partners were worth to it by the score of its model on its
-    validation rows: exact up to five partners, sampled above."""
-    say = weights
-    rows = context.data.validation
+    def mix(self) -> MixResult:
+        """Average every center here with its partners."""
+        data, own = self.context.data, self.weights[self.context.local_index]
+        parts = mixtures(np.arange(self.context.r), *flat(self.partners), self.weights, own_weights=own)
+        models, answers = self.context.learner.settle(self.trained, self.arrived, parts, data.held_out)
+        return MixResult(models, *answers.split(data.validation.sizes))
 
-    def utility(owner: Ints, members: Ints, counts: Ints) -> Floats:
-        """U_i(S) of each center and coalition."""
-        models = mixtures(owner, members, counts, say, own_weights=say[context.local_index])
-        answers = context.learner.mixture_logits(trained, arrived, models, rows)
+    def utility(self, score: Score, owner: Ints, members: Ints, counts: Ints) -> Floats:
+        """U_i(S): the score of every owner's average with a coalition, on the owner's validation rows."""
+        rows, own = self.context.data.validation, self.weights[self.context.local_index]
+        parts = mixtures(owner, members, counts, self.weights, own_weights=own)
+        answers = self.context.learner.mixture_logits(self.trained, self.arrived, parts, rows)
         return score(answers, labels_of(rows, owner))
 
-    whole = score(meeting.validation, labels_of(rows))
+
+def shapley_credit(
+    exchange: Exchange, mixed: MixResult, score: Score, t: int, permutations: int, tolerance: float
+) -> tuple[Ints, Ints, Floats]:
+    """(center, peer, phi) the Shapley value of every partner for the score of a center's model.
+
+    center: rows.  peer: member indices. Exact up to five partners; sampled above, with so many permutations
+    per center, each cut off within ``tolerance`` of the whole.
+    """
+    partners = exchange.partners
+    whole = score(mixed.validation, labels_of(exchange.context.data.validation))
     degree = np.array([len(mine) for mine in partners], dtype=np.int64)
-    center, peer, phi = [meeting.center], [meeting.peer], [meeting.phi]
+    none = np.zeros(0, dtype=np.int64)
+    center, peer, phi = [none], [none], [np.zeros(0)]
     for k in np.unique(degree[(degree > 0) & (degree <= credit.EXACT_UP_TO)]).tolist():
         who = np.flatnonzero(degree == k)
         mine = np.stack([partners[i] for i in who.tolist()])
-        parts = utility(*coalitions(who, mine)).reshape(len(who), -1)
+        parts = exchange.utility(score, *coalitions(who, mine)).reshape(len(who), -1)
         center.append(np.repeat(who, k))
         peer.append(mine.ravel())
         phi.append(credit.shapley(np.concatenate([parts, whole[who, None]], axis=1)).ravel())
     many = np.flatnonzero(degree > credit.EXACT_UP_TO)
-    sampled = [np.zeros(0)] * len(many)
+    center.append(np.repeat(many, degree[many]))
+    peer += [partners[i] for i in many.tolist()]
+    phi += _sampled(exchange, many, score, t, permutations, tolerance)
+    return np.concatenate(center), np.concatenate(peer), np.concatenate(phi)
+
+
+def _sampled(
+    exchange: Exchange, many: Ints, score: Score, t: int, permutations: int, tolerance: float
+) -> list[Floats]:
+    """Sampled Shapley values of the partners of each center in ``many``."""
+    context, found = exchange.context, [np.zeros(0)] * len(many)
 
     def sample(k: int) -> None:
         i = int(many[k])
+        mine = exchange.partners[i]
         rng = streams.generator(context.seed, "permutations", t, int(context.ids[context.local_index[i]]))
-        orders = np.stack([rng.permutation(degree[i]) for _ in range(permutations)])
+        orders = np.stack([rng.permutation(len(mine)) for _ in range(permutations)])
 
         def ask(masks: list[int]) -> Floats:
-            return utility(np.full(len(masks), i), *flat([coalition(partners[i], mask) for mask in masks]))
+            some = flat([coalition(mine, mask) for mask in masks])
+            return exchange.utility(score, np.full(len(masks), i), *some)
 
-        sampled[k] = credit.sampled_shapley(orders, ask, tolerance)
+        found[k] = credit.sampled_shapley(orders, ask, tolerance)
 
     context.learner.each(sample, len(many))
-    center.append(np.repeat(many, degree[many]))
-    peer += [partners[i] for i in many.tolist()]
-    phi += sampled
-    return replace(meeting, center=np.concatenate(center), peer=np.concatenate(peer), phi=np.concatenate(phi))
+    return found

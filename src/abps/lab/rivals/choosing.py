@@ -12,8 +12,8 @@ from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.matching import Plan
 from abps.data.prepare import Rows
-from abps.methods.abps import trail_of
 from abps.methods.base import Context, Decisions, Floats, Ints
+from abps.methods.proposals import trail_of
 from abps.models.metrics import labels_of, log_loss
 from abps.models.mixtures import Mixtures
 

@@ -1,14 +1,16 @@
-"""What centers forget, and when: alarms of drift, and evidence that decays.
+"""ABPS under drift: beliefs that decay after alarms, or that only count recent rounds.
 
-A center watches its own data and what its peers bring it. When new rows take the place of old ones it
-compares them; after every round it looks at the utilities it observed. An alarm lets its beliefs decay
-toward the prior, and, if it says so to the others, theirs about it.
+A center monitors its own data and the utilities of its partners. When new rows replace old ones it compares
+the two; after every round it tests the utilities it observed. An alarm lets its beliefs decay toward the
+prior and, if it is announced, the beliefs of others about it. ``--set forget=alarm`` (or any other setting of
+:class:`Forgetting`) turns ABPS into :class:`AdaptiveABPS`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,31 +19,35 @@ from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError, validate
+from abps.core.matching import Plan
 from abps.data.prepare import Rows
 from abps.evaluate import change_detection as drift
 from abps.evaluate.change_detection import two_sided_p
-from abps.methods.base import Alarm, Context
+from abps.methods.abps import ABPS, State
+from abps.methods.base import Alarm, Context, Decisions, Models
+from abps.methods.peers import Received, StepResult
+from abps.methods.proposals import RankedPreferences, repeat_word
 from abps.models.metrics import Segments, labels_of, row_losses
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
-#: What can be watched. loss: of the own model, on new rows against rows held out of the last window.
+#: What can be monitored. loss: of the own model, on new rows against rows held out of the last window.
 #: outcome: the share of positive rows. case_mix: the share of rows with each binary feature.
-#: relation: how the features go with the outcome.
-#: utility: what partners brought, against what was believed of them.
+#: relation: the association of features and outcome.
+#: utility: the credit of partners, against the beliefs about them.
 Statistic = Literal["loss", "outcome", "case_mix", "relation", "utility"]
 Detector = Literal["t-test", "page-hinkley", "adwin", "kswin"]
-#: How many permutations are expected beyond the level of a test.
+#: Permutations that are expected beyond the level of a test.
 _BEYOND = 5
 #: Rows times permutations that are in memory at a time.
 _CELLS = 2_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Observed:
-    """A round's observations: which row, about the member at which place, and the clipped utility.
+class Observations:
+    """A round's observations: which row, about which member, and the clipped utility.
 
     surprise: value minus the belief's mean before; NaN where the peer had never been observed.
     """
@@ -52,7 +58,7 @@ class Observed:
     surprise: Floats
     round: int = 0
 
-    def without(self, centers: list[int]) -> Observed:
+    def without(self, centers: list[int]) -> Observations:
         """The observations of the other centers."""
         keep = ~np.isin(self.center, centers)
         return replace(
@@ -65,27 +71,27 @@ class Observed:
 
 
 @dataclass(frozen=True, eq=False)
-class Watch:
-    """What is carried from round to round: past observations, and windows over the surprises."""
+class DriftMonitor:
+    """What drift tests keep from round to round: past observations, and windows over the surprises."""
 
-    past: tuple[Observed, ...] = ()
+    past: tuple[Observations, ...] = ()
     windows: drift.WelchState | None = None
 
-    def placed(self, place: Ints) -> Watch:
-        """With members in other places."""
+    def placed(self, place: Ints) -> DriftMonitor:
+        """With members at other indices."""
         return replace(self, past=tuple(replace(each, peer=place[each.peer]) for each in self.past))
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What is forgotten, and when.
+class Forgetting:
+    """Which evidence is discarded, and when.
 
     forget: never (the paper), alarm (of the centers that raise one), or window (all that is older than
     ``recall`` rounds).  kept: share of the evidence that an alarm leaves.
-    announce: a center tells its alarm to all, and their beliefs about it decay as well.
-    watch: loss, outcome, case_mix, relation, utility, with plus signs between.
-    alarm_level: the chance of a false alarm of a center each time its data change, divided over what is
-    watched (utilities: windows by Welch's rule, the level spent over all rounds).
+    announce: a center publishes its alarm, and the beliefs of others about it decay as well.
+    watch: the monitored statistics: loss, outcome, case_mix, relation, utility, with plus signs between.
+    alarm_level: the probability of a false alarm of a center each time its data change, divided over the
+    monitored statistics (utilities: windows by Welch's rule, the level spent over all rounds).
     detector: of loss, outcome and utility: t-test, which keeps that level; or page-hinkley, adwin, kswin
     (see ``abps theory``), with settings of their own.
     block: utilities that a center gathers before it compares them with those before.
@@ -115,7 +121,7 @@ class Memory:
         return self.alarm_level / max(1, len(self.watch))
 
     def look(self, before: Context, context: Context, models: Weights, t: int) -> tuple[Alarm, ...]:
-        """Alarms on the centers' own data when, before round t, new rows took the place of old."""
+        """Alarms on the centers' own data when, before round t, new rows replaced old ones."""
         if self.forget != "alarm":
             return ()
         found: list[Alarm] = []
@@ -182,7 +188,9 @@ class Memory:
             found += [Alarm(i, "relation", p)] if p <= self.level else []
         return found
 
-    def surprises(self, state: Watch, observed: Observed, keys: Keys) -> tuple[Watch, tuple[Alarm, ...]]:
+    def surprises(
+        self, state: DriftMonitor, observed: Observations, keys: Keys
+    ) -> tuple[DriftMonitor, tuple[Alarm, ...]]:
         """Alarms on a round's utilities: do the latest surprises agree with those before? keys: (n,)."""
         if not self.watches_utility:
             return state, ()
@@ -203,7 +211,7 @@ class Memory:
 
     @property
     def watches_utility(self) -> bool:
-        """Whether the utilities of partners are watched."""
+        """Whether the utilities of partners are monitored."""
         return self.forget == "alarm" and "utility" in self.watch
 
     @property
@@ -219,8 +227,8 @@ class Memory:
                 beliefs = beliefs.discount(self.kept, centers, about=True)
         return beliefs
 
-    def recalled(self, beliefs: Beliefs, state: Watch, here: Ints) -> Beliefs:
-        """Beliefs from the last rounds alone, where older ones do not count; here: (r,) the rows' places."""
+    def recalled(self, beliefs: Beliefs, state: DriftMonitor, here: Ints) -> Beliefs:
+        """Beliefs from the last rounds alone, with ``forget=window``; here: (r,) the rows' member indices."""
         if self.forget != "window":
             return beliefs
         fresh = Beliefs(beliefs.n, beliefs.prior)
@@ -228,26 +236,26 @@ class Memory:
             fresh = fresh.observe(here[observed.center], observed.peer, observed.value)
         return fresh
 
-    def remember(self, state: Watch, observed: Observed) -> Watch:
-        """What later rounds will need of this one, where beliefs are those of a window of rounds."""
+    def remember(self, state: DriftMonitor, observed: Observations) -> DriftMonitor:
+        """Keep this round's observations, where beliefs are those of a window of rounds."""
         if self.forget != "window":
             return state
         recent = (each for each in state.past if each.round > observed.round - self.recall)
         return replace(state, past=(*recent, observed))
 
-    def clear(self, state: Watch, alarms: tuple[Alarm, ...]) -> Watch:
-        """After an alarm, what a center saw before is no measure any more."""
+    def clear(self, state: DriftMonitor, alarms: tuple[Alarm, ...]) -> DriftMonitor:
+        """After an alarm a center's earlier observations are no reference any more."""
         centers = [alarm.center for alarm in alarms]
         if not centers or not self.watches_utility:
             return state
-        return Watch(
+        return DriftMonitor(
             tuple(each.without(centers) for each in state.past),
             None if state.windows is None else drift.restart(state.windows, centers),
         )
 
 
 def keys_of(context: Context, t: int) -> Keys:
-    """(r,) what the centers' detectors draw from in round t."""
+    """(r,) the stream keys of the centers' detectors in round t."""
     return streams.bits(context.seed, "drift-test", t, context.ids[context.local_index])
 
 
@@ -321,7 +329,7 @@ def by_center(center: Ints, values: Floats, n: int) -> Segments:
     return Segments(values[known][order], start)
 
 
-def surprises_of(past: tuple[Observed, ...], center: int) -> Floats:
+def surprises_of(past: tuple[Observations, ...], center: int) -> Floats:
     """A center's surprises in some rounds, in their order."""
     parts = [each.surprise[each.center == center] for each in past]
     values = np.concatenate(parts) if parts else np.zeros(0)
@@ -337,3 +345,127 @@ def p_values(old: drift.SampleSummary, new: drift.SampleSummary) -> Floats:
     t, freedom = drift.pooled(old, new)
     p = two_sided_p(t, freedom)
     return np.where((old.size < 2) | (new.size < 2), 1.0, p)
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptiveState(State):
+    """monitor: what drift tests keep.  alarms: raised or received since the last round.  at: that round."""
+
+    monitor: DriftMonitor = field(default_factory=DriftMonitor)
+    alarms: tuple[Alarm, ...] = ()
+    at: int = 0
+
+    def placed(self, place: Ints, n: int) -> AdaptiveState:
+        """With members at other indices."""
+        return replace(self, beliefs=self.beliefs.placed(place, n), monitor=self.monitor.placed(place))
+
+
+@dataclass(frozen=True)
+class AdaptiveABPS(ABPS):
+    """memory: which evidence is discarded, and when.  discount: share of it that survives each round."""
+
+    memory: Forgetting = field(default_factory=Forgetting)
+    discount: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.discount <= 1:
+            raise RequestError(f"discount={self.discount}: a share, choose 0 to 1")
+        if self.memory.forget == "window" and self.discount < 1:
+            raise RequestError(f"forget=window with discount={self.discount}: choose one way to forget")
+
+    @property
+    def announces(self) -> bool:
+        """Whether centers publish alarms."""
+        return self.memory.announce and self.memory.watches_utility
+
+    def between_sites(self) -> str:
+        """Statistics of replaced rows stay in the simulation."""
+        old_rows = sorted(set(self.memory.watch) - {"utility"})
+        if self.memory.forget == "alarm" and old_rows:
+            return (
+                f"watch={'+'.join(old_rows)} compares new rows with the rows they replaced, and a site has "
+                "one table in a job; set watch=utility, which compares utilities of partners with earlier "
+                "ones"
+            )
+        return super().between_sites()
+
+    def init(self, context: Context) -> AdaptiveState:
+        """The common start and prior beliefs."""
+        return AdaptiveState(context.common_start(), Beliefs(context.n, self.selection.prior))
+
+    def moved(self, before: Context, context: Context, state: AdaptiveState, t: int) -> AdaptiveState:
+        """New data: each center compares them with the old."""
+        return replace(state, alarms=state.alarms + self.memory.look(before, context, state.models, t))
+
+    def hear(self, state: AdaptiveState, alarms: tuple[Alarm, ...]) -> AdaptiveState:
+        """Alarms of this center and of others, which take effect in the coming round."""
+        return replace(state, alarms=alarms)
+
+    def rest(self, context: Context, state: Any, trained: Models, t: int) -> AdaptiveState:
+        """Beliefs decay all the same."""
+        return replace(state, models=trained.models, beliefs=self.decayed(state, t), alarms=(), at=t)
+
+    def decayed(self, state: AdaptiveState, t: int) -> Beliefs:
+        """The beliefs at the beginning of round t."""
+        beliefs = state.beliefs
+        if self.discount < 1:
+            beliefs = beliefs.discount(self.discount ** (t - state.at))
+        return self.memory.fade(beliefs, state.alarms)
+
+    def rank_peers(
+        self, context: Context, state: Any, trained: Callable[[], Any], t: int
+    ) -> RankedPreferences:
+        """Rank by the decayed beliefs; alarms enter the audit trail."""
+        found = super().rank_peers(context, replace(state, beliefs=self.decayed(state, t)), trained, t)
+        plain = found.trail
+        assert plain is not None
+
+        def trail(plan: Plan) -> Decisions:
+            return plain(plan).after(alarm_trail(state.alarms))
+
+        centers = len({alarm.center for alarm in state.alarms}) if self.memory.announce else 0
+        return replace(found, trail=trail, announcing=centers)
+
+    def learn(self, context: Context, state: Any, trained: Models, received: Received, t: int) -> StepResult:
+        """Mix, credit, update the beliefs, and test the new utilities."""
+        mixed, worth, answers = self.mix(context, state, trained, received, t)
+        beliefs: Beliefs = received.preferences.beliefs
+        members = context.local_index[worth.center]
+        belief = beliefs.posterior(members, worth.peer)
+        surprise = np.where(belief.count > 0, worth.value - belief.mean, np.nan)
+        observed = Observations(worth.center, worth.peer, worth.value, surprise, t)
+        own = tuple(replace(a, center=int(context.row[a.center])) for a in state.alarms)
+        monitor = self.memory.clear(state.monitor, tuple(a for a in own if a.center >= 0))
+        monitor, raised = self.memory.surprises(monitor, observed, keys_of(context, t))
+        monitor = self.memory.remember(monitor, observed)
+        seen = self.memory.recalled(
+            beliefs.observe(members, worth.peer, worth.value), monitor, context.local_index
+        )
+        alarms = tuple(replace(alarm, center=int(context.local_index[alarm.center])) for alarm in raised)
+        return StepResult(AdaptiveState(mixed, seen, monitor, alarms, t), worth, alarms, answers)
+
+
+def adaptive(config: Any) -> AdaptiveABPS:
+    """The adaptive form of an ABPS configuration, which so far never forgets."""
+    if isinstance(config, AdaptiveABPS):
+        return config
+    if not isinstance(config, ABPS):
+        raise RequestError(
+            f"{type(config).__name__} keeps no beliefs to forget; choose abps or a variant of it"
+        )
+    return AdaptiveABPS(**{f.name: getattr(config, f.name) for f in fields(config)})
+
+
+def alarm_trail(alarms: Sequence[Alarm]) -> Decisions:
+    """Alarms as rows of the audit trail: the statistic is the reason, its p-value the score."""
+    nothing = np.full(len(alarms), np.nan)
+    return Decisions(
+        center=np.array([alarm.center for alarm in alarms], dtype=np.int64),
+        peer=np.full(len(alarms), -1),
+        decision=repeat_word("alarm", len(alarms)),
+        score=np.array([alarm.p for alarm in alarms], dtype=np.float64),
+        mean=nothing,
+        count=nothing,
+        reason=np.array([alarm.statistic for alarm in alarms], dtype=object),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -19,15 +19,24 @@ from abps.data.table import load
 from abps.engine.simulate import simulate
 from abps.evaluate import change_detection as drift
 from abps.evaluate.change_detection import two_sided_p
+from abps.lab.forgetting import (
+    AdaptiveABPS,
+    DriftMonitor,
+    Forgetting,
+    Observations,
+    joined,
+    p_values,
+    relation_p,
+    summary_of,
+)
 from abps.methods.abps import ABPS
 from abps.methods.base import Alarm, Context, Stopping
-from abps.methods.forgetting import Memory, Observed, Watch, joined, p_values, relation_p, summary_of
-from abps.methods.settings import configure
+from abps.methods.settings import configure, describe, undescribed
 from abps.models.metrics import Segments
 from abps.models.training import Training
 from abps.sites.consent.agreement import Agreement
 
-ALARM = Memory(forget="alarm", kept=0.25)
+ALARM = Forgetting(forget="alarm", kept=0.25)
 
 
 def segments(groups: list[np.ndarray]) -> Segments:
@@ -62,15 +71,15 @@ def test_an_alarm_fades_what_the_center_believes_and_what_is_believed_of_it() ->
     assert ALARM.fade(beliefs, ()) is beliefs
 
 
-def observed(values: list[float], surprise: float = 0.0) -> Observed:
+def observed(values: list[float], surprise: float = 0.0) -> Observations:
     n = len(values)
-    return Observed(np.arange(n), (np.arange(n) + 1) % n, np.array(values), np.full(n, surprise))
+    return Observations(np.arange(n), (np.arange(n) + 1) % n, np.array(values), np.full(n, surprise))
 
 
 def test_a_window_of_rounds_holds_just_those() -> None:
-    memory = Memory(forget="window", recall=3)
+    memory = Forgetting(forget="window", recall=3)
     rounds = [replace(observed([0.1 * t, 0.2, 0.3]), round=t) for t in range(8)]
-    state, beliefs = Watch(), Beliefs(3)
+    state, beliefs = DriftMonitor(), Beliefs(3)
     for each in rounds:
         state = memory.remember(state, each)
         beliefs = memory.recalled(beliefs.observe(each.center, each.peer, each.value), state, np.arange(3))
@@ -107,7 +116,7 @@ def test_a_center_whose_outcomes_no_longer_fit_its_model_raises_the_alarm(
     before = context(Training(epochs=20, dropout=0.0, hidden=(16,), lr=0.01))
     models = before.learner.train(before.common_start(), 1)
     after = moved_world(before, flip=[3, 5], seed=1)
-    memory = Memory(forget="alarm", watch=("loss",), alarm_level=1e-3)
+    memory = Forgetting(forget="alarm", watch=("loss",), alarm_level=1e-3)
     assert {a.center for a in memory.look(before, after, models, 2)} == {3, 5}
     assert replace(memory, forget="never").look(before, after, models, 2) == ()
     # there are more positive rows than before as well
@@ -125,7 +134,7 @@ def test_outcome_and_case_mix_are_watched(context: Callable[..., Context]) -> No
     x[train.start[2] : train.start[3], flags[0]] = 1.0 - x[train.start[2] : train.start[3], flags[0]]
     data = replace(before.data, train=Rows(x, y, train.start))
     after = replace(before, data=data, learner=before.learner.on(data))
-    memory = Memory(forget="alarm", watch=("outcome", "case_mix"))
+    memory = Forgetting(forget="alarm", watch=("outcome", "case_mix"))
     assert {(a.center, a.statistic) for a in memory.look(before, after, models, 2)} == {
         (4, "outcome"),
         (2, "case_mix"),
@@ -137,7 +146,7 @@ def test_other_detectors_watch_the_same_data(detector: str) -> None:
     rng = np.random.default_rng(0)
     old = segments([rng.normal(0, 1, 150), rng.normal(0, 1, 150)])
     new = segments([rng.normal(0, 1, 150), rng.normal(4, 1, 150)])
-    memory = Memory(forget="alarm", detector=detector)
+    memory = Forgetting(forget="alarm", detector=detector)
     keys = np.array([3, 4], dtype=np.uint64)
     found = memory._compare("loss", old, new, keys)
     assert 1 in {a.center for a in found}
@@ -146,14 +155,14 @@ def test_other_detectors_watch_the_same_data(detector: str) -> None:
 
 def test_utilities_that_turn_raise_an_alarm_and_the_past_is_cleared() -> None:
     rng = np.random.default_rng(4)
-    memory = Memory(forget="alarm", watch=("utility",), block=6)
+    memory = Forgetting(forget="alarm", watch=("utility",), block=6)
     for detector in ("t-test", "page-hinkley"):
         mine = replace(memory, detector=detector)
-        state, when = Watch(), []
+        state, when = DriftMonitor(), []
         for t in range(1, 61):
             surprise = rng.normal(0, 0.1, 3)
             surprise[1] -= 0.5 if t > 30 else 0.0
-            each = Observed(np.arange(3), np.array([1, 2, 0]), np.full(3, 0.5), surprise)
+            each = Observations(np.arange(3), np.array([1, 2, 0]), np.full(3, 0.5), surprise)
             state, alarms = mine.surprises(state, each, np.arange(3, dtype=np.uint64))
             when += [(t, a.center) for a in alarms]
             state = mine.clear(state, alarms)
@@ -246,7 +255,7 @@ def test_a_new_relation_at_equal_rates_raises_the_alarm(context: Callable[..., C
     data = replace(before.data, train=Rows(train.x, y, train.start))
     after = replace(before, data=data, learner=before.learner.on(data))
     models = before.common_start()
-    memory = Memory(forget="alarm", watch=("outcome", "relation"))
+    memory = Forgetting(forget="alarm", watch=("outcome", "relation"))
     found = memory.look(before, after, models, 2)
     assert {(a.center, a.statistic) for a in found} == {(4, "relation")}
     assert found == memory.look(before, after, models, 2)
@@ -255,7 +264,7 @@ def test_a_new_relation_at_equal_rates_raises_the_alarm(context: Callable[..., C
 # --------------------------------------------------------------------------- inside a run
 
 SPEC = "icu-stream:centers=9,groups=3,stays=2700,heterogeneity=4,rounds=12,every=4,at=5,share=0.4"
-QUICK = ABPS(
+QUICK = AdaptiveABPS(
     selection=Selection(kappa=1, gamma=0.1),
     training=Training(epochs=1, hidden=(8,)),
     stop=Stopping(rounds=12),
@@ -263,14 +272,26 @@ QUICK = ABPS(
 
 
 def test_by_default_nothing_is_forgotten_and_the_paper_is_untouched() -> None:
-    assert configure("abps").memory == Memory() and Memory().forget == "never"
-    assert configure("abps", {"forget": "alarm", "watch": "loss+utility"}).memory.watch == ("loss", "utility")
+    assert type(configure("abps")) is ABPS and Forgetting().forget == "never"
+    changed = configure("abps", {"forget": "alarm", "watch": "loss+utility", "gamma": 0.1})
+    assert isinstance(changed, AdaptiveABPS) and changed.memory.watch == ("loss", "utility")
+    assert changed.selection.gamma == 0.1 and changed.discount == 1.0
+    assert undescribed(configure("abps"), describe(changed)) == changed
+    with pytest.raises(RequestError, match="has no setting 'forget'"):
+        configure("fedavg", {"forget": "alarm"})
+
+
+def test_an_adaptive_method_that_never_forgets_is_abps() -> None:
+    federation = load(SPEC)
+    plain = simulate(federation, ABPS(**{f.name: getattr(QUICK, f.name) for f in fields(ABPS)}), seed=11)
+    never = simulate(federation, QUICK, seed=11)
+    assert plain.history.auroc == never.history.auroc and plain.decisions.equals(never.decisions)
 
 
 def test_runs_on_a_stream_forget_where_an_alarm_was_and_say_so() -> None:
     federation = load(SPEC)
     never = simulate(federation, QUICK, seed=11)
-    loud = replace(QUICK, memory=Memory(forget="alarm", kept=0.0, watch=("loss",), alarm_level=0.9))
+    loud = replace(QUICK, memory=Forgetting(forget="alarm", kept=0.0, watch=("loss",), alarm_level=0.9))
     alarm = simulate(federation, loud, seed=11)
     rows = alarm.decisions.filter(alarm.decisions["decision"] == "alarm")
     assert rows.height > 0 and set(rows["round"]) <= {5, 9} and set(rows["reason"]) == {"loss"}
@@ -314,13 +335,13 @@ def test_beliefs_are_read_by_theorem_1_in_every_round() -> None:
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: Memory(forget="sometimes"), "sometimes"),
-        (lambda: Memory(kept=2.0), "kept"),
-        (lambda: Memory(recall=0), "recall"),
-        (lambda: Memory(alarm_level=0.0), "alarm_level"),
-        (lambda: Memory(watch=("weather",)), "weather"),
-        (lambda: Memory(detector="oracle"), "oracle"),
-        (lambda: ABPS(discount=0.9, memory=Memory(forget="window")), "one way"),
+        (lambda: Forgetting(forget="sometimes"), "sometimes"),
+        (lambda: Forgetting(kept=2.0), "kept"),
+        (lambda: Forgetting(recall=0), "recall"),
+        (lambda: Forgetting(alarm_level=0.0), "alarm_level"),
+        (lambda: Forgetting(watch=("weather",)), "weather"),
+        (lambda: Forgetting(detector="oracle"), "oracle"),
+        (lambda: AdaptiveABPS(discount=0.9, memory=Forgetting(forget="window")), "one way"),
     ],
 )
 def test_wrong_settings(make: Callable[[], object], word: str) -> None:

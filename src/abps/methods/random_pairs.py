@@ -1,0 +1,80 @@
+"""Random pairs: ABPS without its choice. Partners are drawn at random, everything else is the same.
+
+This is the control for any method that chooses partners: same capacity, same bytes. ``candidates=group``
+draws partners only inside the declared group, which is what an oracle of the groups could do at best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from abps.core.beliefs import Beliefs
+from abps.core.candidates import Candidates, candidates, group_numbers
+from abps.core.errors import RequestError
+from abps.core.selection import Selection
+from abps.methods.averaging import shares
+from abps.methods.base import Context, Kind, Models, Weighting
+from abps.methods.pairing import Exchange
+from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
+from abps.methods.proposals import rank_by_beliefs
+
+
+@dataclass(frozen=True)
+class RandomPairs(PeerMethod):
+    """kappa: partners of a center in a round.  candidates: all peers, or those of the same declared group.
+
+    weighting: size or uniform, of the average with partners.
+    """
+
+    kappa: int = 3
+    candidates: Literal["all", "group"] = "all"
+    weighting: Weighting = "size"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kappa < 1:
+            raise RequestError(f"kappa={self.kappa}: a center needs room for at least 1 partner")
+
+    @property
+    def kind(self) -> Kind:
+        """By mutual proposals."""
+        return "mutual"
+
+    @property
+    def capacity(self) -> int:
+        """κ."""
+        return self.kappa
+
+    def between_sites(self) -> str:
+        """Sites do not publish their group."""
+        if self.candidates == "group":
+            return "it takes partners from a declared group, which sites do not publish"
+        return ""
+
+    def derived(self, context: Context) -> Candidates:
+        """All peers, or those of the same group."""
+        group = group_numbers(context.data.groups) if self.candidates == "group" else None
+        nothing = np.zeros((int(context.known.sum()), 0))
+        return candidates(nothing, None, 1.0, "global_pairs", group)
+
+    def begin(self, context: Context, state: Models, t: int, alone: bool) -> Callable[[], Models]:
+        """Train, while centers draw partners."""
+        wait = context.learner.begin(state.models, t)
+        return lambda: Models(wait())
+
+    def rank_peers(self, context: Context, state: Models, trained: Callable[[], Any], t: int) -> Preferences:
+        """Every center ranks the others in an order of its own, drawn anew in every round."""
+        config = Selection(kappa=self.kappa, policy="random")
+        return rank_by_beliefs(context, config, Beliefs(context.n), True, t)
+
+    def learn(
+        self, context: Context, state: Models, trained: Models, received: Received, t: int
+    ) -> StepResult:
+        """Average with the partners."""
+        weights, partners = shares(context.sizes(), self.weighting), received.partners(context.r)
+        mixed = Exchange(context, trained.models, received.arrived, weights, partners).mix()
+        return StepResult(Models(mixed.models), answers=(mixed.validation, mixed.test))
