@@ -20,6 +20,7 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from abps.core.errors import RequestError as RequestError
     from abps.data.federation import Federation as Federation
+    from abps.data.memory import federation as federation
     from abps.data.table import load as load
     from abps.data.table import read_table as read_table
     from abps.engine.output import load_run as load_run
@@ -42,6 +43,7 @@ _OFFERED = {
     "Run": "abps.engine.result",
     "Study": "abps.report.comparison",
     "compare": "abps.report.comparison",
+    "federation": "abps.data.memory",
     "find": "abps.methods.catalog",
     "load": "abps.data.table",
     "load_model": "abps.fitted.folder",

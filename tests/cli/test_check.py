@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from abps.cli.check_command import COMPARE
 from abps.cli.main import main
 
 
@@ -42,7 +43,7 @@ def test_the_terminal_shows_everything(capsys, table):
     assert "'outcome': a copy of the label: AUROC 1.000 by itself; not used (--keep outcome uses it)" in words
     assert out.count("copy of the label") == 1  # said once
     assert out.index("warnings (1)") < out.index("repaired") < out.index("\nleft out\n")
-    assert words.endswith(f"next: abps compare --data {table} --label died --center hospital --out results")
+    assert words.endswith(f"next: {COMPARE} --data {table} --label died --center hospital --out results")
 
 
 def test_machines_get_the_same(capsys, table):
@@ -169,3 +170,38 @@ def test_yes_and_no_in_other_languages(tmp_path, capsys, yes, no):
     assert (
         code == 0 and f"{yes.lower()!r} is the event (24 rows" in out and "is taken as the event" not in out
     ), err
+
+
+def test_many_small_hospitals_are_one_line_and_the_summary_comes_first(tmp_path, capsys):
+    """Two hundred hospitals, of which few can take part."""
+    lines = ["hospital,died,age,sodium"]
+    for k in range(200):
+        rows = 60 if k < 5 else 1 + k % 19
+        lines += [f"H{k:03d},{int(j % 4 == 0)},{40 + j},{130 + (j * k) % 17}" for j in range(rows)]
+    path = tmp_path / "many.csv"
+    path.write_text("\n".join(lines))
+    roles = ("--label", "DIED", "--center", "Hospital", "--min-stays", 20)
+    code, out, err = call(capsys, "check", path, *roles)
+    assert code == 0, err
+    assert len(out.splitlines()) < 25
+    assert "5 hospitals take part, 195 left out" in out.splitlines()[1]
+    assert "195 (1,940 rows), row(s), fewer than 20: H005, H006" in out and "and 187 more" in out
+    assert out.splitlines()[-1] == (
+        f"next: {COMPARE} --data {path} --label died --center hospital --min-stays 20 --out results"
+    )
+    code, out, _ = call(capsys, "check", path, *roles, "--json")
+    assert len(json.loads(out)["left_out"]) == 195
+
+
+def test_the_german_export_is_checked_with_its_corrected_command(tmp_path, capsys):
+    from dirty_tables import german_table
+
+    path = german_table(tmp_path / "Export März.csv")
+    code, out, err = call(capsys, "check", path, "--label", "verstorben", "--center", "klinik")
+    assert code == 0, err
+    assert "warnings (5)" in out and "(--time Aufnahmedatum makes it" in out
+    assert "--keep Liegedauer uses it" in out and "--patient Patientennummer keeps" in out
+    assert out.splitlines()[-1] == (
+        f"next: {COMPARE} --data '{path}' --label Verstorben --center Klinik --patient Patientennummer "
+        "--out results"
+    )

@@ -63,6 +63,15 @@ def test_from_raw_tables_to_a_federation(tmp_path: Path, capsys: pytest.CaptureF
     captured = capsys.readouterr()  # progress and warnings never reach stdout
     assert len(captured.out.splitlines()) == 1 and "vitalPeriodic" in captured.err
     assert json.loads(captured.out)["rows"] == 2_492
+    assert run("cohort", "eicu", DATA / "eicu-demo-2.0", "--out", cohort) == 0
+    hint = capsys.readouterr().out.splitlines()[-1].removeprefix("next: abps ").split()
+    assert hint[:4] == ["partition", str(cohort), "--by", "region,beds"]  # its hospitals are too small
+    assert run(*hint[:-1], tmp_path / "hint.parquet") == 0 and "15 centers" in capsys.readouterr().out
+    assert run("partition", cohort, "--by", "hospital", "--out", fed) == 2
+    assert "--min-stays 25 keeps two or more" in capsys.readouterr().err
+    assert run("partition", cohort, "--by", "hospital", "--min-stays", 25, "--out", fed) == 0
+    captured = capsys.readouterr()
+    assert "2 centers, 50 stays" in captured.out and len(captured.err.splitlines()) < 30
     assert run("partition", cohort, "--by", "region,beds", "--out", fed) == 0
     assert "15 centers, 2,234 stays; left out 8 cells with 258 stays" in capsys.readouterr().out
     from abps.cli.options import DataOptions

@@ -15,15 +15,18 @@ from rich.table import Table
 from abps.cli import options
 from abps.cli.commands import as_flags
 from abps.core.errors import RequestError
-from abps.data.check import LeftOut, TableCheck
+from abps.data.check import TableCheck, left_out_lines
 from abps.data.repairs import RULES, Repair
 from abps.data.synthetic.builtin import is_builtin
 
-#: Names that are shown of centers left out, by reason, and of columns in use; --json has all.
+#: Centers left out up to which a run does not say where all are named.
 SHOWN = 8
 
 #: Names of options that warnings give as ``keep=COL``, and their flags.
 FLAGS = {name: f"--{name}" for name in ("center", "drop", "keep", "patient", "positive", "time")}
+
+#: The comparison to begin with.
+COMPARE = "abps compare --methods local-best,fedavg,abps-plus"
 
 #: Columns up to which the terminal shows a line for each.
 MANY_COLUMNS = 40
@@ -68,7 +71,14 @@ def next_command(table: str, notes: TableCheck, given: Mapping[str, object]) -> 
         flags["patient"] = flags["patient"] or notes.patient
         flags["drop"] = ",".join(c.name for c in notes.columns if c.role == "dropped")
     words = [f"--{flag} {shlex.quote(str(value))}" for flag, value in {**flags, **given}.items() if value]
-    return " ".join(["abps compare --data", shlex.quote(table), *words, "--out results"])
+    return " ".join(
+        [
+            "abps compare --methods local-best,fedavg,abps-plus --data",
+            shlex.quote(table),
+            *words,
+            "--out results",
+        ]
+    )
 
 
 def refuse_doubts(notes: TableCheck, strict: bool) -> None:
@@ -88,9 +98,9 @@ def announce(notes: TableCheck | None, strict: bool, all_in: str = "") -> None:
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     for repair in notes.repairs:
         console.print(f"repaired: {repair_words(repair)}")
-    for reason, centers in notes.left_out_groups():
-        console.print(f"left out: {left_out_words(reason, centers)}")
-    if any(len(centers) > SHOWN for _, centers in notes.left_out_groups()):
+    for line in left_out_lines(notes.left_out):
+        console.print(f"left out: {line}")
+    if len(notes.left_out) > SHOWN:
         console.print(f"left out: all are named in {all_in or '`abps check --json`'}")
     for sentence in notes.remarks:
         warning = sentence in notes.warnings
@@ -103,15 +113,6 @@ def repair_words(repair: Repair) -> str:
     """A repair in a line."""
     before, after = repair.examples[0]
     return f"{repair.column}: {repair.cells:,} cell(s), such as {before!r} → {after} ({repair.rule})"
-
-
-def left_out_words(reason: str, centers: list[LeftOut]) -> str:
-    """The centers that one reason leaves out, in a line."""
-    names = ", ".join(c.center for c in centers[:SHOWN])
-    more = f" and {len(centers) - SHOWN} more" if len(centers) > SHOWN else ""
-    if len(centers) == 1:
-        return f"{names}: {centers[0].reason}"
-    return f"{len(centers)} hospitals ({sum(c.rows for c in centers):,} rows), {reason}: {names}{more}"
 
 
 def show(notes: TableCheck, console: Console, outcome: str = "binary") -> None:
@@ -150,8 +151,8 @@ def show(notes: TableCheck, console: Console, outcome: str = "binary") -> None:
             say(f"  rule: {RULES[rule]}", "dim")
     if notes.left_out:
         say("left out", "bold")
-        for reason, centers in notes.left_out_groups():
-            say(f"  {left_out_words(reason, centers)}")
+        for line in left_out_lines(notes.left_out):
+            say(f"  {line}")
     console.print(_columns(notes))
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import polars as pl
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -19,6 +21,7 @@ from abps.cohorts.duck import Progress as Tell
 from abps.cohorts.recipes import RECIPES
 from abps.cohorts.tidy import Cohort
 from abps.core.errors import RequestError
+from abps.data.partition import suggest_division
 from abps.methods.settings import with_settings
 from abps.report.pages import cohort_page as page
 
@@ -390,4 +393,16 @@ def _make(build: Callable[[Tell], Cohort], title: str, out: Path, as_json: bool)
         + f"{made.table[made.roles.center].n_unique():,} values of {made.roles.center}; "
         f"{out} and the report {out.with_suffix('.html')}"
     )
-    typer.echo(f"next: abps partition {out} --by {made.roles.center} --out fed.parquet")
+    typer.echo(f"next: {_next_command(made, out)}")
+
+
+def _next_command(made: Cohort, out: Path) -> str:
+    """A command that divides this cohort into centers, and works."""
+    center, label = made.roles.center, made.roles.label
+    by: tuple[str, ...] | None = (center,)
+    if made.outcome == "binary":
+        context = [c.name for c in made.dictionary if c.role == "context" and c.name != center]
+        text = [name for name in context if made.table[name].dtype == pl.String]
+        by = suggest_division(made.table, label, center, text)
+    how = f"--by {','.join(by)}" if by else "--iid 5 --small keep"
+    return f"abps partition {shlex.quote(str(out))} {how} --out fed.parquet"

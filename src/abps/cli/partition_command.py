@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from abps.cli import options
+from abps.cli.check_command import COMPARE
 from abps.cohorts import provenance
 from abps.core.errors import RequestError
+from abps.data.check import left_out_lines
 from abps.data.partition import CellRule, Partition, Recipe, divide, parse_only
 from abps.data.table import read_frame
 
@@ -112,10 +115,8 @@ def _roles(
 
 def _say(made: Partition, out: Path, roles: dict[str, object], as_json: bool) -> None:
     console = options.terminal(stderr=True)
-    for cell in made.dropped:
-        console.print(
-            f"left out: {cell.center} ({cell.reason})", highlight=False, markup=False, soft_wrap=True
-        )
+    for line in left_out_lines(made.dropped):
+        console.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
     if made.shared_patients:
         console.print(
             f"note: {made.shared_patients:,} patients have stays in more than one center", highlight=False
@@ -129,4 +130,4 @@ def _say(made: Partition, out: Path, roles: dict[str, object], as_json: bool) ->
         f"{made.centers:,} centers, {made.table.height:,} stays; left out {summary['cells_left_out']} cells "
         f"with {summary['rows_left_out']:,} stays; written to {out}"
     )
-    typer.echo(f"next: abps compare --methods paper --data {out} --out results")
+    typer.echo(f"next: {COMPARE} --data {shlex.quote(str(out))} --out results")

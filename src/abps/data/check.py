@@ -6,6 +6,7 @@ The same findings are shown on the terminal, written as JSON and put on the repo
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +25,24 @@ class LeftOut:
     center: str
     rows: int
     reason: str
+
+
+def left_out_lines(left_out: Sequence[LeftOut], shown: int = 8) -> list[str]:
+    """Centers left out, one line per reason (without its leading count), the largest group first.
+
+    shown: how many centers a line names.
+    """
+    groups: dict[str, list[LeftOut]] = defaultdict(list)
+    for each in left_out:
+        groups[each.reason.lstrip("0123456789 ")].append(each)
+    lines = []
+    for reason, centers in sorted(groups.items(), key=lambda pair: -len(pair[1])):
+        names = ", ".join(c.center for c in centers[:shown])
+        more = f" and {len(centers) - shown} more" if len(centers) > shown else ""
+        rows = sum(c.rows for c in centers)
+        one = f"{names}: {centers[0].reason}"
+        lines.append(one if len(centers) == 1 else f"{len(centers)} ({rows:,} rows), {reason}: {names}{more}")
+    return lines
 
 
 @dataclass(frozen=True)
@@ -82,13 +101,6 @@ class TableCheck:
         named = tuple(f"{c.name!r}: " for c in self.unused)
         said = {prefix for prefix in named if any(w.startswith(prefix) for w in self.warnings)}
         return (*self.warnings, *(u for u, prefix in zip(unused, named) if prefix not in said))
-
-    def left_out_groups(self) -> list[tuple[str, list[LeftOut]]]:
-        """Centers left out by reason (without its leading count), the largest group first."""
-        groups: dict[str, list[LeftOut]] = defaultdict(list)
-        for each in self.left_out:
-            groups[each.reason.lstrip("0123456789 ")].append(each)
-        return sorted(groups.items(), key=lambda pair: -len(pair[1]))
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, with the rules of the repairs that were made in words."""

@@ -41,8 +41,8 @@ _SEX = _pattern(
 )
 _ID = _pattern(
     "uid guid uuid mrn stayid subjectid patientid hadmid pid caseid recordid",
-    r"(^| )(ids?|key|idx|index|rownum|row|nr|no|num|number|nummer|kennung|numero|identifiant|identificador"
-    r"|identificativo|codice_paziente)$|(fall|patienten|pat|aufnahme|behandlungs|versicherten|akten|kranken"
+    r"^ids? |(^| )(ids?|key|idx|index|rownum|row|nr|no|num|number|nummer|kennung|numero|identifiant"
+    r"|identificador|identificativo)$|(fall|patienten|pat|aufnahme|behandlungs|versicherten|akten|kranken"
     r"|proben|auftrags)(nummer|nr|id|kennung)( |$)|(^| )(n|no|num|numero)( de| di| do)? (dossier|sejour"
     r"|expediente|historia|episodio|cartella|nosologico|ricovero|processo|caso|cas)( |$)",
 )

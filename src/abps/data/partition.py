@@ -7,7 +7,9 @@ leaves out is listed with its reason.
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,6 +26,9 @@ SMALL = ("drop", "keep", "redraw")
 
 #: How often a random partition is drawn again before giving up.
 ATTEMPTS = 2_000
+
+#: The share of rows that a suggested division keeps at least.
+MOST_ROWS = 0.75
 
 #: The value that stands for a missing one in a center's name.
 UNKNOWN = "unknown"
@@ -177,10 +182,7 @@ def divide(
     dropped = tuple(sorted(dropped, key=lambda cell: cell.center))
     kept = divided.filter(~pl.col("center").is_in([cell.center for cell in dropped]))
     if kept.height == 0:
-        raise RequestError(
-            f"none of {len(dropped)} cells is large enough ({dropped[0].center}: {dropped[0].reason})"
-            "; ask for fewer stays or positives in a center, or divide more coarsely"
-        )
+        raise RequestError(_none_large_enough(dropped, cell_sizes(names, positive), rule))
     return Partition(kept, recipe, rule, dropped, draws, _shared(kept, patient))
 
 
@@ -338,15 +340,53 @@ def random_parts(
     return part
 
 
-def _too_small(names: pl.Series, label: pl.Series, rule: CellRule) -> tuple[LeftOut, ...]:
-    counted = (
+def cell_sizes(names: pl.Series, label: pl.Series) -> pl.DataFrame:
+    """(center, stays, positives) of every cell, by name."""
+    return (
         pl.DataFrame({"center": names, "label": label.cast(pl.Int64)})
         .group_by("center")
         .agg(stays=pl.len(), positives=pl.col("label").sum())
         .sort("center")
     )
+
+
+def suggest_division(
+    table: pl.DataFrame, label: str, center: str, others: Sequence[str], rule: CellRule | None = None
+) -> tuple[str, ...] | None:
+    """The columns to divide a table by: its center column if most of its rows are then in large enough
+    centers; else the one or two other columns with the most such centers. None if nothing divides it.
+
+    others: columns that may name centers.
+    """
+    rule = rule or CellRule()
+    best: tuple[int, tuple[str, ...]] = (1, ())
+    pairs = itertools.combinations(others, 2)
+    for by in ((center,), *((name,) for name in others), *pairs):
+        sizes = cell_sizes(_cells(table, by, None), table[label])
+        fitting = [stays for _, stays, positives in sizes.iter_rows() if not rule.reason(stays, positives)]
+        if len(fitting) < 2 or sum(fitting) < MOST_ROWS * table.height:
+            continue
+        if by == (center,):
+            return by
+        best = max(best, (len(fitting), by), key=lambda found: found[0])
+    return best[1] or None
+
+
+def _none_large_enough(cells: Sequence[LeftOut], sizes: pl.DataFrame, rule: CellRule) -> str:
+    """Why no cell became a center, with the largest that two cells would pass."""
+    largest = max(cells, key=lambda cell: cell.rows)
+    low, high = rule.min_positives, pl.col("stays") - rule.min_negatives
+    able = sizes.filter((pl.col("positives") >= low) & (pl.col("positives") <= high))["stays"].sort()
+    passing = f"min_stays={able[-2]} keeps two or more; " if len(able) > 1 else ""
+    return (
+        f"none of {len(cells)} cells is large enough (the largest, {largest.center}: {largest.reason}); "
+        f"{passing}or divide more coarsely with by=COLUMNS"
+    )
+
+
+def _too_small(names: pl.Series, label: pl.Series, rule: CellRule) -> tuple[LeftOut, ...]:
     found = []
-    for center, stays, positives in counted.iter_rows():
+    for center, stays, positives in cell_sizes(names, label).iter_rows():
         reason = rule.reason(stays, positives)
         if reason:
             found.append(LeftOut(center, stays, reason))

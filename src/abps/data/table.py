@@ -64,6 +64,10 @@ def read_table(
     Roles that are not given are those that a file of ``abps cohort`` or ``abps partition`` carries.
     more: patient, time, group, drop, keep, positive, outcome, duration, eras, every (see :class:`Roles`).
     """
+    if not isinstance(path, str | Path):
+        raise RequestError(
+            f"read_table reads a file, not a {type(path).__name__}; use abps.federation for data in memory"
+        )
     return load_file(Path(path), Roles.of(label, center, **more), min_stays)
 
 
@@ -247,7 +251,7 @@ def _assemble(
     kept, left_out = _who_takes_part(centers_of, values, outcome, min_stays, era)
     centers = tuple(sorted(kept))
     if len(centers) < 2:
-        raise RequestError(_too_few_centers(name, roles.center, len(centers), left_out))
+        raise RequestError(_too_few_centers(name, roles.center, centers, left_out))
     whole = frame
     chosen = np.isin(centers_of, centers)
     frame = frame.filter(pl.Series(chosen))
@@ -304,20 +308,20 @@ def _check_windows(roles: Roles, outcome: Outcome) -> None:
         )
 
 
-def _too_few_centers(name: str, column: str, able: int, left_out: Sequence[LeftOut]) -> str:
+def _too_few_centers(name: str, column: str, able: Sequence[str], left_out: Sequence[LeftOut]) -> str:
     """Why there is no federation: one hospital only, or all but one are too small."""
-    many = able + len(left_out)
+    many = len(able) + len(left_out)
     if many == 1:
-        one = f": {left_out[0].center!r}" if left_out else ""
+        one = able[0] if able else left_out[0].center
         return (
-            f"{name}: the column {column!r} names one hospital only{one}; a federation needs at least two; "
-            "add the rows of other hospitals, or name another column with center=COL"
+            f"{name}: the column {column!r} names one hospital only: {one!r}; a federation needs two; add "
+            "the rows of other hospitals, or name another column with center=COL"
         )
     largest = sorted(left_out, key=lambda o: -o.rows)[:3]
     reasons = "; ".join(f"{o.center!r}: {o.reason}" for o in largest)
     return (
-        f"{name}: {able} of {many} centers can take part and a federation needs two (the largest left out: "
-        f"{reasons}); lower min_stays=N, or name another column with center=COL"
+        f"{name}: {len(able)} of {many} centers can take part and a federation needs two (the largest left "
+        f"out: {reasons}); lower min_stays=N, or name another column with center=COL"
     )
 
 

@@ -99,7 +99,7 @@ def _factor(name: str, here: float, elsewhere: float) -> str:
     if fitting:
         _, factor, units = min(fitting)
         return f"; {units}? {way} {factor:g}"
-    return f"; a factor of about {ratio:.2g}"
+    return f"; a factor of about {float(f'{ratio:.2g}'):g}"
 
 
 def _quantiles(values: NDArray[np.float64], center: NDArray[np.int32], n: int) -> NDArray[np.float64]:

@@ -1,0 +1,144 @@
+"""Federations from data in memory: every container gives what a file with the same rows gives."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+import abps
+from abps.core.errors import RequestError
+
+
+def frame(rows: int = 400) -> pl.DataFrame:
+    rng = np.random.default_rng(1)
+    age = np.round(rng.normal(60, 12, rows))
+    return pl.DataFrame(
+        {
+            "hospital": np.array(["Nord", "Süd", "West", "Ost"])[np.arange(rows) % 4],
+            "died": (rng.random(rows) < 1 / (1 + np.exp(-(age - 62) / 8))).astype(int),
+            "age": age,
+            "sex": rng.choice(["male", "female", None], rows),
+            "lactate": [f"{v:.1f}" if k % 9 else "<0.5" for k, v in enumerate(rng.gamma(2, 1, rows))],
+            "smoker": rng.random(rows) < 0.4,
+        }
+    )
+
+
+class ArrowTable:
+    """What PyArrow and others offer: a table by the Arrow stream interface, and nothing else."""
+
+    def __init__(self, table: pl.DataFrame) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+CONTAINERS = {
+    "polars": lambda f: f,
+    "lazy": lambda f: f.lazy(),
+    "pandas": lambda f: pd.DataFrame(f.to_dict(as_series=False)),
+    "pandas with an index and NA": lambda f: (
+        pd.DataFrame(f.to_dict(as_series=False), index=np.arange(f.height) + 7)
+        .astype({"sex": "string", "age": "Int64"})
+    ),
+    "columns": lambda f: {name: f[name].to_list() for name in f.columns},
+    "arrow": ArrowTable,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def from_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("t") / "t.parquet"
+    frame().write_parquet(path)
+    return abps.read_table(path, "died", "hospital")
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_every_container_gives_what_the_file_gives(kind, from_file):
+    made = abps.federation(CONTAINERS[kind](frame()), label="died", center="hospital")
+    assert made.centers == from_file.centers
+    np.testing.assert_array_equal(made.label, from_file.label)
+    for name in ("age", "lactate", "smoker", "sex"):
+        assert made.features[name].to_list() == from_file.features[name].to_list()
+    assert [(r.column, r.rule, r.cells) for r in made.notes.repairs] == [("lactate", "limit", 45)]
+
+
+def test_arrays_of_numbers(from_file):
+    table = frame()
+    x = table.select("age", pl.col("smoker").cast(float)).to_numpy()
+    y, center = table["died"].to_numpy(), table["hospital"].to_numpy()
+    made = abps.federation(x, y, center, feature_names=["age", "smoker"], patient=np.arange(400) // 2)
+    np.testing.assert_array_equal(made.label, from_file.label)
+    assert made.features["age"].to_list() == from_file.features["age"].to_list()
+    assert made.features.columns == ["age", "smoker"] and len(set(made.patient.tolist())) == 200
+    assert abps.federation(x, y, center).features.columns == ["x1", "x2"]
+    run = abps.simulate(made, "fedavg", seed=1, rounds=2)
+    assert 0.5 < run.auroc.mean < 1
+
+
+@pytest.mark.parametrize("kind", ["polars", "pandas", "pairs"])
+def test_one_table_per_center(kind, from_file):
+    table = frame()
+    parts = {c: table.filter(pl.col("hospital") == c).drop("hospital") for c in from_file.centers}
+    if kind == "pandas":
+        parts = {c: pd.DataFrame(part.to_dict(as_series=False)) for c, part in parts.items()}
+    if kind == "pairs":
+        pairs = {c: (p.select("age").to_numpy(), p["died"].to_numpy()) for c, p in parts.items()}
+        made = abps.federation(pairs, feature_names=["age"])
+    else:
+        made = abps.federation(parts, label="died")
+    assert made.centers == from_file.centers and made.label.sum() == from_file.label.sum()
+    for k in range(4):
+        mine = made.features["age"].to_numpy()[made.center == k]
+        np.testing.assert_array_equal(mine, from_file.features["age"].to_numpy()[from_file.center == k])
+
+
+def test_checks_and_roles_are_those_of_files():
+    table = frame().with_columns(
+        pl.Series("Fallnummer", np.arange(400) + 7_000_000), pl.col("died").alias("outcome")
+    )
+    made = abps.federation(table, label="DIED", center="Hospital", drop="smoker", name="mine")
+    assert made.name == "mine" and made.features.columns == ["age", "sex", "lactate"]
+    assert any(w.startswith("'outcome': a copy of the label") for w in made.notes.warnings)
+    kept = abps.federation(table, label="died", center="hospital", keep=["outcome"])
+    assert "outcome" in kept.features.columns
+    days = np.arange(400) % 30 + 1.0
+    survival = abps.federation(frame(), "died", "hospital", outcome="survival", duration=days)
+    assert survival.outcome.kind == "survival" and np.abs(survival.label).max() == 30
+
+
+GOOD = np.random.default_rng(0).normal(size=(200, 2))
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "says"),
+    [
+        (GOOD, {}, "give label= as the name of a column or as an array"),
+        (GOOD, {"label": np.arange(200) % 2}, "give center="),
+        (GOOD, {"label": np.zeros(3), "center": ["a"] * 200}, "label has 3 values for 200 rows"),
+        (GOOD, {"label": np.arange(200) % 2, "center": ["a"] * 200}, "one hospital only: 'a'"),
+        (GOOD[:, 0], {"label": np.arange(200) % 2, "center": ["a"] * 200}, "is no table"),
+        ("stays.csv", {"label": "y", "center": "c"}, "is no table"),
+        (GOOD, {"label": "y", "center": "c", "feature_names": ["a"]}, "1 different names for 2 columns"),
+        (GOOD, {"label": "x9", "center": "x1"}, "there is no column 'x9' for label"),
+        ({"a": [1, 2], "b": [1]}, {"label": "a", "center": "b"}, "1 and 2"),
+        ({"n": (GOOD, np.zeros(9)), "s": (GOOD, np.zeros(200))}, {}, "'n': y has 9 values for 200 rows"),
+        (
+            {"n": frame(), "s": frame().drop("age")},
+            {"label": "died"},
+            "'s': the column 'age' is not in every",
+        ),
+        ({"n": frame()}, {"label": "died", "center": "hospital"}, "leave center out"),
+        (frame().head(0), {"label": "died", "center": "hospital"}, "has no rows"),
+    ],
+)
+def test_wrong_requests_are_one_sentence(data, options, says):
+    with pytest.raises(RequestError, match=says) as raised:
+        abps.federation(data, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_read_table_points_to_federation_for_a_frame():
+    with pytest.raises(RequestError, match=r"use abps\.federation"):
+        abps.read_table(frame(), "died", "hospital")
