@@ -24,7 +24,7 @@ from abps.sites.consent.keys import CertificateRequest, replace_certificate
 from abps.sites.consent.kit import read_kit
 from abps.sites.consent.membership import Revoked
 from abps.sites.flare import kits
-from abps.sites.flare.certificates import without_keys
+from abps.sites.flare.kits import without_keys
 
 #: Days that a new certificate is good for, if the authority lives as long.
 DAYS = 360

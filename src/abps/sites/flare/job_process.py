@@ -11,6 +11,10 @@ import runpy
 import sys
 import threading
 import time
+from typing import Any
+
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 
 SITE = "nvflare.private.fed.app.client.worker_process"
 RELAY = "nvflare.private.fed.app.server.runner_process"
@@ -22,11 +26,31 @@ PARTICIPANT = "ABPS_PARTICIPANT"
 ORPHAN_SECONDS = 5.0
 
 
+#: This module, also where it is the main one.
+MODULE = "abps.sites.flare.job_process"
+
+
 def command(engine: str) -> str:
     """The engine's command for a job, run through this module."""
     for module in (SITE, RELAY):
-        engine = engine.replace(f"-m {module}", f"-m {__name__} {module}", 1)
+        engine = engine.replace(f"-m {module}", f"-m {MODULE} {module}", 1)
     return engine
+
+
+class SiteLauncher(ClientProcessJobLauncher):
+    """Starts the process of a job at a site; kits name it."""
+
+    def get_command(self, job_meta: Any, fl_ctx: Any) -> str:
+        """The engine's command, run through this module."""
+        return command(super().get_command(job_meta, fl_ctx))
+
+
+class RelayLauncher(ServerProcessJobLauncher):
+    """Starts the process of a job at the relay; kits name it."""
+
+    def get_command(self, job_meta: Any, fl_ctx: Any) -> str:
+        """The engine's command, run through this module."""
+        return command(super().get_command(job_meta, fl_ctx))
 
 
 def main() -> None:

@@ -14,14 +14,23 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from nvflare.lighter.constants import ParticipantType
+from nvflare.lighter.impl.cert import CertBuilder
+from nvflare.lighter.impl.static_file import StaticFileBuilder
+from nvflare.lighter.impl.workspace import WorkspaceBuilder
+from nvflare.lighter.provision import prepare_project
+from nvflare.lighter.provisioner import Provisioner
+
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.consent.kit import Role, participant_kit
+from abps.sites.consent.keys import OPERATOR_ROLE
+from abps.sites.consent.kit import Kit, Role, participant_kit
 from abps.sites.flare import intake
 from abps.sites.flare.recipe import ALLOW
 
@@ -50,6 +59,16 @@ _CHATTY = (
     "nvflare.private.aux_runner",
 )
 
+#: The engine's classes that start the process of a job, and ours.
+LAUNCHERS = {
+    "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher": (
+        "abps.sites.flare.job_process.SiteLauncher"
+    ),
+    "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher": (
+        "abps.sites.flare.job_process.RelayLauncher"
+    ),
+}
+
 _SITE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
 _HOST_NAME = re.compile(r"^([A-Za-z0-9-]+\.)*[A-Za-z0-9-]+$")
 _EMAIL = re.compile(r"^[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}$")
@@ -65,10 +84,11 @@ _LEAN = {
     "NVFLARE_STREAMING_CHUNK_SIZE": "131072",  # room that the engine takes for a message, else a megabyte
 }
 
-#: What anybody with an operator's certificate may do at a site: run and stop jobs that carry no code.
+#: What an operator may do by the engine: run and stop jobs that carry no code. At a site it may not inspect,
+#: configure or stop the process.
 _RIGHTS = {
     "submit_job": "any",
-    "clone_job": "any",
+    "clone_job": "none",
     "manage_job": "any",
     "download_job": "any",
     "view": "any",
@@ -76,6 +96,7 @@ _RIGHTS = {
     "shell_commands": "none",
     "byoc": "none",
 }
+_RIGHTS_AT_SITES = _RIGHTS | {"download_job": "none", "operate": "none"}
 
 
 @dataclass(frozen=True)
@@ -86,6 +107,37 @@ class Network:
     sites: dict[str, Path]
     operator: Path
     authority: Path
+
+
+class MemberCertificates(CertBuilder):
+    """The engine's builder of certificates, without the members' private keys that it would keep.
+
+    A kit is made once, and a member that lost it gets another key.  own_keys: sites make their keys
+    themselves; their kits come without key and certificate.
+    """
+
+    def __init__(self, root_valid_days: int, own_keys: bool = False) -> None:
+        super().__init__(root_valid_days)
+        self.own_keys = own_keys
+
+    def _build_write_cert_pair(self, participant: Any, base_name: str, ctx: Any) -> None:
+        if self.persistent_state.has_subject(participant.subject):
+            return  # its kit was made before, and is not made again
+        super()._build_write_cert_pair(participant, base_name, ctx)
+        if self.own_keys and participant.type == ParticipantType.CLIENT:
+            for name in (f"{base_name}.key", f"{base_name}.crt"):
+                (Path(ctx.get_kit_dir(participant)) / name).unlink()
+
+    def finalize(self, project: Any, ctx: Any) -> None:
+        """Write nothing before all kits are there (:func:`provision`)."""
+
+
+def without_keys(state: dict[str, Any]) -> dict[str, Any]:
+    """The authority's state with no private key but its own."""
+    return {
+        name: {k: v for k, v in value.items() if k != "pri_key"} if isinstance(value, dict) else value
+        for name, value in state.items()
+    }
 
 
 def provision(
@@ -100,87 +152,73 @@ def provision(
 
     host: the name by which the sites reach the relay; ``localhost`` keeps everything on this machine.
     own_keys: sites make their keys themselves (:mod:`abps.sites.consent.keys`), and their kits bring none.
-
-    A kit is made once. The authority keeps no key of a member, so a kit that is not here any more is left
-    where it is.
     """
+    from abps.sites.flare.authority import Authority
+
     _check(sites, host, port, operator)
     authority = files.folder(out / "authority")
     authority.chmod(0o700)  # the authority's key lies here
-    known = _known(authority)
-    kits = {name: out / name for name in (*sites, operator)} | {host: out / "relay"}
-    fresh_kits = {name: kit for name, kit in kits.items() if name not in known}
-    for kit in fresh_kits.values():
+    state = authority / STATE
+    known = json.loads(state.read_text(encoding="utf-8")) if state.is_file() else {}
+    roles = {host: Role.RELAY, **dict.fromkeys(sites, Role.SITE), operator: Role.OPERATOR}
+    kits = {name: out / ("relay" if name == host else name) for name in roles if name not in known}
+    for kit in kits.values():
         if kit.exists():
             raise RequestError(f"{kit} is no kit of a member of this network; move it away, and try again")
-    from nvflare.lighter.prov_utils import prepare_builders
-    from nvflare.lighter.provision import prepare_project
-    from nvflare.lighter.provisioner import Provisioner
+    certificates = MemberCertificates(_root_days(known), own_keys)
+    fresh = _build(authority, roles, port, certificates)
+    try:
+        for name, kit in kits.items():
+            shutil.copytree(fresh / name, kit)
+            _write_readme(kit, roles[name])
+            if roles[name] is not Role.OPERATOR:
+                _write_rules(kit, roles[name])
+        # Last: who is recorded here has its kit, which is never made again.
+        files.write_secret(state, files.as_json(without_keys(certificates.persistent_state.content)))
+    except (OSError, RequestError) as error:  # half a kit would only be in the way
+        for kit in kits.values():
+            shutil.rmtree(kit, ignore_errors=True)
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{out}: the kits could not be written; make room or choose another") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    members = Authority(out)
+    members.readmit(sites)
+    if (out / operator / "local").is_dir():
+        files.write_json(out / operator / "local" / MEMBERS, sorted(members.sites()))
+    return Network(out / "relay", {name: out / name for name in sites}, out / operator, authority)
 
-    from abps.sites.flare.certificates import MemberCertificates
 
-    builders: list[dict[str, Any]] = [
-        {
-            "path": "nvflare.lighter.impl.workspace.WorkspaceBuilder",
-            "args": {"template_file": ["master_template.yml"]},
-        },
-        {
-            "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
-            "args": {"config_folder": "config", "scheme": "grpc"},
-        },
-        {
-            "path": "abps.sites.flare.certificates.MemberCertificates",
-            "args": {"root_valid_days": _root_days(authority), "own_keys": own_keys},
-        },
-        {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
-    ]
-    relay = {"name": host, "type": "server", "org": ORGANISATION, "fed_learn_port": port, "admin_port": port}
+def _build(authority: Path, roles: Mapping[str, Role], port: int, certificates: MemberCertificates) -> Path:
+    """Let the engine build the kits of all participants; the folder where they are."""
+    types = {Role.RELAY: "server", Role.SITE: "client", Role.OPERATOR: "admin"}
+    more: dict[Role, dict[str, Any]] = {
+        Role.RELAY: {"fed_learn_port": port, "admin_port": port},
+        Role.SITE: {},
+        Role.OPERATOR: {"role": OPERATOR_ROLE},
+    }
     project = {
         "api_version": 3,
         "name": "abps",
         "description": "made by abps site provision",
         "participants": [
-            relay,
-            *({"name": name, "type": "client", "org": ORGANISATION} for name in sites),
-            {"name": operator, "type": "admin", "org": ORGANISATION, "role": "project_admin"},
+            {"name": name, "type": types[role], "org": ORGANISATION, **more[role]}
+            for name, role in roles.items()
         ],
-        "builders": builders,
     }
+    builders = [
+        WorkspaceBuilder(["master_template.yml"]),
+        StaticFileBuilder(config_folder="config", scheme="grpc"),
+        certificates,
+    ]
     chatter = io.StringIO()
     with contextlib.redirect_stdout(chatter), contextlib.redirect_stderr(chatter):
-        builds = prepare_builders(project)
-        made = Provisioner(str(authority), builds).provision(prepare_project(project))
+        made = Provisioner(str(authority), builders).provision(prepare_project(project))
     if made.get("build_error") or "current_prod_dir" not in made:
         why = (chatter.getvalue().strip() or "no reason given").splitlines()[-1]
-        raise RequestError(f"{out}: the kits could not be made ({why}); mend that and try again")
-    fresh = Path(made["current_prod_dir"])
-    try:
-        for name, kit in fresh_kits.items():
-            shutil.copytree(fresh / name, kit)
-            _own_readme(kit, "operator" if name == operator else "relay" if name == host else "site")
-            if name != operator:
-                _own_rules(kit)
-        for builder in builds:
-            if isinstance(builder, MemberCertificates):
-                # Last: who is written down here has its kit, which is never made again.
-                files.write_secret(authority / STATE, files.as_json(builder.kept))
-    except (OSError, RequestError) as error:  # half a kit would only be in the way
-        for kit in fresh_kits.values():
-            shutil.rmtree(kit, ignore_errors=True)
-        if isinstance(error, RequestError):
-            raise
-        raise RequestError(
-            f"{out}: the kits could not be written; make room or choose another place"
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    from abps.sites.flare.authority import Authority
-
-    authority_ = Authority(out)
-    authority_.readmit(sites)
-    if (out / operator / "local").is_dir():
-        files.write_json(out / operator / "local" / MEMBERS, sorted(authority_.sites()))
-    return Network(out / "relay", {name: out / name for name in sites}, out / operator, authority)
+        raise RequestError(f"{authority.parent}: the kits could not be made ({why}); mend that and try again")
+    return Path(made["current_prod_dir"])
 
 
 def provisioned(operator: Path) -> tuple[str, ...]:
@@ -189,21 +227,11 @@ def provisioned(operator: Path) -> tuple[str, ...]:
     return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else ()
 
 
-def _known(authority: Path) -> dict[str, Any]:
-    """What the authority has written down: its own certificate, and those of members by their names."""
-    state = authority / STATE
-    return dict(json.loads(state.read_text(encoding="utf-8"))) if state.is_file() else {}
-
-
-def _root_days(authority: Path) -> int:
-    """Days of the authority's own certificate: ten years; an authority that is there keeps what it has."""
-    known = _known(authority)
+def _root_days(known: Mapping[str, Any]) -> int:
+    """Days of the authority's own certificate; an authority that is there keeps what it has."""
     if not known:
         return ROOT_DAYS
-    from cryptography import x509
-
-    pem = str(known["root_cert"]).encode()
-    root = x509.load_pem_x509_certificate(pem)
+    root = x509.load_pem_x509_certificate(str(known["root_cert"]).encode())
     return (root.not_valid_after_utc - root.not_valid_before_utc).days
 
 
@@ -226,23 +254,23 @@ def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
         raise RequestError(f"operator={operator!r}: the engine knows operators by e-mail address; give one")
 
 
-#: What to do with a kit, by who has it; said in its readme.
+#: What to do with a kit; written into its readme.
 _README = {
-    "site": """This folder belongs to one hospital. Whoever has its key is this hospital to all others: keep
-it to yourself, and pass nothing of `startup` on.
+    Role.SITE: """This folder belongs to one hospital. Whoever has its key is this hospital to all others:
+keep it to yourself, and pass nothing of `startup` on.
 
-    abps site init --kit THIS --table stays.parquet --label died     which table is your own; nothing leaves
-    abps site check THIS                                             whether all is ready
-    abps site start THIS                                             runs until it is stopped
-    abps site proposals THIS                                         what you are asked; nothing runs unasked
-    abps site status THIS                                            what was done, and what left
+    abps site init --kit THIS --table stays.parquet --label died     name your own table; nothing leaves
+    abps site check THIS                                             check that all is ready
+    abps site start THIS                                             run until it is stopped
+    abps site proposals THIS                                         read what you are asked for
+    abps site status THIS                                            see what was done, and what left
 """,
-    "relay": """This folder belongs to the relay, which carries messages between hospitals.
+    Role.RELAY: """This folder belongs to the relay, which carries messages between hospitals.
 
     abps site check THIS
-    abps site start THIS        runs until it is stopped
+    abps site start THIS        run until it is stopped
 """,
-    "operator": """This folder belongs to the operator, who proposes studies. Keep its key to yourself.
+    Role.OPERATOR: """This folder belongs to the operator, who proposes studies. Keep its key to yourself.
 
     abps site gather --kit THIS --study NAME --out codebook.json
     abps site submit --kit THIS --study NAME --codebook codebook.json
@@ -250,40 +278,29 @@ it to yourself, and pass nothing of `startup` on.
 }
 
 
-def _own_readme(kit: Path, who: str) -> None:
-    """Our own words; and none of the engine's scripts, which would start it without our limits."""
+def _write_readme(kit: Path, role: Role) -> None:
+    """Our own readme; and none of the engine's scripts, which would start it without our limits."""
     for pattern in ("*.sh", "*.ipynb", "readme.txt"):
         for path in kit.rglob(pattern):
             path.unlink()
-    files.write_text(kit / "readme.txt", _README[who])
+    files.write_text(kit / "readme.txt", _README[role])
 
 
-def _own_rules(kit: Path) -> None:
+def _write_rules(kit: Path, role: Role) -> None:
     """What this participant allows: our classes and nothing else, no code in jobs, no shell."""
     local = kit / "local"
     default = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
     default["class_allow_list"] = list(ALLOW)
     default["class_list_enforcement_mode"] = "enforce"
     default["allow_log_streaming"] = False  # a site's log stays at the site
-    components = default.get("components", [])
-    default["components"] = [c for c in components if c["id"] != "site_log_streamer"]
-    _own_launcher(default["components"])
+    default["components"] = [c for c in default.get("components", []) if c["id"] != "site_log_streamer"]
+    for component in default["components"]:
+        component["path"] = LAUNCHERS.get(component.get("path"), component.get("path"))
     files.write_json(local / "resources.json", default)
-    rules = {"project_admin": _RIGHTS, "org_admin": "none", "lead": "none", "member": "none"}
+    rights = _RIGHTS_AT_SITES if role is Role.SITE else _RIGHTS
+    rules = {"project_admin": rights, "org_admin": "none", "lead": "none", "member": "none"}
     files.write_json(local / "authorization.json", {"format_version": "1.0", "permissions": rules})
     files.write_json(local / "log_config.json", _logs(local))
-
-
-def _own_launcher(components: list[dict[str, Any]]) -> bool:
-    """Let jobs run in our form of the engine's process. Returns whether something was changed."""
-    ours = {
-        "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher": "SiteLauncher",
-        "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher": "RelayLauncher",
-    }
-    found = [c for c in components if c.get("path") in ours]
-    for component in found:
-        component["path"] = f"abps.sites.flare.launchers.{ours[component['path']]}"
-    return bool(found)
 
 
 def _logs(local: Path) -> dict[str, Any]:
@@ -299,42 +316,31 @@ def _logs(local: Path) -> dict[str, Any]:
 
 def command(kit: Path) -> tuple[list[str], dict[str, str]]:
     """The process that runs from a kit: its command and its environment."""
-    kit = Path(kit).absolute()
-    given = participant_kit(kit)
+    given = participant_kit(Path(kit).absolute())
     # This Python and this abps, not whatever is first on the path or relative to another folder.
     package = str(Path(files.__file__).resolve().parents[1])
-    environment = (
-        _LEAN
-        | os.environ
-        | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
-    )
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    environment = _LEAN | os.environ | {"PYTHONPATH": path}
     environment.setdefault(intake.VARIABLE, str(intake.MOST))
-    start = [sys.executable, "-u", "-m"]
+    _update_resources(given)
+    config, names = "fed_client.json", [f"uid={given.name}"]
     if given.role is Role.RELAY:
-        _own_storage(kit)
         environment.setdefault("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT", OUTCOME_WAIT)
-        start += ["abps.sites.flare.participant", "-m", str(kit), "-s", "fed_server.json"]
-        return [
-            *start,
-            "--set",
-            "secure_train=true",
-            f"org={ORGANISATION}",
-            "config_folder=config",
-        ], environment
-    start += ["abps.sites.flare.participant", "-m", str(kit), "-s", "fed_client.json"]
-    names = [f"uid={given.name}", f"org={ORGANISATION}", "config_folder=config"]
-    return [*start, "--set", "secure_train=true", *names], environment
+        config, names = "fed_server.json", []
+    start = [sys.executable, "-u", "-m", "abps.sites.flare.participant", "-m", str(given.folder)]
+    names += [f"org={ORGANISATION}", "config_folder=config"]
+    return [*start, "-s", config, "--set", "secure_train=true", *names], environment
 
 
-def _own_storage(kit: Path) -> None:
-    """The relay keeps its jobs in its own folder, not in everybody's /tmp."""
-    path = kit / "local" / "resources.json"
+def _update_resources(kit: Kit) -> None:
+    """Bring a kit of an earlier version up to date; keep the relay's jobs in its own folder, not in /tmp."""
+    path = kit.local / "resources.json"
     data = json.loads(path.read_text(encoding="utf-8"))
-    state = files.folder(kit / "state")
     for component in data.get("components", []):
+        component["path"] = component.get("path", "").replace(".flare.launchers.", ".flare.job_process.")
         if component["id"] == "job_manager":
-            component["args"]["uri_root"] = str(state / "jobs")
+            component["args"]["uri_root"] = str(files.folder(kit.folder / "state") / "jobs")
     snapshots = data.get("snapshot_persistor", {}).get("args", {}).get("storage", {}).get("args")
     if snapshots is not None:
-        snapshots["root_dir"] = str(state / "snapshots")
+        snapshots["root_dir"] = str(kit.folder / "state" / "snapshots")
     files.write_json(path, data)
