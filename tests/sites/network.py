@@ -22,7 +22,7 @@ from abps.methods.abps import State
 from abps.methods.memory import thaw
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
-from abps.sites.consent.policy import Policy
+from abps.sites.consent.sitefile import Policy
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.node.site import Site
 from abps.sites.store.rows import Evidence

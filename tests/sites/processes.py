@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from abps.sites.consent.policy import Policy
-from abps.sites.consent.sitefile import SiteFile
+from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.flare import kits, on_one_machine
 from abps.sites.flare.recipe import JobTimeouts
 from abps.sites.flare.submit import JobOutcome, submit

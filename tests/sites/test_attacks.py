@@ -14,7 +14,7 @@ from abps.cli.site_operator import _show_report
 from abps.core.errors import RequestError
 from abps.core.protocol import Kind, Message
 from abps.core.streams import center_id, center_ids
-from abps.sites.consent.proposal import Proposal, Signed
+from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler, _far_ahead
@@ -553,7 +553,7 @@ def test_no_cell_and_no_path_leaves_a_site_that_cannot_take_part(four, tmp_path,
         Store.open(own.store_of(agreement.study), name, "another", {}).close()
     if broken == "allowed":
         agreement = replace(agreement, method="secretpackage.module:NAME")
-    site = app.FlareSite(Signed(Proposal(agreement.study, agreement)).text())
+    site = app.FlareSite(SignedProposal(Proposal(agreement.study, agreement)).text())
     site._name, site._local, site._peers, site._site, site._work = name, tmp_path, {}, None, None
     site._start("open")
     site._work.join()

@@ -12,13 +12,12 @@ from abps.cli.main import main
 from abps.cli.site_command import own_file
 from abps.core.errors import RequestError
 from abps.sites.consent import approval
-from abps.sites.consent.approval import Consent, Verdict
-from abps.sites.consent.journal import Journal
+from abps.sites.consent.approval import Consent
+from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.keys import read_root, read_signer
 from abps.sites.consent.membership import Known
-from abps.sites.consent.policy import Policy
-from abps.sites.consent.proposal import Proposal, Signed, sign
-from abps.sites.consent.sitefile import SiteFile
+from abps.sites.consent.proposal import Proposal, SignedProposal, sign
+from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare.opening import SiteJob
@@ -58,14 +57,14 @@ def home(four, network, tmp_path):
     return kit
 
 
-def signed_study(four, network, method="abps-pq-k1", members=(), floor=10, **settings) -> Signed:
+def signed_study(four, network, method="abps-pq-k1", members=(), floor=10, **settings) -> SignedProposal:
     rounds = settings.pop("rounds", 5)
     agreement = four.agreement(method, rounds=rounds, **settings)
     agreement = replace(agreement, book=replace(agreement.book, min_cell=floor))
     return sign(Proposal(agreement.study, agreement, members), read_signer(network.operator))
 
 
-def opening(kit: Path, signed: Signed):
+def opening(kit: Path, signed: SignedProposal):
     """What a site answers when a job opens it, and the site."""
     app = pytest.importorskip("abps.sites.flare.app")
     site = app.FlareSite(signed.text())
@@ -84,7 +83,7 @@ def command(capsys, *arguments) -> tuple[int, str, str]:
     return ended.value.code, said.out, said.err
 
 
-def approve(capsys, home, study: Signed, by: str = "Ada") -> tuple[int, str, str]:
+def approve(capsys, home, study: SignedProposal, by: str = "Ada") -> tuple[int, str, str]:
     digest = study.proposal.digest()[:16]
     return command(capsys, "site", "approve", home, "test", "--by", by, "--proposal", digest)
 
@@ -208,7 +207,7 @@ def test_what_no_operator_signed_is_not_trusted(four, network, home, tmp_path):
     other = kits.provision(tmp_path / "other", ["a", "b"], "localhost", 18997)
     changed = replace(good.proposal, members=four.names)
     for signed, words in (
-        (Signed(good.proposal), "not signed"),
+        (SignedProposal(good.proposal), "not signed"),
         (sign(good.proposal, read_signer(network.sites[four.names[1]])), "no operator"),
         (sign(good.proposal, read_signer(other.operator)), "another authority"),
         (replace(good, proposal=changed), "changed after"),
@@ -223,7 +222,7 @@ def test_what_no_operator_signed_is_not_trusted(four, network, home, tmp_path):
 
 def test_a_code_that_leaves_is_written_down_first(four, network, home):
     opening(home, signed_study(four, network))
-    told = [line for line in own_file(home).journal(home).lines() if line.what == "told"]
+    told = [line for line in own_file(home).journal(home).lines() if line.what == "sent"]
     assert [line.facts for line in told] == [{"to": "server", "code": "approval"}]
 
 
@@ -231,7 +230,7 @@ def test_a_code_that_leaves_is_written_down_first(four, network, home):
 def test_a_changed_journal_is_found(network, four, tmp_path, change):
     journal = Journal(tmp_path, read_signer(network.sites[four.names[0]]))
     for k in range(4):
-        journal.write("approved", study="icu", proposal=f"{k}", by="Ada")
+        journal.write(JournalEvent.APPROVED, study="icu", proposal=f"{k}", by="Ada")
     rows = journal.path.read_text().splitlines()
     if change == "change":
         rows[1] = rows[1].replace("Ada", "Eve")
@@ -250,7 +249,7 @@ def test_a_journal_goes_on_in_a_new_file(tmp_path, monkeypatch):
     monkeypatch.setattr("abps.sites.consent.journal.ROTATE", 1000)
     journal = Journal(tmp_path)
     for k in range(30):
-        journal.write("told", to="server", code=f"{k}")
+        journal.write(JournalEvent.SENT, to="server", code=f"{k}")
     assert len(journal.files()) > 3
     assert [line.facts["code"] for line in journal.lines()] == [f"{k}" for k in range(30)]
     journal.files()[1].unlink()
@@ -262,18 +261,18 @@ def test_proposals_do_not_fill_the_disk(four, tmp_path, monkeypatch):
     monkeypatch.setattr("abps.sites.consent.approval.MOST", 3)
     journal = Journal(tmp_path)
     for k in range(3):
-        approval.keep(tmp_path, journal, Signed(Proposal(f"s{k}")), "op")
+        approval.keep(tmp_path, journal, SignedProposal(Proposal(f"s{k}")), "op")
     with pytest.raises(RequestError, match="holds 3 proposals"):
-        approval.keep(tmp_path, journal, Signed(Proposal("more")), "op")
+        approval.keep(tmp_path, journal, SignedProposal(Proposal("more")), "op")
 
 
 def test_a_proposal_that_was_put_into_the_folder_is_noticed(four, tmp_path):
     journal = Journal(tmp_path)
-    approval.keep(tmp_path, journal, Signed(Proposal("icu")), "op")
+    approval.keep(tmp_path, journal, SignedProposal(Proposal("icu")), "op")
     (path,) = (tmp_path / "proposals").glob("*.json")
     path.write_text(path.read_text().replace('"members": []', '"members": ["x"]'))
     with pytest.raises(RequestError, match="put there or changed"):
-        approval.decide(tmp_path, journal, "icu", Verdict.APPROVED, "Ada")
+        approval.decide(tmp_path, journal, "icu", JournalEvent.APPROVED, "Ada")
 
 
 def test_wrong_decisions_get_one_sentence(home, capsys):
@@ -297,7 +296,7 @@ def test_what_is_approved_is_what_was_read(four, network, home, capsys):
 def test_no_name_redraws_the_terminal(home, capsys):
     own = own_file(home)
     journal = own.journal(home)
-    approval.keep(Path(own.store), journal, Signed(Proposal("icu\x1b[2J\x1b[31mok")), "op\x07")
+    approval.keep(Path(own.store), journal, SignedProposal(Proposal("icu\x1b[2J\x1b[31mok")), "op\x07")
     code, out, _ = command(capsys, "site", "proposals", home)
     assert code == 0 and "\x1b" not in out and "\x07" not in out
     assert "icu\\x1b[2J\\x1b[31mok" in out and "of op\\x07" in out
@@ -306,17 +305,17 @@ def test_no_name_redraws_the_terminal(home, capsys):
 # While a job runs
 
 
-def consenting(folder: Path, name: str, signed: Signed, policy=ASKING) -> Consent:
+def consenting(folder: Path, name: str, signed: SignedProposal, policy=ASKING) -> Consent:
     journal = Journal(folder / name)
     approval.keep(folder / name, journal, signed, "op")
-    approval.decide(folder / name, journal, signed.proposal.study, Verdict.APPROVED, "Ada")
+    approval.decide(folder / name, journal, signed.proposal.study, JournalEvent.APPROVED, "Ada")
     return Consent(folder / name, journal, policy, signed, None)
 
 
 def running(four, folder, policies=None, members=(), between=lambda t, consents: None):
     """Four sites with consent of their own; ``between`` is called before each round."""
     agreement = four.agreement("abps-pq-k1", rounds=4)
-    signed = Signed(Proposal(agreement.study, agreement, members))
+    signed = SignedProposal(Proposal(agreement.study, agreement, members))
     consents = {
         name: consenting(folder, name, signed, (policies or {}).get(name, ASKING)) for name in four.names
     }
@@ -339,7 +338,7 @@ def test_a_site_that_withdraws_takes_no_part_from_the_next_round_on(four, tmp_pa
     def withdraw(t, consents):
         if t == 3:
             own = consents[gone]
-            approval.decide(own.folder, own.journal, "test", Verdict.WITHDRAWN, "Ada Example")
+            approval.decide(own.folder, own.journal, "test", JournalEvent.WITHDRAWN, "Ada Example")
 
     network, conductor = running(four, tmp_path, between=withdraw)
     report = conductor.run(four.names)
@@ -349,7 +348,7 @@ def test_a_site_that_withdraws_takes_no_part_from_the_next_round_on(four, tmp_pa
     assert [r.number for r in store.rounds()] == [1, 2]
     assert all(e.round <= 2 for e in store.traffic() if e.sent)  # nothing left it after that
     said = [e.why for e in store.traffic() if e.kind == "decision"]
-    assert len(said) == 1 and "withdrawn from the study 'test' by Ada Example" in said[0]
+    assert len(said) == 1 and "the study 'test' was withdrawn here by Ada Example" in said[0]
     others = [network.sites[name].store for name in four.names if name != gone]
     assert all([r.number for r in store.rounds()] == [1, 2, 3, 4] for store in others)
     close(network)
@@ -364,7 +363,7 @@ def test_the_hours_and_bytes_of_a_policy_end_a_sites_part(four, tmp_path):
     assert 40_000 <= sum(network.sites[frugal].store.sent_bytes().values()) < 80_000
     assert sum(network.sites[four.names[1]].store.sent_bytes().values()) > 80_000
     close(network)
-    signed = Signed(Proposal("test", four.agreement("abps-pq-k1")))
+    signed = SignedProposal(Proposal("test", four.agreement("abps-pq-k1")))
     short = consenting(tmp_path / "hours", "a", signed, replace(ASKING, hours=1.0))
     short.round(0, lambda: 0.0)
     short.round(0, lambda: 3500.0)

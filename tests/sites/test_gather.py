@@ -82,7 +82,7 @@ def test_nothing_leaves_before_somebody_shares_it(hospitals_of_two, capsys):
     book = sharing.open_letter("site-1", told(out, "site-1", signed), signed, key, root)
     assert book.to_json() == sharing.read(out / "site-1" / "local").to_json()
     lines = sitefile.read(out / "site-1" / "local" / sitefile.FILE).journal(out / "site-1").lines()
-    assert [line.what for line in lines] == ["proposed", "shared", "told"]
+    assert [line.what for line in lines] == ["proposed", "shared", "sent"]
     assert lines[-1].facts["to"].startswith("operator@") and lines[-1].facts["bytes"] > 100
 
     # Another codebook than the one that was shared does not leave.

@@ -236,7 +236,7 @@ def test_the_study_runs_with_those_that_may(network, capsys):
     for name in ("north", "south"):
         status = json.loads(n.quick(capsys, "status", n.kits / name, "--json"))
         assert 1 <= status["round"] <= 3 and status["bytes_sent"]["weights"] > 0
-    assert "refused the study 'icu' here" in n.said("east")
+    assert "the study 'icu' was refused here" in n.said("east")
     with contextlib.suppress(RequestError):  # it may not even have a store
         store = Store.look(n.folder / "stores" / "east" / "icu.sqlite")
         sent = {entry.kind for entry in store.traffic() if entry.sent}
@@ -260,7 +260,7 @@ def test_one_withdraws_and_one_comes_later(network, capsys):
     n.wait_for("north", "south", "east", NEW)
     told = n.end(n.submit("--job-rounds", "3"))
     assert "north was left out: it has withdrawn from the study" in told
-    assert "this site was withdrawn from the study 'icu' by Dr. Ada Example" in n.said("north")
+    assert "the study 'icu' was withdrawn here by Dr. Ada Example" in n.said("north")
     assert json.loads(n.quick(capsys, "status", n.kits / "north", "--json"))["round"] == before
     # Newcomers are more; the relay remembers how far the study is, so who was there before is believed.
     assert "south was left out" not in told

@@ -15,7 +15,7 @@ from abps.methods.references import GlmExact, told_rows
 from abps.models.glm import message
 from abps.models.models import layout_of
 from abps.privacy.differencing import may_be_opened
-from abps.sites.consent.policy import Policy
+from abps.sites.consent.sitefile import Policy
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.coordinator.star_server import StarServer
 from abps.sites.protocol.steps import Timeouts

@@ -21,7 +21,7 @@ from abps.fitted.folder import load_model
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.flare import on_one_machine
-from abps.sites.flare.rehearsal import Plan
+from abps.sites.flare.rehearsal import RehearsalPlan
 from abps.sites.store.store import Store
 
 from .processes import LONG
@@ -174,9 +174,9 @@ def test_wrong_rehearsals(tmp_path, capsys):
     (tmp_path / "full" / "file").touch()
     for arguments, words in (
         (("--sites", 1), "choose 2 to 32"),
-        (("--rounds", 0), "--rounds 0"),
+        (("--rounds", 0), "0 rounds: choose at least 1"),
         (("--stays", 5), "at least 60"),
-        (("--limit", 0), "more than 0"),
+        (("--limit", 0), "0 seconds: choose at least 1"),
         (("--method", "wpfed", "--model", "mlp"), "does not run between sites"),
         (("--only", "tables"), "choose prepare or job"),
         (("--only", "job"), "was not prepared"),
@@ -196,10 +196,10 @@ def test_containers_that_start_again_find_what_was_prepared(tmp_path, capsys):
 
 
 def test_names_of_hospitals():
-    assert Plan(sites=4).names == ("north", "south", "east", "west")
-    assert Plan(sites=12).names[:2] == ("hospital-01", "hospital-02")
+    assert RehearsalPlan(4, "s", "abps").names == ("north", "south", "east", "west")
+    assert RehearsalPlan(12, "s", "abps").names[:2] == ("hospital-01", "hospital-02")
     with pytest.raises(RequestError):
-        Plan(sites=33)
+        RehearsalPlan(33, "s", "abps")
 
 
 def test_home_is_given_back(tmp_path):

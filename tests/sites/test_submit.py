@@ -54,7 +54,9 @@ class Relay:
 @pytest.fixture
 def kit(tmp_path):
     (tmp_path / "startup").mkdir()
-    (tmp_path / "startup" / "fed_admin.json").write_text(json.dumps({"admin": {"username": "me@here.org"}}))
+    (tmp_path / "startup" / "fed_admin.json").write_text(
+        json.dumps({"admin": {"username": "me@here.org", "host": "localhost", "port": 8002}})
+    )
     return tmp_path
 
 
@@ -162,7 +164,7 @@ def told(monkeypatch):
 def test_jobs_follow_each_other_to_the_end_of_a_study(told):
     """Also after some are lost with the relay; the report is that of all jobs."""
     gone = jobs.JobLost("the job is lost")
-    once = played(report(1, 4), gone, jobs.Lost("away"), gone, report(7, 10), report(11, 12))
+    once = played(report(1, 4), gone, jobs.RelayLost("away"), gone, report(7, 10), report(11, 12))
     done = jobs.to_the_end(once, 12, told.append)
     assert [r["round"] for r in done.report["rounds"]] == [1, 2, 3, 4, 7, 8, 9, 10, 11, 12]
     assert done.report["first"] == 1 and done.report["bytes"] == {"edge": 4 + 10 + 12}
@@ -185,8 +187,8 @@ def test_a_study_whose_last_job_was_lost_after_its_last_round(told):
 
 
 def test_what_does_not_run_is_not_submitted_forever(told):
-    with pytest.raises(jobs.Lost, match="away"):  # no relay at all
-        jobs.to_the_end(played(jobs.Lost("away")), 12, told.append)
+    with pytest.raises(jobs.RelayLost, match="away"):  # no relay at all
+        jobs.to_the_end(played(jobs.RelayLost("away")), 12, told.append)
     refused = {"error": "1 of 4 sites can take part"}
     assert jobs.to_the_end(played(report(1, 4), refused), 12, told.append).report == refused
     gone_at_the_end = jobs.JobOutcome("job", "FINISHED:ABNORMAL", report(1, 4))

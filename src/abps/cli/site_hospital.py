@@ -39,11 +39,11 @@ from abps.core.errors import RequestError
 from abps.data.prepare import codebook, excluded_columns, with_statistics
 from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import sitefile
-from abps.sites.consent.approval import Verdict
+from abps.sites.consent.journal import JournalEvent
 from abps.sites.node import status as account
 
 if TYPE_CHECKING:
-    from abps.sites.consent.approval import Pending
+    from abps.sites.consent.approval import ProposalRecord
     from abps.sites.consent.kit import Kit as StartupKit
     from abps.sites.consent.preview import Leaving
 
@@ -322,7 +322,7 @@ def preview(
     if study is None:
         found = values.codebook_values(values.codebook_of(own))
     else:
-        known = approval.pending(Path(own.store), own.journal(kit), study)
+        known = approval.proposals(Path(own.store), own.journal(kit), study)
         if not known:
             raise RequestError(f"no proposal of a study {study!r} has arrived at {own.site}")
         proposal = known[-1].proposal
@@ -376,7 +376,7 @@ def proposals(kit: Kit, as_json: options.Json = False) -> None:
     from abps.sites.consent import approval
 
     own = own_file(kit)
-    found = approval.pending(Path(own.store), own.journal(kit))
+    found = approval.proposals(Path(own.store), own.journal(kit))
     if as_json:
         typer.echo(json.dumps([each.to_json() for each in found]))
         return
@@ -406,13 +406,13 @@ def approve(
         from abps.sites.consent import approval
 
         own = own_file(kit)
-        known = approval.pending(Path(own.store), own.journal(kit), study)
+        known = approval.proposals(Path(own.store), own.journal(kit), study)
         latest = f" (the latest is {known[-1].proposal.digest()[:16]})" if known else ""
         raise RequestError(
             f"say which proposal you read with --proposal DIGEST{latest}; `abps site proposals {kit}` shows "
             "what it asks for"
         )
-    _decide(kit, study, Verdict.APPROVED, by, proposal, as_json)
+    _decide(kit, study, JournalEvent.APPROVED, by, proposal, as_json)
 
 
 def refuse(
@@ -428,7 +428,7 @@ def refuse(
 
     Example: abps site refuse kits/north icu --by "Dr. Ada Example"
     """
-    _decide(kit, study, Verdict.REFUSED, by, proposal, as_json)
+    _decide(kit, study, JournalEvent.REFUSED, by, proposal, as_json)
 
 
 def withdraw(kit: Kit, study: Named, by: By, as_json: options.Json = False) -> None:
@@ -439,10 +439,10 @@ def withdraw(kit: Kit, study: Named, by: By, as_json: options.Json = False) -> N
 
     Example: abps site withdraw kits/north icu --by "Dr. Ada Example"
     """
-    _decide(kit, study, Verdict.WITHDRAWN, by, None, as_json)
+    _decide(kit, study, JournalEvent.WITHDRAWN, by, None, as_json)
 
 
-def _decide(kit: Path, study: str, verdict: Verdict, by: str, digest: str | None, as_json: bool) -> None:
+def _decide(kit: Path, study: str, verdict: JournalEvent, by: str, digest: str | None, as_json: bool) -> None:
     from abps.sites.consent import approval
 
     own = own_file(kit)
@@ -453,7 +453,7 @@ def _decide(kit: Path, study: str, verdict: Verdict, by: str, digest: str | None
         _show_proposal(done)
 
 
-def _show_proposal(each: Pending) -> None:
+def _show_proposal(each: ProposalRecord) -> None:
     """A proposal and what was decided, every word of it printable."""
     lines = [f"proposal {each.proposal.digest()[:16]} of {each.operator}, {each.at}"]
     for name, value in each.proposal.terms().items():

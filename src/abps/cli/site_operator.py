@@ -330,7 +330,7 @@ def rehearse(
     if only not in (None, "prepare", "job"):
         raise RequestError(f"--only {only}: choose prepare or job")
     settings = options.settings(set_ or [], model)
-    plan = rehearsal.Plan(sites, "rehearsal", method, settings, rounds, seed, stays, limit)
+    plan = rehearsal.RehearsalPlan(sites, "rehearsal", method, settings, rounds, seed, stays, limit)
 
     def progress(line: str) -> None:
         if not as_json:

@@ -1,8 +1,8 @@
-"""What a site decided and what left it outside of any study's store: one line each, chained and signed.
+"""The journal of a site's decisions, and of what left it outside of any study's store: chained and signed.
 
 A study's store is made when its first job is let in. What comes before (a proposal arrives, somebody approves
-it, a code says why the site takes no part) stands here, in ``journal.jsonl`` beside the stores. A line is on
-disk before what it tells of leaves.
+it, a decline code leaves) is recorded here, in ``journal.jsonl`` beside the stores. A line is on disk before
+what it records leaves.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,22 @@ PURPOSE = "journal"
 _START = bytes(chain.SIZE)
 
 
-@dataclass(frozen=True)
-class Line:
-    """at: when (UTC).  what: proposed, approved, refused, withdrawn, told, shared or restored.
+class JournalEvent(StrEnum):
+    """What a line records."""
 
-    facts: what else there is to say of it.  digest: of this line and all before it.  signature: hex, or none.
+    PROPOSED = "proposed"
+    APPROVED = "approved"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+    SHARED = "shared"
+    SENT = "sent"
+
+
+@dataclass(frozen=True)
+class JournalLine:
+    """at: when (UTC).  what: an event (journals of earlier versions know others).
+
+    digest: of this line and all before it.  signature: hex, or none.
     """
 
     at: str
@@ -59,7 +71,7 @@ class Journal:
         self.path = self.folder / FILE
         self.signer = signer
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[JournalLine]:
         """All lines, oldest first; a journal that was changed is refused."""
         before, found = _START, []
         for path in self.files():
@@ -79,24 +91,24 @@ class Journal:
         old = sorted(self.folder.glob("journal.[0-9]*.jsonl"))
         return [*old, *([self.path] if self.path.is_file() else [])]
 
-    def write(self, what: str, **facts: Any) -> Line:
+    def write(self, what: JournalEvent, **facts: Any) -> JournalLine:
         """Add a line; it is on disk when this returns."""
         files.folder(self.folder)
         with self._alone():
             lines = self.lines()
             before = lines[-1].digest if lines else _START
             at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            digest = chain.link(before, {"at": at, "what": what, **facts})
+            digest = chain.link(before, {"at": at, "what": str(what), **facts})
             signature = "" if self.signer is None else self.signer.sign(PURPOSE, digest).hex()
-            row = {"at": at, "what": what, **facts, "digest": digest.hex(), "signature": signature}
+            row = {"at": at, "what": str(what), **facts, "digest": digest.hex(), "signature": signature}
             self._rotate()
             with self.path.open("ab") as stream:
                 stream.write(chain.canonical(row) + b"\n")
                 stream.flush()
                 os.fsync(stream.fileno())
-        return Line(at, what, facts, digest, signature)
+        return JournalLine(at, str(what), facts, digest, signature)
 
-    def _read(self, text: str, before: bytes) -> Line | None:
+    def _read(self, text: str, before: bytes) -> JournalLine | None:
         """A line that follows the one before and is signed by this site's key, if it has one."""
         try:
             row: dict[str, Any] = json.loads(text)
@@ -109,7 +121,7 @@ class Journal:
             at, what = str(row.pop("at")), str(row.pop("what"))
         except (ValueError, KeyError, AttributeError, TypeError):
             return None
-        return Line(at, what, row, digest, signature)
+        return JournalLine(at, what, row, digest, signature)
 
     def _rotate(self) -> None:
         if self.path.is_file() and self.path.stat().st_size >= ROTATE:

@@ -121,7 +121,7 @@ def _outcome_terms(outcome: Outcome) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Signed:
+class SignedProposal:
     """A proposal, and whose key signed it; certificate and signature are empty in a trial without keys."""
 
     proposal: Proposal
@@ -141,11 +141,13 @@ class Signed:
         return json.dumps(self.to_json(), separators=(",", ":"))
 
     @staticmethod
-    def from_json(data: Any) -> Signed:
+    def from_json(data: Any) -> SignedProposal:
         """A signed proposal from plain data."""
         if not isinstance(data, Mapping) or not {"proposal", "certificate", "signature"} <= set(data):
             raise RequestError("the job brings no proposal; submit it with abps")
-        return Signed(Proposal.from_json(data["proposal"]), str(data["certificate"]), str(data["signature"]))
+        return SignedProposal(
+            Proposal.from_json(data["proposal"]), str(data["certificate"]), str(data["signature"])
+        )
 
     def operator(self, authority: bytes | None) -> str:
         """Who signed it, checked; a site that has no authority (a trial) takes an unsigned one."""
@@ -167,9 +169,9 @@ class Signed:
         return name
 
 
-def sign(proposal: Proposal, signer: Signer | None) -> Signed:
+def sign(proposal: Proposal, signer: Signer | None) -> SignedProposal:
     """The proposal with the operator's signature."""
     if signer is None:
-        return Signed(proposal)
+        return SignedProposal(proposal)
     signature = signer.sign(PURPOSE, chain.canonical(proposal.to_json()))
-    return Signed(proposal, signer.certificate.decode(), signature.hex())
+    return SignedProposal(proposal, signer.certificate.decode(), signature.hex())

@@ -16,14 +16,13 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.sites.consent import keys, sitefile
 from abps.sites.consent.approval import Consent
-from abps.sites.consent.journal import Journal, Line
+from abps.sites.consent.journal import Journal, JournalEvent, JournalLine
 from abps.sites.consent.keys import Signer, seal, unseal
-from abps.sites.consent.proposal import Signed
+from abps.sites.consent.proposal import SignedProposal
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
 from abps.sites.store import chain
 
-#: The word of the journal, and what signatures of codebooks are for.
-SHARED = "shared"
+#: What signatures of codebooks are for.
 PURPOSE = "codebook"
 
 #: More bytes than any codebook has.
@@ -46,21 +45,21 @@ def digest(book: Codebook) -> str:
     return chain.digest(chain.canonical(book.to_json())).hex()
 
 
-def share(journal: Journal, book: Codebook, by: str) -> Line:
+def share(journal: Journal, book: Codebook, by: str) -> JournalLine:
     """Let the operators of the network have this codebook, and no other."""
     if not by.strip():
         raise RequestError("sharing needs the name of the person who decides it")
-    return journal.write(SHARED, codebook=digest(book), by=by.strip())
+    return journal.write(JournalEvent.SHARED, codebook=digest(book), by=by.strip())
 
 
-def shared(journal: Journal, book: Codebook) -> Line | None:
+def shared(journal: Journal, book: Codebook) -> JournalLine | None:
     """The line by which somebody let this codebook out."""
     wanted = digest(book)
-    lines = [line for line in journal.lines() if line.what == SHARED]
+    lines = [line for line in journal.lines() if line.what == JournalEvent.SHARED]
     return next((line for line in reversed(lines) if line.facts.get("codebook") == wanted), None)
 
 
-def letter(own: sitefile.SiteFile, local: Path, signed: Signed) -> dict[str, Any]:
+def letter(own: sitefile.SiteFile, local: Path, signed: SignedProposal) -> dict[str, Any]:
     """This site's codebook for the operator who asks for it; :class:`DeclineError` if nobody shared it.
 
     It is written down before it leaves.
@@ -76,7 +75,9 @@ def letter(own: sitefile.SiteFile, local: Path, signed: Signed) -> dict[str, Any
     consent = Consent(Path(own.store), journal, own.policy, signed, keys.read_root(kit))
     consent.given(shared(journal, book))
     data = chain.canonical(book.to_json())
-    journal.write("told", to=signed.operator(keys.read_root(kit)), codebook=digest(book), bytes=len(data))
+    journal.write(
+        JournalEvent.SENT, to=signed.operator(keys.read_root(kit)), codebook=digest(book), bytes=len(data)
+    )
     if journal.signer is None:
         return {"book": data, "certificate": b"", "signature": b""}
     signature = journal.signer.sign(PURPOSE, _signed_words(signed, data))
@@ -85,7 +86,7 @@ def letter(own: sitefile.SiteFile, local: Path, signed: Signed) -> dict[str, Any
 
 
 def open_letter(
-    site: str, told: Mapping[str, Any], signed: Signed, key: Signer | None, authority: bytes | None
+    site: str, told: Mapping[str, Any], signed: SignedProposal, key: Signer | None, authority: bytes | None
 ) -> Codebook:
     """A site's codebook as the operator gets it: opened, and checked that it is this site's answer."""
     try:
@@ -104,6 +105,6 @@ def open_letter(
         raise RequestError(f"what came as the codebook of {site} cannot be used: {error}") from error
 
 
-def _signed_words(signed: Signed, data: bytes) -> bytes:
+def _signed_words(signed: SignedProposal, data: bytes) -> bytes:
     """What a site signs: its codebook, as the answer to this proposal."""
     return signed.proposal.digest().encode() + b"\0" + data

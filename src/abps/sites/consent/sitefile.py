@@ -1,7 +1,7 @@
-"""What a site knows about itself and tells nobody: where its table is, and where it keeps its store.
+"""A site's own file: where its table and its store are, and what it lets any study ask of it.
 
-A small JSON file at the site. Jobs cannot name paths; they name a study, and the site decides which table
-that is. ``abps site init`` writes it.
+A small JSON file that never leaves the site. Jobs cannot name paths; they name a study, and the site decides
+which table that is. ``abps site init`` writes it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from abps import files
-from abps.core.errors import RequestError
+from abps.core.errors import RequestError, validate
 from abps.data.codebook import Codebook
 from abps.data.federation import Federation
 from abps.data.label import EncodedLabel
 from abps.data.site_table import own_outcome, own_table
+from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent.journal import Journal
 from abps.sites.consent.keys import read_signer
-from abps.sites.consent.policy import Policy
 from abps.wire.admission import Limits
+
+if TYPE_CHECKING:
+    from abps.sites.consent.agreement import Agreement
 
 #: The name of the file, in a site's folder or in the ``local`` folder of its startup kit.
 FILE = "abps-site.json"
@@ -36,9 +39,85 @@ _SCHEMA = "abps.site/1"
 
 
 @dataclass(frozen=True)
+class Policy:
+    """What any study may ask of this site: one that asks for more is refused before anybody reads it.
+
+    approve: ``ask`` (a person decides on every study) or ``auto`` (all within these bounds: a rehearsal).
+    server: whether methods with a server are allowed, which sees every model.
+    methods, models: names that are allowed; none: all that run between sites.
+    rows, events: the fewest rows, and rows of either outcome, that this site takes part with.
+    epochs, rounds: the most local epochs in a round, and rounds of a study.
+    hours: how long one job may run here.  bytes: the most that may leave this site in a study.
+    floor: the minimum cell size, in patients; a codebook may ask for more, not for less.
+    wire: the oldest minor version of the wire format that is spoken here.
+    """
+
+    approve: Literal["ask", "auto"] = "ask"
+    server: bool = False
+    methods: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    rows: int = 50
+    events: int = 10
+    epochs: int = 100
+    rounds: int = 1000
+    hours: float = 48.0
+    bytes: int = 2_000_000_000
+    floor: int = MIN_CELL
+    wire: int = 0
+
+    def __post_init__(self) -> None:
+        validate(self)
+        for name in ("methods", "models"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def check(self, agreement: Agreement) -> None:
+        """Refuse, with one sentence, a study that asks for more than this."""
+        config = agreement.config()
+        training = config.training
+        if config.kind == "star" and not self.server:
+            raise RequestError(
+                f"{agreement.method!r} has a server that sees a site's weights, and this site's policy does "
+                'not allow that; say "server": true in its policy if it is wanted'
+            )
+        if self.methods and agreement.method not in self.methods:
+            raise RequestError(
+                f"the method {agreement.method!r} is not among those that this site's policy allows "
+                f"({', '.join(self.methods)})"
+            )
+        if self.models and training.model not in self.models:
+            raise RequestError(
+                f"the model {training.model!r} is not among those that this site's policy allows "
+                f"({', '.join(self.models)})"
+            )
+        for asked, most, what in (
+            (training.epochs, self.epochs, "epochs in a round"),
+            (agreement.rounds, self.rounds, "rounds"),
+        ):
+            if asked > most:
+                raise RequestError(f"the study asks for {asked} {what}; this site's policy allows {most}")
+        floor = agreement.book.min_cell
+        if floor < self.floor:
+            raise RequestError(
+                f"the codebook's minimum cell size is {floor} patients; this site's policy asks for "
+                f"{self.floor}"
+            )
+
+    def check_rows(self, rows: int, events: int) -> None:
+        """Refuse to take part with too few rows, or too few of the rarer outcome (events of survival)."""
+        if rows < self.rows:
+            raise RequestError(
+                f"the table has {rows} rows that the study can use; this site's policy asks for {self.rows}"
+            )
+        if events < self.events:
+            raise RequestError(
+                f"the rarer outcome has {events} rows; this site's policy asks for {self.events}"
+            )
+
+
+@dataclass(frozen=True)
 class Watch:
     """How a participant is watched.  port: of the loopback address, for health, metrics and a status page;
-    None: nothing listens.  stuck_seconds: a step of a round that lasts longer is told of.  hook: the command
+    None: nothing listens.  stuck_seconds: a step of a round that lasts longer is reported.  hook: the command
     that is then run, with ABPS_SENTENCE and the like in its environment.
     """
 
@@ -48,7 +127,7 @@ class Watch:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody wants to be told anything."""
+        """Whether anything is watched."""
         return self.port is not None or bool(self.hook)
 
     @staticmethod

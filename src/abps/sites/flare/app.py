@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cryptography import x509
 from nvflare.collab import CollabCallError, collab
@@ -25,17 +25,20 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 
 from abps import files
 from abps.core.errors import RequestError
+from abps.sites.consent.gathering import gather
+from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.membership import Known
+from abps.sites.consent.proposal import SignedProposal
+from abps.sites.coordinator.job_report import StudyFinished
+from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import opening, returning
 from abps.sites.flare.intake import Intake
 from abps.sites.node.status_file import StatusFile, note_clock
-from abps.sites.protocol import decline_codes
+from abps.sites.node.transport import Unreachable
+from abps.sites.protocol import decline_codes, measuring
 from abps.sites.protocol.decline_codes import DeclineCode
 from abps.sites.protocol.steps import BUSY, NEW, OPEN, Timeouts
 from abps.wire.admission import Reason
-
-if TYPE_CHECKING:
-    from abps.sites.consent.journal import Journal
 
 log = logging.getLogger("abps")
 
@@ -240,12 +243,12 @@ class FlareSite:
         self._opened_as = (which, scales)
         if self._site is not None:
             return
-        from abps.sites.protocol.measuring import MEASURE
-
         self._tried = time.monotonic()
         own, journal = self._job.own_file()
         with self._recorded(journal):
-            self._site = opening.open_study(self._job, own, journal, self._carry, which == [MEASURE], scales)
+            self._site = opening.open_study(
+                self._job, own, journal, self._carry, which == [measuring.MEASURE], scales
+            )
 
     def _letter(self) -> dict[str, Any]:
         """The site's codebook for the operator."""
@@ -261,14 +264,12 @@ class FlareSite:
         except Exception as error:
             code = str(decline_codes.code(error, DeclineCode.FAULT))
             if code != self._last_code:
-                journal.write("told", to=SERVER, code=code)
+                journal.write(JournalEvent.SENT, to=SERVER, code=code)
                 self._last_code = code
             raise
 
     def _carry(self, peer: str, what: str, data: bytes) -> bytes:
         """Bytes to a peer and its answer back, encrypted end to end where there are certificates."""
-        from abps.sites.node.transport import Unreachable
-
         proxy = self._peers.get(peer)
         if proxy is None or peer in self._known.now.expelled:
             raise Unreachable(peer)
@@ -304,27 +305,20 @@ class FlareConductor:
         try:
             files.write_json(result, self._run())
         except RequestError as error:
-            from abps.sites.coordinator.job_report import StudyFinished
-
             finished = isinstance(error, StudyFinished)
             files.write_json(result, {"schema": "abps.job/1", "error": str(error), "finished": finished})
             raise
 
     def _run(self) -> dict[str, Any]:
         """The report of the job."""
-        from abps.sites.consent.proposal import Signed
-
         job, root = str(collab.fl_ctx.get_job_id()), Path(collab.workspace.get_root_dir())
         timeouts = Timeouts(**(self.timeouts or {}))
-        proposal = Signed.from_json(json.loads(self.proposal)).proposal
+        proposal = SignedProposal.from_json(json.loads(self.proposal)).proposal
         line = _Line({proxy.name: proxy for proxy in collab.clients})
         members = sorted(proposal.members or line.sites)
         agreement, scales = proposal.agreement, None
         if agreement is None:
-            from abps.sites.consent.gathering import gather
-
             return gather(line, members, timeouts, log.info)
-        from abps.sites.coordinator.scheduler import Scheduler
         from abps.sites.protocol import measuring
 
         status = StatusFile(Path(collab.workspace.get_site_config_dir()), proposal.study)

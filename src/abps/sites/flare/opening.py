@@ -12,18 +12,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from abps.core.errors import RequestError
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
-
-if TYPE_CHECKING:
-    from abps.sites.consent.agreement import Agreement
-    from abps.sites.consent.journal import Journal
-    from abps.sites.consent.sitefile import SiteFile
-    from abps.sites.node.site import Site
-    from abps.sites.node.transport import Send
-    from abps.sites.protocol.measuring import Measuring
+from abps.sites.consent import keys, sharing, sitefile
+from abps.sites.consent.agreement import Agreement
+from abps.sites.consent.approval import Consent, declining
+from abps.sites.consent.journal import Journal
+from abps.sites.consent.proposal import SignedProposal
+from abps.sites.consent.sitefile import SiteFile
+from abps.sites.node.privacy_ledger import account_of, inherit
+from abps.sites.node.site import Site
+from abps.sites.node.transport import Patience, Send
+from abps.sites.protocol import measuring
+from abps.sites.protocol.decline_codes import DeclineCode
+from abps.sites.protocol.measuring import Measuring
+from abps.sites.store.file import StoreInUse
+from abps.sites.store.store import Store
 
 #: Seconds that the process of the last job gets to release the store.
 STORE_SECONDS = 15.0
@@ -46,31 +51,17 @@ class SiteJob:
 
     def own_file(self) -> tuple[SiteFile, Journal]:
         """The site's own file, and its journal."""
-        from abps.sites.consent import sitefile
 
         with declining(DeclineCode.FILE):
             own = sitefile.find(self.site, self.local)
             return own, own.journal(self.kit)
 
 
-@contextlib.contextmanager
-def declining(code: DeclineCode) -> Iterator[None]:
-    """Give a wrong request that has no decline code this one."""
-    try:
-        yield
-    except DeclineError:
-        raise
-    except RequestError as error:
-        raise DeclineError(code, str(error)) from error
-
-
 def codebook_letter(given: SiteJob, own: SiteFile) -> dict[str, Any]:
     """The site's codebook for the operator, if somebody here has shared it."""
-    from abps.sites.consent import sharing
-    from abps.sites.consent.proposal import Signed
 
     with declining(DeclineCode.PROPOSAL):
-        signed = Signed.from_json(json.loads(given.proposal))
+        signed = SignedProposal.from_json(json.loads(given.proposal))
     with declining(DeclineCode.FILE):
         return sharing.letter(own, given.local, signed)
 
@@ -82,13 +73,9 @@ def open_study(
 
     scales: what was counted before, as the scheduler says.
     """
-    from abps.sites.consent import keys
-    from abps.sites.consent.approval import Consent
-    from abps.sites.consent.proposal import Signed
-    from abps.sites.protocol import measuring
 
     with declining(DeclineCode.AGREEMENT):
-        signed = Signed.from_json(json.loads(given.proposal))
+        signed = SignedProposal.from_json(json.loads(given.proposal))
         agreement = signed.proposal.agreement
         if agreement is None:
             raise RequestError("the job asks for no study")
@@ -117,9 +104,6 @@ def open_study(
             )
     with declining(DeclineCode.TABLE):
         data = agreement.prepare(table)
-    from abps.sites.node.privacy_ledger import inherit
-    from abps.sites.node.site import Site
-    from abps.sites.node.transport import Patience
 
     with _opened_store(given, own, agreement, agreement.study) as store:
         inherit(store, _from_counts(own, agreement)[1])
@@ -135,8 +119,6 @@ def open_study(
 @contextlib.contextmanager
 def _opened_store(given: SiteJob, own: SiteFile, agreement: Agreement, study: str) -> Iterator[Any]:
     """The store of a study, closed again if what follows fails; the last job may need a moment to end."""
-    from abps.sites.store.file import StoreInUse
-    from abps.sites.store.store import Store
 
     until = time.monotonic() + STORE_SECONDS
     with declining(DeclineCode.STORE):
@@ -157,9 +139,6 @@ def _opened_store(given: SiteJob, own: SiteFile, agreement: Agreement, study: st
 
 def _from_counts(own: SiteFile, agreement: Agreement) -> tuple[Any, Any]:
     """What the site keeps of the counts for a study: common scales, and the privacy spent on them."""
-    from abps.sites.node.privacy_ledger import account_of
-    from abps.sites.protocol import measuring
-    from abps.sites.store.store import Store
 
     path = own.store_of(measuring.store_name(agreement.study))
     if not path.is_file():

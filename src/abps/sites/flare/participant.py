@@ -1,8 +1,8 @@
-"""A participant's process: the engine's own, with what it lacks.
+"""A participant's process: the engine's own, with a list of revoked certificates.
 
-The relay's also knows who is no longer a member. The engine asks for a certificate of the authority and has
-no list of revoked ones; so whoever registers, or gives a sign of life, is looked up in the relay's own list,
-which may change while the relay runs. A site's process says why it was refused.
+The engine asks for a certificate of the authority and knows no revocation. So the relay looks up whoever
+registers, or sends a heartbeat, in its own list, which may change while it runs. A site's process logs why it
+was refused.
 """
 
 from __future__ import annotations
@@ -57,15 +57,9 @@ def guard(known: Known) -> None:
         return refusal(known.now, name, serial, ends.get(name), datetime.datetime.now(datetime.UTC))
 
     def verify_common_name(
-        self: Any,
-        asserted_cn: str,
-        nonce: str,
-        asserter_cert: Any,
-        signature: Any,
-        intermediate_certs: Any = None,
-        expected_eku: Any = None,
+        self: Any, asserted_cn: str, nonce: str, asserter_cert: Any, *more: Any, **named: Any
     ) -> bool:
-        done = verifies(self, asserted_cn, nonce, asserter_cert, signature, intermediate_certs, expected_eku)
+        done = verifies(self, asserted_cn, nonce, asserter_cert, *more, **named)
         serials[asserted_cn] = asserter_cert.serial_number
         ends[asserted_cn] = asserter_cert.not_valid_after_utc
         why = refused(asserted_cn, asserter_cert.serial_number)
@@ -99,24 +93,24 @@ def guard(known: Known) -> None:
     ClientManager.heartbeat = heartbeat
 
 
-def tell_why() -> None:
-    """Let a site's process say what the relay told it, which the engine keeps to itself."""
+def log_refusals() -> None:
+    """Let a site's process log why the relay refused it, which the engine keeps to itself."""
     from nvflare.private.fed import authenticator
     from nvflare.private.fed.client import communicator
 
     plain: Any = communicator.FLCommunicationError
 
-    class Told(plain):
-        """The engine's error, said aloud if it is about membership."""
+    class LoggedError(plain):
+        """The engine's error, logged if it is about membership."""
 
-        def __init__(self, *told: Any) -> None:
-            super().__init__(*told)
-            text = " ".join(str(part) for part in told)
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)
+            text = " ".join(str(part) for part in parts)
             if "the certificate of" in text and (_REVOKED in text or _ENDED in text):
                 start = text.index("the certificate of")
                 log.error("the relay refuses this site: %s", text[start:].strip("'}\""))
 
-    communicator.FLCommunicationError = authenticator.FLCommunicationError = Told
+    communicator.FLCommunicationError = authenticator.FLCommunicationError = LoggedError
 
 
 def main() -> None:
@@ -133,7 +127,7 @@ def main() -> None:
         give_back()
         go_on()
     else:
-        tell_why()
+        log_refusals()
     sys.argv[0] = engine
     runpy.run_module(engine, run_name="__main__", alter_sys=True)
 

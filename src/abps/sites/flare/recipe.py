@@ -1,4 +1,4 @@
-"""A job as data: what to start where, and the agreement. No code travels with it.
+"""A job as data: what to start where, and the signed proposal. No code travels with it.
 
 The package is installed at every site and at the relay; a site admits the job because its own
 ``class_allow_list`` names these classes (``abps site provision`` writes that list).
@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.collab import CollabRecipe
-from nvflare.recipe import SimEnv
-from nvflare.recipe.spec import ExecEnv
 
-from abps.core.errors import RequestError
-from abps.sites.consent.agreement import Agreement
-from abps.sites.consent.proposal import Proposal, Signed
+from abps.sites.consent.proposal import SignedProposal
 from abps.sites.flare.app import FlareConductor, FlareSite
 from abps.sites.protocol.steps import Timeouts
 
@@ -28,6 +24,9 @@ ALLOW = (
     "nvflare.collab.runtime.executor.CollabExecutor",
     "nvflare.collab.runtime.controller.CollabController",
 )
+
+#: Seconds between two requests of a site for its next task; the engine's default is two.
+TASK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,37 +42,19 @@ class JobTimeouts(Timeouts):
 
 
 class ABPSRecipe(CollabRecipe):
-    """Some rounds of a study as a job, for ``SimEnv`` or ``ProdEnv``.
-
-    rounds: of this job; short jobs let a site that was away come back with the next one.
-    """
+    """A job for the engine: some rounds of a study or, without an agreement, the gathering of codebooks."""
 
     def __init__(
-        self,
-        agreement: Agreement | None,
-        rounds: int | None = None,
-        min_sites: int = 2,
-        timeouts: JobTimeouts | None = None,
-        name: str | None = None,
-        signed: Signed | None = None,
+        self, signed: SignedProposal, rounds: int = 1, min_sites: int = 2, timeouts: JobTimeouts | None = None
     ) -> None:
-        """agreement: none, where codebooks are asked for.
-
-        signed: the agreement as a signed proposal, which sites with certificates ask for.
-        """
+        """rounds: of this job; a site that was away can come back with the next one."""
+        agreement, timeouts = signed.proposal.agreement, timeouts or JobTimeouts()
         if agreement is not None:
             agreement.config()  # what cannot be run is refused here, not at the sites
-            signed = signed or Signed(Proposal(agreement.study, agreement))
-        if signed is None:
-            raise RequestError("a job without an agreement needs a proposal")
-        timeouts = timeouts or JobTimeouts()
-        text = signed.text()
         super().__init__(
-            job_name=name or f"abps-{signed.proposal.study}",
-            server=FlareConductor(
-                text, rounds or (1 if agreement is None else agreement.rounds), timeouts.scheduler()
-            ),
-            client=FlareSite(text, timeouts.call, timeouts.turn),
+            job_name=f"abps-{signed.proposal.study}{'' if agreement is not None else '-codebooks'}",
+            server=FlareConductor(signed.text(), rounds, timeouts.scheduler()),
+            client=FlareSite(signed.text(), timeouts.call, timeouts.turn),
             min_clients=min_sites,
             sync_task_timeout=max(60.0, timeouts.talk),
         )
@@ -84,16 +65,11 @@ class ABPSRecipe(CollabRecipe):
         """No source is shipped: the package is installed wherever the job runs."""
         return []
 
-    def process_env(self, env: ExecEnv) -> None:
-        """Make the engine's simulator admit the job, as provisioned sites do by their own file."""
-        if isinstance(env, SimEnv):
-            if env.num_threads < env.num_clients:
-                # The engine would end with success while every call fails.
-                raise RequestError(
-                    f"SimEnv has {env.num_threads} threads for {env.num_clients} sites; give as many"
-                )
-            local = Path(env.workspace_root) / self._job.name / "local"
-            local.mkdir(parents=True, exist_ok=True)
-            (local / "resources.json").write_text(
-                json.dumps({"format_version": 2, "class_allow_list": list(ALLOW)}), encoding="utf-8"
-            )
+    def write(self, folder: Path) -> Path:
+        """Write the job into a folder, for the engine to submit."""
+        self.export(str(folder))
+        for path in folder.rglob("config_fed_server.json"):
+            config = json.loads(path.read_text(encoding="utf-8"))
+            config["server"] = {**config.get("server", {}), "task_request_interval": TASK_SECONDS}
+            path.write_text(json.dumps(config), encoding="utf-8")
+        return folder / self.job_name

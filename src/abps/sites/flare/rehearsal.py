@@ -1,4 +1,4 @@
-"""A rehearsal: a federation of made-up hospitals on one machine, through everything that a real one does.
+"""A rehearsal: a federation of synthetic hospitals on one machine, through everything that a real one does.
 
 Certificates, kits, one table per hospital, a relay and sites as processes with mutual TLS, a job, and at the
 end every site's own store and model. Nothing of it needs another machine or a container.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,36 +26,32 @@ from abps.methods.settings import configure
 from abps.privacy.small_counts import MIN_CELL
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
-from abps.sites.consent.policy import Policy
-from abps.sites.consent.sitefile import SiteFile
+from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import Processes, Say, free_port, own_home, running
 from abps.sites.flare.recipe import JobTimeouts
 from abps.sites.flare.submit import COMPLETED, JobOutcome, connected, submit
 
-#: Names for the first hospitals; more are numbered.
+#: Names of the first hospitals; more are numbered.
 NAMES = ("north", "south", "east", "west")
 
 #: Rehearsals are small: one laptop runs all sites.
 MOST_SITES = 32
 
-#: Hospitals that do not exist need not be asked, however few their patients are.
+#: Synthetic hospitals need not be asked, however few their patients are.
 AUTO = Policy("auto", server=True, rows=1, events=1)
 
 #: What the hospitals agree on, in the folder of a rehearsal.
 AGREEMENT = "agreement.json"
 
-#: Called when all sites are connected, before the job: what hospitals have to do to let a study run.
-Consent = Callable[[kits.Network, Agreement], None]
-
 
 @dataclass(frozen=True)
-class Plan:
-    """What is rehearsed.  stays: rows per hospital.  seconds: the most that all of it may take."""
+class RehearsalPlan:
+    """stays: rows per hospital.  seconds: the most that the rehearsal may take."""
 
-    sites: int = 4
-    study: str = "rehearsal"
-    method: str = "abps-pq-k1"
+    sites: int
+    study: str
+    method: str
     settings: Mapping[str, str] | None = None
     rounds: int = 5
     seed: int = 11
@@ -65,12 +61,11 @@ class Plan:
     def __post_init__(self) -> None:
         if not 2 <= self.sites <= MOST_SITES:
             raise RequestError(f"{self.sites} sites: choose 2 to {MOST_SITES}")
-        if self.rounds < 1:
-            raise RequestError(f"rounds={self.rounds}: choose at least 1")
-        if self.stays < 60:
-            raise RequestError(f"{self.stays} stays per hospital: choose at least 60")
-        if self.seconds <= 0:
-            raise RequestError(f"{self.seconds:g} seconds: choose more than 0")
+        for value, least, what in (
+            (self.rounds, 1, "rounds"), (self.stays, 60, "stays per hospital"), (self.seconds, 1, "seconds"),
+        ):  # fmt: skip
+            if value < least:
+                raise RequestError(f"{value:g} {what}: choose at least {least}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,8 +76,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Rehearsed:
-    """What came of it.  took: seconds of each part, in order."""
+class RehearsalResult:
+    """took: seconds of each part, in order."""
 
     network: kits.Network
     agreement: Agreement
@@ -90,9 +85,7 @@ class Rehearsed:
     took: dict[str, float]
 
 
-def rehearse(
-    out: Path, plan: Plan, say: Say = lambda line: None, consent: Consent = lambda network, agreement: None
-) -> Rehearsed:
+def rehearse(out: Path, plan: RehearsalPlan, say: Say = lambda line: None) -> RehearsalResult:
     """Provision, write tables, start, submit, wait, stop. Kits, tables and stores are left in ``out``."""
     began = time.monotonic()
     took: dict[str, float] = {}
@@ -113,21 +106,20 @@ def rehearse(
     with own_home(out / "home"), running(Processes(network, port)) as processes:
         processes.start_all(left("the start"), say)
         done("start")
-        consent(network, agreement)
-        outcome = _job(network, agreement, plan, left("the job"), say)
+        outcome = _job(network, agreement, left("the job"), say)
         done("job")
     done("stop")
-    return Rehearsed(network, agreement, outcome, took)
+    return RehearsalResult(network, agreement, outcome, took)
 
 
-def prepare(out: Path, plan: Plan, host: str, port: int) -> tuple[kits.Network, Agreement]:
-    """Certificates and kits for a relay that is called by this name, and a table for every hospital."""
+def prepare(out: Path, plan: RehearsalPlan, host: str, port: int) -> tuple[kits.Network, Agreement]:
+    """Certificates and kits for a relay of this name, and a table for every hospital."""
     refused = configure(plan.method, plan.settings, plan.rounds).between_sites()
     if refused:
         raise RequestError(f"{plan.method!r} does not run between sites: {refused}")
     with own_home(files.folder(out) / "home"):
         network = kits.provision(out / "kits", plan.names, host, port)
-    agreement = tables(out, network, plan)
+    agreement = _tables(out, network, plan)
     files.write_json(out / AGREEMENT, agreement.to_json())
     return network, agreement
 
@@ -137,7 +129,7 @@ def is_prepared(out: Path) -> bool:
     return (out / AGREEMENT).is_file()  # it is written last
 
 
-def perform(out: Path, plan: Plan, say: Say = lambda line: None) -> Rehearsed:
+def perform(out: Path, plan: RehearsalPlan, say: Say = lambda line: None) -> RehearsalResult:
     """The job alone, for hospitals that were prepared in ``out`` and are started by somebody else."""
     if not is_prepared(out):
         raise RequestError(f"{out} was not prepared; do that first")
@@ -147,25 +139,32 @@ def perform(out: Path, plan: Plan, say: Say = lambda line: None) -> Rehearsed:
     (operator,) = [path for path in (out / "kits").iterdir() if "@" in path.name]
     network = kits.Network(out / "kits" / "relay", sites, operator, out / "kits" / "authority")
     with own_home(out / "home"):
-        seen: list[str] = []
-        while not set(sites) <= set(seen):
+        missing = sorted(sites)
+        while missing:
             left = plan.seconds - (time.monotonic() - began)
             if left <= 0:
-                missing = ", ".join(sorted(set(sites) - set(seen)))
-                raise RequestError(f"after {plan.seconds:g} s these are not connected: {missing}")
+                names = ", ".join(missing)
+                raise RequestError(f"after {plan.seconds:g} s these are not connected: {names}")
             with contextlib.suppress(RequestError):
-                seen = connected(operator)
+                missing = sorted(set(sites) - set(connected(operator)))
             time.sleep(1.0)
         say(f"connected: {', '.join(sorted(sites))}")
-        outcome = _job(network, agreement, plan, left, say)
-    return Rehearsed(network, agreement, outcome, {"job": round(time.monotonic() - began, 3)})
+        outcome = _job(network, agreement, left, say)
+    return RehearsalResult(network, agreement, outcome, {"job": round(time.monotonic() - began, 3)})
 
 
-def _job(network: kits.Network, agreement: Agreement, plan: Plan, seconds: float, say: Say) -> JobOutcome:
+def _job(network: kits.Network, agreement: Agreement, seconds: float, say: Say) -> JobOutcome:
+    statuses: list[str] = []
+
+    def progress(status: str) -> None:
+        if statuses[-1:] != [status]:
+            statuses.append(status)
+            say(status)
+
     # Generous, because all sites share this machine's cores.
     timeouts = JobTimeouts(call=30.0, sign=30.0)
     least = len(network.sites)
-    outcome = submit(network.operator, agreement, agreement.rounds, least, timeouts, seconds, changes(say))
+    outcome = submit(network.operator, agreement, agreement.rounds, least, timeouts, seconds, progress)
     if outcome.status != COMPLETED or outcome.report is None:
         raise RequestError(f"the job ended as {outcome.status}; see the logs in {network.relay.parent}")
     if "error" in outcome.report:
@@ -173,47 +172,33 @@ def _job(network: kits.Network, agreement: Agreement, plan: Plan, seconds: float
     return outcome
 
 
-def changes(say: Say) -> Say:
-    """Say a line only if it is another than the last."""
-    last = [""]
-
-    def tell(line: str) -> None:
-        if line != last[0]:
-            last[0] = line
-            say(line)
-
-    return tell
-
-
-def tables(out: Path, network: kits.Network, plan: Plan) -> Agreement:
+def _tables(out: Path, network: kits.Network, plan: RehearsalPlan) -> Agreement:
     """A table and a file of its own for every hospital, and what they agree on.
 
-    Each tells what it would tell in a real federation: its codebook, and the summaries of its numeric columns
-    for a common scale. Nobody's rows are looked at by another.
+    Each publishes what it would publish in a real federation: its codebook, and the summaries of its numeric
+    columns for a common scale. Nobody's rows are read by another.
     """
     frame, roles = builtin_table(
         f"icu-synthetic:centers={plan.sites},stays={plan.stays * plan.sites},groups={min(plan.sites, 4)}"
     )
-    centers = sorted(frame["center"].unique().to_list())
-    own: dict[str, SiteFile] = {}
+    own: list[SiteFile] = []
     books: list[Codebook] = []
-    for name, center in zip(plan.names, centers, strict=True):
-        path = out / "tables" / f"{name}.parquet"
-        rows = frame.filter(pl.col("center") == center).drop("center", "careunit")
-        files.write_with(path, rows.write_parquet)
-        store = str((out / "stores" / name).absolute())
-        own[name] = SiteFile(
-            name, str(path.absolute()), roles.label, store, roles.patient, roles.time, policy=AUTO
+    for name, center in zip(plan.names, sorted(frame["center"].unique().to_list()), strict=True):
+        path, local = out / "tables" / f"{name}.parquet", network.sites[name] / "local"
+        files.write_with(
+            path, frame.filter(pl.col("center") == center).drop("center", "careunit").write_parquet
         )
-        own[name].write(network.sites[name] / "local")
-        book = codebook(own[name].read_table(), seed=0, min_cell=MIN_CELL)
-        files.write_json(network.sites[name] / "local" / sitefile.CODEBOOK, book.to_json())
-        books.append(book)
+        store = str((out / "stores" / name).absolute())
+        table = str(path.absolute())
+        own.append(SiteFile(name, table, roles.label, store, roles.patient, roles.time, policy=AUTO))
+        own[-1].write(local)
+        books.append(codebook(own[-1].read_table(), seed=0, min_cell=MIN_CELL))
+        files.write_json(local / sitefile.CODEBOOK, books[-1].to_json())
     book = merged(books)
-    told: dict[str, ColumnSummary] = {}
-    for file in own.values():
-        table = file.read_table(book)
-        split = assign_splits(table, plan.seed, book.shared_patients)
-        told |= center_summaries(table, split, book.numbers, MIN_CELL)
-    book = replace(book, statistics=agree(told))
+    summaries: dict[str, ColumnSummary] = {}
+    for file in own:
+        rows = file.read_table(book)
+        split = assign_splits(rows, plan.seed, book.shared_patients)
+        summaries |= center_summaries(rows, split, book.numbers, MIN_CELL)
+    book = replace(book, statistics=agree(summaries))
     return Agreement(plan.study, plan.method, book, plan.seed, plan.rounds, dict(plan.settings or {}))

@@ -1,14 +1,9 @@
-"""A site that was away comes back inside a job: the engine gives it no running job, so this does.
+"""A job survives its sites: who was away comes back inside the job, and nobody's failure ends it for all.
 
-At the relay: who registers again is given its part in the jobs that it was in. At the site: a job's process
-that begins so late has missed the engine's first two tasks, and does by itself what they ask for.
-
-A site's process that fails ends the job for that site, and not for all as the engine would have it: the site
-is given its part again some times, and the others go on meanwhile.
-
-The same for a site that stands still when a job begins: the engine would end the job. Here it begins without
-that site, when the others had some time after more than half were there, or when nobody else has come for
-long; the site sets itself up when it is told nothing for long, and is let into a later round.
+At the relay: a site that registers again, or whose process failed, is given its part in the running jobs once
+more; the engine would give it none, or end the job. A job begins without sites that do not answer, once more
+than half are there. At the site: a process that begins so late has missed the engine's first two tasks, and
+does by itself what they ask for.
 
 Known of NVIDIA FLARE 2.9, to which the package is bound.
 """
@@ -32,7 +27,7 @@ RETURNS = "abps_returns"
 #: Seconds that the last sites get to begin a job, once more than half have.
 START_GRACE = 60
 
-#: Seconds after which a site that nobody has told anything sets itself up.
+#: Seconds without any task after which a site sets itself up.
 ALONE = 90.0
 
 #: How often a site whose process has failed is given the same job again, and seconds before it is.
@@ -90,15 +85,15 @@ def go_on() -> None:
     tries: Counter[tuple[str, str]] = Counter()
 
     def process_job_failure(self: Any, request: Any) -> Any:
-        told = request.payload if isinstance(request.payload, dict) else {}
-        job_id, code = str(told.get(JobFailureMsgKey.JOB_ID)), told.get(JobFailureMsgKey.CODE)
+        payload = request.payload if isinstance(request.payload, dict) else {}
+        job_id, code = str(payload.get(JobFailureMsgKey.JOB_ID)), payload.get(JobFailureMsgKey.CODE)
         if code == JobReturnCode.SUCCESS:
             return judge(self, request)
         token = request.get_header(CellMessageHeaderKeys.TOKEN)
         client = self.client_manager.clients.get(token)
-        if told:
-            # The engine looks who says so, and notes that this site is done; it must not end the job for all.
-            request.payload = {**told, JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
+        if payload:
+            # The engine checks who reports it, and records that this site is done; the others go on.
+            request.payload = {**payload, JobFailureMsgKey.CODE: JobReturnCode.SUCCESS}
         reply = judge(self, request)
         if client is not None and job_id in self.engine.run_processes:
             log.warning(
@@ -194,7 +189,7 @@ def begin_without() -> None:
 
 
 def join_late() -> None:
-    """Let a site's process that begins late, or is told nothing for long, set itself up."""
+    """Let a site's process that begins late, or gets no task for long, set itself up."""
     from nvflare.private.fed.client.client_runner import ClientRunner
 
     fetch = ClientRunner.fetch_and_run_one_task
@@ -206,15 +201,14 @@ def join_late() -> None:
             set_up_late(self)
         done = fetch(self, fl_ctx)
         if not is_set_up.is_set() and time.monotonic() > started[0] + ALONE:
-            set_up_late(self, told_nothing=True)
+            set_up_late(self, without_task=True)
         return done
 
     ClientRunner.fetch_and_run_one_task = fetch_and_run_one_task
 
 
-def set_up_late(runner: Any, told_nothing: bool = False) -> None:
-    """Do what the engine's first tasks ask for, if this process was started when they were over, or if it was
-    told nothing for too long."""
+def set_up_late(runner: Any, without_task: bool = False) -> None:
+    """Do what the engine's first tasks ask for, if this process was started after them, or no task comes."""
     from nvflare.apis.fl_constant import FLContextKey, ReturnCode
     from nvflare.apis.shareable import Shareable
     from nvflare.collab.api.app import ServerApp
@@ -225,7 +219,7 @@ def set_up_late(runner: Any, told_nothing: bool = False) -> None:
 
     with runner.engine.new_context() as fl_ctx:
         meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
-        if not (meta.get(RETURNS) or told_nothing):
+        if not (meta.get(RETURNS) or without_task):
             return
         executor = runner.task_router.route(SETUP_TASK_NAME)
         mine = executor.client_app.get_collab_interface()

@@ -1,4 +1,4 @@
-"""Send a job with the operator's kit, and wait for what the conductor has to say about it."""
+"""Send a job with the operator's kit, and wait for its report."""
 
 from __future__ import annotations
 
@@ -19,15 +19,33 @@ from abps.core.errors import RequestError
 from abps.data.codebook import Codebook
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.keys import read_root, read_signer
+from abps.sites.consent.kit import Role, read_kit
 from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.sharing import open_letter
 from abps.sites.flare.app import RESULT
 from abps.sites.flare.recipe import ABPSRecipe, JobTimeouts
 
+#: Jobs in a row that may be lost with the relay before the operator gives up, and seconds between two tries.
+MOST_LOST = 5
+AGAIN_SECONDS = 10.0
+
+#: Seconds after which a job that is said to run and has no process at the relay is lost. (A relay may have
+#: been killed before anybody saw the job run; a job that ends has no process for some seconds.)
+GONE_SECONDS = 60.0
+
+#: The engine's status of a job that has run.
+COMPLETED = "FINISHED:COMPLETED"
+
+#: Errors of the engine: the line is broken, or it refuses.
+_BROKEN = (engine.NoConnection, engine.SessionClosed, engine.NoReply)
+_REFUSED = (engine.AuthorizationError, engine.InvalidJobDefinition, engine.JobNotFound, engine.InternalError)
+
+Progress = Callable[[str], None]
+
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended: the engine's word for it, and the conductor's report (None while it runs)."""
+    """How a job ended: the engine's status, and the scheduler's report (None while it runs)."""
 
     job: str
     status: str
@@ -44,53 +62,31 @@ class JobOutcome:
         return self.status.startswith("FINISHED")
 
 
-class Lost(RequestError):
-    """The relay was there and does not answer any more."""
+class RelayLost(RequestError):
+    """The relay does not answer."""
 
 
 class JobLost(RequestError):
-    """The relay was started anew, and the job that it ran is gone."""
-
-
-#: Jobs in a row that may be lost with the relay before it is given up, and seconds between two tries.
-MOST_LOST = 5
-AGAIN_SECONDS = 10.0
-
-#: Seconds between two questions of a site for its next task, before a job and while it runs.
-TASK_SECONDS = 0.5
-
-#: Seconds after which a job that is said to run and has no process at the relay is lost. (A relay may have
-#: been killed before anybody saw the job run; a job that ends has no process for some seconds.)
-GONE_SECONDS = 60.0
-
-#: The engine's word for a job that has run.
-COMPLETED = "FINISHED:COMPLETED"
-
-#: What the engine says when the line is broken, and when it does not want to do something.
-_BROKEN = (engine.NoConnection, engine.SessionClosed, engine.NoReply)
-_REFUSED = (engine.AuthorizationError, engine.InvalidJobDefinition, engine.JobNotFound, engine.InternalError)
-
-
-def _operator(kit: Path) -> str:
-    path = Path(kit) / "startup" / "fed_admin.json"
-    if not path.is_file():
-        raise RequestError(f"{kit} is not an operator's startup kit; it was made by `abps site provision`")
-    return str(json.loads(path.read_text(encoding="utf-8"))["admin"]["username"])
+    """The relay was restarted, and the job that it ran is gone."""
 
 
 @contextlib.contextmanager
 def session(kit: Path, seconds: float = 15.0) -> Iterator[Session]:
     """Log in at the relay."""
-    name = _operator(kit)
+    given = read_kit(kit)
+    if given.role is not Role.OPERATOR:
+        raise RequestError(f"{kit} is not an operator's startup kit; it was made by `abps site provision`")
     with contextlib.redirect_stdout(io.StringIO()):  # the engine's chatter is not our output
         try:
-            line = new_secure_session(name, str(kit), timeout=seconds)
+            line = new_secure_session(given.name, str(kit), timeout=seconds)
         except Exception as error:
-            raise Lost(f"the relay does not answer {name} ({error}); is it started and reachable?") from error
+            raise RelayLost(
+                f"the relay does not answer {given.name} ({error}); is it started and reachable?"
+            ) from error
         try:
             yield line
         except _BROKEN as error:
-            raise Lost(
+            raise RelayLost(
                 f"the relay stopped answering ({error}); what runs there goes on, ask later"
             ) from error
         except _REFUSED as error:
@@ -113,17 +109,16 @@ def submit(
     min_sites: int = 2,
     timeouts: JobTimeouts | None = None,
     wait: float | None = None,
-    progress: Callable[[str], None] = lambda status: None,
+    progress: Progress = lambda status: None,
     members: Sequence[str] = (),
 ) -> JobOutcome:
     """Submit a job, signed with the kit's key; with ``wait`` seconds, wait for its end and its report."""
-    proposal = Proposal(agreement.study, agreement, tuple(members))
-    recipe = ABPSRecipe(agreement, rounds, min_sites, timeouts, signed=sign(proposal, read_signer(kit)))
-    return _run(kit, recipe, wait, progress)
+    signed = sign(Proposal(agreement.study, agreement, tuple(members)), read_signer(kit))
+    return _run(kit, ABPSRecipe(signed, rounds, min_sites, timeouts), wait, progress)
 
 
-def to_the_end(once: Callable[[], JobOutcome], rounds: int, tell: Callable[[str], None]) -> JobOutcome:
-    """Jobs one after the other until the study has had its rounds, also where some are lost with the relay.
+def to_the_end(once: Callable[[], JobOutcome], rounds: int, progress: Progress) -> JobOutcome:
+    """Submit jobs one after the other until the study has had its rounds, also if some are lost.
 
     once: submits a job and waits for its end.  Returns the last job's outcome, with the rounds of all in its
     report. A job that ends in another way than by having run is the last.
@@ -133,12 +128,12 @@ def to_the_end(once: Callable[[], JobOutcome], rounds: int, tell: Callable[[str]
     while True:
         try:
             done = once()
-        except (JobLost, Lost) as error:
+        except (JobLost, RelayLost) as error:
             lost += 1
-            # Who is not answered at all the first time has named a relay that is not there.
-            if lost > MOST_LOST or (isinstance(error, Lost) and not before and lost == 1):
+            # A relay that does not answer the first time is not there.
+            if lost > MOST_LOST or (isinstance(error, RelayLost) and not before and lost == 1):
                 raise
-            tell(str(error))
+            progress(str(error))
             time.sleep(AGAIN_SECONDS)
             continue
         report = done.report
@@ -147,7 +142,7 @@ def to_the_end(once: Callable[[], JobOutcome], rounds: int, tell: Callable[[str]
             return JobOutcome(done.job, COMPLETED, _joined(before) if before else None)
         if report is None and lost < MOST_LOST:  # its process at the relay has died
             lost += 1
-            tell(f"job {done.job} ended as {done.status}, without a report; submitting again")
+            progress(f"job {done.job} ended as {done.status}, without a report; submitting again")
             time.sleep(AGAIN_SECONDS)
             continue
         if report is None or not done.ran:
@@ -155,7 +150,7 @@ def to_the_end(once: Callable[[], JobOutcome], rounds: int, tell: Callable[[str]
         lost = 0
         before.append(report)
         last = report["rounds"][-1]["round"] if report["rounds"] else rounds
-        tell(f"job {done.job}: round {last} of {rounds}")
+        progress(f"job {done.job}: round {last} of {rounds}")
         if report["stopped_early"] or last >= rounds:
             return replace(done, report=_joined(before))
 
@@ -169,8 +164,8 @@ def _joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """What came of asking for codebooks: whose, and why there is none of the others."""
+class GatherResult:
+    """The codebooks that came, by site, and why there is none of the others."""
 
     job: str
     books: dict[str, Codebook]
@@ -178,84 +173,80 @@ class Gathered:
 
 
 def gather(
-    kit: Path,
-    study: str,
-    members: Sequence[str] = (),
-    patience: float = 0.0,
-    wait: float = 600.0,
-    progress: Callable[[str], None] = lambda status: None,
-) -> Gathered:
-    """Ask the connected sites for their codebooks; patience: seconds for people there to share them."""
+    kit: Path, study: str, members: Sequence[str] = (), approval: float = 0.0, wait: float = 600.0
+) -> GatherResult:
+    """Ask the connected sites for their codebooks; approval: seconds for people there to share them."""
     key, authority = read_signer(kit), read_root(kit)
     signed = sign(Proposal(study, None, tuple(members)), key)
-    recipe = ABPSRecipe(None, 1, 1, JobTimeouts(patience=patience), f"abps-{study}-codebooks", signed)
-    done = _run(kit, recipe, wait + patience, progress)
+    recipe = ABPSRecipe(signed, 1, 1, JobTimeouts(patience=approval))
+    done = _run(kit, recipe, wait + approval, lambda status: None)
     report = done.report or {"error": f"the job ended as {done.status}; look into the relay's log"}
     if "error" in report:
         raise RequestError(f"no codebooks: {report['error']}")
     books, left_out = {}, {str(name): str(why) for name, why in report["left_out"].items()}
-    for name, told in sorted(report["codebooks"].items()):
+    for name, letter in sorted(report["codebooks"].items()):
         try:
-            books[name] = open_letter(name, told, signed, key, authority)
+            books[name] = open_letter(name, letter, signed, key, authority)
         except RequestError as error:
             left_out[name] = str(error)
     if not books:
         raise RequestError("no codebooks: " + "; ".join(f"{name}: {why}" for name, why in left_out.items()))
-    return Gathered(done.job, books, left_out)
+    return GatherResult(done.job, books, left_out)
 
 
-def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Callable[[str], None]) -> JobOutcome:
+def _run(kit: Path, recipe: ABPSRecipe, wait: float | None, progress: Progress) -> JobOutcome:
+    """Submit a job and, if asked to, wait for its end."""
     with tempfile.TemporaryDirectory() as folder, session(kit) as line:
-        recipe.export(folder)
-        _ask_often(Path(folder))
-        job = line.submit_job(str(Path(folder) / recipe.job_name))
+        job = str(line.submit_job(str(recipe.write(Path(folder)))))
     if wait is None:
         return JobOutcome(job, "SUBMITTED", None)
-    until = time.monotonic() + wait
-    ran_under: Any = None
-    seen: float | None = None  # when the job was last among those that have a process
+    until, watch = time.monotonic() + wait, _LossWatch(job)
     while time.monotonic() < until:
         try:
             with session(kit) as line:
                 while time.monotonic() < until:
-                    status = str(line.get_job_status(job))
-                    progress(status)
-                    if status.startswith("FINISHED"):
-                        return JobOutcome(job, status, _report(line, job))
-                    if status.startswith("RUNNING"):
-                        # A relay that was started anew goes on saying so of a job that it has lost.
-                        told = line.get_system_info()
-                        relay, now = told.server_info.start_time, time.monotonic()
-                        runs = any(running.job_id == job for running in told.job_info)
-                        seen = now if runs or seen is None else seen
-                        if ran_under not in (None, relay) or now - seen > GONE_SECONDS:
-                            raise JobLost(
-                                f"the relay was started anew while the job {job} ran, and the job is lost; "
-                                "what the sites had finished is not: submit it again"
-                            )
-                        ran_under = relay
+                    done = JobOutcome(job, str(line.get_job_status(job)), None)
+                    progress(done.status)
+                    if done.ended:
+                        return replace(done, report=_report(line, job))
+                    if done.status.startswith("RUNNING"):
+                        watch.check(line.get_system_info())
                     time.sleep(1.0)
-        except Lost:
+        except RelayLost:
             progress("the relay does not answer; asking again")
             time.sleep(1.0)
     raise RequestError(f"the job {job} has not ended within {wait:g} s; it goes on, ask again later")
 
 
-def _ask_often(job: Path) -> None:
-    """Let sites ask for their tasks more often than every two seconds: there are two, before a job begins."""
-    for path in job.rglob("config_fed_server.json"):
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config["server"] = {**config.get("server", {}), "task_request_interval": TASK_SECONDS}
-        path.write_text(json.dumps(config), encoding="utf-8")
+class _LossWatch:
+    """Notices that a job was lost: a relay that was restarted goes on saying that it runs."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.relay: Any = None  # when the relay that ran the job was started
+        self.seen: float | None = None  # when the job last had a process
+
+    def check(self, info: Any) -> None:
+        """Raise :class:`JobLost` if the relay was restarted, or the job has had no process for long."""
+        relay, now = info.server_info.start_time, time.monotonic()
+        if self.seen is None or any(running.job_id == self.job for running in info.job_info):
+            self.seen = now
+        if self.relay not in (None, relay) or now - self.seen > GONE_SECONDS:
+            raise JobLost(
+                f"the relay was restarted while the job {self.job} ran, and the job is lost; what the sites "
+                "had finished is not: submit it again"
+            )
+        self.relay = relay
 
 
 def _report(line: Session, job: str) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = line.download_job_result(job, folder)
-        except RuntimeError as error:  # what the engine says when the relay goes away meanwhile
-            said = f"the relay stopped answering while it sent the report ({error}); ask later"
-            raise Lost(said) from error
+        except RuntimeError as error:  # the engine's error when the relay goes away meanwhile
+            raise RelayLost(
+                f"the relay stopped answering while it sent the report ({error}); ask later"
+            ) from error
         for found in Path(result or folder).rglob(RESULT):
             report: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
             return report
