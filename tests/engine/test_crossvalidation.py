@@ -13,8 +13,9 @@ from abps.data.prepare import prepare
 from abps.data.split import assign_folds, fold_split
 from abps.data.synthetic.builtin import Roles
 from abps.data.table import federate
-from abps.engine import crossvalidation
-from abps.engine.crossvalidation import Preparations, cross_validate, fold_seed
+from abps.engine import crossvalidation, preparations
+from abps.engine.crossvalidation import cross_validate, fold_seed
+from abps.engine.preparations import Preparations
 from abps.engine.result import Run
 from abps.methods.settings import configure
 from abps.models.learners import learner_for
@@ -99,12 +100,18 @@ def test_folds_have_training_seeds_of_their_own():
 
 def test_folds_are_prepared_once_for_methods_that_want_the_same(federation, monkeypatch):
     made = []
-    original = crossvalidation.prepare
-    monkeypatch.setattr(crossvalidation, "prepare", lambda *a, **k: made.append(1) or original(*a, **k))
-    preparations = Preparations()
+    original = preparations.prepare
+    monkeypatch.setattr(preparations, "prepare", lambda *a, **k: made.append(1) or original(*a, **k))
+    monkeypatch.setattr(crossvalidation, "SHARED", Preparations())
     for method in ("local", "fedavg"):
-        cross_validate(federation, configure(method, {}, 1), 11, 3, name=method, preparations=preparations)
+        cross_validate(federation, configure(method, {}, 1), 11, 3, name=method)
     assert len(made) == 3
+    small = Preparations(most_bytes=1)  # keeps the last one alone
+    config = configure("fedavg", {}, 1)
+    first = small.split(federation, 11, config)
+    assert small.split(federation, 11, config) is first and len(made) == 4
+    small.split(federation, 12, config)
+    assert small.split(federation, 11, config) is not first and len(made) == 6
 
 
 def test_a_center_with_too_few_events_is_not_scored():

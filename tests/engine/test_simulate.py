@@ -2,10 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import abps
@@ -246,10 +248,8 @@ def test_undefined_utilities_leave_beliefs_alone():
     skip = run(data, "abps-pq-k1", rounds=3)
     assert skip.beliefs.observed == 0
     half = run(data, "abps-pq-k1", rounds=3, undefined_utility="half")
-    assert (
-        half.beliefs.observed > 0
-        and half.beliefs.posterior(*np.divmod(half.beliefs.key, 4)).mean.max() == 0.5
-    )
+    known = half.beliefs.posterior(*np.divmod(half.beliefs.key, half.beliefs.n))
+    assert half.beliefs.observed > 0 and known.mean.max() == 0.5
     assert math.isnan(skip.history.validation_auroc[0])
 
 
@@ -314,3 +314,42 @@ def test_the_result_says_where_it_was_computed():
     assert abps.simulate(data, "local", rounds=1, settings=SMALL, device="cpu").device == "cpu"
     with pytest.raises(RequestError, match="device='gpu': PyTorch cannot use it here"):
         abps.simulate(data, "local", device="gpu")
+
+
+def test_a_configuration_of_the_catalog_keeps_its_name(icu):
+    assert abps.simulate(icu, abps.find("abps-pq-k1"), rounds=1).method == "abps-pq-k1"
+    assert abps.simulate(icu, abps.find("pfedgraph"), rounds=1).method == "pfedgraph"
+    own = replace(abps.find("fedavg"), stop=Stopping(rounds=1))
+    assert abps.simulate(icu, own).method == "fedavg"  # the class's name
+
+
+def test_own_metrics_stand_beside_ours(icu):
+    def area(y, p):
+        return roc_auc_score(y, p) if 0 < y.sum() < len(y) else math.nan
+
+    metrics = {"AUROC again": area, "share": lambda y, p: p.mean()}
+    run = abps.simulate(icu, "fedavg", rounds=2, metrics=metrics)
+    ours, theirs = run.auroc.per_center, run.measures["AUROC again"].per_center
+    np.testing.assert_allclose(list(ours.values()), list(theirs.values()), atol=1e-6)
+    assert 0 < run.measures["share"].mean < 1
+    assert abps.Run.from_json(run.to_json()).measures["share"].mean == run.measures["share"].mean
+    with pytest.raises(TypeError, match="did you mean 'metrics'"):
+        abps.simulate(icu, "fedavg", rounds=1, metric={})
+
+
+def test_a_saved_run_comes_back_with_its_models_rounds_and_predictions(icu, tmp_path):
+    run = abps.simulate(icu, "abps-pq-k1", rounds=3)
+    run.save(tmp_path / "run")
+    back = abps.load_run(tmp_path / "run")
+    np.testing.assert_array_equal(back.models, run.models)
+    assert back.center_history().equals(run.center_history())
+    assert back.predictions().equals(run.predictions())
+    rounds = run.center_history()
+    assert rounds.height == 3 * icu.size
+    means = rounds.with_columns(pl.col("test").fill_nan(None)).group_by("round").agg(pl.col("test").mean())
+    np.testing.assert_allclose(means.sort("round")["test"], run.history.auroc)
+    assert run.history.directed_bytes[-1] == run.bytes.directed
+    assert np.diff([0, *run.history.control_bytes]).min() >= 0
+    assert run.history.control_bytes[-1] <= run.bytes.control
+    with pytest.raises(RequestError, match="load the folder"):
+        abps.Run.from_json(run.to_json()).center_history()

@@ -321,17 +321,6 @@ def test_every_kind_of_method_learns_from_the_window_in_force(method: str) -> No
     assert all(0.2 < v < 1 for v in run.history.auroc)
 
 
-def test_beliefs_are_read_by_theorem_1_in_every_round() -> None:
-    run = simulate(load(SPEC), QUICK, seed=11, rounds=5)
-    assert len(run.history.beliefs) == 5
-    pairs = [s.pairs for s in run.history.beliefs]
-    assert pairs == sorted(pairs) and pairs[0] > 0
-    assert all(s.useful + s.harmful <= s.pairs for s in run.history.beliefs)
-    shown = run.to_json()["history"]["beliefs"]
-    assert [s["pairs"] for s in shown] == pairs and all(s["radius"] > 0 for s in shown)
-    assert simulate(load(SPEC), "local", rounds=1).to_json()["history"]["beliefs"] == []
-
-
 @pytest.mark.parametrize(
     ("make", "word"),
     [

@@ -70,11 +70,11 @@ def run_of(study, label, seed=11):
 
 def test_subgroups_and_decisions_are_those_of_the_rows(federation):
     run = abps.simulate(federation, "fedavg", 11, rounds=3, subgroups=["ward"])
-    told, clinic = run.told, run.clinical
+    told, clinic = run.artifacts.probabilities, run.clinical
     y, p = told.labels.values.astype(float), told.after.values
     assert (clinic.rows, clinic.events) == (len(y), int(y.sum()))
     assert np.array_equal(federation.label[told.place], y)  # rows are known by where they stand
-    assert np.allclose(told.before.values, expit(run.answers.values.astype(float)))
+    assert np.allclose(told.before.values, expit(run.artifacts.answers.values.astype(float)))
     sex = federation.features["sex"].to_numpy()[told.place]
     for part in clinic.subgroups["sex"]:
         mine = sex == part.name
@@ -114,7 +114,7 @@ def test_folds_score_every_row_once_here_too(federation):
     run = cross_validate(federation, "fedavg", 11, 3, name="fedavg")
     assert run.clinical.rows == federation.rows and run.clinical.events == federation.label.sum()
     assert sum(part.rows for part in run.clinical.subgroups["sex"]) == federation.rows
-    assert np.array_equal(np.sort(run.told.place), np.arange(federation.rows))
+    assert np.array_equal(np.sort(run.artifacts.probabilities.place), np.arange(federation.rows))
 
 
 def test_the_others_model_is_tried_on_who_stayed_away(federation, study):

@@ -58,15 +58,6 @@ def summary_table(result: Run) -> Table:
             f"{100 * result.rest.declined:.1f} declined, {100 * result.rest.budget:.1f} budget"
         )
         rows.append(("rest, % of center-rounds", f"{100 * result.rest.share:.1f} ({causes})"))
-    if result.history.beliefs:
-        now = result.history.beliefs[-1]
-        rows.append(
-            (
-                "beliefs (Theorem 1, δ = 5 %)",
-                f"{now.pairs:,} peers observed, error up to {now.radius:.2f}; "
-                f"{now.useful} shown useful, {now.harmful} harmful",
-            )
-        )
     rows.append(("seconds", f"{result.seconds:.1f}"))
     for name, value in rows:
         table.add_row(name, value)

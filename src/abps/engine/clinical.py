@@ -132,7 +132,7 @@ class Clinical:
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class RowProbabilities:
     """Probabilities of test rows, center by center: as the run gives them, and recalibrated.
 
     labels: what happened.  place: where every row stands in its federation, where that is known.
@@ -170,41 +170,41 @@ def chosen_cuts(probability: Floats, y: NDArray[np.floating]) -> dict[str, float
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def told(
+def row_probabilities(
     logits: Segments,
     labels: Segments,
     judged: Segments,
     judged_labels: Segments,
     place: NDArray[np.int64] | None,
-) -> Told:
+) -> RowProbabilities:
     """Test rows as a clinician would see them.  judged: logits of the validation rows."""
     mends = mends_of(judged, judged_labels)
     cuts = chosen_cuts(mended(judged, mends).values.astype(np.float64), judged_labels.values)
     before = Segments(expit(logits.values.astype(np.float64)), logits.start)
-    return Told(before, mended(logits, mends), labels, place, mends, cuts)
+    return RowProbabilities(before, mended(logits, mends), labels, place, mends, cuts)
 
 
 def clinical(
-    centers: Sequence[str], told: Told, parts: Mapping[str, Sequence[str | None]] | None = None
+    centers: Sequence[str], seen: RowProbabilities, parts: Mapping[str, Sequence[str | None]] | None = None
 ) -> Clinical:
     """What clinicians ask of test rows.  parts: by column, the part that every row of a federation is of."""
-    y = told.labels.values.astype(np.float64)
-    after = told.after.values.astype(np.float64)
+    y = seen.labels.values.astype(np.float64)
+    after = seen.after.values.astype(np.float64)
     whole = area(after, y)
     curve = decision_curve(after, y) if len(y) else None
-    cuts = dict(told.cuts) | {f"{value:.0%}": value for value in FIXED}
+    cuts = dict(seen.cuts) | {f"{value:.0%}": value for value in FIXED}
     groups: dict[str, tuple[Subgroup, ...]] = {}
-    if parts and told.place is not None:
+    if parts and seen.place is not None:
         groups = {
-            column: _subgroups(after, y, [names[k] for k in told.place.tolist()])
+            column: _subgroups(after, y, [names[k] for k in seen.place.tolist()])
             for column, names in parts.items()
         }
     return Clinical(
         len(y),
         int(y.sum()),
         _interval(whole.value, whole.low, whole.high) if whole.told else Interval(),
-        {name: _center(told, i) for i, name in enumerate(centers)},
-        _points(smooth_curve(told.before.values.astype(np.float64), y, MORE_POINTS)),
+        {name: _center(seen, i) for i, name in enumerate(centers)},
+        _points(smooth_curve(seen.before.values.astype(np.float64), y, MORE_POINTS)),
         _points(smooth_curve(after, y, MORE_POINTS)),
         () if curve is None else tuple(curve.thresholds.tolist()),
         () if curve is None else tuple(_short(v) for v in curve.model.tolist()),
@@ -214,9 +214,9 @@ def clinical(
     )
 
 
-def _center(told: Told, i: int) -> AtCenter:
-    before, after = (part[i].astype(np.float64) for part in (told.before, told.after))
-    y, mend = told.labels[i].astype(np.float64), told.mends[i]
+def _center(seen: RowProbabilities, i: int) -> AtCenter:
+    before, after = (part[i].astype(np.float64) for part in (seen.before, seen.after))
+    y, mend = seen.labels[i].astype(np.float64), seen.mends[i]
     seen = calibration(before, y)
     return AtCenter(
         _level(seen),

@@ -18,15 +18,26 @@ import polars as pl
 from abps.core import streams
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
-from abps.data.prepare import Prepared, Rows, prepare
-from abps.data.split import assign_folds, fold_split
+from abps.data.prepare import Rows
 from abps.data.subgroup_names import groups_of
-from abps.engine.clinical import Clinical, Told, clinical
-from abps.engine.result import Bytes, History, RestShares, Run, accuracy, calibrated, scored_on, scores_of
+from abps.engine.clinical import Clinical, RowProbabilities, clinical
+from abps.engine.preparations import SHARED
+from abps.engine.result import (
+    Bytes,
+    History,
+    RestShares,
+    Run,
+    RunArtifacts,
+    accuracy,
+    calibrated,
+    scored_on,
+    scores_of,
+)
 from abps.engine.simulate import Progress, simulate
 from abps.evaluate.calibration import Recalibration
 from abps.evaluate.measured import measured
 from abps.methods.base import Method
+from abps.methods.catalog import name_of
 from abps.methods.settings import configure
 from abps.models.metrics import Segments, labels_of
 
@@ -46,7 +57,6 @@ def compute(
     name: str | None = None,
     attack: str | None = None,
     subgroups: Sequence[str] = (),
-    preparations: Preparations | None = None,
 ) -> Run:
     """One method, one seed: on one split, perhaps with members that attack, or in so many folds."""
     if folds is None:
@@ -55,48 +65,7 @@ def compute(
         )
     if attack is not None:
         raise RequestError(f"folds={folds} with attack={attack!r}: choose one of them")
-    return cross_validate(federation, method, seed, folds, progress, name, subgroups, preparations)
-
-
-class Preparations:
-    """Folds that are prepared once and used by every method that wants them prepared in the same way.
-
-    Holds those of the last few (seed, folds, preparation) asked for.
-    """
-
-    MOST = 3
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[Any, ...], list[Prepared]] = {}
-
-    def folds(self, federation: Federation, seed: int, folds: int, config: Method) -> list[Prepared]:
-        """The federation with each fold as its test rows in turn."""
-        how = config.training
-        key = (federation.fingerprint(), seed, folds, how.standardise, how.splines, config.privacy.min_cell)
-        if key not in self._held:
-            while len(self._held) >= self.MOST:
-                del self._held[next(iter(self._held))]
-            self._held[key] = prepared_folds(federation, seed, folds, config)
-        return self._held[key]
-
-
-def prepared_folds(federation: Federation, seed: int, folds: int, config: Method) -> list[Prepared]:
-    """The federation with each fold as its test rows in turn, as a method wants it prepared."""
-    fold = assign_folds(federation, seed, folds)
-    # All folds on one time grid and one scale, so that their answers can stand side by side.
-    agreed = replace(federation, outcome=federation.outcome.settled(federation.label))
-    how = config.training
-    return [
-        prepare(
-            agreed,
-            seed,
-            split=fold_split(fold, k, folds),
-            standardise=how.standardise,
-            splines=how.splines,
-            min_cell=config.privacy.min_cell,
-        )
-        for k in range(folds)
-    ]
+    return cross_validate(federation, method, seed, folds, progress, name, subgroups)
 
 
 def fold_seed(seed: int, fold: int) -> int:
@@ -112,7 +81,6 @@ def cross_validate(
     progress: Progress | None = None,
     name: str | None = None,
     subgroups: Sequence[str] = (),
-    preparations: Preparations | None = None,
 ) -> Run:
     """One method in so many folds: every row is scored once, by a model that never saw its patient.
 
@@ -126,21 +94,22 @@ def cross_validate(
         raise RequestError(f"folds={folds}: choose a federation without windows of time, or leave folds out")
     config = configure(method)
     parts = groups_of(federation, subgroups)
-    label = name or (method if isinstance(method, str) else type(method).__name__.lower())
-    data = (preparations or Preparations()).folds(federation, seed, folds, config)
+    label = name or (method if isinstance(method, str) else name_of(method))
+    data = SHARED.folds(federation, seed, folds, config)
     runs = [
         simulate(each, config, fold_seed(seed, k), progress=_in_fold(progress, k, folds), name=label)
         for k, each in enumerate(data)
     ]
     first = runs[0]
-    seen = _clinical_rows([run.told for run in runs if run.told is not None])
+    seen = _clinical_rows([part for run in runs if (part := run.artifacts.probabilities) is not None])
+    scores, artifacts = _fold_scores(federation.centers, runs, [each.test for each in data])
     return replace(
         first,
         seed=seed,
         method=label,
         rounds=round(float(np.mean([run.rounds for run in runs]))),
         data=replace(federation.about(), features=first.data.features),
-        **_fold_scores(federation.centers, runs, [each.test for each in data]),
+        **scores,
         bytes=_mean(Bytes, [run.bytes for run in runs]),
         cost_usd=float(np.mean([run.cost_usd for run in runs])),
         partners_mean=float(np.mean([run.partners_mean for run in runs])),
@@ -148,9 +117,7 @@ def cross_validate(
         history=_mean_history([run.history for run in runs]),
         seconds=round(time.perf_counter() - began, 3),
         clinical=Clinical() if seen is None else clinical(federation.centers, seen, parts),
-        models=None,
-        beliefs=None,
-        told=seen,
+        artifacts=replace(artifacts, decisions=first.artifacts.decisions, probabilities=seen),
     )
 
 
@@ -161,10 +128,12 @@ def _in_fold(progress: Progress | None, k: int, folds: int) -> Progress | None:
     return lambda t, most, value: progress(k * most + t, folds * most, value)
 
 
-def _fold_scores(centers: tuple[str, ...], runs: Sequence[Run], tests: Sequence[Rows]) -> dict[str, Any]:
-    """The fields of a run that say how accurate it is, over all folds."""
+def _fold_scores(
+    centers: tuple[str, ...], runs: Sequence[Run], tests: Sequence[Rows]
+) -> tuple[dict[str, Any], RunArtifacts]:
+    """The fields of a run that say how accurate it is, over all folds, and every scored row."""
     outcome = tests[0].outcome
-    logits = _together([run.answers for run in runs if run.answers is not None])
+    logits = _together([part for run in runs if (part := run.artifacts.answers) is not None])
     labels = _together([Segments(rows.y, rows.start) for rows in tests])
     fold = _together(
         [Segments(np.full(len(rows.y), k, np.float32), rows.start) for k, rows in enumerate(tests)]
@@ -193,12 +162,9 @@ def _fold_scores(centers: tuple[str, ...], runs: Sequence[Run], tests: Sequence[
             scored_centers=main.scored_centers,
             per_center=main.per_center,
         )
-    return scores | {
-        "scored": scored,
-        "calibration": calibrated(centers, logits, labels_of(rows)),
-        "answers": logits,
-        "scores": frame,
-    }
+    calibration = calibrated(centers, logits, labels_of(rows))
+    fields = scores | {"scored": scored, "calibration": calibration}
+    return fields, RunArtifacts(scores=frame, answers=logits)
 
 
 def _together(parts: list[Segments]) -> Segments:
@@ -209,7 +175,7 @@ def _together(parts: list[Segments]) -> Segments:
     return Segments(values, np.concatenate([[0], np.cumsum(sizes)]))
 
 
-def _clinical_rows(parts: list[Told]) -> Told | None:
+def _clinical_rows(parts: list[RowProbabilities]) -> RowProbabilities | None:
     """All folds as one: every row once, recalibrated in its fold; thresholds are the folds' mean."""
     if not parts:
         return None
@@ -217,7 +183,7 @@ def _clinical_rows(parts: list[Told]) -> Told | None:
     owner = np.concatenate([part.labels.group() for part in parts])
     mends = [part.mends[i] for i in range(len(parts[0].mends)) for part in parts]
     per = len(parts)
-    return Told(
+    return RowProbabilities(
         _together([part.before for part in parts]),
         _together([part.after for part in parts]),
         _together([part.labels for part in parts]),
@@ -259,4 +225,6 @@ def _mean_history(parts: list[History]) -> History:
             cause: tuple(np.mean([part.rest_causes[cause][:rounds] for part in parts], axis=0).tolist())
             for cause in parts[0].rest_causes
         },
+        tuple(round(value) for value in mean("directed_bytes")),
+        tuple(round(value) for value in mean("control_bytes")),
     )

@@ -1,5 +1,5 @@
-"""A run on disk: ``result.json``, ``decisions.parquet``, ``scores.parquet``, and ``privacy.json`` of a
-private one; whole or not at all."""
+"""A run on disk: ``result.json``, ``decisions.parquet``, ``scores.parquet``, ``privacy.json`` of a private
+one, and where asked for ``rounds.parquet`` and ``models.safetensors``; whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,19 +7,33 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from abps.core.errors import RequestError
-from abps.engine.result import Run
+from abps.engine.result import Run, RunArtifacts
 from abps.files import check_writable, folder, write_json, write_with
 
 RESULT = "result.json"
 DECISIONS = "decisions.parquet"
 SCORES = "scores.parquet"
+ROUNDS = "rounds.parquet"
+MODELS = "models.safetensors"
 PRIVACY = "privacy.json"
 
 
-def save(run: Run, out: Path) -> None:
-    """Write a run into its folder; ``result.json`` last, so that its presence means completeness."""
+def save(run: Run, out: Path, models: bool = False) -> None:
+    """Write a run into its folder; ``result.json`` last, so that its presence means completeness.
+
+    models: also the final models, and every center's score in every round.
+    """
     folder(out)
+    weights = run.models if models else None
+    if weights is not None:
+        named = {"models": np.ascontiguousarray(weights)}
+        write_with(out / MODELS, lambda part: save_file(named, part))
+    if models and run.artifacts.centers is not None:
+        write_with(out / ROUNDS, run.center_history().write_parquet)
     write_with(out / DECISIONS, run.decisions.write_parquet)
     scores = run.row_scores
     if scores is not None:
@@ -34,7 +48,8 @@ def load_run(out: Path | str) -> Run:
     path = Path(out) / RESULT
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return Run.from_json(content, Path(out) / DECISIONS, Path(out) / SCORES)
+        files = (Path(out) / name for name in (DECISIONS, SCORES, ROUNDS, MODELS))
+        return Run.from_json(content, RunArtifacts(*files))
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
     except RequestError as error:

@@ -7,6 +7,7 @@ rows, so does the outsider; it needs no outcome for that.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,17 +18,16 @@ from numpy.typing import NDArray
 from abps.core.arrays import Weights, repeated
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
-from abps.data.prepare import Prepared, prepare
+from abps.data.prepare import Prepared, Rows, prepare
 from abps.data.split import assign_splits
 from abps.data.subgroup_names import groups_of
-from abps.engine.clinical import Clinical, clinical, told
-from abps.engine.result import Run, calibrated, scored_on, scores_of
+from abps.engine.result import Run, RunArtifacts, evaluated
 from abps.engine.row_scores import row_scores
 from abps.engine.simulate import Progress, simulate
 from abps.methods.averaging import weighted_mean
 from abps.methods.base import Method
 from abps.models.learners import learner_for
-from abps.models.metrics import Segments, labels_of
+from abps.models.metrics import Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,21 +133,22 @@ def stay_away(
         theirs = turn.away[answers.group()]
         logits[theirs] = answers.values[theirs]
     assert first is not None
-    test, centers = first.rows.test, federation.centers
-    labels, outside = labels_of(test), Segments(logits, test.start)
-    nothing = Segments(np.zeros(0), np.zeros(federation.size + 1, dtype=np.int64))
-    seen = told(outside, labels, nothing, nothing, test.place)
+    test = first.rows.test
+    outside = Segments(logits, test.start)
+    # Without validation rows there is nothing to recalibrate by.
+    empty = Rows(test.x[:0], test.y[:0], np.zeros(federation.size + 1, dtype=np.int64))
+    judged = Segments(np.zeros(0), empty.start)
+    rows = replace(first.rows, validation=empty)
+    fields, seen = evaluated(rows, outside, judged, None, math.nan, None, parts, {})
     return replace(
         first.run,
         data=replace(federation.about(), features=first.run.data.features),
-        **scores_of(centers, outside, test, first.rows.train),
-        scored=scored_on(centers, outside, labels),
-        calibration=calibrated(centers, outside, labels),
-        clinical=clinical(centers, seen, parts) if len(test.y) else Clinical(),
+        **fields,
         seconds=round(time.perf_counter() - began, 3),
-        models=None,
-        beliefs=None,
-        answers=outside,
-        scores=row_scores(test, outside),
-        told=seen,
+        artifacts=RunArtifacts(
+            decisions=first.run.artifacts.decisions,
+            scores=row_scores(test, outside),
+            answers=outside,
+            probabilities=seen,
+        ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -15,22 +15,30 @@ import msgspec
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError
+from abps.core.ledger import Traffic
 from abps.data.federation import About
-from abps.data.prepare import Rows
-from abps.engine.clinical import Clinical, Told
+from abps.data.prepare import Prepared, Rows
+from abps.engine.clinical import Clinical, RowProbabilities, clinical, row_probabilities
 from abps.evaluate.calibration import calibration as calibration_of
 from abps.evaluate.calibration import expit
 from abps.evaluate.roc import FEWEST_EVENTS, area
-from abps.lab.guarantees import BeliefSummary
 from abps.models.metrics import Segments, auprc, auroc, brier, labels_of
-from abps.models.outcome_scores import measures
+from abps.models.outcome_scores import measures, survived
+from abps.models.outcomes import foretold
+from abps.models.training import Training
 from abps.privacy.budget import PrivacyLedger
 from abps.release import VERSION
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
 
 SCHEMA = "abps.run/1"
+
+#: FedAvg's rounds in the comparison of bytes.
+FEDAVG_ROUNDS = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +63,8 @@ class Score(Accuracy):
 
 
 @dataclass(frozen=True)
-class Scored:
-    """On what every center's AUROC stands.
+class ScoreSupport:
+    """The rows and events that every center's AUROC stands on.
 
     per_center_rows, per_center_events: scored rows, and those with the outcome.  per_center_low,
     per_center_high: the 95 % interval by DeLong.  cannot_tell: centers with too few events or non-events, and
@@ -72,10 +80,10 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibrationSummary:
     """Whether the probabilities of scored rows mean what they say, as the run gives them: not recalibrated.
 
-    per_center_expected: the sum of a center's probabilities; its events stand in :class:`Scored`.
+    per_center_expected: the sum of a center's probabilities; its events stand in :class:`ScoreSupport`.
     per_center_in_the_large, per_center_slope: 0 and 1 are right; NaN where there are too few events.
     told, observed, rows: of all scored rows in ten groups by probability: the mean probability, the share
     with the outcome, and how many there are.
@@ -118,17 +126,15 @@ class RestShares:
 
 @dataclass(frozen=True)
 class History:
-    """One entry per round.
-
-    beliefs: what Theorem 1 says about the beliefs, for methods that keep some.
-    """
+    """One entry per round: means over centers, and bytes of all rounds so far."""
 
     auroc: tuple[float, ...]
     validation_auroc: tuple[float, ...]
     edge_bytes: tuple[int, ...]
     rest: tuple[float, ...]
     rest_causes: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    beliefs: tuple[BeliefSummary, ...] = ()
+    directed_bytes: tuple[int, ...] = ()
+    control_bytes: tuple[int, ...] = ()
 
 
 def versions() -> dict[str, str]:
@@ -154,6 +160,28 @@ class Heterogeneity:
     shares: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class RunArtifacts:
+    """What a run has beside its result: tables and models, in memory or as the files to read them from.
+
+    decisions: the audit trail.  scores: every scored row (:mod:`abps.engine.row_scores`).
+    centers: every center's score in every round.  models: (centers, P), or (1, P) if one is for all.
+    privacy: what every center has spent, of a private run.
+    state, beliefs, answers (logits of the test rows), probabilities: of a run that was just computed; not
+    written to disk.
+    """
+
+    decisions: pl.DataFrame | Path | None = None
+    scores: pl.DataFrame | Path | None = None
+    centers: pl.DataFrame | Path | None = None
+    models: NDArray[np.float32] | Path | None = None
+    privacy: PrivacyLedger | None = None
+    state: Any = None
+    beliefs: Beliefs | None = None
+    answers: Segments | None = None
+    probabilities: RowProbabilities | None = None
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """One method, one seed, one federation.
@@ -164,12 +192,8 @@ class Run:
     outcome: what was predicted. Unless it is binary, ``score`` is its main score, ``measures`` are all of
     them, ``auroc`` is known of classes only (macro), and the curves of ``history`` are those of the main
     score. alive: of survival, times and the chance to live longer (Kaplan-Meier of all centers).
-    trail: the audit trail, or the file that it is read from when somebody asks for ``decisions``.
-    privacy: what every center has spent, of a run that was private; written beside the result.
     clinical: what clinicians ask of a binary outcome; results of before do not have it.
-    scores: every scored row (:mod:`abps.engine.row_scores`), or the file that it is read from.
-    models, beliefs, answers (logits of the test rows), told (as probabilities): of a run that was just
-    computed; not written to disk.
+    measures: also the user's own metrics.  artifacts: tables and models.
     """
 
     method: str
@@ -188,8 +212,8 @@ class Run:
     seconds: float
     device: str = "cpu"
     attack: str = ""
-    scored: Scored = field(default_factory=Scored)
-    calibration: Calibrated = field(default_factory=Calibrated)
+    scored: ScoreSupport = field(default_factory=ScoreSupport)
+    calibration: CalibrationSummary = field(default_factory=CalibrationSummary)
     versions: dict[str, str] = field(default_factory=versions)
     heterogeneity: Heterogeneity | None = None
     outcome: str = "binary"
@@ -197,29 +221,42 @@ class Run:
     measures: dict[str, Accuracy] = field(default_factory=dict)
     clinical: Clinical = field(default_factory=Clinical)
     alive: tuple[tuple[float, float], ...] = ()
-    trail: pl.DataFrame | Path | None = None
-    scores: pl.DataFrame | Path | None = None
-    models: NDArray[np.float32] | None = None
-    beliefs: Beliefs | None = None
-    answers: Segments | None = None
-    told: Told | None = None
-    privacy: PrivacyLedger | None = None
+    artifacts: RunArtifacts = field(default_factory=RunArtifacts)
 
     @property
     def decisions(self) -> pl.DataFrame:
         """The audit trail: one row per decision."""
-        if self.trail is None:
-            raise RequestError(
-                "this result was read without its folder; load the folder to see its decisions"
-            )
-        return pl.read_parquet(self.trail) if isinstance(self.trail, Path) else self.trail
+        return _table(self.artifacts.decisions, "decisions")
 
     @property
     def row_scores(self) -> pl.DataFrame | None:
         """Every scored row; None for results without them."""
-        if isinstance(self.scores, Path):
-            return pl.read_parquet(self.scores) if self.scores.is_file() else None
-        return self.scores
+        there = self.artifacts.scores
+        if isinstance(there, Path):
+            return pl.read_parquet(there) if there.is_file() else None
+        return there
+
+    @property
+    def models(self) -> NDArray[np.float32] | None:
+        """(centers, P) weights of the final models, or (1, P) if one is for all; None if it has none."""
+        there = self.artifacts.models
+        if isinstance(there, Path):
+            return load_file(there)["models"] if there.is_file() else None
+        return there
+
+    @property
+    def beliefs(self) -> Beliefs | None:
+        """What centers believe of each other, for methods that keep beliefs; of a run just computed."""
+        return self.artifacts.beliefs
+
+    @property
+    def privacy(self) -> PrivacyLedger | None:
+        """What every center has spent, of a private run that was just computed."""
+        return self.artifacts.privacy
+
+    def center_history(self) -> pl.DataFrame:
+        """One row per round and center: round, center, validation, test (the main score), rest (why)."""
+        return _table(self.artifacts.centers, "rounds")
 
     def predictions(self) -> pl.DataFrame:
         """Every scored row: row, center, fold, y and, of a binary outcome, the probability."""
@@ -233,6 +270,12 @@ class Run:
                 "row", "center", "fold", "y", probability=1.0 / (1.0 + (-pl.col("logit")).exp())
             )
         return frame
+
+    def save(self, out: str | Path) -> None:
+        """Write the run into a folder, with its models; :func:`abps.load_run` reads it."""
+        from abps.engine.output import save  # which reads runs, and so knows this class
+
+        save(self, Path(out), models=True)
 
     @property
     def main(self) -> Accuracy:
@@ -249,11 +292,13 @@ class Run:
         names = [name for name in _WRITTEN if self.score is not None or name not in _OF_OTHERS]
         if not self.clinical.per_center:
             names.remove("clinical")
+        if self.measures and "measures" not in names:
+            names.append("measures")
         content = {name: _plain(msgspec.to_builtins(getattr(self, name))) for name in names}
         return {"schema": SCHEMA} | content
 
     @staticmethod
-    def from_json(content: Mapping[str, Any], trail: Path | None = None, scores: Path | None = None) -> Run:
+    def from_json(content: Mapping[str, Any], artifacts: RunArtifacts | None = None) -> Run:
         """A run from the content of its ``result.json``, and the files beside it."""
         if not isinstance(content, Mapping) or content.get("schema") != SCHEMA:
             raise RequestError(f"this is not a result of this version ({SCHEMA})")
@@ -263,7 +308,7 @@ class Run:
                 name: msgspec.convert(value if name in _NULLABLE else _undefined(value), _WRITTEN[name])
                 for name, value in there.items()
             }
-            return Run(**stated, trail=trail, scores=scores)
+            return Run(**stated, artifacts=artifacts or RunArtifacts())
         except (msgspec.ValidationError, TypeError) as error:
             raise RequestError(f"this result lacks something or holds something else: {error}") from error
 
@@ -290,15 +335,18 @@ class Run:
         return f"<table><caption>{title}</caption>{body}</table>"
 
 
-#: Of a run that was just computed only.
-UNWRITTEN: Final = ("trail", "scores", "models", "beliefs", "answers", "told", "privacy")
-
 #: What is written, in this order, and its type; and where null says something else than "not defined".
-_WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name not in UNWRITTEN}
+_WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name != "artifacts"}
 _NULLABLE: Final = ("data", "config", "heterogeneity")
 
 #: What a binary outcome does not have.
 _OF_OTHERS: Final = ("outcome", "score", "measures", "alive")
+
+
+def _table(there: pl.DataFrame | Path | None, what: str) -> pl.DataFrame:
+    if there is None or (isinstance(there, Path) and not there.is_file()):
+        raise RequestError(f"this result was read without its folder; load the folder to see its {what}")
+    return pl.read_parquet(there) if isinstance(there, Path) else there
 
 
 def _plain(value: Any) -> Any:
@@ -342,11 +390,11 @@ def scores_of(
     train: Rows,
     at_best: float = math.nan,
     honest: NDArray[np.bool_] | None = None,
-    result: Segments | None = None,
+    trained: Segments | None = None,
 ) -> dict[str, Any]:
     """The fields of a run that tell how accurate it is, whatever its outcome.
 
-    learned: answers to the training rows, for a baseline of relative risks.
+    trained: answers to the training rows, for a baseline of relative risks.
     """
     labels = labels_of(rows)
     if labels.outcome.binary:
@@ -355,7 +403,7 @@ def scores_of(
             "auprc": accuracy(centers, auprc(logits, labels)),
             "brier": accuracy(centers, brier(logits, labels)),
         }
-    found = measures(logits, rows, train, result)
+    found = measures(logits, rows, train, trained)
     name, values = labels.outcome.measure, found[labels.outcome.measure]
     main = accuracy(centers, values, at_best, honest)
     unknown = accuracy(centers, np.full(len(centers), np.nan))
@@ -367,13 +415,74 @@ def scores_of(
         "score": Score(
             main.mean, main.scored_centers, main.at_best_validation, main.per_center, main.honest_mean, name
         ),
-        "measures": {each: accuracy(centers, told) for each, told in found.items()},
+        "measures": {each: accuracy(centers, value) for each, value in found.items()},
     }
+
+
+def evaluated(
+    data: Prepared,
+    logits: Segments,
+    judged: Segments | None,
+    trained: Segments | None,
+    at_best: float,
+    honest: NDArray[np.bool_] | None,
+    parts: Mapping[str, Sequence[str | None]],
+    metrics: Mapping[str, Callable[[Any, Any], float]],
+) -> tuple[dict[str, Any], RowProbabilities | None]:
+    """The fields of a run that say how accurate it is, from the logits of its test rows.
+
+    judged: logits of the validation rows of a binary outcome.  trained: of the training rows, of Cox's model.
+    at_best: the mean test score of the best round on validation rows.  metrics: the user's own.
+    """
+    centers, test, labels = data.centers, data.test, labels_of(data.test)
+    fields = scores_of(centers, logits, test, data.train, at_best, honest, trained)
+    seen = None
+    if judged is not None:
+        seen = row_probabilities(logits, labels, judged, labels_of(data.validation), test.place)
+        fields["clinical"] = clinical(centers, seen, parts)
+    if metrics:
+        fields["measures"] = fields.get("measures", {}) | own_measures(centers, logits, labels, metrics)
+    fields |= {
+        "scored": scored_on(centers, logits, labels),
+        "calibration": calibrated(centers, logits, labels),
+        "alive": survived(data),
+    }
+    return fields, seen
+
+
+def own_measures(
+    centers: tuple[str, ...],
+    logits: Segments,
+    labels: Segments,
+    metrics: Mapping[str, Callable[[Any, Any], float]],
+) -> dict[str, Accuracy]:
+    """The user's own metrics of every center: function(labels, predictions) to a number; NaN: not defined."""
+    said = expit(logits.values) if labels.outcome.binary else foretold(labels.outcome, logits.values)
+    found = {}
+    for name, metric in metrics.items():
+        values = np.full(len(centers), np.nan)
+        for i in range(len(centers)):
+            part = slice(int(logits.start[i]), int(logits.start[i + 1]))
+            if part.stop > part.start:
+                values[i] = float(metric(labels.values[part], said[part]))
+        found[name] = accuracy(centers, values)
+    return found
+
+
+def bytes_of(data: Prepared, spent: Traffic) -> Bytes:
+    """The bytes of a run, also in units of FedAvg's: fifty fp32 rounds with the paper's network, whatever
+    model a run has."""
+    paper = Training().factory(data.plain or data.width)
+    weights = sum(parameter.numel() for parameter in paper.parameters())
+    unit = data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), weights)
+    return Bytes(
+        spent.edge, spent.directed, spent.control, spent.edge / unit, (spent.edge + spent.control) / unit
+    )
 
 
 def scored_on(
     centers: tuple[str, ...], logits: Segments, labels: Segments, fold: Segments | None = None
-) -> Scored:
+) -> ScoreSupport:
     """On what every center's score stands, from the logits and labels of all that was scored.
 
     fold: by which fold's model every row was scored; None: by one model.
@@ -383,7 +492,7 @@ def scored_on(
     folds = 0 if fold is None else int(fold.values.max(initial=0)) + 1
     if not labels.outcome.binary:
         parts = {name: labels[i] for i, name in enumerate(centers)}
-        return Scored(
+        return ScoreSupport(
             {name: len(part) for name, part in parts.items()},
             {name: int(labels.outcome.events(part).sum()) for name, part in parts.items()},
             folds=folds,
@@ -396,7 +505,7 @@ def scored_on(
         )
         for i, name in enumerate(centers)
     }
-    return Scored(
+    return ScoreSupport(
         {name: a.events + a.others for name, a in areas.items()},
         {name: a.events for name, a in areas.items()},
         {name: a.low for name, a in areas.items()},
@@ -414,17 +523,17 @@ def scored_on(
 GROUPS: Final = 10
 
 
-def calibrated(centers: tuple[str, ...], logits: Segments, labels: Segments) -> Calibrated:
+def calibrated(centers: tuple[str, ...], logits: Segments, labels: Segments) -> CalibrationSummary:
     """Calibration of every center and of all rows together; of other outcomes their scores tell it."""
     if not labels.outcome.binary:
-        return Calibrated()
+        return CalibrationSummary()
     found = {
         name: calibration_of(expit(logits[i].astype(np.float64)), labels[i].astype(np.float64))
         for i, name in enumerate(centers)
     }
     told = expit(logits.values.astype(np.float64))
     parts = np.array_split(np.argsort(told, kind="stable"), min(GROUPS, len(told)) or 1)
-    return Calibrated(
+    return CalibrationSummary(
         {name: c.expected for name, c in found.items()},
         {name: math.nan if c.in_the_large is None else c.in_the_large.value for name, c in found.items()},
         {name: math.nan if c.slope is None else c.slope.value for name, c in found.items()},

@@ -22,7 +22,6 @@ from abps.core.matching import Answer, Plan, Rest
 from abps.core.plausibility import distances, plausible
 from abps.engine.attacks import Attackers
 from abps.engine.private_run import Spending, begun
-from abps.lab.rivals.graphs import both_ways
 from abps.methods import peers
 from abps.methods.accounting import checked, releases
 from abps.methods.base import Context, Decisions, Ints, Method, refusals, with_derived
@@ -34,7 +33,7 @@ from abps.models.metrics import Segments
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class RoundResult:
     """What a round did besides changing models.
 
     partners: (n,) how many peers' models each center received.  rest: (n,) a :class:`Rest` each.
@@ -54,7 +53,7 @@ class RunState:
     """A run between two rounds.
 
     server: what a star's server remembers.  unpaid: what centers publish has not been paid for yet.
-    siege: members that attack, if any do.
+    attackers: members that attack, if any do.
     spending: the privacy account, of a private run.
     """
 
@@ -88,24 +87,24 @@ class RunState:
             self, context=new, state=self.method.moved(self.context, new, self.state, t), unpaid=True
         )
 
-    def round(self, t: int) -> tuple[RunState, Outcome]:
+    def round(self, t: int) -> tuple[RunState, RoundResult]:
         """One round t = 1, 2, …"""
         if self.spending is not None:
             if not self.spending.account.affords(*releases(self.method, t)):
                 # Nothing more is learned from rows, so nothing new can leave.
                 return self._rested(self.state, t, Rest.PRIVACY)
-            after, outcome = self._open_round(t)
+            after, result = self._open_round(t)
             spending = self.spending.after(self.method, after.context, t)
-            return replace(after, spending=spending), outcome
+            return replace(after, spending=spending), result
         return self._open_round(t)
 
-    def _open_round(self, t: int) -> tuple[RunState, Outcome]:
+    def _open_round(self, t: int) -> tuple[RunState, RoundResult]:
         """A round that may be learned in."""
         drivers = {"alone": self._alone, "star": self._star, "coordinated": self._coordinated}
-        after, outcome = drivers.get(self.method.kind, self._peers)(t)
-        return replace(after, ledger=after.ledger.book(outcome.traffic)), outcome
+        after, result = drivers.get(self.method.kind, self._peers)(t)
+        return replace(after, ledger=after.ledger.book(result.traffic)), result
 
-    def _coordinated(self, t: int) -> tuple[RunState, Outcome]:
+    def _coordinated(self, t: int) -> tuple[RunState, RoundResult]:
         """One exchange: all upload, the coordinator aggregates, all apply its broadcast."""
         method, context, n = cast(CoordinatedMethod, self.method), self.context, self.context.n
         if self.ledger.closed:
@@ -119,8 +118,8 @@ class RunState:
             return self._rested(self.state, t, Rest.BUDGET)
         state = method.apply_broadcast(context, self.state, broadcast, t)
         rest = method.resting(context, state)
-        outcome = Outcome(traffic, np.full(n, n - 1), rest, method.decisions(context, state, broadcast, t))
-        return replace(self, state=state), outcome
+        result = RoundResult(traffic, np.full(n, n - 1), rest, method.decisions(context, state, broadcast, t))
+        return replace(self, state=state), result
 
     def _attacked_upload(self, values: NDArray[np.float64], t: int) -> NDArray[np.float64]:
         """(n, entries) what arrives at the coordinator when attackers send something else."""
@@ -133,18 +132,18 @@ class RunState:
         spoiled = attack.on_sent(sent, before, before, nothing, who, self.context.seed, t, self.context.ids)
         return np.where(np.isnan(values) & ~who[:, None], np.nan, spoiled)
 
-    def _alone(self, t: int) -> tuple[RunState, Outcome]:
+    def _alone(self, t: int) -> tuple[RunState, RoundResult]:
         trained = self.method.train(self.context, self.state, t, True)
         return self._rested(trained, t, Rest.NOT)
 
-    def _rested(self, trained: Any, t: int, why: Rest, said: int = 0) -> tuple[RunState, Outcome]:
+    def _rested(self, trained: Any, t: int, why: Rest, said: int = 0) -> tuple[RunState, RoundResult]:
         """A round without an exchange; said: control bytes that were spent on the way to it."""
         n, state = self.context.n, self.method.rest(self.context, self.state, trained, t)
         ledger = self.ledger.close() if why is Rest.BUDGET else self.ledger
-        outcome = Outcome(Traffic(control=said), np.zeros(n, dtype=np.int64), np.full(n, why, dtype=np.int8))
-        return replace(self, state=state, ledger=ledger), outcome
+        partners, rest = np.zeros(n, dtype=np.int64), np.full(n, why, dtype=np.int8)
+        return replace(self, state=state, ledger=ledger), RoundResult(Traffic(control=said), partners, rest)
 
-    def _star(self, t: int) -> tuple[RunState, Outcome]:
+    def _star(self, t: int) -> tuple[RunState, RoundResult]:
         method, context, n = cast(StarMethod, self.method), self.context, self.context.n
         trained = method.train(context, self.state, t, self.ledger.closed)
         if self.ledger.closed:
@@ -187,7 +186,7 @@ class RunState:
 
     def _masked_star(
         self, trained: Any, up: tuple[Weights, ...], lengths: tuple[Sequence[int], Sequence[int]], t: int
-    ) -> tuple[RunState, Outcome]:
+    ) -> tuple[RunState, RoundResult]:
         """A round in which the server sees the sum of what is sent, and nothing else."""
         method, context = cast(StarMethod, self.method), self.context
         traffic = masked_cost(method.line, context.n, *lengths) if up else Traffic()
@@ -202,7 +201,7 @@ class RunState:
 
     def _served(
         self, trained: Any, replies: tuple[Weights, ...], memory: Any, some: Weights, traffic: Traffic, t: int
-    ) -> tuple[RunState, Outcome]:
+    ) -> tuple[RunState, RoundResult]:
         """What comes down, and what centers make of it; some: whose messages were let in."""
         method, context, n = cast(StarMethod, self.method), self.context, self.context.n
         layout = context.learner.layout
@@ -215,10 +214,10 @@ class RunState:
             for k, reply in enumerate(replies)
         )
         state = method.receive(context, self.state, trained, down, t)
-        outcome = Outcome(traffic, np.full(n, n - 1), np.zeros(n, dtype=np.int8))
-        return replace(self, state=state, server=replace(self.server, last=down, memory=memory)), outcome
+        result = RoundResult(traffic, np.full(n, n - 1), np.zeros(n, dtype=np.int8))
+        return replace(self, state=state, server=replace(self.server, last=down, memory=memory)), result
 
-    def _peers(self, t: int) -> tuple[RunState, Outcome]:
+    def _peers(self, t: int) -> tuple[RunState, RoundResult]:
         method, context = cast(PeerMethod, self.method), self.context
         # Whom to ask seldom depends on this round's models: centers choose while they train.
         trained = cache(method.begin(context, self.state, t, self.ledger.closed))
@@ -251,11 +250,11 @@ class RunState:
         listeners = np.bincount(meeting.by, minlength=context.n)
         notes = method.note(context, after, listeners)
         received = Received(meeting.to, meeting.by, arrived, notes, preferences, refused)
-        result = method.learn(context, self.state, after, received, t)
+        step = method.learn(context, self.state, after, received, t)
         degrees = np.bincount(meeting.to, minlength=context.n)
-        outcome = Outcome(traffic, degrees, meeting.rest, meeting.trail, result.answers)
+        result = RoundResult(traffic, degrees, meeting.rest, meeting.trail, step.answers)
         attackers = None if self.attackers is None else self.attackers.hear(arrived, meeting.to, meeting.by)
-        return replace(self, state=result.state, unpaid=False, attackers=attackers), outcome
+        return replace(self, state=step.state, unpaid=False, attackers=attackers), result
 
     def _meet(self, preferences: Preferences, t: int) -> _Meeting:
         """Who hears whom, and what was said to find that out."""
@@ -269,7 +268,9 @@ class RunState:
             plan = peers.agree(method, context, preferences, t)
             said += bytes_of.pairs(len(plan.pairs), 0, plan.proposals)
             trail = None if preferences.trail is None else preferences.trail(plan)
-            return _Meeting(*both_ways(plan.pairs), plan.rest, said, trail)
+            first, second = plan.pairs[:, 0], plan.pairs[:, 1]
+            to, by = np.concatenate([first, second]), np.concatenate([second, first])
+            return _Meeting(to, by, plan.rest, said, trail)
         if method.kind == "graph":
             to, by = method.transfers(context, t)
         else:

@@ -80,15 +80,15 @@ class HeldOutRows:
     def of(run: Run, federation: Federation) -> HeldOutRows:
         """The out-of-fold predictions of a cross-validated run."""
         frame = run.row_scores
-        if frame is None or run.answers is None:
+        answers, seen = run.artifacts.answers, run.artifacts.probabilities
+        if frame is None or answers is None:
             raise RequestError("this run keeps no predictions of its rows; run it again")
         frame = frame.sort("center", maintain_order=True)
-        seen, start = run.told, run.answers.start
         outcome = federation.outcome.settled(federation.label)
         y = frame["y"].to_numpy().astype(np.float32)
-        rows = Rows(np.empty((len(y), 0), np.float32), y, start, outcome=outcome)
+        rows = Rows(np.empty((len(y), 0), np.float32), y, answers.start, outcome=outcome)
         return HeldOutRows(
-            run.answers if seen is None else seen.after,
+            answers if seen is None else seen.after,
             rows,
             frame["row"].to_numpy().astype(np.int64),
             frame["fold"].to_numpy().astype(np.int64),

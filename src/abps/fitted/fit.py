@@ -44,6 +44,7 @@ from abps.fitted.inputs import ranges_of
 from abps.fitted.layers import Network, network_of
 from abps.fitted.model import FittedModel
 from abps.methods.base import Method
+from abps.methods.catalog import name_of
 from abps.methods.settings import configure, describe
 from abps.models.layout import answering
 from abps.models.metrics import Segments, brier, labels_of
@@ -129,7 +130,7 @@ def fit(
     alone: compare with the best that every center can do alone.
     """
     config = configure(method, settings, rounds)
-    name = method if isinstance(method, str) else type(method).__name__.lower()
+    name = method if isinstance(method, str) else name_of(method)
     _check_request(federation, subgroups, leave_out)
     run = cross_validate(federation, config, seed, folds, _first(progress, folds), name, subgroups)
     compared = {}

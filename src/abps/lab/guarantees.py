@@ -107,40 +107,6 @@ def observations_for(error: float, delta: float, *, prior: Prior = UNIFORM) -> i
     return high
 
 
-@dataclass(frozen=True)
-class BeliefSummary:
-    """What Theorem 1 says about the beliefs at hand, in a round of a run.
-
-    pairs: beliefs with at least one observation.  radius: the median error that the theorem allows them.
-    useful, harmful: beliefs that it places above, or below, the threshold.
-    """
-
-    pairs: int
-    radius: float
-    useful: int
-    harmful: int
-
-
-def belief_summary(
-    mean: ArrayLike, count: ArrayLike, delta: float = 0.05, *, prior: Prior = UNIFORM, threshold: float = 0.5
-) -> BeliefSummary:
-    """A live reading of Theorem 1: beliefs are looked at in every round, so the bound is that for all times.
-
-    ``delta`` is the failure probability of each belief. Discounted counts may be put in.
-    """
-    m, k = np.asarray(mean, np.float64).ravel(), np.asarray(count, np.float64).ravel()
-    m, k = m[k > 0.0], k[k > 0.0]
-    if k.size == 0:
-        return BeliefSummary(0, math.nan, 0, 0)
-    error = concentration(k, delta, prior=prior, at_all_times=True).total
-    return BeliefSummary(
-        k.size,
-        float(np.median(error)),
-        int((m - error > threshold).sum()),
-        int((m + error < threshold).sum()),
-    )
-
-
 # --------------------------------------------------------------------------- the score
 
 

@@ -26,7 +26,7 @@ from abps.core.arrays import repeated
 from abps.cores import available_cores
 from abps.data.prepare import Prepared, Rows
 from abps.engine.rounds import RunState
-from abps.engine.simulate import Track
+from abps.engine.track import Track
 from abps.methods.base import Context
 from abps.methods.catalog import find
 from abps.models.learners import learner_for

@@ -164,6 +164,12 @@ METHODS: Final = Registry[Method](
 REFERENCES: Final = ("local-best", "pooled-best", "glm-exact", "local-stopped", "centralized-stopped")
 
 
+def name_of(config: Method) -> str:
+    """The catalog's name of a configuration; that of its class if the catalog has another or none."""
+    listed = CATALOG if type(config).__module__.startswith("abps.lab.") else _ENTRIES
+    return next((name for name in listed if listed[name].config == config), type(config).__name__.lower())
+
+
 def find(name: str) -> Method:
     """A method's configuration by its name: ours, an entry point's, or ``package.module:NAME``."""
     return METHODS.find(name)

@@ -310,7 +310,9 @@ def _verdict(low: float, high: float, raw: float, error: float) -> str:
 def _trail(result: Results) -> pl.DataFrame:
     """The decisions of all runs of a method, with their seed."""
     parts = [
-        run.decisions.with_columns(seed=pl.lit(run.seed)) for run in result.runs if run.trail is not None
+        run.decisions.with_columns(seed=pl.lit(run.seed))
+        for run in result.runs
+        if run.artifacts.decisions is not None
     ]
     return pl.concat(parts) if parts else pl.DataFrame()
 
