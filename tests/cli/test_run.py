@@ -9,7 +9,6 @@ import pytest
 
 from abps.cli.commands import as_flags, flags_of
 from abps.cli.main import main
-from abps.models import devices
 
 SMALL = ["--data", "icu-synthetic:centers=12,stays=1500", "--rounds", "2"]
 
@@ -28,7 +27,9 @@ def test_a_run_writes_its_result_and_its_trail(capsys, tmp_path):
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     assert summary["auroc"] == result["auroc"]["mean"] and result["method"] == "abps-pq-k1"
     assert pl.read_parquet(tmp_path / "r" / "decisions.parquet").height > 0
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == ["decisions.parquet", "result.json"]
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [
+        "decisions.parquet", "result.json", "scores.parquet",
+    ]  # fmt: skip
 
 
 def test_the_same_run_may_be_redone_another_is_refused(capsys, tmp_path):
@@ -148,11 +149,15 @@ def test_version_and_help(capsys):
     assert code == 0 and "abps demo" in out
 
 
-def test_a_device_that_is_not_there_ends_before_any_work(capsys, tmp_path, monkeypatch):
+def test_a_device_that_is_not_there_ends_before_any_work(capsys, tmp_path):
     arguments = ["run", "--method", "local", *SMALL, "--out", tmp_path / "r"]
-    monkeypatch.setattr(devices, "_count", lambda kind: 0)
-    code, _, err = call(capsys, *arguments, "--device", "cuda")
-    assert code == 2 and "sees no such device here; choose cpu" in err and len(err.strip().splitlines()) == 1
+    code, _, err = call(capsys, *arguments, "--device", "xla:77")
+    assert (
+        code == 2
+        and "PyTorch cannot use it here" in err
+        and "--device" in err
+        and len(err.strip().splitlines()) == 1
+    )
     assert not (tmp_path / "r").exists()
     assert call(capsys, *arguments, "--device", "auto")[0] == 0
     assert json.loads((tmp_path / "r" / "result.json").read_text())["device"] == "cpu"

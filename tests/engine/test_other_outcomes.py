@@ -51,7 +51,7 @@ def test_the_fast_learner_does_what_the_plain_loop_does(spec: str, model: str) -
 def test_learning_together_finds_what_is_there(spec: str) -> None:
     fed = made(spec)
     for method in ("abps-plus", "local-best", "pooled-best"):
-        run = abps.simulate(fed, method, rounds=None if "best" in method else 6)
+        run = abps.simulate(fed, method)
         assert run.main.mean > {"continuous": 0.3}.get(fed.outcome.kind, 0.68), method
         assert run.outcome == fed.outcome.kind and run.measures[run.measure].mean == run.main.mean
 

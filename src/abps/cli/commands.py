@@ -15,11 +15,11 @@ from abps.cli.options import flatten
 #: (with _ for -): a function NAME, or ``register`` for a group of commands.
 COMMANDS: Final = {
     "demo": "Would collaboration help, and with whom? Hospitals that differ and hospitals that are alike.",
-    "check": "Look through a table before anything is learned from it.",
+    "check": "Check a table before anything is learned from it.",
     "run": "Run one method with one seed; write result.json and decisions.parquet.",
     "compare": "Compare methods over seeds; stop and start again as you like, nothing finished is computed "
     "twice.",
-    "regress": "Estimate effects with intervals from sums over hospitals, and how far hospitals differ.",
+    "regress": "Estimate effects with intervals from sums over hospitals; equal to the fit on pooled rows.",
     "evaluate": "Evaluate models at every hospital: AUROC, calibration, Brier score and net benefit.",
     "table-one": "Describe a federation: counts, means, quantiles and missingness, overall and by hospital.",
     "fit": "Train each hospital's final model on all rows and write it with its model card.",

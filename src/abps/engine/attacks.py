@@ -1,7 +1,7 @@
 """Members that attack: what they change before it reaches others.
 
 An attack changes one of three things: the rows an attacker trains on, what it publishes of itself, or the
-weights that it sends. Results are told of the honest centers.
+weights that it sends. Results report the honest centers.
 
 * ``label-flip``: trains on swapped labels.  ``poison``: every third row gets the largest values and the other
   label.
@@ -15,7 +15,7 @@ weights that it sends. Results are told of the honest centers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,26 +99,26 @@ class Attack:
         """(n, k) what is published when attackers lie about themselves."""
         if self.name not in ("liar", "clique") or not vectors.size:
             return vectors
-        told = vectors.copy()
+        published = vectors.copy()
         honest = vectors[~who]
-        told[who] = honest.mean(axis=0) if self.name == "liar" else honest[0]
-        return told
+        published[who] = honest.mean(axis=0) if self.name == "liar" else honest[0]
+        return published
 
     def on_sent(
         self,
-        sent: Weights,
-        before: Weights,
-        received: Weights | None,
-        start: Weights,
+        sent: NDArray[Any],
+        before: NDArray[Any],
+        received: NDArray[Any] | None,
+        start: NDArray[Any],
         who: NDArray[np.bool_],
         seed: int,
         t: int,
         ids: NDArray[np.uint64],
-    ) -> Weights:
+    ) -> NDArray[Any]:
         """(n, shared) what leaves when attackers send something else.
 
         sent: what honest centers would send.  before: models at the start of the round.
-        heard: (n, shared) what each center last received, if anybody did.  start: (shared,).
+        received: (n, shared) what each center last received, if anybody did.  start: (shared,).
         """
         spoiled = sent.copy()
         for i in np.flatnonzero(who).tolist():
@@ -129,7 +129,7 @@ class Attack:
             elif self.name == "random":
                 size = float(np.sqrt(np.square(sent[i] - start).mean()))
                 noise = streams.generator(seed, "attack", t, int(ids[i])).standard_normal(sent.shape[1])
-                spoiled[i] = start + size * noise.astype(np.float32)
+                spoiled[i] = start + size * np.asarray(noise, dtype=np.float32)
             elif self.name == "nan":
                 spoiled[i] = float("nan")
             elif self.name == "huge" and t == self.round:
@@ -146,7 +146,7 @@ class Attack:
 class Attackers:
     """An attack under way.
 
-    who: (n,) the attackers.  heard: (n, shared) what each center last received.
+    who: (n,) the attackers.  received: (n, shared) what each center last received.
     """
 
     attack: Attack
@@ -176,7 +176,7 @@ class Attackers:
         return seen
 
     def hear(self, arrived: Weights, to: Ints, by: Ints) -> Attackers:
-        """The siege after a round: attackers keep what they received."""
+        """After a round: attackers keep what they received."""
         received = arrived.copy() if self.received is None else self.received.copy()
         received[to] = arrived[by]
         return replace(self, received=received)

@@ -217,10 +217,10 @@ def clinical(
 def _center(seen: RowProbabilities, i: int) -> AtCenter:
     before, after = (part[i].astype(np.float64) for part in (seen.before, seen.after))
     y, mend = seen.labels[i].astype(np.float64), seen.mends[i]
-    seen = calibration(before, y)
+    found = calibration(before, y)
     return AtCenter(
-        _level(seen),
-        _level(seen if mend.kind == "none" else calibration(after, y)),
+        _level(found),
+        _level(found if mend.kind == "none" else calibration(after, y)),
         mend.kind,
         _short(mend.intercept),
         _short(mend.slope),

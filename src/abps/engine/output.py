@@ -48,8 +48,8 @@ def load_run(out: Path | str) -> Run:
     path = Path(out) / RESULT
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        files = (Path(out) / name for name in (DECISIONS, SCORES, ROUNDS, MODELS))
-        return Run.from_json(content, RunArtifacts(*files))
+        decisions, scores, rounds, models = (Path(out) / name for name in (DECISIONS, SCORES, ROUNDS, MODELS))
+        return Run.from_json(content, RunArtifacts(decisions, scores, rounds, models))
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
     except RequestError as error:

@@ -457,7 +457,11 @@ def own_measures(
     metrics: Mapping[str, Callable[[Any, Any], float]],
 ) -> dict[str, Accuracy]:
     """The user's own metrics of every center: function(labels, predictions) to a number; NaN: not defined."""
-    said = expit(logits.values) if labels.outcome.binary else foretold(labels.outcome, logits.values)
+    said = (
+        expit(logits.values.astype(np.float64))
+        if labels.outcome.binary
+        else foretold(labels.outcome, logits.values)
+    )
     found = {}
     for name, metric in metrics.items():
         values = np.full(len(centers), np.nan)

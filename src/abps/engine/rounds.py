@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import ledger as bytes_of
-from abps.core.arrays import Weights, repeated
+from abps.core.arrays import Weights
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
 from abps.core.matching import Answer, Plan, Rest
 from abps.core.plausibility import distances, plausible
@@ -128,7 +128,7 @@ class RunState:
         sent = np.nan_to_num(values)
         attack, who = self.attackers.attack, self.attackers.who
         nothing = np.zeros(values.shape[1], dtype=sent.dtype)
-        before = repeated(nothing, len(sent))
+        before = np.tile(nothing, (len(sent), 1))
         spoiled = attack.on_sent(sent, before, before, nothing, who, self.context.seed, t, self.context.ids)
         return np.where(np.isnan(values) & ~who[:, None], np.nan, spoiled)
 
@@ -195,12 +195,12 @@ class RunState:
         up = self._attacked(up, t)
         sent, say = up, context.sizes()
         if up and method.adds is not None:
-            sent, say = masked(up, context.sizes(), method.adds)
+            sent, say = masked(up, context.sizes(), method.adds)  # type: ignore[arg-type]
         replies, memory = method.serve(context.learner.start, self.server, sent, say, t)
         return self._served(trained, replies, memory, np.arange(context.n), traffic, t)
 
     def _served(
-        self, trained: Any, replies: tuple[Weights, ...], memory: Any, some: Weights, traffic: Traffic, t: int
+        self, trained: Any, replies: tuple[Weights, ...], memory: Any, some: Ints, traffic: Traffic, t: int
     ) -> tuple[RunState, RoundResult]:
         """What comes down, and what centers make of it; some: whose messages were let in."""
         method, context, n = cast(StarMethod, self.method), self.context, self.context.n

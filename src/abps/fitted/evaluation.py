@@ -108,9 +108,9 @@ class HeldOutRows:
 
     def subgroups(self, names: Mapping[str, Sequence[str | None]]) -> dict[str, list[Part]]:
         """By column, performance per subgroup.  names: by column, the subgroup of every row of the table."""
-        probability = self.answers.values.astype(np.float64)
+        probability, y = self.answers.values.astype(np.float64), self.rows.y.astype(np.float64)
         return {
-            column: subgroups(probability, self.rows.y, [each[k] for k in self.place.tolist()])
+            column: subgroups(probability, y, [each[k] for k in self.place.tolist()])
             for column, each in names.items()
         }
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from abps.core.arrays import Weights, repeated
 from abps.core.ledger import CONTROL_MESSAGE, Traffic
-from abps.methods.base import Context, Floats, Kind, Method, Wire
+from abps.methods.base import Context, Floats, Ints, Kind, Method, Wire
 from abps.wire.codecs import codec
 from abps.wire.frames import frame_size
 
@@ -133,7 +133,7 @@ def star_cost(line: Wire, centers: int, up: Sequence[int], down: Sequence[int], 
     return Traffic(max(sent, (sent + back + 1) // 2), sent + back, centers * CONTROL_MESSAGE * noted)
 
 
-def to_everyone(reply: Weights, trusted: Weights, n: int) -> Weights:
+def to_everyone(reply: Weights, trusted: Ints, n: int) -> Weights:
     """(n, columns) own replies (senders, columns) for all n; who was not let in gets their mean.
 
     trusted: (senders,) the places of the senders.
