@@ -15,7 +15,7 @@ from abps.sites.consent import approval
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.keys import read_root, read_signer
-from abps.sites.consent.membership import Known
+from abps.sites.consent.membership import Membership
 from abps.sites.consent.proposal import Proposal, SignedProposal, sign
 from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.coordinator.loopback import LoopbackNetwork
@@ -68,7 +68,7 @@ def opening(kit: Path, signed: SignedProposal):
     """What a site answers when a job opens it, and the site."""
     app = pytest.importorskip("abps.sites.flare.app")
     site = app.FlareSite(signed.text())
-    site.begin(SiteJob(kit.name, kit / "local", "job", signed.text(), 60.0), Known(kit), {}, False)
+    site.begin(SiteJob(kit.name, kit / "local", "job", signed.text(), 60.0), Membership(kit), {}, False)
     site._start("open")
     site._work.join()
     said = site._poll()[0]

@@ -6,9 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,20 +16,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 
 from abps.core.errors import RequestError
 from abps.sites.consent import keys, membership
-from abps.sites.consent.keys import FORMER, replace_certificate
+from abps.sites.consent.keys import FORMER
 from abps.sites.consent.kit import read_kit
-from abps.sites.consent.membership import Known, Revoked
+from abps.sites.consent.membership import Membership, RevocationList
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
-from abps.sites.flare import app, authority, kits
+from abps.sites.flare import app, kits
 from abps.sites.flare.authority import Authority
-from abps.sites.flare.on_one_machine import own_home
-from abps.sites.flare.submit import connected
 from abps.sites.protocol import decline_codes
 from abps.sites.protocol.steps import Timeouts
 
 from .network import close, open_site
-from .processes import LONG, Processes
 from .test_cli import call
 
 
@@ -80,7 +74,7 @@ def test_nobody_goes_back_to_an_older_list(network):
     authority = Authority(network)
     authority.revoke("south")
     first = (network / "north" / "local" / membership.FILE).read_text()
-    known = Known(network / "north")
+    known = Membership(network / "north")
     assert known.now.expelled == ("south",) and known.text == first
     authority.revoke("east")
     second = (network / "authority" / membership.FILE).read_text()
@@ -89,37 +83,44 @@ def test_nobody_goes_back_to_an_older_list(network):
     known.path.write_text(first)
     assert known.now.number == 2
     known.path.unlink()
-    late = Known(network / "east")
+    late = Membership(network / "east")
     late.path.unlink()
-    assert Known(network / "east").now == Revoked()
+    assert Membership(network / "east").now == RevocationList()
     assert late.hear(second) and late.path.read_text() == second
     with pytest.raises(RequestError):
         late.hear(second.replace("east", "west"))
 
 
-def test_a_new_certificate_takes_the_place_of_the_old(network, capsys):
-    before = {name: serial(network / name) for name in ("north", "south")}
-    code, out, _ = call(capsys, "site", "rotate", "north", "--kits", network, "--json")
-    assert code == 0 and json.loads(out)["member"] == "north"
-    assert serial(network / "north") != before["north"] and serial(network / "south") == before["south"]
-    told = Known(network / "relay").now
-    assert told.has(before["north"]) and not told.has(serial(network / "north")) and told.expelled == ()
-    kept = network / "north" / "startup" / FORMER / f"{before['north']:x}.crt"
-    assert x509.load_pem_x509_certificate(kept.read_bytes()).serial_number == before["north"]
-    assert (network / "north" / "startup" / "client.key").stat().st_mode & 0o777 == 0o600
-    # A kit elsewhere takes the two files.
-    elsewhere = shutil.copytree(network / "south", network.parent / "elsewhere")
-    call(capsys, "site", "rotate", "south", "--kits", network)
-    replace_certificate(elsewhere, network / "rotated" / "south")
-    assert serial(elsewhere) == serial(network / "south") != before["south"]
-    # The relay and the operator have certificates, too.
-    for member, kit, name in (
-        ("localhost", "relay", "server.crt"),
-        ("operator@federation.example", "operator@federation.example", "client.crt"),
+def renewed(network, kit, **more):
+    """A kit with a new key of its own, certified by the authority."""
+    given = read_kit(network / kit)
+    asked = keys.request_certificate(given, network.parent / f"{kit}.csr")
+    done = Authority(network).certify(keys.read_request(network.parent / f"{kit}.csr"), **more)
+    return asked, keys.install_certificate(given, done.certificate)
+
+
+def test_a_new_certificate_takes_the_place_of_the_old(network):
+    """Of a site, of the relay and of the operator; nobody else sees the key, and the old one is refused."""
+    for kit, name, base in (
+        ("north", "north", "client"),
+        ("relay", "localhost", "server"),
+        ("operator@federation.example", "operator@federation.example", "client"),
     ):
-        old = serial(network / kit, name)
-        assert call(capsys, "site", "rotate", member, "--kits", network)[0] == 0
-        assert serial(network / kit, name) != old and Known(network / "relay").now.has(old)
+        startup = network / kit / "startup"
+        old = serial(network / kit, f"{base}.crt")
+        asked, certificate = renewed(network, kit)
+        new = serial(network / kit, f"{base}.crt")
+        assert asked.member == name and certificate.serial_number == new != old
+        revoked = Membership(network / "relay").now
+        assert revoked.has(old) and not revoked.has(new) and revoked.expelled == ()
+        assert (startup / f"{base}.key").stat().st_mode & 0o777 == 0o600
+        assert [p.name for p in (startup / FORMER).glob("*.crt")] == [f"{old:x}.crt"]
+        private = load_pem_private_key((startup / f"{base}.key").read_bytes(), None)
+        assert certificate.public_key() == private.public_key()
+        signer = keys.read_signer(network / kit, base)
+        owner = keys.certificate_owner(signer.certificate, (startup / "rootCA.pem").read_bytes())
+        assert owner == (name, keys.OPERATOR_ROLE if "@" in name else "")
+    assert keys_in(network / "certified") == []
 
 
 def test_who_was_expelled_may_come_back_with_another_key(network, capsys):
@@ -127,7 +128,7 @@ def test_who_was_expelled_may_come_back_with_another_key(network, capsys):
     assert call(capsys, "site", "revoke", "south", "--kits", network)[0] == 0
     shutil.rmtree(network / "south")
     kits.provision(network, ["north", "south", "east"], "localhost", 18997)
-    told = Known(network / "relay").now
+    told = Membership(network / "relay").now
     assert told.expelled == () and told.has(old) and serial(network / "south") != old
 
 
@@ -139,11 +140,11 @@ def keys_in(folder) -> list[str]:
     ]
 
 
-def test_the_authority_keeps_no_key_of_a_member(network, capsys):
+def test_the_authority_keeps_no_key_of_a_member(network):
     """Whoever reads the authority's folder can make members, and cannot be one that there is."""
     own = ["abps/state/cert.json"] * 2  # the begin and the end of the authority's own
     assert keys_in(network / "authority") == own
-    assert call(capsys, "site", "rotate", "north", "--kits", network)[0] == 0
+    renewed(network, "north")
     assert keys_in(network / "authority") == own
     shutil.move(network / "north", network.parent / "north")  # handed over
     kits.provision(network, ["north", "south", "east", "west"], "localhost", 18997)
@@ -151,6 +152,7 @@ def test_the_authority_keeps_no_key_of_a_member(network, capsys):
     assert not (network / "north").exists() and (network / "west" / "startup" / "client.key").is_file()
     assert (network / "authority").stat().st_mode & 0o777 == 0o700
     assert (network / "authority" / kits.STATE).stat().st_mode & 0o777 == 0o600
+    assert kits.provisioned(network / "operator@federation.example") == ("east", "north", "south", "west")
 
 
 def test_kits_say_in_our_words_how_to_start_and_bring_no_other_way(made):
@@ -159,17 +161,6 @@ def test_kits_say_in_our_words_how_to_start_and_bring_no_other_way(made):
         assert not [p for p in kit.rglob("*") if p.suffix in (".sh", ".ipynb")]
         (readme,) = kit.rglob("readme.txt")
         assert "abps site" in readme.read_text() and "start.sh" not in readme.read_text()
-
-
-def test_keys_that_an_earlier_version_kept_are_forgotten(network):
-    path = network / "authority" / kits.STATE
-    state = json.loads(path.read_text())
-    for name in ("north", "localhost"):
-        state[name]["pri_key"] = (network / "south" / "startup" / "client.key").read_text()
-    path.write_text(json.dumps(state))
-    assert len(keys_in(network / "authority")) == 6
-    Authority(network)
-    assert len(keys_in(network / "authority")) == 2
 
 
 def test_a_kit_is_not_made_twice_nor_over_another(network, capsys):
@@ -183,64 +174,35 @@ def test_a_kit_is_not_made_twice_nor_over_another(network, capsys):
         kits.provision(network, ["north", "south"], "localhost", 18997)
 
 
-def test_a_site_makes_its_key_itself(tmp_path, capsys):
-    """From a kit without a key to one that the relay greets; the operator's folder never holds the key."""
-    out, host = tmp_path / "kits", tmp_path / "hospital"
-    made = call(
-        capsys, "site", "provision", "north", "south", "--port", 18994, "--own-keys", "--out", out, "--json"
-    )
-    assert made[0] == 0 and not list((out / "north" / "startup").glob("client.*"))
-    assert (out / "relay" / "startup" / "server.key").is_file()
-    shutil.move(out / "north", host)
-    code, text, _ = call(capsys, "site", "check", host, "--json")
-    told = {c["check"]: c["sentence"] for c in json.loads(text)["checks"]}
-    assert code == 3 and "abps site request" in told["certificate"]
-    request = tmp_path / "north.csr"
+def test_nobody_asks_in_anothers_name(network, tmp_path, capsys):
+    """Without the present key, people compare fingerprints."""
+    host, request = network / "north", tmp_path / "north.csr"
+    (host / "startup" / "client.key").unlink()  # lost
     code, text, _ = call(capsys, "site", "request", host, "--out", request, "--json")
     asked = json.loads(text)
     assert code == 0 and not asked["signed"] and "PRIVATE" not in request.read_text()
-    key = host / "startup" / "pending" / "client.key"
-    assert key.stat().st_mode & 0o777 == 0o600
-
-    # Nobody asks in another's name: without the present key, people compare.
     for fingerprint, words in (
         ((), "is not signed with the present key of north"),
         (("--fingerprint", "0" * 32), "not of the same key"),
         (("--fingerprint", asked["fingerprint"][:9]), "not of the same key"),
     ):
-        code, _, err = call(capsys, "site", "certify", request, "--kits", out, *fingerprint)
+        code, _, err = call(capsys, "site", "certify", request, "--kits", network, *fingerprint)
         assert code == 2 and words in " ".join(err.split())
-    assert not (out / "rotated").exists()
-    certify = ("site", "certify", request, "--kits", out, "--fingerprint", asked["fingerprint"], "--json")
+    assert not (network / "certified").exists()
+    certify = ("site", "certify", request, "--kits", network, "--fingerprint", asked["fingerprint"], "--json")
     code, text, _ = call(capsys, *certify)
-    assert code == 0 and json.loads(text)["member"] == "north"
-    answer = out / "rotated" / "north" / "client.crt"
-    assert keys_in(out / "rotated") == [] and keys_in(out / "authority") == ["abps/state/cert.json"] * 2
-    assert (
-        call(capsys, "site", "install", host, "--certificate", out / "relay" / "startup" / "server.crt")[0]
-        == 2
-    )
+    answer = Path(json.loads(text)["certificate"])
+    assert code == 0 and json.loads(text)["member"] == "north" and answer.is_file()
+    wrong = network / "relay" / "startup" / "server.crt"
+    assert call(capsys, "site", "install", host, "--certificate", wrong)[0] == 2
     assert call(capsys, "site", "install", host, "--certificate", answer)[0] == 0
-    assert not key.exists() and (host / "startup" / "client.key").stat().st_mode & 0o777 == 0o600
-    own = x509.load_pem_x509_certificate((host / "startup" / "client.crt").read_bytes())
-    private = load_pem_private_key((host / "startup" / "client.key").read_bytes(), None)
-    assert own.public_key() == private.public_key() and Known(out / "relay").now.certificates
-
-    # With a key, the site asks by itself; a request of another key in its name is refused.
-    code, text, _ = call(capsys, "site", "request", host, "--out", request, "--json")
-    assert json.loads(text)["signed"]
-    foreign = shutil.copytree(out / "south", tmp_path / "foreign")
+    assert not (host / "startup" / "pending").exists()
+    # A request that another member's key has signed.
+    foreign = shutil.copytree(network / "south", tmp_path / "foreign")
     (foreign / "startup" / "fed_client.json").write_bytes((host / "startup" / "fed_client.json").read_bytes())
-    for name in ("client.crt", "client.key"):
-        shutil.copy(out / "operator@federation.example" / "startup" / name, foreign / "startup" / name)
     call(capsys, "site", "request", foreign, "--out", tmp_path / "false.csr")
-    code, _, err = call(capsys, "site", "certify", tmp_path / "false.csr", "--kits", out)
+    code, _, err = call(capsys, "site", "certify", tmp_path / "false.csr", "--kits", network)
     assert code == 2 and "not signed with the present key" in err
-    assert call(capsys, "site", "certify", request, "--kits", out)[0] == 0
-    before = serial(host)
-    assert call(capsys, "site", "install", host, "--certificate", answer)[0] == 0
-    assert serial(host) != before and Known(out / "relay").now.has(before)
-    assert [p.name for p in (host / "startup" / FORMER).glob("*.crt")] == [f"{before:x}.crt"]
 
 
 def test_requests_that_are_none(network, tmp_path, capsys):
@@ -257,8 +219,6 @@ def test_requests_that_are_none(network, tmp_path, capsys):
     ):
         code, out, err = call(capsys, "site", "certify", tmp_path / name, "--kits", network)
         assert code == 2 and words in err and out == ""
-    code, _, err = call(capsys, "site", "request", network / "relay", "--out", tmp_path / "relay.csr")
-    assert code == 2 and "no site's kit" in err and not (tmp_path / "relay.csr").exists()
     code, _, err = call(capsys, "site", "install", network / "south", "--certificate", tmp_path / "none.crt")
     assert code == 2 and "has not asked" in err
 
@@ -275,9 +235,9 @@ def test_a_member_that_was_expelled_sees_it_in_its_checks(network, capsys):
 def test_wrong_requests(network, tmp_path, capsys):
     for arguments, words in (
         (("revoke", "soth", "--kits", network), "did you mean 'south'"),
-        (("revoke", "localhost", "--kits", network), "rotate it instead"),
-        (("rotate", "west", "--kits", network), "no member is called"),
-        (("rotate", "north", "--kits", tmp_path), "has no authority"),
+        (("revoke", "localhost", "--kits", network), "give it a new certificate instead"),
+        (("revoke", "west", "--kits", network), "no member is called"),
+        (("revoke", "north", "--kits", tmp_path), "has no authority"),
     ):
         code, out, err = call(capsys, "site", *arguments)
         assert code == 2 and words in err and out == ""
@@ -322,79 +282,14 @@ class Credentials:
 
 
 def test_a_site_keeps_no_certificate_that_was_revoked(network):
-    Authority(network).rotate("south")
+    renewed(network, "south")
     former = next((network / "south" / "startup" / FORMER).glob("*.crt")).read_bytes()
     credentials = Credentials()
-    app.trust_members(credentials, Known(network / "north"))
+    app.trust_members(credentials, Membership(network / "north"))
     credentials._cache_cert("south.job", (network / "south" / "startup" / "client.crt").read_bytes())
     with pytest.raises(RuntimeError, match="was revoked"):
         credentials._cache_cert("south.job", former)
     assert credentials.kept == ["south.job"]
-
-
-def until(condition, seconds=LONG):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return
-        time.sleep(1.0)
-    raise AssertionError(f"not within {seconds:g} s")
-
-
-@pytest.mark.slow
-def test_real_processes_keep_to_the_list(four, tmp_path, monkeypatch):
-    """One is expelled while it is connected, one makes a new key; a job runs with those that are members; one
-    whose certificate has ended is told so."""
-    with own_home(tmp_path / "home"):
-        federation = Processes(tmp_path, four)
-        first, second, third, fourth = four.names
-        try:
-            federation.start_all(LONG)
-            operator, out = federation.network.operator, tmp_path / "kits"
-            stolen = shutil.copytree(out / second, tmp_path / "stolen")
-            Authority(out).revoke(first)
-            until(lambda: first not in connected(operator))
-            assert "was revoked by this network's authority" in federation.log("relay")
-            until(
-                lambda: f"refuses this site: the certificate of {first} was revoked" in federation.log(first)
-            )
-            federation.kill(first)
-            federation.start(first)  # it cannot come back with the certificate that it has
-
-            federation.kill(second)
-            asked = keys.request_certificate(
-                read_kit(out / second), tmp_path / "second.csr"
-            )  # a key that nobody else has
-            done = Authority(out).certify(keys.read_request(tmp_path / "second.csr"))
-            keys.install_certificate(read_kit(out / second), done.written[0])
-            assert asked.fingerprint and keys_in(out / "rotated") == []
-            federation.start(second)
-            federation.wait_for([second, third, fourth], LONG)
-            assert first not in connected(operator)
-            outcome = federation.run(four.agreement("abps-pq-k1"), 1)
-            assert outcome.status == "FINISHED:COMPLETED"
-            (told,) = outcome.report["rounds"]
-            assert sorted(told["present"]) == sorted([second, third, fourth]) and not told["missing"]
-            for name in (third, fourth):  # they have the list by the relay, too
-                assert Known(out / name).now.expelled == (first,)
-            assert f"{first} may not register" in federation.log("relay")
-            assert f"registration rejected: the certificate of {first} was revoked" in federation.log(first)
-
-            federation.kill(second)
-            federation.start(second, stolen)  # whoever has the old key of a member
-            until(lambda: f"{second} may not register" in federation.log("relay"))
-            until(lambda: "registration rejected" in (stolen / "out.log").read_text(errors="replace"))
-
-            federation.kill(fourth)
-            monkeypatch.setattr(authority, "DAYS", 1e-6)
-            Authority(out).rotate(fourth)  # its certificate has ended when it starts
-            begun = subprocess.run(
-                [sys.executable, "-m", "abps", "site", "start", str(out / fourth)],
-                capture_output=True, text=True, timeout=LONG, check=False,
-            )  # fmt: skip
-            assert begun.returncode == 2 and f"the certificate of {fourth} ended on" in begun.stderr
-        finally:
-            federation.stop()
 
 
 def test_a_line_that_outlives_its_certificate_is_ended():
@@ -405,7 +300,7 @@ def test_a_line_that_outlives_its_certificate_is_ended():
 
     now = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
     day = datetime.timedelta(days=1)
-    clean = Revoked()
+    clean = RevocationList()
     assert refusal(clean, "north", 7, None, now) is None
     assert refusal(clean, "north", 7, now + day, now) is None
     told = refusal(clean, "north", 7, now - day, now)

@@ -156,7 +156,7 @@ def test_days_of_a_certificate(made, north, relay, capsys):
     assert found["TLS"][0] == "fail" and "refuses this certificate" in found["TLS"][1]
     signed(made, north, -300, 59.5)
     code, found = told(capsys, north)
-    assert code == 0 and found["certificate"][0] == "warn" and "abps site rotate" in found["certificate"][1]
+    assert code == 0 and found["certificate"][0] == "warn" and "abps site request" in found["certificate"][1]
     signed(made, north, -300, 61.5)
     code, found = told(capsys, north)
     assert code == 0 and found["certificate"][0] == "ok" and found["TLS"][0] == "ok"
@@ -169,7 +169,7 @@ def test_a_site_whose_certificate_has_ended_is_not_started(made, north, capsys):
     signed(made, north, -400, -3)
     code, out, err = call(capsys, "site", "start", north)
     assert (
-        code == 2 and "the certificate of north ended on" in err and "abps site rotate" in err and out == ""
+        code == 2 and "the certificate of north ended on" in err and "abps site request" in err and out == ""
     )
 
 

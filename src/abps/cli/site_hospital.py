@@ -54,7 +54,6 @@ FAILED = 3
 GRACE = 20.0
 
 AnyKit = Annotated[Path, typer.Argument(help="The startup kit of a site, of the relay or of an operator.")]
-SiteKit = Annotated[Path, typer.Argument(help="This site's startup kit.")]
 Named = Annotated[str, typer.Argument(help="The study.")]
 Partner = Annotated[
     list[Path] | None, typer.Option(help="A partner's heads.json (from its export); repeat for several.")
@@ -165,7 +164,7 @@ def start(kit: Annotated[Path, typer.Argument(help="The startup kit of the relay
         sitefile.find(given.name, given.local)  # a site without a table is of no use
     today = datetime.datetime.now(datetime.UTC)
     held = preflight.of_certificate(
-        "certificate", read_certificate(given.certificate), today, preflight.ROTATE
+        "certificate", read_certificate(given.certificate), today, preflight.RENEW_KEY
     )
     if held.state is preflight.State.FAIL:
         raise RequestError(f"the certificate of {given.name} {held.sentence}")
@@ -648,15 +647,15 @@ def restore(
 
 
 def request(
-    kit: SiteKit,
+    kit: AnyKit,
     out: Annotated[Path, typer.Option(help="Write the request, for the operator, here.")],
     as_json: options.Json = False,
 ) -> None:
-    """Make a key of the site's own, which never leaves it, and a request for its certificate.
+    """Make a new key, which never leaves this machine, and a request for its certificate.
 
     Send the request to the operator, who answers with a certificate (`abps site certify`); then run
     `abps site install`. The kit works as before until then. Read the printed fingerprint out to the operator
-    by telephone, if the kit has no key yet or its key was lost.
+    by telephone, if the kit's key was lost.
 
     Example: abps site request north --out north.csr
     """
@@ -675,13 +674,13 @@ def request(
 
 
 def install(
-    kit: SiteKit,
+    kit: AnyKit,
     certificate: Annotated[Path, typer.Option(help="The certificate that the operator sent back.")],
     as_json: options.Json = False,
 ) -> None:
     """Put the certificate that the operator sent, and the key that it is for, into the kit.
 
-    Start the site again afterwards.
+    Start it again afterwards.
 
     Example: abps site install north --certificate client.crt
     """
@@ -689,7 +688,7 @@ def install(
     from abps.sites.consent.kit import read_kit
 
     until = install_certificate(read_kit(kit), certificate).not_valid_after_utc
-    line = f"{kit} has a key of its own, with a certificate good until {until:%Y-%m-%d}; start the site again"
+    line = f"{kit} has a key of its own, with a certificate good until {until:%Y-%m-%d}; start it again"
     emit(as_json, {"kit": str(kit), "until": until.isoformat()}, line)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,12 +15,8 @@ from abps.cli import options
 from abps.cli.site_command import METHOD, emit, need_engine, read_codebook, say
 from abps.core.errors import RequestError
 
-if TYPE_CHECKING:
-    from abps.sites.flare.authority import Change
-
 OperatorKit = Annotated[Path, typer.Option("--kit", help="The operator's startup kit.")]
 Kits = Annotated[Path, typer.Option(help="The folder that `abps site provision` made, with the authority.")]
-Member = Annotated[str, typer.Argument(help="A site, an operator's address, or the relay's host name.")]
 Approval = Annotated[
     float, typer.Option("--wait-for-approval", help="Seconds to wait for people at the sites to decide.")
 ]
@@ -34,9 +30,6 @@ def provision(
     operator: Annotated[str, typer.Option(help="E-mail address of who submits jobs.")] = (
         "operator@federation.example"
     ),
-    own_keys: Annotated[
-        bool, typer.Option("--own-keys", help="Make sites' kits without keys: sites make theirs themselves.")
-    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Make an authority, certificates and one startup kit for each participant.
@@ -49,7 +42,7 @@ def provision(
     need_engine()
     from abps.sites.flare import kits
 
-    made = kits.provision(out, sites, host, port, operator, own_keys)
+    made = kits.provision(out, sites, host, port, operator)
     names = {name: str(path) for name, path in made.sites.items()}
     emit(
         as_json,
@@ -217,35 +210,18 @@ def _show_report(console: Console, report: dict[str, Any] | None, expected: tupl
         say(f"{name} was left out: it was not connected to the relay when the job began")
 
 
-def rotate(member: Member, kits: Kits, as_json: options.Json = False) -> None:
-    """Give a member a new key and certificate, before the old one ends or after it got lost.
-
-    Copy the two files from kits/rotated/MEMBER into the `startup` folder of its kit, delete them here, and
-    start it again; the relay then refuses the old certificate. A site can also make its key itself, and
-    nobody else sees it: see `abps site request`.
-
-    Example: abps site rotate north --kits kits
-    """
-    need_engine()
-    from abps.sites.flare.authority import Authority
-
-    _certified(Authority(kits).rotate(member), as_json)
-
-
 def certify(
-    request: Annotated[Path, typer.Argument(help="A site's request.")],
+    request: Annotated[Path, typer.Argument(help="A member's request.")],
     kits: Kits,
     fingerprint: Annotated[
         str,
-        typer.Option(
-            help="Fingerprint that somebody at the site read out; needed if its present key did not sign."
-        ),
+        typer.Option(help="Fingerprint that the member read out; needed without its old key."),
     ] = "",
     as_json: options.Json = False,
 ) -> None:
-    """Give a site a certificate for the key that it has made itself.
+    """Give a member a certificate for the key that it has made itself (`abps site request`).
 
-    Send kits/rotated/MEMBER/client.crt back; it is no secret. The relay then refuses the old certificate.
+    Send the certificate back; it is no secret. The relay then refuses the old one.
 
     Example: abps site certify north.csr --kits kits
     """
@@ -253,10 +229,18 @@ def certify(
     from abps.sites.consent.keys import read_request
     from abps.sites.flare.authority import Authority
 
-    _certified(Authority(kits).certify(read_request(request), fingerprint), as_json)
+    done = Authority(kits).certify(read_request(request), fingerprint)
+    assert done.until is not None
+    summary = {"member": done.member, "until": done.until.isoformat(), "certificate": str(done.certificate)}
+    line = f"the new certificate of {done.member}, good until {done.until:%Y-%m-%d}: {done.certificate}"
+    emit(as_json, summary, line, _COPY_LIST.format(done.list))
 
 
-def revoke(member: Member, kits: Kits, as_json: options.Json = False) -> None:
+def revoke(
+    member: Annotated[str, typer.Argument(help="A site, or an operator's address.")],
+    kits: Kits,
+    as_json: options.Json = False,
+) -> None:
     """Expel a member without making a new network.
 
     The relay refuses its certificate, jobs leave it out from the next round on, and every site that has seen
@@ -268,27 +252,11 @@ def revoke(member: Member, kits: Kits, as_json: options.Json = False) -> None:
     from abps.sites.flare.authority import Authority
 
     done = Authority(kits).revoke(member)
-    summary = {"member": member, "files": [str(path) for path in done.written]}
-    emit(as_json, summary, f"{member} is no longer a member", _copy_list(done))
+    lines = (f"{member} is no longer a member", _COPY_LIST.format(done.list))
+    emit(as_json, {"member": member, "list": str(done.list)}, *lines)
 
 
-def _certified(done: Change, as_json: bool) -> None:
-    """Say that a member has a new certificate."""
-    assert done.until is not None
-    folder, until = done.written[0].parent, done.until
-    summary = {
-        "member": done.member,
-        "until": until.isoformat(),
-        "files": [str(path) for path in done.written],
-    }
-    line = f"{done.member} has a new certificate, good until {until:%Y-%m-%d}: {folder}"
-    emit(as_json, summary, line, _copy_list(done))
-
-
-def _copy_list(done: Change) -> str:
-    return (
-        f"if the relay's kit is on another machine, copy {done.list} into its folder `local`; it may run on"
-    )
+_COPY_LIST = "if the relay's kit is on another machine, copy {} into its folder `local`; it may run on"
 
 
 def rehearse(
@@ -367,4 +335,4 @@ def _quiet() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
 
 
-COMMANDS = (provision, gather, submit, rehearse, rotate, certify, revoke)
+COMMANDS = (provision, gather, submit, rehearse, certify, revoke)

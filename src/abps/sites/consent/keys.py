@@ -1,9 +1,9 @@
-"""Keys of startup kits: signatures, sealed letters, and a site's request for a certificate of its own key.
+"""Keys of startup kits: signatures, sealed letters, and a member's request for a certificate.
 
-What is signed says what it is (``purpose``), so that no signature can be used for something else. A site can
-make its key itself: it asks (a certificate request, PEM), the authority answers with a certificate, the site
-installs both in its kit. The request is also signed with the site's present key, if it has one, so that the
-authority knows who asks.
+What is signed says what it is (``purpose``), so that no signature can be used for something else. A member
+makes its new key itself: it asks (a certificate request, PEM), the authority answers with a certificate, the
+member installs both in its kit. The request is also signed with the member's present key, if it has one, so
+that the authority knows who asks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cryptography.x509.oid import NameOID
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.consent.kit import Kit, Role
+from abps.sites.consent.kit import Kit
 
 #: What a certificate says of an operator.
 OPERATOR_ROLE = "project_admin"
@@ -79,10 +79,10 @@ class Signer:
         return any(signed_by(known, purpose, data, signature) for known in (self.certificate, *self.former))
 
 
-def read_signer(kit: Path) -> Signer | None:
+def read_signer(kit: Path, base: str = "client") -> Signer | None:
     """The key of a startup kit; None where there is none (a trial without certificates)."""
     startup = Path(kit) / "startup"
-    key, certificate = startup / "client.key", startup / "client.crt"
+    key, certificate = startup / f"{base}.key", startup / f"{base}.crt"
     if not (key.is_file() and certificate.is_file()):
         return None
     try:
@@ -173,12 +173,11 @@ class CertificateRequest:
 
 
 def request_certificate(kit: Kit, out: Path) -> CertificateRequest:
-    """Make a key in a site's kit, and write a request for its certificate to ``out``."""
-    _check_site(kit)
+    """Make a new key in a kit, and write a request for its certificate to ``out``."""
     key = rsa.generate_private_key(65537, BITS)
-    present = read_signer(kit.folder)
+    present = read_signer(kit.folder, kit.key.stem)
     signature = b"" if present is None else present.sign(REQUEST_PURPOSE, _public(key.public_key()))
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, kit.name)])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, kit.member)])
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     text = request.public_bytes(Encoding.PEM).decode("ascii")
     if signature:
@@ -186,7 +185,7 @@ def request_certificate(kit: Kit, out: Path) -> CertificateRequest:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode("ascii")
     files.write_secret(_pending(kit), private)
     files.write_text(out, text)
-    return CertificateRequest(kit.name, key.public_key(), signature)
+    return CertificateRequest(kit.member, key.public_key(), signature)
 
 
 def read_request(path: Path) -> CertificateRequest:
@@ -203,15 +202,16 @@ def read_request(path: Path) -> CertificateRequest:
         _, mark, rest = text.partition(_BEGIN)
         signature = base64.b64decode(rest.partition(_END)[0], validate=False) if mark else b""
     except OSError as error:
-        raise RequestError(f"{path} cannot be read ({error.strerror}); name the site's request") from error
+        raise RequestError(f"{path} cannot be read ({error.strerror}); name the member's request") from error
     except ValueError as error:
-        raise RequestError(f"{path} is no request for a certificate ({error}); ask the site again") from error
+        raise RequestError(
+            f"{path} is no request for a certificate ({error}); ask the member again"
+        ) from error
     return CertificateRequest(str(names[0].value), public, signature)
 
 
 def install_certificate(kit: Kit, certificate: Path) -> x509.Certificate:
-    """Put the certificate that was asked for, and its key, into a site's kit."""
-    _check_site(kit)
+    """Put the certificate that was asked for, and its key, into the kit; keep the old certificate."""
     pending = _pending(kit)
     if not pending.is_file():
         raise RequestError(f"{kit.folder} has not asked for a certificate; run `abps site request` first")
@@ -224,34 +224,20 @@ def install_certificate(kit: Kit, certificate: Path) -> x509.Certificate:
     except ValueError as error:
         raise RequestError(f"{certificate} is no certificate of this network ({error})") from error
     key: Any = load_pem_private_key(pending.read_bytes(), None)
-    if name != kit.name or _public(found.public_key()) != _public(key.public_key()):
-        raise RequestError(f"{certificate} is not the certificate that this site has asked for last")
-    files.write_text(pending.with_name("client.crt"), pem.decode("ascii"))
-    replace_certificate(kit.folder, pending.parent)
+    if name != kit.member or _public(found.public_key()) != _public(key.public_key()):
+        raise RequestError(f"{certificate} is not the certificate that was asked for last")
+    if kit.certificate.is_file():
+        serial = x509.load_pem_x509_certificate(kit.certificate.read_bytes()).serial_number
+        former = files.folder(kit.certificate.parent / FORMER)
+        shutil.copy2(kit.certificate, former / f"{serial:x}.crt")
+    files.write_text(kit.certificate, pem.decode("ascii"))
+    files.write_secret(kit.key, pending.read_text(encoding="ascii"))
     shutil.rmtree(pending.parent)
     return found
 
 
-def replace_certificate(kit: Path, fresh: Path) -> None:
-    """Put a new certificate and key into a kit; keep the old certificate, not the old key."""
-    startup = Path(kit) / "startup"
-    for new in sorted(Path(fresh).glob("*.crt")):
-        old = startup / new.name
-        if old.is_file() and old.read_bytes() != new.read_bytes():
-            serial = x509.load_pem_x509_certificate(old.read_bytes()).serial_number
-            shutil.copy2(old, files.folder(startup / FORMER) / f"{serial:x}.crt")
-        files.write_text(old, new.read_text(encoding="ascii"))
-    for key in sorted(Path(fresh).glob("*.key")):
-        files.write_secret(startup / key.name, key.read_text(encoding="ascii"))
-
-
 def _pending(kit: Kit) -> Path:
-    return kit.folder / "startup" / PENDING / "client.key"
-
-
-def _check_site(kit: Kit) -> None:
-    if kit.role is not Role.SITE:
-        raise RequestError(f"{kit.folder} is no site's kit; the relay's and operators' keys are rotated")
+    return kit.key.parent / PENDING / kit.key.name
 
 
 def _public(key: Any) -> bytes:

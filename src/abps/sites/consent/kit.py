@@ -44,6 +44,11 @@ class Kit:
         return self.folder / "local"
 
     @property
+    def member(self) -> str:
+        """Its name in certificates: the relay's is its host."""
+        return self.host if self.role is Role.RELAY else self.name
+
+    @property
     def certificate(self) -> Path:
         """The participant's certificate."""
         return self.folder / "startup" / f"{_FILES[self.role][1]}.crt"

@@ -32,7 +32,7 @@ from abps.data.codebook import Codebook
 from abps.release import VERSION
 from abps.sites.consent import sitefile
 from abps.sites.consent.kit import Kit, Role, read_certificate
-from abps.sites.consent.membership import Known
+from abps.sites.consent.membership import Membership
 from abps.sites.node.status_file import read_clock
 from abps.sites.store.store import Store
 
@@ -91,7 +91,7 @@ def of_certificate(what: str, paper: x509.Certificate, now: datetime.datetime, r
     return Check(what, State.OK, f"good for {left:.0f} days, until {day}")
 
 
-ROTATE = "let the operator run `abps site rotate`"
+RENEW_KEY = "run `abps site request`, and let the operator certify it"
 RENEW = "the whole network needs a new authority: provision into a new folder"
 
 
@@ -130,16 +130,12 @@ def versions() -> Check:
 
 def _papers(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
     """Certificates and keys."""
-    if kit.role is Role.SITE and not kit.certificate.exists() and not kit.key.exists():
-        said = "the kit has no key yet; run `abps site request`, and `abps site install` with the answer"
-        yield Check("certificate", State.FAIL, said)
-        return
     try:
         own, root = read_certificate(kit.certificate), read_certificate(kit.root)
     except RequestError as error:
         yield Check("certificate", State.FAIL, str(error))
         return
-    yield of_certificate("certificate", own, now, ROTATE)
+    yield of_certificate("certificate", own, now, RENEW_KEY)
     yield of_certificate("authority", root, now, RENEW)
     try:
         own.verify_directly_issued_by(root)
@@ -147,7 +143,7 @@ def _papers(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
         yield Check(
             "signature", State.FAIL, "the certificate is not signed by the kit's authority; ask again"
         )
-    revoked = Known(kit.folder).now
+    revoked = Membership(kit.folder).now
     if revoked.has(own.serial_number) or kit.name in revoked.expelled:
         yield Check("membership", State.FAIL, "the authority has revoked this certificate; ask the operator")
     subject = own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -267,9 +263,9 @@ def handshake(kit: Kit, line: socket.socket) -> Check:
         return Check("TLS", State.FAIL, f"the relay's certificate is not accepted ({why}); is this its kit?")
     except (ssl.SSLError, OSError, ValueError) as error:
         why = getattr(error, "reason", None) or str(error)
-        return Check("TLS", State.FAIL, f"the relay refuses this certificate ({why}); {ROTATE}")
+        return Check("TLS", State.FAIL, f"the relay refuses this certificate ({why}); {RENEW_KEY}")
     if not first:
-        return Check("TLS", State.FAIL, f"the relay hung up after the greeting; {ROTATE}")
+        return Check("TLS", State.FAIL, f"the relay hung up after the greeting; {RENEW_KEY}")
     assert theirs is not None
     left = days_left(x509.load_der_x509_certificate(theirs), datetime.datetime.now(datetime.UTC))
     if left < WARN_DAYS:

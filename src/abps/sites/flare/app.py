@@ -27,7 +27,7 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.gathering import gather
 from abps.sites.consent.journal import Journal, JournalEvent
-from abps.sites.consent.membership import Known
+from abps.sites.consent.membership import Membership
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.coordinator.job_report import StudyFinished
 from abps.sites.coordinator.scheduler import Scheduler
@@ -77,7 +77,7 @@ def only_sealed(message: Message) -> Message | None:
     return Message()
 
 
-def trust_members(credentials: Any, known: Known) -> None:
+def trust_members(credentials: Any, known: Membership) -> None:
     """Neither read from nor write to an owner of a certificate that the authority has revoked."""
     keep = credentials._cache_cert
 
@@ -104,7 +104,7 @@ class FlareSite:
         if hasattr(self, "_site"):  # it had set itself up, and was asked to after all
             return
         kit, job = Path(collab.workspace.get_root_dir()), str(collab.fl_ctx.get_job_id())
-        known, peers = Known(kit), {proxy.name: proxy for proxy in collab.other_clients}
+        known, peers = Membership(kit), {proxy.name: proxy for proxy in collab.other_clients}
         cell = collab.fl_ctx.get_engine().get_cell().core_cell
         secure = bool(cell.supports_secure_messages())
         cell.add_incoming_filter(STREAM_CHANNEL, STREAM_DATA_TOPIC, Intake().admit)
@@ -116,7 +116,7 @@ class FlareSite:
         self.begin(given, known, peers, secure)
         returning.is_set_up.set()
 
-    def begin(self, job: opening.SiteJob, known: Known, peers: dict[str, Any], secure: bool) -> None:
+    def begin(self, job: opening.SiteJob, known: Membership, peers: dict[str, Any], secure: bool) -> None:
         """A site whose part is not open yet.  peers: the engine's lines.  secure: whether they encrypt."""
         self._job, self._known, self._peers, self._secure = job, known, peers, secure
         self._site: Any = None
@@ -322,7 +322,7 @@ class FlareConductor:
         from abps.sites.protocol import measuring
 
         status = StatusFile(Path(collab.workspace.get_site_config_dir()), proposal.study)
-        known = Known(root)
+        known = Membership(root)
         if agreement.uncounted:
             there = [name for name in members if name not in known.now.expelled]
             scales = measuring.measure(line, agreement, there, timeouts, job, log.info, status.say)

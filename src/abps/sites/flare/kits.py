@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from nvflare.lighter.constants import ParticipantType
 from nvflare.lighter.impl.cert import CertBuilder
 from nvflare.lighter.impl.static_file import StaticFileBuilder
 from nvflare.lighter.impl.workspace import WorkspaceBuilder
@@ -112,32 +111,23 @@ class Network:
 class MemberCertificates(CertBuilder):
     """The engine's builder of certificates, without the members' private keys that it would keep.
 
-    A kit is made once, and a member that lost it gets another key.  own_keys: sites make their keys
-    themselves; their kits come without key and certificate.
+    A kit is made once; a member that lost it makes another key.
     """
-
-    def __init__(self, root_valid_days: int, own_keys: bool = False) -> None:
-        super().__init__(root_valid_days)
-        self.own_keys = own_keys
 
     def _build_write_cert_pair(self, participant: Any, base_name: str, ctx: Any) -> None:
         if self.persistent_state.has_subject(participant.subject):
             return  # its kit was made before, and is not made again
         super()._build_write_cert_pair(participant, base_name, ctx)
-        if self.own_keys and participant.type == ParticipantType.CLIENT:
-            for name in (f"{base_name}.key", f"{base_name}.crt"):
-                (Path(ctx.get_kit_dir(participant)) / name).unlink()
 
     def finalize(self, project: Any, ctx: Any) -> None:
         """Write nothing before all kits are there (:func:`provision`)."""
 
-
-def without_keys(state: dict[str, Any]) -> dict[str, Any]:
-    """The authority's state with no private key but its own."""
-    return {
-        name: {k: v for k, v in value.items() if k != "pri_key"} if isinstance(value, dict) else value
-        for name, value in state.items()
-    }
+    def kept(self) -> dict[str, Any]:
+        """What the authority needs later: its own key, and the members' certificates."""
+        return {
+            name: {"cert": value["cert"]} if isinstance(value, dict) else value
+            for name, value in self.persistent_state.content.items()
+        }
 
 
 def provision(
@@ -146,12 +136,10 @@ def provision(
     host: str,
     port: int = 8002,
     operator: str = "operator@federation.example",
-    own_keys: bool = False,
 ) -> Network:
     """Make certificates and startup kits; a second call with more sites adds kits and keeps the others.
 
     host: the name by which the sites reach the relay; ``localhost`` keeps everything on this machine.
-    own_keys: sites make their keys themselves (:mod:`abps.sites.consent.keys`), and their kits bring none.
     """
     from abps.sites.flare.authority import Authority
 
@@ -165,7 +153,7 @@ def provision(
     for kit in kits.values():
         if kit.exists():
             raise RequestError(f"{kit} is no kit of a member of this network; move it away, and try again")
-    certificates = MemberCertificates(_root_days(known), own_keys)
+    certificates = MemberCertificates(_root_days(known))
     fresh = _build(authority, roles, port, certificates)
     try:
         for name, kit in kits.items():
@@ -174,7 +162,7 @@ def provision(
             if roles[name] is not Role.OPERATOR:
                 _write_rules(kit, roles[name])
         # Last: who is recorded here has its kit, which is never made again.
-        files.write_secret(state, files.as_json(without_keys(certificates.persistent_state.content)))
+        files.write_secret(state, files.as_json(certificates.kept()))
     except (OSError, RequestError) as error:  # half a kit would only be in the way
         for kit in kits.values():
             shutil.rmtree(kit, ignore_errors=True)

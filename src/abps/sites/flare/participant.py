@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from abps.sites.consent.membership import Known, Revoked
+from abps.sites.consent.membership import Membership, RevocationList
 from abps.sites.flare.returning import give_back, go_on
 
 log = logging.getLogger("abps")
@@ -30,7 +30,7 @@ _ENDED = "has ended"
 
 
 def refusal(
-    revoked: Revoked, name: str, serial: int, ends: datetime.datetime | None, now: datetime.datetime
+    revoked: RevocationList, name: str, serial: int, ends: datetime.datetime | None, now: datetime.datetime
 ) -> str | None:
     """Why a member may not register, or stay; None if it may.  ends: when its certificate does."""
     if revoked.has(serial) or name in revoked.expelled:
@@ -41,7 +41,7 @@ def refusal(
     return None
 
 
-def guard(known: Known) -> None:
+def guard(known: Membership) -> None:
     """Let the engine refuse members whose certificate is on the list."""
     from nvflare.apis.fl_constant import FLContextKey
     from nvflare.private.defs import CellMessageHeaderKeys
@@ -123,7 +123,7 @@ def main() -> None:
     kit = Path(sys.argv[sys.argv.index("-m") + 1])
     engine = RELAY if "fed_server.json" in sys.argv else SITE
     if engine == RELAY:
-        guard(Known(kit))
+        guard(Membership(kit))
         give_back()
         go_on()
     else:
