@@ -47,6 +47,8 @@ from abps.wire.number_lists import Field, NumberList
 
 #: Variance of intercepts before anything is known, and of coefficients when deviations are first estimated.
 FIRST_INTERCEPT_VARIANCE = 4.0
+#: While the common model is fitted intercepts are nearly free: its loss is then close to quadratic.
+WORKING_INTERCEPT_VARIANCE = 1.0
 FIRST_VARIANCE = 2e-3
 
 #: Ridge per row before evidence sets it.
@@ -455,8 +457,7 @@ def _after_start(
     before = state.fit.intercept_variance
     certainty = np.clip(1.0 - sums["doubt"] / n / before, 0.01, 0.999)
     mean = sums["shift"] / n
-    spread = np.maximum(sums["shift_squares"] - n * mean**2, 0.0)
-    variance = np.clip(spread / np.maximum(n * certainty, 0.1), 0.01, FIRST_INTERCEPT_VARIANCE)
+    variance = np.full(local.terms, WORKING_INTERCEPT_VARIANCE)
     point, score = np.zeros(q), sums["score"].copy()
     # Intercepts around their own mean leave nothing to explain.
     point[local.constants], score[local.constants] = mean, 0.0

@@ -335,3 +335,37 @@ class WhitenedCurvature:
         else:
             dof = 1.0 - (self._lower(np.eye(len(self.factor))) ** 2).sum(axis=0)
         return dof.reshape(self.shape), logdet
+
+
+#: Fixed-point iterations of a center's own penalties, and their bounds.
+ALONE_SWEEPS = 6
+LEAST_OWN_PENALTY, MOST_OWN_PENALTY = 1.0, 1e4
+
+#: Variance of the intercept of a center on its own.
+ALONE_INTERCEPT_VARIANCE = 4.0
+
+
+def alone(
+    x: Floats, y: Floats, family: Family, group: NDArray[np.int64], common: CommonModel
+) -> tuple[Posterior, CommonModel]:
+    """What one center would fit without the others: ridge penalties by the evidence of its own rows.
+
+    group: (terms, columns + 1) coefficients that share a penalty, -1 for constants.  common: only its
+    intercept, as a weak prior, and its dispersion are used. Returns the posterior and the prior it has.
+    """
+    shape = common.mean.shape
+    used, groups = group >= 0, int(group.max()) + 1
+    mean = np.where(used, 0.0, common.mean)
+    penalty = np.full(groups, max(10.0, 0.02 * len(y)))
+    found = prior = None
+    for _ in range(ALONE_SWEEPS):
+        variance = np.where(used, 1.0 / penalty[np.maximum(group, 0)], ALONE_INTERCEPT_VARIANCE)
+        prior = CommonModel(mean, variance.reshape(shape), common.dispersion)
+        before, found = found, posterior(x, y, family, prior, None if found is None else found.model)
+        if before is not None and found.evidence < before.evidence + 0.05:
+            break
+        dof = np.bincount(group[used], found.dof[used], groups)
+        norm = np.bincount(group[used], found.model[used] ** 2, groups)
+        penalty = np.clip((dof + 0.5) / (norm + 0.5 / penalty), LEAST_OWN_PENALTY, MOST_OWN_PENALTY)
+    assert found is not None and prior is not None
+    return found, prior
