@@ -1,11 +1,12 @@
 """abps-plus in the simulator."""
 
 import numpy as np
+import polars as pl
 import pytest
 
 import abps
 from abps.data.table import load
-from abps.methods.abps_plus import ABPSPlus, Phase, column_groups
+from abps.methods.plus_state import column_groups
 from abps.methods.settings import configure
 
 
@@ -23,12 +24,6 @@ def test_groups_of_columns():
     assert variance.tolist() == [0, 1, -1, 2, 3, -1]
 
 
-def test_phases():
-    method = ABPSPlus()
-    phases = [method.phase(t) for t in range(1, 10)]
-    assert phases == [Phase.START] + [Phase.COMMON_FIT] * 5 + [Phase.VARIANCES] * 2 + [Phase.OVER]
-
-
 def test_it_beats_every_center_alone_and_a_run_repeats(small):
     run = abps.simulate(small, "abps-plus", seed=3)
     again = abps.simulate(small, "abps-plus", seed=3)
@@ -38,8 +33,43 @@ def test_it_beats_every_center_alone_and_a_run_repeats(small):
     assert np.array_equal(run.models, again.models)
     assert 0 < run.bytes.all_vs_fedavg < 0.02
     assert run.bytes.edge == 0 and run.bytes.control > 0
+    weights = run.trail.filter(run.trail["decision"] == "weight")
+    sums = weights.group_by("center").agg(pl.col("score").sum())["score"].to_numpy()
+    assert len(sums) == 12 and sums == pytest.approx(1.0)
 
 
 def test_other_models_are_refused():
     with pytest.raises(abps.RequestError, match="linear or gam"):
         configure("abps-plus", {"model": "mlp"})
+
+
+@pytest.fixture(scope="module")
+def severe():
+    return load("icu-synthetic:heterogeneity=4,centers=36,groups=3,stays=9000,seed=7")
+
+
+def test_clusters_are_found_and_used_where_centers_differ(severe):
+    with_clusters = abps.simulate(severe, "abps-plus", seed=3)
+    without = abps.simulate(severe, "abps-plus", seed=3, settings={"structure": "no"})
+    assert without.rounds == 8
+    assert 8 < with_clusters.rounds <= 20
+    assert with_clusters.auroc.mean > without.auroc.mean + 0.02
+    peers = with_clusters.trail.filter(pl.col("reason") == "cluster peer")
+    assert len(peers) > 36
+
+
+@pytest.mark.parametrize("attack", ["sign-flip", "scale", "nan", "label-flip"])
+def test_attackers_cost_honest_centers_little(small, attack):
+    clean = abps.simulate(small, "abps-plus", seed=3)
+    run = abps.simulate(small, "abps-plus", seed=3, attack=f"{attack}:share=0.2")
+    assert run.auroc.honest_mean > clean.auroc.mean - 0.03
+    if attack != "label-flip":
+        excluded = run.trail.filter(pl.col("decision") == "excluded")
+        assert len(excluded) > 0
+
+
+def test_an_odd_center_rests():
+    federation = load("icu-synthetic:heterogeneity=8,centers=13,group_sizes=12+1,stays=9000,seed=2")
+    run = abps.simulate(federation, "abps-plus", seed=1, settings={"structure": "no"})
+    alone = abps.simulate(federation, "local-best", seed=1)
+    assert run.auroc.mean > alone.auroc.mean

@@ -140,25 +140,31 @@ def test_penalties_maximise_the_evidence_of_a_linear_regression():
     assert mode == pytest.approx(oracle.coef_, abs=1e-3)
 
 
-def test_variances_are_squares_over_degrees_of_freedom():
+def test_variances_are_a_fixed_point_of_squares_over_degrees_of_freedom():
     sums = common_fit.VarianceSums(
-        np.array([0.4, 0.2]), np.array([40.0, 10.0]), np.zeros(1), np.array([3.0]), np.array([6.0])
+        np.array([0.4, 0.4]), np.array([40.0, 40.0]), np.zeros(1), np.array([3.0]), np.array([6.0])
     )
-    each, intercept = common_fit.variances(sums)
-    overall = 0.6 / 50
-    assert each == pytest.approx([(0.4 + overall) / 41, (0.2 + overall) / 11])
+    each, intercept = common_fit.variances(sums, np.array([0.01, 0.01]))
+    assert each == pytest.approx([0.01, 0.01])
     assert intercept == pytest.approx([0.5])
+    larger, _ = common_fit.variances(sums, np.array([0.005, 0.02]))
+    assert larger[0] > 0.01 > larger[1]
 
 
-def test_compressed_curvature_keeps_the_diagonal_from_below():
+def test_compressed_curvature_stays_near_and_positive_definite():
     rng = np.random.default_rng(10)
-    x = rng.standard_normal((500, 30)) @ rng.standard_normal((30, 30))
-    correlation, size = common_fit.shrunken_correlation(x.T @ x, 500)
+    x = rng.standard_normal((5000, 30))
+    x[:, 1] += x[:, 0]
+    x[:, 7] -= 0.5 * x[:, 3]
+    correlation, size = common_fit.shrunken_correlation(x.T @ x, 5000)
     assert size == pytest.approx(np.sqrt(np.diag(x.T @ x)))
-    factors, left = common_fit.compress(correlation, 10)
-    again = factors.T @ factors + np.diag(left)
-    assert (np.diag(again) >= np.diag(correlation) - 1e-9).all()
+    factors, gaps, values = common_fit.compress(correlation, 1, 60)
+    assert (gaps >= 0).all() and (gaps <= common_fit.WIDEST_GAP).all()
+    again = common_fit.decompress(factors, gaps, values)
     assert np.linalg.eigvalsh(again)[0] > 0
+    assert again == pytest.approx(correlation, abs=0.05)
+    everything = common_fit.decompress(*common_fit.compress(correlation, 1, 30 * 29 // 2))
+    assert everything == pytest.approx(correlation, abs=1e-6)
 
 
 @pytest.mark.parametrize("sizes", [[3, 30, 0, 40], [200, 5, 5, 5]])

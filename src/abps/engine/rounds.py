@@ -130,6 +130,8 @@ class RunState:
         nothing = np.zeros(values.shape[1], dtype=sent.dtype)
         before = np.tile(nothing, (len(sent), 1))
         spoiled = attack.on_sent(sent, before, before, nothing, who, self.context.seed, t, self.context.ids)
+        # NaN stands for numbers that were not sent; attackers send what is no number as infinity.
+        spoiled = np.where(np.isnan(spoiled), np.inf, spoiled)
         return np.where(np.isnan(values) & ~who[:, None], np.nan, spoiled)
 
     def _alone(self, t: int) -> tuple[RunState, RoundResult]:

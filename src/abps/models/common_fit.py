@@ -158,18 +158,47 @@ def shrunken_correlation(matrix: Floats, rows: float) -> tuple[Floats, Floats]:
     return keep * off + np.eye(len(off)), size
 
 
-def compress(correlation: Floats, rank: int) -> tuple[Floats, Floats]:
-    """Factors (rank, q) and a diagonal (q,) that stand for a correlation matrix in fewer numbers.
+#: The widest gap between two positions that one byte can say.
+WIDEST_GAP = 255
 
-    The diagonal makes up for what the factors leave out, half of the way to an upper bound: a curvature that
-    is too small makes steps too long, one that is too large only makes them short.
+#: The least eigenvalue of a compressed correlation matrix: too small a curvature makes steps too long.
+LEAST_EIGENVALUE = 0.05
+
+
+def compress(correlation: Floats, rank: int, entries: int) -> tuple[Floats, Floats, Floats]:
+    """A correlation matrix in fewer numbers: factors (rank, q), and the largest entries of what they leave
+    over, as gaps (entries,) between positions in the lower triangle and values (entries,).
+
+    Smooth terms of different columns hardly correlate, so few entries carry nearly all.
     """
     value, vector = np.linalg.eigh(correlation)
-    factors = (vector[:, -rank:] * np.sqrt(np.maximum(value[-rank:], 0.0))).T
+    factors = (vector[:, len(value) - rank :] * np.sqrt(np.maximum(value[len(value) - rank :], 0.0))).T
+    left = (correlation - factors.T @ factors)[np.tril_indices(len(correlation), -1)]
+    # Fillers keep every gap within one byte.
+    fillers = np.arange(WIDEST_GAP - 1, len(left), WIDEST_GAP)
+    ranked = np.argsort(-np.abs(left), kind="stable")
+    chosen = np.zeros(len(left), dtype=bool)
+    chosen[fillers] = True
+    chosen[ranked[~chosen[ranked]][: max(entries - len(fillers), 0)]] = True
+    at = np.flatnonzero(chosen)[:entries]
+    gaps = np.diff(at, prepend=-1).astype(np.float64)
+    missing = entries - len(at)
+    return factors, np.pad(gaps, (0, missing)), np.pad(left[at], (0, missing))
+
+
+def decompress(factors: Floats, gaps: Floats, values: Floats) -> Floats:
+    """The (q, q) correlation matrix that factors and entries stand for, made positive definite."""
+    q = factors.shape[1]
     low = factors.T @ factors
-    left = np.maximum(1.0 - np.diag(low), 0.02)
-    most = float(np.linalg.eigvalsh((correlation - low) / np.sqrt(np.outer(left, left)))[-1])
-    return factors, left * max(0.5 * most, 1.0)
+    at = np.cumsum(np.rint(gaps).astype(np.int64)) - 1
+    inside = (at >= 0) & (at < q * (q - 1) // 2) & (gaps > 0)
+    triangle = np.zeros(q * (q - 1) // 2)
+    triangle[at[inside]] = values[inside]
+    matrix = np.zeros((q, q))
+    matrix[np.tril_indices(q, -1)] = triangle
+    matrix = low + matrix + matrix.T
+    np.fill_diagonal(matrix, 1.0)
+    return assemble_curvature(matrix, LEAST_EIGENVALUE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,14 +216,16 @@ class VarianceSums:
     shift_dof: Floats
 
 
-def variances(sums: VarianceSums) -> tuple[Floats, Floats]:
+def variances(sums: VarianceSums, before: Floats) -> tuple[Floats, Floats]:
     """Variances (groups,) of the coefficients between centers and (terms,) of the intercepts.
 
-    The fixed point of the evidence: squared deviations over degrees of freedom. A group shrinks towards all
-    groups by one degree of freedom.
+    The evidence is largest where squared deviations over degrees of freedom reproduce the variance. Near zero
+    that fixed point is reached slowly, so two of its steps are taken at once; before: (groups,) variances
+    that the sums were taken with. A group shrinks towards all groups by one degree of freedom.
     """
     overall = sums.squares.sum() / max(float(sums.dof.sum()), 1e-6)
     each = (sums.squares + overall) / (sums.dof + 1.0)
+    each = each * np.clip(each / np.maximum(before, LEAST_VARIANCE), 0.2, 5.0)
     intercept = sums.shift_squares / np.maximum(sums.shift_dof, 0.1)
     return (
         np.clip(each, LEAST_VARIANCE, MOST_VARIANCE),

@@ -89,6 +89,12 @@ class CenterRows:
         start = np.concatenate([[0], np.cumsum(counts)])
         return CenterRows(self.x[keep], self.y[keep], start, self.family)
 
+    def centers(self, keep: NDArray[np.bool_]) -> CenterRows:
+        """The centers in ``keep`` (n,)."""
+        rows = np.repeat(keep, self.sizes)
+        start = np.concatenate([[0], np.cumsum(self.sizes[keep])])
+        return CenterRows(self.x[rows], self.y[rows], start, self.family)
+
     def predict(self, models: Floats) -> Floats:
         """(rows, outputs) predictors from one model (terms, columns + 1) or one per center (n, ...)."""
         if models.ndim == 2:

@@ -1,0 +1,287 @@
+"""The state of abps-plus: what a center holds between two exchanges, and the messages it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core.arrays import Weights
+from abps.data.outcome import Outcome
+from abps.data.prepare import Prepared
+from abps.methods.base import Floats, Ints, Models
+from abps.models import families, structure
+from abps.models.common_fit import FitState
+from abps.models.families import Family
+from abps.models.hierarchical import CenterRows, CommonModel
+from abps.wire.fields import Fields
+from abps.wire.number_lists import Field
+
+#: Variance of intercepts before anything is known, and of coefficients when deviations are first estimated.
+FIRST_INTERCEPT_VARIANCE = 4.0
+FIRST_VARIANCE = 1e-3
+
+#: Up to so many coefficients every center sends its curvature, and all of it is broadcast.
+FULL_CURVATURE = 40
+#: Beyond, a part of the centers does, and its largest entries are broadcast: so many per coefficient, beside
+#: one factor for so many coefficients.
+ENTRIES_EACH = 6
+FACTOR_EACH = 100
+
+
+class Phase(Enum):
+    """What an exchange is about."""
+
+    START = "start"
+    COMMON_FIT = "common fit"
+    HALF_SCORES = "variances and half scores"
+    GATE = "variances and held-out gains"
+    VARIANCES = "variances"
+    CLUSTER_FIT = "cluster fit"
+    CLUSTER_MEANS = "cluster means"
+    OVER = "over"
+
+
+class Structure(Enum):
+    """What is known of how centers differ."""
+
+    NONE = 0
+    CONTINUUM = 1
+    CLUSTERS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class LocalRows:
+    """What follows from the data of the centers here.
+
+    rows: training and validation rows.  penalty_group: (q,) -1 for constants.  variance_group: (q,) the same
+    for deviations.  half: (rows,) which rows are in the first half of their center.
+    """
+
+    rows: CenterRows
+    penalty_group: NDArray[np.int64]
+    variance_group: NDArray[np.int64]
+    half: NDArray[np.bool_]
+
+    @property
+    def q(self) -> int:
+        """Coefficients of a model, constants included."""
+        terms, width = self.rows.shape
+        return terms * width
+
+    @property
+    def terms(self) -> int:
+        """Terms of the linear predictor."""
+        return self.rows.shape[0]
+
+    @cached_property
+    def groups(self) -> int:
+        """Groups of columns that share a variance."""
+        return int(self.variance_group.max()) + 1
+
+    @cached_property
+    def constants(self) -> NDArray[np.int64]:
+        """(terms,) where the constants are."""
+        return np.flatnonzero(self.penalty_group < 0)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnSums:
+    """What the posteriors of r centers add to the sums of an exchange about variances.
+
+    modes, score: (r, q).  squares, dof: (r, groups).  shift, shift_dof: (r, terms).  gains: (r, 3) by which
+    the held-out loss or the evidence of a center speaks for structure, and whether it says so.
+    share: (r,) of its model that a center's own rows decide.
+    """
+
+    modes: Floats
+    score: Floats
+    squares: Floats
+    dof: Floats
+    shift: Floats
+    shift_dof: Floats
+    gains: Floats
+    share: Floats
+
+    @staticmethod
+    def none(local: LocalRows) -> OwnSums:
+        """Before there are any."""
+        r, q = local.rows.n, local.q
+        groups, terms = np.zeros((r, local.groups)), np.zeros((r, local.terms))
+        gains = np.zeros((r, len(structure.TRUST)))
+        return OwnSums(np.zeros((r, q)), np.zeros((r, q)), groups, groups, terms, terms, gains, np.zeros(r))
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterState:
+    """What centers know of the structure of a federation.
+
+    found: a :class:`Structure`'s value.  loadings: (r, dimensions, columns) shared directions, from centers
+    of other folds; none of outcomes with several terms.  trust: how far they are trusted.
+    number: (r,) the cluster of every center here.  fits: of the clusters ``names`` that have a center here.
+    """
+
+    found: int
+    loadings: Floats
+    trust: float
+    number: Ints
+    names: Ints
+    fits: tuple[FitState, ...]
+
+    @staticmethod
+    def none(local: LocalRows) -> ClusterState:
+        """Nothing is known."""
+        r = local.rows.n
+        loadings = np.zeros((r, structure.DIMENSIONS, local.q - local.terms))
+        return ClusterState(0, loadings, 0.0, np.zeros(r, dtype=np.int64), np.zeros(0, dtype=np.int64), ())
+
+    @property
+    def structure(self) -> Structure:
+        """What was found."""
+        return Structure(self.found)
+
+    def fit_of(self, number: int) -> FitState:
+        """The fit of a cluster that has a center here."""
+        return self.fits[self.names.tolist().index(number)]
+
+
+@dataclass(frozen=True, eq=False)
+class PlusState(Models):
+    """models: (r, P) every center's own model, as predictors read it.
+
+    exchanges: how many are done.  fit: the common fit.  variance: (q,) of deviations.  dispersion: of the
+    loss.  scale: (q,) size of a coefficient's score, by which scores are written.  rows: of all centers.
+    own: what every center's posterior adds to the next sums.  clusters: how centers differ.
+    plain: (r, q) modes without structure, and the variance (q,) they had.
+    resting: (r,) which centers keep a model of their own rows alone.  over: nothing is left to exchange.
+    """
+
+    exchanges: int
+    fit: FitState
+    variance: Floats
+    dispersion: float
+    scale: Floats
+    rows: float
+    own: OwnSums
+    clusters: ClusterState
+    plain: Floats
+    plain_variance: Floats
+    resting: NDArray[np.bool_]
+    over: bool = False
+
+
+def family_of(outcome: Outcome) -> Family:
+    """The family of an outcome, with what centers agreed on for it."""
+    mix, start = outcome.mix.astype(np.float64), outcome.start.astype(np.float64)
+    if outcome.way == "hazard":
+        return families.Hazard(mix, start, np.array(outcome.grid))
+    if outcome.way == "pinball":
+        return families.Quantile(mix, start, outcome.quantile)
+    kinds = {
+        "logistic": families.Bernoulli,
+        "softmax": families.Multinomial,
+        "squared": families.Gaussian,
+        "cox": families.Cox,
+    }
+    return kinds[outcome.way](mix, start)
+
+
+def column_groups(columns: tuple[str, ...], terms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(q,) which coefficients share a penalty, and which a variance between centers; -1 for constants.
+
+    Penalties: yes/no columns, straight parts and bends of numbers, for every term. Variances: a variable's
+    straight part, and its bends.
+    """
+    source = [name.partition(" ~")[0] for name in columns]
+    part = [int(name.partition(" ~")[2] or 0) for name in columns]
+    seen = {name: k for k, name in enumerate(dict.fromkeys(source))}
+    variable = [2 * seen[name] + (order > 1) for name, order in zip(source, part, strict=True)]
+    both = []
+    for labels in (np.minimum(part, 2), np.array(variable)):
+        group = np.unique(labels, return_inverse=True)[1]
+        count = int(group.max()) + 1
+        both.append(np.concatenate([[*(group + t * count), -1] for t in range(terms)]).astype(np.int64))
+    return both[0], both[1]
+
+
+def local_rows(data: Prepared, order: Floats) -> LocalRows:
+    """Rows that a center may look at, and the groups of their columns; order: (rows,) random numbers that
+    split every center's rows into halves."""
+    own = data.own
+    family = family_of(own.outcome)
+    rows = CenterRows(own.x, own.y.astype(np.float64), own.start, family)
+    groups = column_groups(data.columns, len(family.mix))
+    return LocalRows(rows, *groups, structure.halves(rows, order))
+
+
+def as_models(modes: Floats, local: LocalRows) -> Weights:
+    """(r, P) coefficients, then intercepts, as linear models have them, from (r, q)."""
+    family = local.rows.family
+    shaped = modes.reshape(len(modes), *local.rows.shape)
+    level = shaped[:, :, -1] @ family.mix + family.baseline
+    flat = np.concatenate([shaped[:, :, :-1].reshape(len(modes), -1), level], axis=1)
+    return flat.astype(np.float32)
+
+
+def common_model(state: PlusState, local: LocalRows) -> CommonModel:
+    """The common model as centers compute with it."""
+    shape = local.rows.shape
+    return CommonModel(state.fit.point.reshape(shape), state.variance.reshape(shape), state.dispersion)
+
+
+# Messages
+
+
+def message(phase: Phase, local: LocalRows) -> Fields:
+    """What every center sends in an exchange, and what the sums are broadcast as."""
+    q, terms, groups = local.q, local.terms, local.groups
+    one = Field("single", 1)
+    score = {"score": Field("small", q)}
+    if phase is Phase.START:
+        intercepts = {name: Field("single", terms) for name in ("shift", "shift_squares", "doubt")}
+        curvature = {"diagonal": Field("half", q), "middle": Field("small", q)}
+        return Fields(score | curvature | intercepts | {"loss": one, "raw": one, "rows": one, "members": one})
+    if phase in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
+        return Fields(score | {"loss": one, "raw": one})
+    gains = Field("single", len(structure.TRUST))
+    return Fields(
+        score
+        | {"squares": Field("half", groups), "dof": Field("half", groups)}
+        | {name: Field("single", terms) for name in ("shift", "shift_squares", "shift_dof")}
+        | {"gains": gains, "gain_squares": gains}
+    )
+
+
+def half_scores_message(local: LocalRows) -> Fields:
+    """The scores of both halves of a center's rows, and their information."""
+    return Fields({"halves": Field("small", local.q - 1, 2), "information": Field("single", 1)})
+
+
+def fold_message(local: LocalRows) -> Fields:
+    """What the coordinator tells one center about structure: directions, and the center's cluster."""
+    loadings = Field("small", local.q - 1, structure.DIMENSIONS)
+    return Fields({"loadings": loadings, "cluster": Field("single", 1), "clusters": Field("single", 1)})
+
+
+def triangle_message(q: int) -> Fields:
+    """A center's curvature as correlations: the lower triangle."""
+    return Fields({"triangle": Field("small", q * (q + 1) // 2)})
+
+
+def curvature_message(q: int) -> Fields:
+    """The federation's curvature as correlations: the lower triangle, or factors and the largest entries."""
+    if q <= FULL_CURVATURE:
+        return triangle_message(q)
+    entries = ENTRIES_EACH * q
+    factors = Field("small", q, q // FACTOR_EACH + 1)
+    return Fields({"factors": factors, "gaps": Field("share", entries), "values": Field("small", entries)})
+
+
+def square(triangle: Floats, q: int) -> Floats:
+    """(q, q) from the lower triangle."""
+    found = np.zeros((q, q))
+    found[np.tril_indices(q)] = triangle
+    return found + np.tril(found, -1).T

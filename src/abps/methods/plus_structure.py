@@ -1,0 +1,217 @@
+"""How abps-plus finds out whether centers differ in ways that others share, and uses it.
+
+Half scores go to one coordinator. From those of other folds it learns shared directions, which it sends to
+every center, with the cluster it seems to belong to. A center fits half its rows with and without the
+directions and reports the difference on the other half. If the sum of these gains is clearly above zero,
+clusters (or, where there are none, the directions themselves) are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core import streams
+from abps.methods.base import Context, Floats, Ints
+from abps.methods.plus_state import (
+    ClusterState,
+    LocalRows,
+    PlusState,
+    Structure,
+    common_model,
+    fold_message,
+    half_scores_message,
+)
+from abps.models import common_fit, structure
+from abps.models.common_fit import FitState
+from abps.models.hierarchical import CommonModel, common_sums, posterior
+from abps.wire.number_lists import NumberList
+
+#: Folds of centers: what is tested on one was learned from the others.
+FOLDS = 5
+
+#: Standard errors by which held-out gains must lie above zero before structure is used.
+GATE_Z = 1.96
+
+#: Precision of a cluster's mean around the common model before evidence sets it.
+FIRST_CLUSTER_PENALTY = 20.0
+
+
+def half_scores(state: PlusState, local: LocalRows) -> tuple[Floats, Floats]:
+    """(r, 2, columns) scores of both halves of every center's rows in units of their size, and (r,) the
+    information of all its rows."""
+    common = common_model(state, local)
+    scale = np.delete(state.scale, local.constants)
+    both, total = [], np.zeros(local.rows.n)
+    for keep in (local.half, ~local.half):
+        score, information = structure.orthogonal_scores(local.rows.select(keep), common)
+        both.append(score / scale)
+        total += information
+    return np.stack(both, axis=1), total
+
+
+def whitening(state: PlusState, local: LocalRows, information: Floats) -> structure.Whitening:
+    """Coordinates of scores in units of their size."""
+    scale = np.delete(state.scale, local.constants)
+    inner = np.delete(np.delete(state.fit.curvature, local.constants, 0), local.constants, 1)
+    unit = inner / np.outer(scale, scale) / max(float(information.sum()), 1e-9)
+    return structure.Whitening.of(unit)
+
+
+def propose(
+    context: Context, state: PlusState, local: LocalRows, uploads: Floats, variance: Floats
+) -> dict[int, NumberList]:
+    """What the coordinator tells every member of shared directions and of its cluster.
+
+    uploads: (n, entries) half scores, NaN where a member sent none.  variance: (columns,) of own deviations.
+    """
+    fields = half_scores_message(local)
+    parts = fields.unpack(uploads)
+    columns = local.q - 1
+    present = np.isfinite(uploads).all(axis=1) & (parts["information"][:, 0] > 0)
+    first, second = parts["halves"][:, :columns], parts["halves"][:, columns:]
+    information = np.where(present, parts["information"][:, 0], 0.0)
+    first, second = (np.where(present[:, None], half, 0.0) for half in (first, second))
+    scale = np.delete(state.scale, local.constants)
+    # In units of the scores' size coefficients are larger by the same factor.
+    variance = variance * scale**2
+    white = whitening(state, local, information)
+    draw = streams.uniforms(context.seed, "sketch", 1, context.ids)
+    fold = np.empty(context.n, dtype=np.int64)
+    fold[np.argsort(draw, kind="stable")] = np.arange(context.n) % FOLDS
+    told = fold_message(local)
+    every = structure.subspace(first[present], second[present], information[present], white, variance)
+    place, doubt = structure.positions(first + second, np.maximum(information, 1e-9), white, every, variance)
+    clusters = structure.find_clusters(place[present], doubt[present])
+    number = np.zeros(context.n, dtype=np.int64)
+    number[present] = clusters.member.argmax(axis=1)
+    messages = {}
+    for k in range(FOLDS):
+        others = present & (fold != k)
+        loadings = structure.subspace(first[others], second[others], information[others], white, variance)
+        full = np.zeros((structure.DIMENSIONS, columns))
+        full[: loadings.shape[1]] = loadings.T
+        for member in np.flatnonzero(fold == k).tolist():
+            values = {"loadings": full, "cluster": float(number[member]), "clusters": float(clusters.count)}
+            messages[member] = NumberList.of(told.pack(values), told.form)
+    return messages
+
+
+def take_proposal(context: Context, state: PlusState, own: list[Floats]) -> PlusState:
+    """The state with shared directions and clusters; own: what each center here was sent."""
+    local: LocalRows = context.derived
+    fields = fold_message(local)
+    scale = np.delete(state.scale, local.constants)
+    loadings = np.zeros_like(state.clusters.loadings)
+    number, many = np.zeros(context.r, dtype=np.int64), False
+    for i, values in enumerate(own):
+        if not len(values):
+            continue
+        told = fields.unpack(values)
+        loadings[i] = told["loadings"].reshape(loadings.shape[1:]) / scale
+        number[i], many = int(told["cluster"][0]), many or told["clusters"][0] > 1
+    found = Structure.CLUSTERS if many else Structure.CONTINUUM
+    clusters = replace(state.clusters, found=found.value, loadings=loadings, number=number)
+    gains = np.stack(
+        [
+            structure.held_out_gain(local.rows, i, common_model(state, local), loadings[i].T, local.half)
+            for i in range(context.r)
+        ]
+    )
+    return replace(state, clusters=clusters, own=replace(state.own, gains=gains))
+
+
+def gate(state: PlusState, local: LocalRows, gains: Floats, squares: Floats) -> PlusState:
+    """The state after the test: structure is used if the mean gain is clearly above zero.
+
+    gains, squares: (candidates,) sums over centers.
+    """
+    n = max(state.fit.centers, 2)
+    mean = gains / n
+    spread = np.sqrt(np.maximum(squares / n - mean**2, 1e-12))
+    z = mean / spread * np.sqrt(n)
+    best = int(np.argmax(z))
+    if not z[best] > GATE_Z:
+        return replace(state, clusters=ClusterState.none(local))
+    clusters = state.clusters
+    if clusters.structure is Structure.CLUSTERS:
+        return replace(state, clusters=begin_fits(state, local, clusters))
+    return replace(state, clusters=replace(clusters, trust=structure.TRUST[best]))
+
+
+def begin_fits(
+    state: PlusState, local: LocalRows, clusters: ClusterState, means: Floats | None = None
+) -> ClusterState:
+    """Fits of the clusters that have a center here, from means (clusters, q) or from the common model."""
+    q = local.q
+    names = np.unique(clusters.number)
+    penalty = np.where(local.penalty_group >= 0, FIRST_CLUSTER_PENALTY, 1e-3)
+    fits = []
+    for name in names.tolist():
+        point = np.zeros(q) if means is None else means[name]
+        # The curvature is known with the cluster's share of all rows, which comes with its sums.
+        fits.append(replace(state.fit, point=point, penalty=penalty, last=None, best=None, centers=0))
+    return replace(clusters, names=names, fits=tuple(fits))
+
+
+def cluster_sums(state: PlusState, local: LocalRows) -> tuple[Floats, Floats, Floats]:
+    """(r, q) scores, (r,) losses and raw losses of every center at the mean of its cluster."""
+    rows, shape = local.rows, local.rows.shape
+    variance = np.zeros(local.q)
+    variance[local.constants] = 1.0
+    score, loss, raw = np.zeros((rows.n, local.q)), np.zeros(rows.n), np.zeros(rows.n)
+    for name, fit in zip(state.clusters.names.tolist(), state.clusters.fits, strict=True):
+        mine = state.clusters.number == name
+        common = CommonModel(
+            (state.fit.point + fit.point).reshape(shape), variance.reshape(shape), state.dispersion
+        )
+        sums = common_sums(rows.centers(mine), common)
+        score[mine], loss[mine], raw[mine] = sums.score.reshape(-1, local.q), sums.loss, sums.raw
+    return score, loss, raw
+
+
+def step_clusters(state: PlusState, sums: dict[int, tuple[Floats, float, float, int]]) -> PlusState:
+    """One quasi-Newton step in every cluster here; sums: by cluster its score (q,), loss, share of all rows
+    and number of centers."""
+    fits: list[FitState] = []
+    for name, fit in zip(state.clusters.names.tolist(), state.clusters.fits, strict=True):
+        score, loss, share, centers = sums[name]
+        if fit.centers == 0:
+            fit = replace(fit, curvature=state.fit.curvature * max(share, 1e-6), centers=centers)
+        fits.append(common_fit.quasi_newton_step(fit, score, loss))
+    return replace(state, clusters=replace(state.clusters, fits=tuple(fits)))
+
+
+def choose_clusters(state: PlusState, local: LocalRows, means: Floats) -> PlusState:
+    """Every center moves to the cluster under which the evidence of its rows is largest.
+
+    means: (clusters, q) deviations of the clusters' means from the common model.
+    """
+    rows, shape = local.rows, local.rows.shape
+    variance = state.variance.reshape(shape)
+    number = state.clusters.number.copy()
+    for i in range(rows.n):
+        x, y = rows.design(i), rows.outcomes(i)
+        found = [
+            posterior(
+                x,
+                y,
+                rows.family,
+                CommonModel((state.fit.point + mean).reshape(shape), variance, state.dispersion),
+            ).evidence
+            for mean in means
+        ]
+        number[i] = int(np.argmax(found))
+    clusters = begin_fits(state, local, replace(state.clusters, number=number), means)
+    return replace(state, clusters=clusters)
+
+
+def representatives(context: Context, number: Ints, present: NDArray[np.bool_]) -> dict[int, int]:
+    """By cluster the first member of it among those present."""
+    found: dict[int, int] = {}
+    for member in range(context.n):
+        if present[member]:
+            found.setdefault(int(number[member]), member)
+    return found

@@ -1,0 +1,258 @@
+"""What every member of abps-plus computes from broadcast sums: the same numbers, in the same way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from abps.methods.base import Context, Decisions, Floats
+from abps.methods.plus_state import LocalRows, OwnSums, PlusState, square
+from abps.models import common_fit
+from abps.models.common_fit import VarianceSums
+from abps.models.hierarchical import (
+    ALONE_INTERCEPT_VARIANCE,
+    CommonModel,
+    Posterior,
+    alone,
+    posterior,
+)
+from abps.models.structure import with_loadings
+
+#: While the common model is fitted intercepts are nearly free: its loss is then close to quadratic.
+WORKING_INTERCEPT_VARIANCE = 1.0
+
+#: Ridge per row before evidence sets it.
+FIRST_PENALTY = 0.003
+
+#: By how much the log-evidence of a center's own rows must speak for its own model before it keeps that,
+#: beside the logarithm of the number of centers: among many, some do so by chance.
+REST_MARGIN = 3.0
+
+
+def after_start(
+    state: PlusState, local: LocalRows, sums: dict[str, Floats], packed: dict[str, Floats]
+) -> PlusState:
+    """Curvature, intercepts and the first step."""
+    q, n = local.q, float(sums["members"][0])
+    size = np.sqrt(np.maximum(sums["diagonal"], 1e-9))
+    if "triangle" in packed:
+        correlation = common_fit.assemble_curvature(square(packed["triangle"], q))
+    else:
+        gaps = packed["gaps"] * common_fit.WIDEST_GAP
+        correlation = common_fit.decompress(packed["factors"].reshape(-1, q), gaps, packed["values"])
+    owner = np.arange(q) // local.rows.shape[1] == np.arange(local.terms)[:, None]
+    weight = np.maximum(sums["middle"][local.constants], 1e-9)
+    certainty = np.clip(1.0 - sums["doubt"] / n / state.fit.intercept_variance, 0.01, 0.999)
+    point, score = np.zeros(q), sums["score"].copy()
+    # Intercepts around their own mean leave nothing to explain.
+    point[local.constants], score[local.constants] = sums["shift"] / n, 0.0
+    fit = replace(
+        state.fit,
+        point=point,
+        curvature=correlation * np.outer(size, size),
+        penalty=np.where(local.penalty_group >= 0, FIRST_PENALTY * float(sums["rows"][0]), 1e-3),
+        middle=np.where(owner, sums["middle"] / np.repeat(weight, local.rows.shape[1]), 0.0),
+        certainty=certainty,
+        centers=int(n),
+    )
+    variance = np.full(local.terms, WORKING_INTERCEPT_VARIANCE)
+    fit = common_fit.with_intercept_variance(fit, variance)
+    fit = common_fit.quasi_newton_step(fit, score, float(sums["loss"][0]))
+    full = state.variance.copy()
+    full[local.constants] = variance
+    # Scores were taken with other intercepts, so this exchange says nothing about curvature.
+    fit = replace(fit, last=None, best=None)
+    return replace(state, fit=fit, variance=full, scale=size, rows=float(sums["rows"][0]))
+
+
+def after_step(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> PlusState:
+    """One quasi-Newton step; after the first one, the dispersion of the loss."""
+    score, loss = sums["score"] * state.scale, float(sums["loss"][0])
+    fit = common_fit.quasi_newton_step(state.fit, score, loss)
+    factor = local.rows.family.dispersion_factor
+    if not factor or state.exchanges != 1:
+        return replace(state, fit=fit)
+    dispersion = max(factor * float(sums["raw"][0]) / max(state.rows, 1.0), 1e-6)
+    ratio = dispersion / state.dispersion
+    scale = state.scale / np.sqrt(ratio)
+    return replace(state, fit=common_fit.with_dispersion(fit, ratio), dispersion=dispersion, scale=scale)
+
+
+def after_variances(
+    state: PlusState, local: LocalRows, sums: dict[str, Floats], move: bool = True
+) -> PlusState:
+    """Variances by evidence, and a step of the common model with all own deviations in place.
+
+    move: whether the common model moves; within clusters it stays.
+    """
+    found = VarianceSums(
+        sums["squares"], sums["dof"], sums["shift"], sums["shift_squares"], sums["shift_dof"]
+    )
+    used = local.variance_group >= 0
+    before = np.zeros(local.groups)
+    before[local.variance_group[used]] = state.variance[used]
+    each, intercept = common_fit.variances(found, before)
+    variance = np.where(used, each[np.maximum(local.variance_group, 0)], 0.0)
+    variance[local.constants] = intercept
+    fit = state.fit
+    if move:
+        fit = replace(fit, certainty=np.clip(found.shift_dof / fit.centers, 0.001, 0.999))
+        system = fit.curvature + np.diag(fit.penalty)
+        step = np.linalg.solve(system, sums["score"] * state.scale - fit.penalty * fit.point)
+        fit = common_fit.with_intercept_variance(replace(fit, point=fit.point + step), intercept)
+    return replace(state, fit=fit, variance=variance)
+
+
+def prior_means(state: PlusState, local: LocalRows) -> Floats:
+    """(r, q) the mean of every center's prior: the common model, or that of its cluster."""
+    means = np.tile(state.fit.point, (local.rows.n, 1))
+    if state.clusters.fits:
+        for i, number in enumerate(state.clusters.number.tolist()):
+            means[i] += state.clusters.fit_of(number).point
+    return means
+
+
+def own_posteriors(state: PlusState, local: LocalRows) -> OwnSums:
+    """Every center's posterior, and what it adds to sums."""
+    rows, shape, means = local.rows, local.rows.shape, prior_means(state, local)
+    variance = state.variance.reshape(shape)
+    found: list[Posterior] = []
+    modes = np.empty((rows.n, local.q))
+    for i in range(rows.n):
+        prior = CommonModel(means[i].reshape(shape), variance, state.dispersion)
+        x = rows.design(i)
+        if state.clusters.trust > 0:  # shared directions: positions along them are further coefficients
+            loadings = state.clusters.trust * state.clusters.loadings[i].T
+            wide, further = with_loadings(x, prior, loadings)
+            each = posterior(wide, rows.outcomes(i), rows.family, further)
+            along = loadings @ each.model[0, local.q :]
+            modes[i] = each.model[0, : local.q] + np.append(along, 0.0)
+            each = replace(
+                each,
+                model=each.model[:, : local.q],
+                score=each.score[:, : local.q],
+                dof=each.dof[:, : local.q],
+            )
+        else:
+            each = posterior(x, rows.outcomes(i), rows.family, prior)
+            modes[i] = each.model.ravel()
+        found.append(each)
+    deviation = np.stack([each.model.ravel() for each in found]) - means
+    dof = np.stack([each.dof.ravel() for each in found])
+    used = local.variance_group >= 0
+    group = local.variance_group[used]
+
+    def by_group(values: Floats) -> Floats:
+        return np.stack([np.bincount(group, row[used], local.groups) for row in values])
+
+    return replace(
+        state.own,
+        modes=modes,
+        score=np.stack([each.score.ravel() for each in found]),
+        squares=by_group(deviation**2),
+        dof=by_group(dof),
+        shift=deviation[:, local.constants],
+        shift_dof=dof[:, local.constants],
+        share=np.clip(dof[:, used].mean(axis=1), 0.0, 1.0),
+    )
+
+
+def without_own(state: PlusState, local: LocalRows) -> Floats:
+    """(r, q) the mean of every center's prior if it had not taken part, to first order.
+
+    At the optimum the scores of all centers and the penalty add up to zero; taking one score away moves it.
+    """
+    means = prior_means(state, local)
+    part = np.minimum(local.rows.sizes / max(state.rows, 1.0), 0.8)
+    common = np.linalg.inv(state.fit.curvature + np.diag(state.fit.penalty))
+    for i in range(local.rows.n):
+        if state.clusters.fits:
+            fit = state.clusters.fit_of(int(state.clusters.number[i]))
+            system = fit.curvature + np.diag(fit.penalty)
+            step = np.linalg.solve(system, state.own.score[i])
+            share = min(float(part[i]) * state.fit.centers / max(fit.centers, 1), 0.8)
+        else:
+            step, share = common @ state.own.score[i], float(part[i])
+        means[i] -= step / (1.0 - share)
+    return means
+
+
+def evidence_of(state: PlusState, local: LocalRows, i: int, mean: Floats, free: bool = False) -> Posterior:
+    """The posterior of center i here with this prior mean (q,); free: its intercept may lie anywhere."""
+    rows, shape = local.rows, local.rows.shape
+    variance = state.variance.copy()
+    if free:
+        variance[local.constants] = ALONE_INTERCEPT_VARIANCE
+    prior = CommonModel(mean.reshape(shape), variance.reshape(shape), state.dispersion)
+    x = rows.design(i)
+    if state.clusters.trust > 0:
+        x, prior = with_loadings(x, prior, state.clusters.trust * state.clusters.loadings[i].T)
+    return posterior(x, rows.outcomes(i), rows.family, prior)
+
+
+def keep_own(state: PlusState, local: LocalRows) -> PlusState:
+    """Centers whose rows speak for a model of their own keep that one and rest.
+
+    What a center's rows say is the log-evidence under a prior that it had no part in, against that of ridge
+    regression on its rows alone. A center that differs in its level of risk only gets a free intercept.
+    """
+    rows, shape = local.rows, local.rows.shape
+    means, outside = prior_means(state, local), without_own(state, local)
+    group = local.penalty_group.reshape(shape)
+    common = CommonModel(state.fit.point.reshape(shape), np.zeros(shape), state.dispersion)
+    modes, resting = state.own.modes.copy(), np.zeros(rows.n, dtype=bool)
+    margin = REST_MARGIN + np.log(max(state.fit.centers, 1))
+    for i in range(rows.n):
+        together = evidence_of(state, local, i, outside[i]).evidence
+        by_itself, _ = alone(rows.design(i), rows.outcomes(i), rows.family, group, common)
+        if by_itself.evidence <= together + margin:
+            continue
+        free = evidence_of(state, local, i, outside[i], free=True).evidence
+        if by_itself.evidence > free + margin:
+            modes[i], resting[i] = by_itself.model.ravel(), True
+        elif state.clusters.trust == 0:
+            modes[i] = evidence_of(state, local, i, means[i], free=True).model.ravel()
+    return replace(state, own=replace(state.own, modes=modes), resting=resting)
+
+
+def partner_rows(context: Context, state: PlusState) -> Decisions:
+    """Where every center's information comes from, as rows of the audit trail.
+
+    The mode of a center's posterior is a weighted mean of what its own rows say and of its prior mean. A
+    prior mean is one of the cluster's rows and of the common model, which is a mean over all. ``weight``: the
+    share of a center's own rows (peer itself), of every peer in its cluster, of all centers (peer nobody).
+    """
+    local: LocalRows = context.derived
+    sizes = np.asarray(context.sizes(), dtype=np.float64)
+    rows: list[tuple[int, int, str, float, str]] = []
+    clusters = state.clusters
+    number = np.full(context.n, -1)
+    number[context.local_index] = clusters.number if clusters.fits else -1
+    for i, member in enumerate(context.local_index.tolist()):
+        if state.resting[i]:
+            rows.append((member, -1, "rested", 1.0, "the evidence of its rows speaks for its own model"))
+            continue
+        own = float(state.own.share[i])
+        rows.append((member, member, "weight", own, "own rows"))
+        from_cluster = 0.0
+        if clusters.fits:
+            fit = clusters.fit_of(int(clusters.number[i]))
+            used = local.penalty_group >= 0
+            left = fit.penalty * np.diag(np.linalg.inv(fit.curvature + np.diag(fit.penalty)))
+            from_cluster = float(np.clip(1.0 - left[used].mean(), 0.0, 1.0))
+            mine = np.flatnonzero((number == clusters.number[i]) & (np.arange(context.n) != member))
+            part = (1.0 - own) * from_cluster * sizes[mine] / max(sizes[mine].sum(), 1.0)
+            rows += [(member, int(j), "weight", float(w), "cluster peer") for j, w in zip(mine, part)]
+        rows.append((member, -1, "weight", (1.0 - own) * (1.0 - from_cluster), "all centers"))
+    center, peer, decision, score, reason = (list(column) for column in zip(*rows, strict=True))
+    nothing = np.full(len(rows), np.nan)
+    return Decisions(
+        np.array(center),
+        np.array(peer),
+        np.array(decision, dtype=object),
+        np.array(score),
+        nothing,
+        nothing,
+        np.array(reason, dtype=object),
+    )

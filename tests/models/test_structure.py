@@ -1,0 +1,92 @@
+"""Structure between centers: subspace, gate and clusters on made-up scores."""
+
+import numpy as np
+import pytest
+
+from abps.models import families, structure
+from abps.models.hierarchical import CenterRows, CommonModel
+
+P = 6
+
+
+def _rows(n, each, deviations, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n * each, P)).astype(np.float32)
+    b = np.linspace(0.8, -0.8, P) + deviations
+    level = np.repeat(rng.normal(0, 0.3, n), each)
+    z = np.einsum("rk,rk->r", x, np.repeat(b, each, axis=0)) + level
+    y = (rng.random(n * each) < 1 / (1 + np.exp(-z))).astype(float)
+    start = np.arange(n + 1) * each
+    return CenterRows(x, y, start, families.Bernoulli(np.ones((1, 1)), np.zeros(1)))
+
+
+def _common():
+    mean = np.append(np.linspace(0.8, -0.8, P), 0.0)[None]
+    return CommonModel(mean, np.append(np.full(P, 1e-3), 0.1)[None])
+
+
+def _half_scores(rows, seed=0):
+    half = structure.halves(rows, np.random.default_rng(seed).random(len(rows.y)))
+    first, one = structure.orthogonal_scores(rows.select(half), _common())
+    second, two = structure.orthogonal_scores(rows.select(~half), _common())
+    return half, first, second, one + two
+
+
+def test_halves_split_every_center():
+    rows = _rows(4, 21, np.zeros((4, P)), 1)
+    half = structure.halves(rows, np.random.default_rng(0).random(len(rows.y)))
+    assert rows.totals(half.astype(float)).tolist() == [10.0] * 4
+
+
+def test_scores_are_orthogonal_to_the_intercept():
+    rows = _rows(3, 200, np.zeros((3, P)), 2)
+    found, _ = structure.orthogonal_scores(rows, _common())
+    moved = CommonModel(_common().mean + np.append(np.zeros(P), 0.05), _common().variance)
+    again, _ = structure.orthogonal_scores(rows, moved)
+    assert found == pytest.approx(again, abs=0.2)  # a plain score would move by about 2
+
+
+def test_clusters_are_recovered():
+    rng = np.random.default_rng(3)
+    kinds = np.repeat(np.arange(3), 12)
+    centres = rng.normal(0, 0.9, (3, P))
+    rows = _rows(36, 250, centres[kinds] - centres.mean(axis=0), 3)
+    _, first, second, information = _half_scores(rows)
+    white = structure.Whitening.of(np.eye(P))
+    loadings = structure.subspace(first, second, information, white, np.full(P, 1e-3))
+    place, doubt = structure.positions(first + second, information, white, loadings, np.full(P, 1e-3))
+    found = structure.find_clusters(place, doubt)
+    assert found.count == 3
+    number = found.member.argmax(axis=1)
+    assert len({(a, b) for a, b in zip(kinds, number, strict=True)}) == 3
+
+
+def test_the_gate_opens_for_structure_and_stays_shut_without():
+    rng = np.random.default_rng(4)
+    kinds = np.repeat(np.arange(2), 15)
+    white = structure.Whitening.of(np.eye(P))
+
+    def z(deviations, seed):
+        rows = _rows(30, 120, deviations, seed)
+        half, first, second, information = _half_scores(rows, seed)
+        gains = np.zeros((30, 2))
+        for fold in range(5):
+            others = np.arange(30) % 5 != fold
+            loadings = structure.subspace(
+                first[others], second[others], information[others], white, np.full(P, 1e-3)
+            )
+            for i in np.flatnonzero(~others):
+                gains[i] = structure.held_out_gain(rows, i, _common(), loadings, half)
+        return max(structure.gain_z(gains[:, k]) for k in range(2))
+
+    different = rng.normal(0, 0.8, (2, P))[kinds]
+    assert z(different - different.mean(axis=0), 5) > 3
+    opened = sum(z(np.zeros((30, P)), seed) > 1.96 for seed in range(20))
+    assert opened <= 3
+
+
+def test_one_cluster_where_places_differ_by_their_noise_alone():
+    rng = np.random.default_rng(6)
+    doubt = rng.uniform(0.5, 2.0, (60, 2))
+    place = rng.standard_normal((60, 2)) * np.sqrt(doubt)
+    assert structure.find_clusters(place, doubt).count == 1
