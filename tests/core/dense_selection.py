@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from abps.core.matching import Plan, propose, unwanted
+from abps.core.matching import MatchingPlan, propose, unwanted
 from abps.core.selection import turns, views
 
 
-def select(config, beliefs, candidate, consent, similarity, ids, seed, t, horizon) -> Plan:
+def select(config, beliefs, candidate, consent, similarity, ids, seed, t, horizon) -> MatchingPlan:
     """candidate, consent, similarity: (n, n)."""
     belief = beliefs.rows(np.arange(beliefs.n))
     found = views(config, belief, candidate, consent, similarity, ids, seed, t, horizon)

@@ -1,6 +1,7 @@
 """What a method must do to be run, compared and trusted: checked in short runs on a small federation.
 
-Every check is a function of a :class:`Trial` that returns nothing if all is well, or else what is wrong.
+Every check is a function of a :class:`MethodTrial` that returns nothing if all is well, or else what is
+wrong.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def small_federation() -> Federation:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class MethodTrial:
     """A method on trial: its configuration with a small network, and where it is tried."""
 
     config: Method
@@ -88,7 +89,7 @@ class Trial:
         return self.run()
 
 
-def settings_have_names(trial: Trial) -> str | None:
+def settings_have_names(trial: MethodTrial) -> str | None:
     """Settings are fields of a frozen dataclass."""
     config = trial.config
     if not dataclasses.is_dataclass(config) or not type(config).__dataclass_params__.frozen:  # type: ignore[attr-defined]
@@ -101,7 +102,7 @@ def settings_have_names(trial: Trial) -> str | None:
     )
 
 
-def numbers_are_numbers(trial: Trial) -> str | None:
+def numbers_are_numbers(trial: MethodTrial) -> str | None:
     """Models and metrics are finite."""
     models = _models(trial.once)
     if models.ndim != 2 or len(models) not in (1, trial.federation.size):
@@ -115,7 +116,7 @@ def numbers_are_numbers(trial: Trial) -> str | None:
     )
 
 
-def the_same_twice(trial: Trial) -> str | None:
+def the_same_twice(trial: MethodTrial) -> str | None:
     """A run is a function of data, configuration and seed."""
     again = trial.run()
     if not np.array_equal(_models(again), _models(trial.once)):
@@ -125,13 +126,13 @@ def the_same_twice(trial: Trial) -> str | None:
     return None
 
 
-def seeds_matter(trial: Trial) -> str | None:
+def seeds_matter(trial: MethodTrial) -> str | None:
     """Another seed is another run."""
     same = np.array_equal(_models(trial.run(seed=SEED + 1)), _models(trial.once))
     return "another seed gives the same models; use the context's seed in every draw" if same else None
 
 
-def engines_agree(trial: Trial) -> str | None:
+def engines_agree(trial: MethodTrial) -> str | None:
     """One center at a time, with a plain module and optimiser, comes to the same."""
     other = trial.run(engine="debug")
     apart = np.abs(_models(other) - _models(trial.once))
@@ -140,7 +141,7 @@ def engines_agree(trial: Trial) -> str | None:
     return "computed one center at a time, it sends other bytes" if other.bytes != trial.once.bytes else None
 
 
-def order_is_nothing(trial: Trial) -> str | None:
+def order_is_nothing(trial: MethodTrial) -> str | None:
     """Centers may be listed in any order."""
     given = trial.federation
     last = given.size - 1
@@ -155,7 +156,7 @@ def order_is_nothing(trial: Trial) -> str | None:
     return f"with centers listed backwards an AUROC changes by {worst:.3f}" if worst > 1e-3 else None
 
 
-def bytes_add_up(trial: Trial) -> str | None:
+def bytes_add_up(trial: MethodTrial) -> str | None:
     """What is sent is booked, in every round."""
     spent, history = trial.once.bytes, trial.once.history
     if not 0 <= spent.edge <= spent.directed <= 2 * spent.edge + 1:
@@ -169,7 +170,7 @@ def bytes_add_up(trial: Trial) -> str | None:
     return None if abs(rest.share - causes) < 1e-9 else "the causes of rest do not add up to its share"
 
 
-def a_budget_ends_it(trial: Trial) -> str | None:
+def a_budget_ends_it(trial: MethodTrial) -> str | None:
     """Nothing is sent beyond the budget, and centers go on alone."""
     first = trial.once.history.edge_bytes[0]
     if not first:
@@ -185,7 +186,7 @@ def a_budget_ends_it(trial: Trial) -> str | None:
     return None if np.isfinite(_models(run)).all() else "after its budget its models are not finite"
 
 
-def it_can_be_written_down(trial: Trial) -> str | None:
+def it_can_be_written_down(trial: MethodTrial) -> str | None:
     """A result survives its file, and a state the night between two rounds."""
     content = json.loads(json.dumps(trial.once.to_json(), allow_nan=False))
     if Run.from_json(content).to_json() != content:
@@ -202,7 +203,7 @@ def it_can_be_written_down(trial: Trial) -> str | None:
     return None if freeze(back) == freeze(state.state) else "its state is another one when read back"
 
 
-def _prepared(trial: Trial) -> Any:
+def _prepared(trial: MethodTrial) -> Any:
     return timeline(trial.federation, SEED, ROUNDS, trial.config.training.standardise).at(1)
 
 
@@ -215,7 +216,7 @@ def _content(run: Run) -> dict[str, Any]:
     return run.to_json() | {"seconds": 0}
 
 
-Check = Callable[[Trial], str | None]
+Check = Callable[[MethodTrial], str | None]
 
 #: Every check by the name that failures carry, the cheap ones first.
 CHECKS: Final[dict[str, Check]] = {
@@ -249,7 +250,7 @@ def check_method(
     """
     known = [s for s in SMALL if s in names(config)] if dataclasses.is_dataclass(config) else []
     small = with_settings(config, {key: SMALL[key] for key in known})
-    trial = Trial(small, federation if federation is not None else small_federation())
+    trial = MethodTrial(small, federation if federation is not None else small_federation())
     chosen = [check for check in CHECKS if check not in skip and (not only or check in only)]
     called = name or type(config).__name__
     for check in chosen:

@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Posterior:
+class BetaPosterior:
     """Beta(alpha, beta) of some pairs, and how often each was observed."""
 
     alpha: Floats
@@ -26,7 +26,7 @@ class Posterior:
 
     @property
     def mean(self) -> Floats:
-        """Posterior mean of the utility in [0, 1]."""
+        """BetaPosterior mean of the utility in [0, 1]."""
         return self.alpha / (self.alpha + self.beta)
 
 
@@ -66,7 +66,7 @@ class Beliefs:
         known[known] = self.key[at[known]] == key[known]
         return at, known
 
-    def posterior(self, center: ArrayLike, peer: ArrayLike) -> Posterior:
+    def posterior(self, center: ArrayLike, peer: ArrayLike) -> BetaPosterior:
         """The beliefs of ``center`` about ``peer``, element by element (arrays broadcast)."""
         pair = np.asarray(center, dtype=np.int64) * self.n + np.asarray(peer, dtype=np.int64)
         at, known = self._find(pair.ravel())
@@ -76,9 +76,9 @@ class Beliefs:
         alpha[known] += self.gain[at[known]]
         beta[known] += self.loss[at[known]]
         count[known] = self.count[at[known]]
-        return Posterior(alpha.reshape(pair.shape), beta.reshape(pair.shape), count.reshape(pair.shape))
+        return BetaPosterior(alpha.reshape(pair.shape), beta.reshape(pair.shape), count.reshape(pair.shape))
 
-    def rows(self, centers: Ints) -> Posterior:
+    def rows(self, centers: Ints) -> BetaPosterior:
         """(r, n) the beliefs of some centers about all."""
         shape = (len(centers), self.n)
         alpha, beta, count = (np.full(shape, value) for value in (*map(float, self.prior), 0.0))
@@ -90,7 +90,7 @@ class Beliefs:
         alpha[where] += self.gain[mine]
         beta[where] += self.loss[mine]
         count[where] = self.count[mine]
-        return Posterior(alpha, beta, count)
+        return BetaPosterior(alpha, beta, count)
 
     def observe(
         self, center: ArrayLike, peer: ArrayLike, value: ArrayLike, weight: ArrayLike = 1.0

@@ -66,7 +66,7 @@ CAUSES = (Rest.NO_CANDIDATES, Rest.ALL_FULL, Rest.DECLINED, Rest.BUDGET, Rest.QU
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class MatchingPlan:
     """The outcome of one round's proposals.
 
     pairs: (e, 2) partners, each pair once, proposer first, in the order of acceptance.
@@ -106,7 +106,9 @@ class Plan:
 Verdict = Callable[[int, int], Answer]
 
 
-def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], verdict: Verdict, kappa: int) -> Plan:
+def propose(
+    order: Sequence[int], rankings: Sequence[Sequence[int]], verdict: Verdict, kappa: int
+) -> MatchingPlan:
     """One greedy pass.
 
     order: the centers in the order of their turns.  rankings: for every center, the peers it is ready to
@@ -148,7 +150,7 @@ def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], verdict: Ve
         turned_down[i] = worst
     rest = [Rest.NOT if load[i] else turned_down[i] for i in range(n)]
     center, received = np.array(proposer, dtype=np.int64), np.array(answers, dtype=np.int8)
-    return Plan(
+    return MatchingPlan(
         n=n,
         pairs=np.array(pairs, dtype=np.int64).reshape(-1, 2),
         center=center,
@@ -159,7 +161,7 @@ def propose(order: Sequence[int], rankings: Sequence[Sequence[int]], verdict: Ve
     )
 
 
-def unwanted(plan: Plan, rankings: Sequence[Sized], wanted: NDArray[np.bool_]) -> Plan:
+def unwanted(plan: MatchingPlan, rankings: Sequence[Sized], wanted: NDArray[np.bool_]) -> MatchingPlan:
     """The plan, in which a center that had candidates and asked none rests because it declined them all.
 
     wanted: (n,) whether a center had anybody to want.
@@ -169,10 +171,10 @@ def unwanted(plan: Plan, rankings: Sequence[Sized], wanted: NDArray[np.bool_]) -
     return replace(plan, rest=rest.astype(np.int8))
 
 
-def nobody(n: int, why: Rest) -> Plan:
+def nobody(n: int, why: Rest) -> MatchingPlan:
     """A round in which every center rests for one reason."""
     none = np.zeros(0, dtype=np.int64)
-    return Plan(
+    return MatchingPlan(
         n=n,
         pairs=none.reshape(0, 2),
         center=none,

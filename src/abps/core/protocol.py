@@ -140,7 +140,7 @@ class Negotiation:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProtocolStep:
     """What a message led to: the next state, the replies to its sender, and what happened in a word."""
 
     state: Negotiation
@@ -184,7 +184,7 @@ def next_candidate(state: Negotiation, ranking: Sequence[str], retries: int = 0)
     return None
 
 
-def handle(state: Negotiation, sender: str, message: Message, judge: Judge) -> Step:
+def handle(state: Negotiation, sender: str, message: Message, judge: Judge) -> ProtocolStep:
     """Take one message of this round from ``sender``; the replies go back to ``sender``.
 
     Messages may be repeated, late or out of order: an attempt that is over stays over, and the same
@@ -193,7 +193,7 @@ def handle(state: Negotiation, sender: str, message: Message, judge: Judge) -> S
     if message.round != state.round:
         raise ValueError(f"a message of round {message.round} reached the state of round {state.round}")
     if sender == state.me:
-        return Step(state, event="violation")
+        return ProtocolStep(state, event="violation")
     if message.kind is Kind.PROPOSE:
         return _proposed(state, sender, message.attempt, judge)
     if message.kind is Kind.ACCEPT:
@@ -250,23 +250,23 @@ def restore(me: str, round: int, kappa: int, kept: Iterable[Record]) -> Negotiat
     return Negotiation(me, round, kappa, MappingProxyType(mine), MappingProxyType(theirs), sealed=True)
 
 
-def _proposed(state: Negotiation, sender: str, attempt: int, judge: Judge) -> Step:
+def _proposed(state: Negotiation, sender: str, attempt: int, judge: Judge) -> ProtocolStep:
     link = state.theirs.get(sender)
     if link is not None:
         if attempt < link.attempt:
-            return Step(state, event="stale")
+            return ProtocolStep(state, event="stale")
         if attempt == link.attempt:  # asked again: the same answer again
             if link.stage is Stage.CLOSED:
-                return Step(state, (_say(state, Kind.REFUSE, attempt, link.reason),), "repeated")
-            return Step(state, (_say(state, Kind.ACCEPT, attempt),), "repeated")
+                return ProtocolStep(state, (_say(state, Kind.REFUSE, attempt, link.reason),), "repeated")
+            return ProtocolStep(state, (_say(state, Kind.ACCEPT, attempt),), "repeated")
         if link.stage is Stage.MATCHED:  # an honest peer does not ask for what it has confirmed
-            return Step(state, (_say(state, Kind.REFUSE, attempt, SEALED),), "violation")
+            return ProtocolStep(state, (_say(state, Kind.REFUSE, attempt, SEALED),), "violation")
     own = state.mine.get(sender)
     if own is not None and own.stage is Stage.MATCHED:
-        return Step(state, (_say(state, Kind.REFUSE, attempt, CROSSED),), "stale")
+        return ProtocolStep(state, (_say(state, Kind.REFUSE, attempt, CROSSED),), "stale")
     if own is not None and own.stage is Stage.OUT:
         if state.me < sender:  # my own proposal stands: answer that one
-            return Step(state, (_say(state, Kind.PROPOSE, own.attempt),), "crossed")
+            return ProtocolStep(state, (_say(state, Kind.PROPOSE, own.attempt),), "crossed")
         state = _mine(state, sender, replace(own, stage=Stage.CLOSED, reason=CROSSED))
         return _hold(state, sender, attempt)
     if state.sealed:
@@ -279,50 +279,50 @@ def _proposed(state: Negotiation, sender: str, attempt: int, judge: Judge) -> St
     return _turn_down(state, sender, attempt, reason) if reason else _hold(state, sender, attempt)
 
 
-def _hold(state: Negotiation, sender: str, attempt: int) -> Step:
+def _hold(state: Negotiation, sender: str, attempt: int) -> ProtocolStep:
     held = _theirs(state, sender, Link(Stage.HELD, attempt))
-    return Step(held, (_say(state, Kind.ACCEPT, attempt),), "held")
+    return ProtocolStep(held, (_say(state, Kind.ACCEPT, attempt),), "held")
 
 
-def _turn_down(state: Negotiation, sender: str, attempt: int, reason: str) -> Step:
+def _turn_down(state: Negotiation, sender: str, attempt: int, reason: str) -> ProtocolStep:
     closed = _theirs(state, sender, Link(Stage.CLOSED, attempt, reason))
-    return Step(closed, (_say(state, Kind.REFUSE, attempt, reason),), reason)
+    return ProtocolStep(closed, (_say(state, Kind.REFUSE, attempt, reason),), reason)
 
 
-def _accepted(state: Negotiation, sender: str, attempt: int) -> Step:
+def _accepted(state: Negotiation, sender: str, attempt: int) -> ProtocolStep:
     link = state.mine.get(sender)
     if link is None or link.attempt != attempt or link.stage is Stage.CLOSED:
         # Not confirmed, and never will be: the peer may free its slot.
-        return Step(state, (_say(state, Kind.RELEASE, attempt),), "too late")
+        return ProtocolStep(state, (_say(state, Kind.RELEASE, attempt),), "too late")
     event = "repeated" if link.stage is Stage.MATCHED else "matched"
     matched = _mine(state, sender, Link(Stage.MATCHED, attempt))
-    return Step(matched, (_say(state, Kind.CONFIRM, attempt),), event)
+    return ProtocolStep(matched, (_say(state, Kind.CONFIRM, attempt),), event)
 
 
-def _refused(state: Negotiation, sender: str, message: Message) -> Step:
+def _refused(state: Negotiation, sender: str, message: Message) -> ProtocolStep:
     link = state.mine.get(sender)
     if link is None or link.stage is not Stage.OUT or link.attempt != message.attempt:
-        return Step(state, event="stale")
+        return ProtocolStep(state, event="stale")
     closed = replace(link, stage=Stage.CLOSED, reason=message.reason)
-    return Step(_mine(state, sender, closed), event=f"refused: {message.reason}")
+    return ProtocolStep(_mine(state, sender, closed), event=f"refused: {message.reason}")
 
 
-def _confirmed(state: Negotiation, sender: str, attempt: int) -> Step:
+def _confirmed(state: Negotiation, sender: str, attempt: int) -> ProtocolStep:
     link = state.theirs.get(sender)
     if link is None or link.attempt != attempt or link.stage is Stage.CLOSED:
-        return Step(state, event="violation")  # nobody confirms what was not accepted
+        return ProtocolStep(state, event="violation")  # nobody confirms what was not accepted
     event = "repeated" if link.stage is Stage.MATCHED else "matched"
-    return Step(_theirs(state, sender, Link(Stage.MATCHED, attempt)), event=event)
+    return ProtocolStep(_theirs(state, sender, Link(Stage.MATCHED, attempt)), event=event)
 
 
-def _released(state: Negotiation, sender: str, attempt: int) -> Step:
+def _released(state: Negotiation, sender: str, attempt: int) -> ProtocolStep:
     link = state.theirs.get(sender)
     if link is not None and link.stage is Stage.MATCHED:
-        return Step(state, event="stale" if attempt < link.attempt else "violation")
+        return ProtocolStep(state, event="stale" if attempt < link.attempt else "violation")
     if link is not None and attempt < link.attempt:
-        return Step(state, event="stale")
+        return ProtocolStep(state, event="stale")
     # Remembered even if the proposal has not come yet: it may be the slower of the two.
-    return Step(_theirs(state, sender, Link(Stage.CLOSED, attempt, RELEASED)), event="released")
+    return ProtocolStep(_theirs(state, sender, Link(Stage.CLOSED, attempt, RELEASED)), event="released")
 
 
 def _at(links: Mapping[str, Link], stage: Stage) -> frozenset[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from abps.core import permutation, streams
-from abps.core.beliefs import Posterior
+from abps.core.beliefs import BetaPosterior
 from abps.core.errors import RequestError, nearest, validate
 from abps.core.matching import Answer
 
@@ -70,7 +70,7 @@ def radius(count: ArrayLike, t: int, gamma: float) -> Floats:
     return gamma * np.sqrt(2.0 * math.log(t) / (np.asarray(count, dtype=np.float64) + 1.0))
 
 
-def ucb(belief: Posterior, t: int, gamma: float) -> Floats:
+def ucb(belief: BetaPosterior, t: int, gamma: float) -> Floats:
     """Eq. (7): posterior mean plus radius, at round t = 1, 2, …"""
     return belief.mean + radius(belief.count, t, gamma)
 
@@ -99,7 +99,7 @@ def turns(config: Selection, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints
     return np.argsort(streams.bits(seed, "proposal-order", t, ids), kind="stable")
 
 
-def peer_scores(config: Selection, belief: Posterior, t: int) -> Floats:
+def peer_scores(config: Selection, belief: BetaPosterior, t: int) -> Floats:
     """The scores of peers, by which they are ranked and accepted."""
     if config.policy == "random":
         return np.ones_like(belief.alpha)
@@ -180,7 +180,7 @@ class Views:
 
 def views(
     config: Selection,
-    belief: Posterior,
+    belief: BetaPosterior,
     candidate: Mask,
     consent: Mask,
     similarity: Floats | None,

@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.core import permutation, streams
-from abps.core.beliefs import Beliefs, Posterior
+from abps.core.beliefs import Beliefs, BetaPosterior
 from abps.core.candidates import Candidates, Mask
 from abps.core.errors import RequestError
-from abps.core.matching import Answer, Plan, Rest
+from abps.core.matching import Answer, MatchingPlan, Rest
 from abps.core.selection import Selection, epsilon, peer_scores, turns
 
 Floats = NDArray[np.float64]
@@ -180,7 +180,7 @@ def select_sparsely(
     seed: int,
     t: int,
     horizon: int,
-) -> Plan:
+) -> MatchingPlan:
     """One round of proposals among all centers; mutual: the receiver's goal must admit the proposer too.
 
     The plan lists the accepted proposals only; ``asked`` counts all of them.
@@ -208,9 +208,9 @@ def _view(
     seed: int,
     t: int,
 ) -> _View:
-    prior = Posterior(*(np.array([float(p)]) for p in (*beliefs.prior, 0.0)))
+    prior = BetaPosterior(*(np.array([float(p)]) for p in (*beliefs.prior, 0.0)))
     usual = float(peer_scores(config, prior, t)[0])
-    seen = Posterior(beliefs.prior[0] + beliefs.gain, beliefs.prior[1] + beliefs.loss, beliefs.count)
+    seen = BetaPosterior(beliefs.prior[0] + beliefs.gain, beliefs.prior[1] + beliefs.loss, beliefs.count)
     score = peer_scores(config, seen, t)
     odd = np.flatnonzero(score != usual)
     nobody = np.full(beliefs.n, _NOBODY)
@@ -279,7 +279,7 @@ def _first(
     return found
 
 
-def _played(view: _View, order: Ints) -> Plan:
+def _played(view: _View, order: Ints) -> MatchingPlan:
     """All turns, one after the other, on lists of free and willing peers that are made for many at once."""
     n, kappa = view.n, view.config.kappa
     load = array("q", bytes(8 * n))
@@ -330,7 +330,7 @@ def _played(view: _View, order: Ints) -> Plan:
         at = int(ahead[-1]) + 1
     made = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     asked = _asked(view, made, had_turn, turn_of, np.array(full_at), np.array(last))
-    return Plan(
+    return MatchingPlan(
         n=n,
         pairs=made,
         center=made[:, 0],

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from abps.core import ledger as bytes_of
 from abps.core.arrays import Weights
 from abps.core.ledger import CONTROL_MESSAGE, Ledger, Traffic
-from abps.core.matching import Answer, Plan, Rest
+from abps.core.matching import Answer, MatchingPlan, Rest
 from abps.core.plausibility import distances, plausible
 from abps.engine.attacks import Attackers
 from abps.engine.private_run import Spending, begun
@@ -151,7 +151,7 @@ class RunState:
         if self.ledger.closed:
             return self._rested(trained, t, Rest.BUDGET)
         up, layout = method.upload(context, self.state, trained, t), context.learner.layout
-        lengths = [message.shape[1] for message in up], method.answers(layout)
+        lengths = [message.shape[1] for message in up], method.answers(layout, t)
         if method.privacy.secure:
             return self._masked_star(trained, up, lengths, t)
         traffic = star_cost(method.line, n, *lengths, method.noted)
@@ -288,7 +288,9 @@ class RunState:
             answer = np.full(len(to), Answer.ACCEPTED, dtype=np.int8)
             asked = np.zeros((n, len(Answer)), dtype=np.int64)
             asked[:, Answer.ACCEPTED] = hears
-            trail = preferences.trail(Plan(n, np.stack([to, by], axis=1), to, by, answer, rest, asked))
+            trail = preferences.trail(
+                MatchingPlan(n, np.stack([to, by], axis=1), to, by, answer, rest, asked)
+            )
         return _Meeting(to, by, rest, said, trail)
 
 

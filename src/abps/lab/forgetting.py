@@ -19,7 +19,7 @@ from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError, validate
-from abps.core.matching import Plan
+from abps.core.matching import MatchingPlan
 from abps.data.prepare import Rows
 from abps.evaluate import change_detection as drift
 from abps.evaluate.change_detection import two_sided_p
@@ -421,7 +421,7 @@ class AdaptiveABPS(ABPS):
         plain = found.trail
         assert plain is not None
 
-        def trail(plan: Plan) -> Decisions:
+        def trail(plan: MatchingPlan) -> Decisions:
             return plain(plan).after(alarm_trail(state.alarms))
 
         centers = len({alarm.center for alarm in state.alarms}) if self.memory.announce else 0

@@ -26,7 +26,7 @@ from abps.core.goals import Goal
 from abps.core.selection import Selection
 from abps.methods.averaging import shares
 from abps.methods.base import Context, Kind, Models, Published, Weighting
-from abps.methods.pairing import Exchange, Floats, Ints, Score, shapley_credit
+from abps.methods.pairing import Floats, Ints, PartnerExchange, Score, shapley_credit
 from abps.methods.peers import PeerMethod, PeerUtility, Received, StepResult
 from abps.methods.proposals import RankedPreferences, rank_by_beliefs
 from abps.models.metrics import auroc, log_loss
@@ -243,7 +243,7 @@ class ABPS(PeerMethod):
         at hand."""
         partners = received.partners(context.r)
         weights = shares(context.sizes(), self.weighting)
-        exchange = Exchange(context, trained.models, received.arrived, weights, partners)
+        exchange = PartnerExchange(context, trained.models, received.arrived, weights, partners)
         mixed = exchange.mix()
         center, peer, phi = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
         if self.selection.policy != "random" or self.adopt == "if_helpful":

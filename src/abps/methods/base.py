@@ -360,7 +360,7 @@ class Method:
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """Settings that a comparison may tune, each with the values to try: at most six combinations."""
+        """Settings that a comparison may tune, each with the values to try: at most eight combinations."""
         epochs = self.training.epochs
         return tried(self, epochs=tuple(dict.fromkeys((max(1, epochs // 2), epochs))))
 
@@ -417,8 +417,15 @@ class Method:
 
 
 def tried(config: Method, **own: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
-    """A grid: the learning rate, a third of it and three times it, and the values of another setting."""
-    return {"lr": tuple(float(f"{config.training.lr * by:.3g}") for by in (1 / 3, 1, 3)), **own}
+    """A grid: settings of the training that matter, and the values of another setting.
+
+    A network: three learning rates. A convex model: its penalty and whether steps shrink (``cooling``).
+    """
+    training = config.training
+    if training.optimizer == "descent":
+        penalty = training.weight_decay
+        return {"weight_decay": (penalty, penalty / 20), "cooling": (training.cooling, 0.0), **own}
+    return {"lr": tuple(float(f"{training.lr * by:.3g}") for by in (1 / 3, 1, 3)), **own}
 
 
 def with_derived(method: Method, context: Context) -> Context:

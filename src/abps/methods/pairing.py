@@ -56,7 +56,7 @@ class MixResult:
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class PartnerExchange:
     """What the centers here have to mix in a round.
 
     trained: (r, P) own models.  arrived: (n, shared) what each member's partners received from it.
@@ -85,7 +85,7 @@ class Exchange:
 
 
 def shapley_credit(
-    exchange: Exchange, mixed: MixResult, score: Score, t: int, permutations: int, tolerance: float
+    exchange: PartnerExchange, mixed: MixResult, score: Score, t: int, permutations: int, tolerance: float
 ) -> tuple[Ints, Ints, Floats]:
     """(center, peer, phi) the Shapley value of every partner for the score of a center's model.
 
@@ -112,7 +112,7 @@ def shapley_credit(
 
 
 def _sampled(
-    exchange: Exchange, many: Ints, score: Score, t: int, permutations: int, tolerance: float
+    exchange: PartnerExchange, many: Ints, score: Score, t: int, permutations: int, tolerance: float
 ) -> list[Floats]:
     """Sampled Shapley values of the partners of each center in ``many``."""
     context, found = exchange.context, [np.zeros(0)] * len(many)

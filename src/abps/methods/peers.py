@@ -24,7 +24,7 @@ from abps.core import ledger as bytes_of
 from abps.core import selection as turns_of
 from abps.core.arrays import Weights
 from abps.core.ledger import Traffic
-from abps.core.matching import Answer, Plan, propose, unwanted
+from abps.core.matching import Answer, MatchingPlan, propose, unwanted
 from abps.core.selection import Selection
 from abps.methods.base import Alarm, Context, Decisions, Floats, Ints, Method, Wire
 from abps.models.metrics import Segments
@@ -51,8 +51,8 @@ class Preferences:
     rankings: Sequence[Any] = ()
     answer: Callable[[int, int], Answer] = accept
     wanted: NDArray[np.bool_] | None = None
-    plan: Callable[[], Plan] | None = None
-    trail: Callable[[Plan], Decisions] | None = None
+    plan: Callable[[], MatchingPlan] | None = None
+    trail: Callable[[MatchingPlan], Decisions] | None = None
     announcing: int = 0
     publishing: int = 0
 
@@ -169,7 +169,7 @@ class PeerMethod(Method, ABC):
         return state
 
 
-def agree(method: PeerMethod, context: Context, preferences: Preferences, t: int) -> Plan:
+def agree(method: PeerMethod, context: Context, preferences: Preferences, t: int) -> MatchingPlan:
     """Who becomes whose partner when all centers are here."""
     if preferences.plan is not None:
         return preferences.plan()

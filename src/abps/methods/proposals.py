@@ -13,7 +13,7 @@ import numpy as np
 from abps.core import selection
 from abps.core.beliefs import Beliefs
 from abps.core.candidates import Candidates
-from abps.core.matching import Plan, Rest
+from abps.core.matching import MatchingPlan, Rest
 from abps.core.selection import Selection
 from abps.core.sparse_selection import select_sparsely
 from abps.methods.base import Context, Decisions, Floats, Ints, Words
@@ -39,7 +39,7 @@ def rank_by_beliefs(
     """
     found: Candidates = context.derived
 
-    def trail(plan: Plan) -> Decisions:
+    def trail(plan: MatchingPlan) -> Decisions:
         def numbers(center: Ints, peer: Ints) -> tuple[Floats, Floats, Floats]:
             belief = beliefs.posterior(center, peer)
             return selection.peer_scores(config, belief, t), belief.mean, belief.count
@@ -50,7 +50,7 @@ def rank_by_beliefs(
     if context.member_index is None and found.n > LISTED_UP_TO and not by_table:
         stream = (context.ids, context.seed, t, context.horizon)
 
-        def plan() -> Plan:
+        def plan() -> MatchingPlan:
             return select_sparsely(config, beliefs, found, mutual, *stream)
 
         return RankedPreferences(plan=plan, trail=trail, beliefs=beliefs)
@@ -89,7 +89,7 @@ def repeat_word(word: str | None, count: int) -> Words:
     return np.full(count, word, dtype=object)
 
 
-def trail_of(plan: Plan, numbers: Callable[[Ints, Ints], tuple[Floats, Floats, Floats]]) -> Decisions:
+def trail_of(plan: MatchingPlan, numbers: Callable[[Ints, Ints], tuple[Floats, Floats, Floats]]) -> Decisions:
     """Each proposal, each answer, each rest; numbers: (center, peer) -> score, mean, count."""
     resting = np.flatnonzero(plan.rest != Rest.NOT)
     # A proposal is the center's decision, its answer the peer's: two rows, in that order.
@@ -109,7 +109,7 @@ def trail_of(plan: Plan, numbers: Callable[[Ints, Ints], tuple[Floats, Floats, F
     )
 
 
-def _unlisted(plan: Plan) -> Decisions:
+def _unlisted(plan: MatchingPlan) -> Decisions:
     """Proposals that a plan counts and does not list: one row per center and answer, with their number."""
     listed = np.bincount(4 * plan.center + plan.answer, minlength=4 * plan.n).reshape(plan.n, 4)
     more = plan.asked - listed

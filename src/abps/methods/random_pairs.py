@@ -18,7 +18,7 @@ from abps.core.errors import RequestError
 from abps.core.selection import Selection
 from abps.methods.averaging import shares
 from abps.methods.base import Context, Kind, Models, Weighting
-from abps.methods.pairing import Exchange
+from abps.methods.pairing import PartnerExchange
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 from abps.methods.proposals import rank_by_beliefs
 
@@ -76,5 +76,5 @@ class RandomPairs(PeerMethod):
     ) -> StepResult:
         """Average with the partners."""
         weights, partners = shares(context.sizes(), self.weighting), received.partners(context.r)
-        mixed = Exchange(context, trained.models, received.arrived, weights, partners).mix()
+        mixed = PartnerExchange(context, trained.models, received.arrived, weights, partners).mix()
         return StepResult(Models(mixed.models), answers=(mixed.validation, mixed.test))

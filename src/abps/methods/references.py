@@ -211,7 +211,7 @@ class GlmExact(StarMethod):
         """One message of sums."""
         return (message_size(layout.size),)
 
-    def answers(self, layout: Layout) -> tuple[int, ...]:
+    def answers(self, layout: Layout, t: int | None = None) -> tuple[int, ...]:
         """The round, and the coefficients."""
         return (1 + layout.size,)
 

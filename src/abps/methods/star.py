@@ -79,8 +79,8 @@ class StarMethod(Method, ABC):
         """How long each message is that goes up: shared weights."""
         return (layout.shared(self.line.private_layers),) * self.messages
 
-    def answers(self, layout: Layout) -> tuple[int, ...]:
-        """How long each message is that comes down: as many messages as went up, of shared weights."""
+    def answers(self, layout: Layout, t: int | None = None) -> tuple[int, ...]:
+        """The length of each message that comes down in round t (none: the most in any round)."""
         return (layout.shared(self.line.private_layers),) * self.messages
 
     def note(self, context: Context, trained: Any) -> Floats:

@@ -27,7 +27,7 @@ from abps.study.records import TUNING, StudyFolder
 TUNING_SEEDS: Final = (1001, 1002, 1003, 1004)
 
 #: The most combinations of a method's grid: nobody gets more tries than others.
-MOST: Final = 6
+MOST: Final = 8
 
 #: Computes the runs of a plan that are not there yet: what is finished, and why the others failed.
 Compute = Callable[[Plan], tuple[Sequence[tuple[PlannedRun, Run]], Mapping[str, str]]]

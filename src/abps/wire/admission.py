@@ -187,7 +187,7 @@ def admit_weights(data: bytes, origin: Origin, codec: Codec, count: int) -> NDAr
 
 
 @dataclass(frozen=True)
-class Range:
+class PlausibleRange:
     """The values that an entry of a metadata vector can plausibly have."""
 
     low: float
@@ -196,12 +196,12 @@ class Range:
 
 #: A share of rows; the logarithm of one to a hundred million rows; the year 1900 to 2300 over 2030
 #: (published data sets shift dates into the future).
-SHARE = Range(0.0, 1.0)
-LOG_ROWS = Range(0.0, 18.5)
-YEAR = Range(1900 / 2030, 2300 / 2030)
+SHARE = PlausibleRange(0.0, 1.0)
+LOG_ROWS = PlausibleRange(0.0, 18.5)
+YEAR = PlausibleRange(1900 / 2030, 2300 / 2030)
 
 
-def plausible(names: tuple[str, ...]) -> tuple[Range, ...]:
+def plausible(names: tuple[str, ...]) -> tuple[PlausibleRange, ...]:
     """The range of every entry, by the entry's name."""
     known = {"log training rows": LOG_ROWS, "mean year / 2030": YEAR}
     return tuple(known.get(name, SHARE) for name in names)

@@ -16,6 +16,8 @@ from abps.lab.rivals.several_models import choose, head_start, spread_out
 from abps.methods.base import Wire
 from abps.methods.fedavg import FedAvg
 from abps.methods.star import Server
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
 from abps.models.metrics import labels_of, log_loss
 from abps.models.training import Training
 from federations import tiny as make
@@ -143,3 +145,11 @@ def test_bad_settings() -> None:
 def test_the_additive_model(tiny) -> None:
     for name in ("ifca", "dfca"):
         assert np.isfinite(simulate(tiny, name, 11, 2, {"model": "gam"}).auroc.mean)
+
+
+def test_the_warm_up_sends_one_model_and_then_one_per_cluster(ready):
+    method = IFCA(clusters=3, warmup=3, training=Training(hidden=(8, 4), epochs=1))
+    run = simulate(ready, method, seed=11, rounds=4)
+    frame = frame_size(codec("fp32"), run.models.shape[1])
+    edges = np.diff([0, *run.history.edge_bytes])  # half of what goes up and comes down, at six centers
+    np.testing.assert_array_equal(edges, [6 * frame, 6 * frame, 6 * 2 * frame, 6 * 2 * frame])

@@ -130,7 +130,8 @@ class BNN(StarMethod):
         if self.prior == "global":
             center = repeated(state.models[state.held], context.r)
             spread = repeated(softplus(state.raw[state.held]), context.r)
-        return Objective(gaussian=Gaussian(center, spread, self.kl / np.maximum(own, np.float32(1.0))))
+        weight = (self.kl / np.maximum(own, np.float32(1.0))).astype(np.float32)
+        return Objective(gaussian=Gaussian(center, spread, weight))
 
     def logits(self, context: Context, state: State, rows: Rows) -> Segments:
         """Log-odds of the mean probability over the draws."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.arrays import Weights
-from abps.core.matching import Plan
+from abps.core.matching import MatchingPlan
 from abps.data.prepare import Rows
 from abps.methods.base import Context, Decisions, Floats, Ints
 from abps.methods.proposals import trail_of
@@ -80,7 +80,7 @@ def _over(context: Context, judge: Judge, who: Ints, measured: Callable[[Rows], 
     return total / np.maximum(count, 1)
 
 
-def trail_with(score: Floats, count: Floats | None = None) -> Callable[[Plan], Decisions]:
+def trail_with(score: Floats, count: Floats | None = None) -> Callable[[MatchingPlan], Decisions]:
     """The audit trail of a plan with a score (n, n) beside every decision, and how often it was measured."""
 
     def numbers(center: Ints, peer: Ints) -> tuple[Floats, Floats, Floats]:

@@ -125,7 +125,7 @@ class DPFL(PeerMethod):
             open_[i] += size[mine] @ received.arrived[mine].astype(np.float64)
             open_weight[i] += size[mine].sum()
 
-        def reward(total: Weights, weights: Floats) -> Floats:
+        def reward(total: Floats, weights: Floats) -> Floats:
             average = (total / weights[:, None]).astype(np.float32)
             return (10.0 - losses_of(context, own, average, self.judge)) / 10.0
 

@@ -42,7 +42,7 @@ class State(Models):
 
 
 @dataclass(frozen=True, eq=False)
-class Drift:
+class DriftTerm:
     """The server's h (P,)."""
 
     h: Weights
@@ -64,7 +64,7 @@ class FedDyn(StarMethod):
     evaluate: Literal["mean", "cloud"] = "mean"
 
     #: What the server keeps.
-    keeps = Drift
+    keeps = DriftTerm
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,12 +108,12 @@ class FedDyn(StarMethod):
 
     def serve(
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
-    ) -> tuple[tuple[Weights, ...], Drift]:
+    ) -> tuple[tuple[Weights, ...], DriftTerm]:
         """The cloud: the mean, and h if it is added."""
         mean = sent[0].mean(0)
         before = server.memory.h if server.memory else np.zeros_like(mean)
         h = before + (mean - (server.last[0] if server.last else start))
-        return (mean + h if self.server_h else mean,), Drift(h)
+        return (mean + h if self.server_h else mean,), DriftTerm(h)
 
     def receive(
         self, context: Context, state: State, trained: Models, down: tuple[Weights, ...], t: int

@@ -85,9 +85,11 @@ class IFCA(StarMethod):
         """How many columns all clusters have in common."""
         return head_start(layout, self.head_layers) if self.shared_trunk else 0
 
-    def answers(self, layout: Layout) -> tuple[int, ...]:
-        """K models, or a trunk and K heads in one message."""
+    def answers(self, layout: Layout, t: int | None = None) -> tuple[int, ...]:
+        """K models, or a trunk and K heads in one message; one model while all train the same."""
         shared, common = layout.shared(self.wire.private_layers), self._common(layout)
+        if t is not None and t < self.warmup:
+            return (shared,)
         if not self.shared_trunk:
             return (shared,) * self.clusters
         return (common + self.clusters * (shared - common),)
@@ -132,8 +134,10 @@ class IFCA(StarMethod):
         layout = server.layout
         assert layout is not None
         if t <= self.warmup:
-            options = self._apart(weighted_mean(models, sizes), server.seed, layout, t == self.warmup)
-            return self._packed(options, layout), None
+            common_model = weighted_mean(models, sizes)
+            if t < self.warmup:
+                return (common_model,), None
+            return self._packed(self._apart(common_model, server.seed, layout, True), layout), None
         last = self._unpacked(server.last, layout) if server.last else self._begin(start, server.seed, layout)
         options, common = last.copy(), self._common(layout)
         for k in range(self.clusters):
@@ -161,7 +165,10 @@ class IFCA(StarMethod):
     def receive(
         self, context: Context, state: State, trained: State, down: tuple[Weights, ...], t: int
     ) -> State:
-        """Every center takes the cluster that suits it."""
+        """Every center takes the cluster that suits it; before there are any, the common model."""
+        if t < self.warmup:
+            own = np.zeros(context.r, dtype=np.int64)
+            return State(under_head(repeated(down[0], context.r), trained.models), own)
         return self._taken(context, trained.models, self._unpacked(down, context.learner.layout))
 
     def rest(self, context: Context, state: State, trained: State, t: int) -> State:

@@ -96,15 +96,15 @@ class PFedGraph(StarMethod):
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and alpha."""
-        return tried(self, alpha=(0.3, 0.8))
+        """Training, and whether the mean movement is taken out."""
+        return tried(self, centre=(False, True))
 
     @property
     def line(self) -> Wire:
         """The wire."""
         return self.wire
 
-    def answers(self, layout: Layout) -> tuple[int, ...]:
+    def answers(self, layout: Layout, t: int | None = None) -> tuple[int, ...]:
         """A model, and what to turn to where training does."""
         return (layout.shared(self.wire.private_layers),) * (1 + (self.lam > 0))
 
@@ -170,8 +170,8 @@ class PFedGraphPeers(PeerMethod):
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
-        """The learning rate and alpha."""
-        return tried(self, alpha=(0.3, 0.8))
+        """Training, and whether the mean movement is taken out."""
+        return tried(self, centre=(False, True))
 
     @property
     def kind(self) -> Kind:
@@ -197,7 +197,7 @@ class PFedGraphPeers(PeerMethod):
         return Graph(order[:, :-1].tolist(), publishing=self.entries, trail=trail_with(share), share=share)
 
     def shares(self, context: Context, models: Weights) -> Floats:
-        """(r, n) rows of the graph, as the projections tell."""
+        """(r, n) rows of the graph, from the projections."""
         alike = likeness(self.projected(context, models), self.centre)
         return collaboration(alike, context.sizes().astype(np.float64), self.alpha)
 
@@ -206,7 +206,7 @@ class PFedGraphPeers(PeerMethod):
         moved = (models - context.learner.start)[:, : self.wire.shared(context)]
         rng = streams.generator(context.seed, "sketch", 1)
         shape = (moved.shape[1], self.entries)
-        return moved @ rng.standard_normal(shape, dtype=np.float32)
+        return np.asarray(moved @ rng.standard_normal(shape, dtype=np.float32), dtype=np.float32)
 
     def learn(
         self, context: Context, state: Models, trained: Models, received: Received, t: int

@@ -90,7 +90,7 @@ class StarServer:
             self._bring_up(t, self._behind(t, present, missing), missing)
             self._remember(t)
             return Rest.NOT, ledger
-        up, down = self.method.uploads(self.sizes.layout), self.method.answers(self.sizes.layout)
+        up, down = self.method.uploads(self.sizes.layout), self.method.answers(self.sizes.layout, t)
         if self.method.privacy.secure:
             planned = masked_cost(self.method.line, len(present), up, down)
         else:

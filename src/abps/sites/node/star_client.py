@@ -91,7 +91,7 @@ class StarClient:
             )
         site_context.need(round, site_context.round.trained, "a trained model")
         layout, start = site_context.context.learner.layout, site_context.context.learner.start
-        counts = self.method.answers(layout)
+        counts = self.method.answers(layout, round)
         down = []
         try:
             for k, (count, data) in enumerate(zip(counts, frames)):
