@@ -35,8 +35,8 @@ from abps.data.codebook import Codebook, Column
 from abps.data.scales import ColumnSummary, summarise
 from abps.data.table import read_table
 from abps.engine.output import load_run
-from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.references import Regression
+from abps.methods.state_bytes import StateError, freeze, thaw
 from abps.privacy.budget import Account, PrivacyLedger, Release, recomputed
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement

@@ -19,8 +19,8 @@ from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate
 from abps.evaluate import change_detection as drift
 from abps.methods.abps import State
-from abps.methods.memory import thaw
 from abps.methods.settings import configure
+from abps.methods.state_bytes import thaw
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import Policy
 from abps.sites.coordinator.loopback import LoopbackNetwork

@@ -14,7 +14,7 @@ from abps.core.streams import center_id
 from abps.engine.simulate import simulate
 from abps.lab.forgetting import Memory as Forgetting
 from abps.lab.forgetting import Observed, Watch
-from abps.methods.memory import freeze, thaw
+from abps.methods.state_bytes import freeze, thaw
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node.transport import Patience, Unreachable

@@ -25,8 +25,8 @@ from abps.engine.result import Run
 from abps.engine.rounds import RunState
 from abps.engine.simulate import simulate
 from abps.methods.base import Context, Method
-from abps.methods.memory import freeze, thaw
 from abps.methods.settings import names, with_settings
+from abps.methods.state_bytes import freeze, thaw
 from abps.models.learners import learner_for
 from abps.registry import first_line
 

@@ -183,3 +183,8 @@ def nobody(n: int, why: Rest) -> MatchingPlan:
         rest=np.full(n, why, dtype=np.int8),
         asked=np.zeros((n, 4), dtype=np.int64),
     )
+
+
+def both_ways(edges: Ints) -> tuple[Ints, Ints]:
+    """(receivers, senders) of an exchange over every edge."""
+    return np.concatenate([edges[:, 0], edges[:, 1]]), np.concatenate([edges[:, 1], edges[:, 0]])

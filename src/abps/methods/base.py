@@ -9,8 +9,8 @@ has r = n, a hospital r = 1; the functions are the same. A round goes
 * or ``rest``, where nothing may be exchanged.
 
 State is a frozen dataclass of columns, one row per center here, and what a driver writes down between rounds
-(:mod:`abps.methods.memory`). What follows from the data and from what members published is no state: it is
-``context.derived``, made by ``derived`` whenever they change.
+(:mod:`abps.methods.state_bytes`). What follows from the data and from what members published is no state: it
+is ``context.derived``, made by ``derived`` whenever they change.
 """
 
 from __future__ import annotations

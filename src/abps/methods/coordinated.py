@@ -77,6 +77,11 @@ class CoordinatedMethod(Method, ABC):
     """Round t is one exchange: every member uploads, the coordinator aggregates, every member updates."""
 
     @property
+    def grid(self) -> Mapping[str, tuple[Any, ...]]:
+        """Nothing to tune: the evidence chooses penalties."""
+        return {}
+
+    @property
     def kind(self) -> Kind:
         """To a coordinator among the members."""
         return "coordinated"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abps.core import matching
 from abps.core.arrays import repeated
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
@@ -21,7 +22,7 @@ from abps.models.training import Training
 def matrix(method: DeceFL, here) -> np.ndarray:
     """M, read off by mixing unit vectors."""
     edges = method.edges(here, 1)
-    to, by = graphs.both_ways(edges)
+    to, by = matching.both_ways(edges)
     weight = np.full(len(to), 1.0 / (np.bincount(edges.ravel(), minlength=here.n).max() + 1))
     unit = np.eye(here.n, dtype=np.float32)
     return graphs.combine(unit, unit, to, by, weight).astype(np.float64)

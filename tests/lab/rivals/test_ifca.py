@@ -16,10 +16,10 @@ from abps.lab.rivals.several_models import choose, head_start, spread_out
 from abps.methods.base import Wire
 from abps.methods.fedavg import FedAvg
 from abps.methods.star import Server
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
 from abps.models.metrics import labels_of, log_loss
 from abps.models.training import Training
+from abps.wire.codecs import codec
+from abps.wire.frames import frame_size
 from federations import tiny as make
 
 

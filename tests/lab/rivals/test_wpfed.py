@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from abps.lab.rivals.graphs import both_ways
+from abps.core import matching
 from abps.lab.rivals.wpfed import WPFed, codes, hamming, ranked, scores, set_aside, teach
 from abps.methods.base import with_derived
 from abps.methods.peers import Preferences, agree
@@ -113,7 +113,7 @@ def test_distillation_costs_predictions_and_shows_rows(context, play) -> None:
     method = WPFed(exchange="kd")
     here = with_derived(method, context(Training()))
     plan = choose(method, here, np.ones((6, 6)), 1)
-    to, by = both_ways(plan.pairs)
+    to, by = matching.both_ways(plan.pairs)
     spent = method.cost(here, to, by)
     rows = here.derived.reference.sizes[plan.pairs.ravel()]
     assert spent.directed == int((32 + 4 * rows).sum())

@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 
+from abps.core import matching
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
@@ -62,7 +63,7 @@ class DeceFL(PeerMethod):
 
     def transfers(self, context: Context, t: int) -> tuple[graphs.Ints, graphs.Ints]:
         """Both ways over every edge."""
-        return graphs.both_ways(self.edges(context, t))
+        return matching.both_ways(self.edges(context, t))
 
     def sent(self, state: Models, trained: Models) -> Weights:
         """Models of the start of the round, or trained ones."""

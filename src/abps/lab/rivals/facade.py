@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from abps.core import matching
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.lab.rivals import graphs
@@ -104,7 +105,7 @@ class Facade(PeerMethod):
 
     def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
         """Both ways over every edge of the round's graph."""
-        return graphs.both_ways(graphs.regular(graphs.shuffled(context, t), self.degree))
+        return matching.both_ways(graphs.regular(graphs.shuffled(context, t), self.degree))
 
     def note(self, context: Context, trained: State, listeners: Ints) -> Floats:
         """The head's number."""

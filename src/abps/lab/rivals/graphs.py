@@ -82,11 +82,6 @@ def shuffled(context: Context, t: int = 0) -> Ints:
     return np.argsort(streams.bits(context.seed, "graph", t, context.ids), kind="stable")
 
 
-def both_ways(edges: Ints) -> tuple[Ints, Ints]:
-    """(receivers, senders) of an exchange over every edge."""
-    return np.concatenate([edges[:, 0], edges[:, 1]]), np.concatenate([edges[:, 1], edges[:, 0]])
-
-
 def by_size(context: Context, receiver: Ints, sender: Ints) -> NDArray[np.float64]:
     """(transfers,) the weight of each model received in a size-weighted mean with the own one."""
     say = context.sizes().astype(np.float64)

@@ -25,8 +25,8 @@ from abps.core.plausibility import distances, plausible
 from abps.core.streams import center_ids
 from abps.methods.base import server_keys
 from abps.methods.masked_rounds import from_sum, masked_cost
-from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_notes
+from abps.methods.state_bytes import StateError, freeze, thaw
 from abps.models.learners import start_for
 from abps.privacy.differencing import may_be_opened
 from abps.sites.consent.agreement import Agreement

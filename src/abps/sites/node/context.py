@@ -23,8 +23,8 @@ from abps.core.streams import center_id, center_ids
 from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared
 from abps.methods.base import ROWS, Context, Ints, with_derived
-from abps.methods.memory import StateError, thaw
 from abps.methods.peers import PeerMethod, Preferences
+from abps.methods.state_bytes import StateError, thaw
 from abps.models.learners import learner_for
 from abps.models.training import Learner, Training
 from abps.privacy.small_counts import both_enough

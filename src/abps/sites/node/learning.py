@@ -21,9 +21,9 @@ from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.methods.base import Alarm, Context
 from abps.methods.masked_rounds import summands
-from abps.methods.memory import freeze
 from abps.methods.peers import Preferences, Received, StepResult
 from abps.methods.star import StarMethod
+from abps.methods.state_bytes import freeze
 from abps.models.metrics import labels_of, log_loss
 from abps.models.outcome_scores import main_score
 from abps.sites.node.context import SiteContext

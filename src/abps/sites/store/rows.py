@@ -66,7 +66,7 @@ class Head:
 class RoundRecord:
     """Everything that one round changes, written together.
 
-    state: the method's, without the model (:mod:`abps.methods.memory`).  members: of whom it speaks.
+    state: the method's, without the model (:mod:`abps.methods.state_bytes`).  members: of whom it speaks.
     observations: what each partner was worth, in [0, 1].  beliefs: evidence after the round; both for the
     site's owner to look at.  errors: standard errors of observations, from methods that know them.
     alarms: raised in this round.  reckoned: earlier alarms that this state is the first to reckon with.

@@ -17,8 +17,8 @@ from abps.core.errors import RequestError, listed, validate
 from abps.engine.rounds import RunState
 from abps.methods.base import Context
 from abps.methods.catalog import CATALOG
-from abps.methods.memory import StateError, freeze, thaw
 from abps.methods.settings import with_settings
+from abps.methods.state_bytes import StateError, freeze, thaw
 from abps.models.learners import learner_for
 
 
