@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.figure import Figure
 
 from abps.core import streams
 from abps.engine.rounds import RunState
 from abps.lab import speed as bench
-from abps.lab import speed_scale as bench_scale
 from abps.methods.abps import ABPS, Selection
 from abps.methods.base import Context
 from abps.models.learners import learner_for
@@ -79,7 +79,7 @@ def round_cost(centers: int, rows: int, kappa: int, hidden: tuple[int, ...], tur
         parameters=learner.layout.size,
         train_seconds=statistics.median(train),
         round_seconds=statistics.median(whole),
-        peak_mb=bench_scale.own_peak_mb(),
+        peak_mb=bench.peak_mb(),
     )
 
 
@@ -89,7 +89,7 @@ def measure_selection(largest: int) -> list[dict[str, Any]]:
     for goal, kappa, name, up_to in SELECTIONS:
         for n in CENTERS:
             if n <= min(largest, up_to):
-                cost = bench_scale.in_its_own_process(bench_scale.selection_cost, n, goal, kappa, 5)
+                cost = bench.in_its_own_process(bench.selection_cost, n, goal, kappa, 5)
                 say(f"selection, {name}, {n:,} centers: {cost.seconds:.3f} s, {cost.peak_mb:,.0f} MB")
                 found.append({"name": name} | asdict(cost))
     return found
@@ -107,10 +107,15 @@ def measure_rounds(turns: int) -> dict[str, list[dict[str, Any]]]:
     for curve, settings in points.items():
         found[curve] = []
         for each in settings:
-            cost = bench_scale.in_its_own_process(round_cost, *each, turns)
+            cost = bench.in_its_own_process(round_cost, *each, turns)
             say(f"{curve}: {cost}")
             found[curve].append(asdict(cost))
     return found
+
+
+def exponent(sizes: Any, seconds: Any) -> float:
+    """The b of seconds ~ sizes ** b, by least squares on logarithms."""
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
 def say(text: str) -> None:
@@ -128,7 +133,7 @@ def selection_figure(found: list[dict[str, Any]]) -> Figure:
         large = [(n, s) for n, s in zip(sizes, seconds) if n >= 1_000]
         label = name
         if len(large) > 1:
-            label += f"  (n^{bench_scale.exponent(*zip(*large)):.2f})"
+            label += f"  (n^{exponent(*zip(*large)):.2f})"
         left.plot(sizes, seconds, "o-", color=colour, ms=3, lw=1.2, label=label)
         right.plot(sizes, [f["peak_mb"] - f["start_mb"] for f in these], "o-", color=colour, ms=3, lw=1.2)
     left.set(xscale="log", yscale="log", xlabel="centers", title="Seconds per round of selection")

@@ -14,7 +14,6 @@ import pytest
 
 from abps.cli import theory_command as command
 from abps.cli.main import main
-from abps.lab import detection
 from abps.lab import theory as studies
 
 
@@ -36,7 +35,6 @@ def small() -> Iterator[None]:
         patch.setattr(studies.monitoring, "__defaults__", (200, 500, studies._silent))
         patch.setattr(studies.filter_losses, "__defaults__", (50, 230, 0.25, studies._silent))
         patch.setattr(studies.transition, "__defaults__", (2, studies._silent))
-        patch.setattr(detection.detection, "__defaults__", (5, lambda share: None))
         yield
 
 
@@ -46,7 +44,7 @@ def run(*arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
-ARGUMENTS = ("--seed", "3", "--detectors", "welch,adwin", "--json")
+ARGUMENTS = ("--seed", "3", "--json")
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +62,11 @@ def test_it_writes_a_page_figures_tables_and_a_summary(written: tuple[Path, str]
     summary = json.loads(printed)
     assert summary["schema"] == "abps.theory/1"
     assert sum(summary["verdicts"].values()) == len(summary["claims"]) == 16
-    assert {d["detector"] for d in summary["detectors"]} == {"welch", "adwin"}
     assert json.loads((out / "theory.json").read_text())["claims"] == summary["claims"]
     for name in ("coverage", "regret", "constants", "transition"):
         assert (out / "figures" / f"{name}.svg").read_text().startswith("<svg")
         assert (out / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    for name in ("claims", "coverage", "monitoring", "regret", "transition", "detectors"):
+    for name in ("claims", "coverage", "monitoring", "regret", "transition"):
         assert (out / "tables" / f"{name}.csv").stat().st_size > 0
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 4 and "style=" not in page
@@ -87,9 +84,7 @@ def test_the_same_seed_writes_the_same_bytes(written: tuple[Path, str], tmp_path
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--detectors", "welsh"], "welsh"),
         (["--seed", "-1"], "--seed"),
-        (["--detectors", "welch,nosuch"], "nosuch"),
     ],
 )
 def test_wrong_requests_are_one_line(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.spatial import distance
 
-from abps.evaluate.change_detection import two_sided_p
 from abps.lab import drift_statistics as divergence
+from abps.lab.change_detection import two_sided_p
 
 
 def test_the_papers_p_values_follow_from_its_t_values() -> None:

@@ -17,8 +17,8 @@ from abps.data.codebook import Codebook
 from abps.data.prepare import Prepared, Rows
 from abps.data.table import load
 from abps.engine.simulate import simulate
-from abps.evaluate import change_detection as drift
-from abps.evaluate.change_detection import two_sided_p
+from abps.lab import change_detection as drift
+from abps.lab.change_detection import two_sided_p
 from abps.lab.forgetting import (
     AdaptiveABPS,
     DriftMonitor,

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from abps.evaluate import change_detection as detectors
-from abps.lab import detection
 from abps.lab import guarantees as theory
 from abps.lab import theory as studies
 from abps.lab.bandits import Bandit
@@ -89,45 +87,3 @@ def test_statements_without_simulation() -> None:
     assert studies.estimated_shapley().verdict == "fails"
     assert studies.never_ranks().verdict == "fails"
     assert studies.published_experiment().verdict == "fails"
-
-
-# --------------------------------------------------------------------------- detectors
-
-
-def test_streams_change_when_they_say() -> None:
-    rng = np.random.default_rng(0)
-    for kind, size in (("vital sign", 1.0), ("outcome", 2 / 3), ("utility", -1.0)):
-        values = np.mean([detection.stream(kind, "sudden", rng) for _ in range(200)], axis=0)
-        jump = values[detection.CHANGE :].mean() - values[: detection.CHANGE].mean()
-        assert jump == pytest.approx(size, abs=0.05)
-        quiet = np.mean([detection.stream(kind, "none", rng) for _ in range(200)], axis=0)
-        assert abs(quiet[200:].mean() - quiet[:200].mean()) < 0.05
-
-
-def test_alarms_become_rates_and_delays() -> None:
-    row = detection._row("x", "vital sign", "sudden", [[10, 205], [230, 300], [], [100]])
-    assert row.false_alarms == pytest.approx(1000 * 2 / (200 * 4))
-    assert (row.any_false, row.found, row.delay) == (0.5, 0.5, 17.5)
-    quiet = detection._row("x", "vital sign", "none", [[10, 205], []])
-    assert (quiet.false_alarms, quiet.any_false, quiet.found, quiet.delay) == (2.5, 0.5, None, None)
-
-
-def test_watching_many_streams_is_watching_each() -> None:
-    values = np.stack([detection._stream(5, "vital sign", "sudden", r) for r in range(5)], axis=1)
-    for name in ("welch", "welch-spend", "pooled-spend"):
-        together = detection._watch(5, name, values)
-        for column, alarms in zip(values.T, together, strict=True):
-            alone = detectors.detector(name)
-            assert [t for t, v in enumerate(column) if alone.update(float(v))] == alarms
-
-
-def test_spending_keeps_its_level_where_the_fixed_level_does_not() -> None:
-    rows = detection.detection(5, ["welch", "pooled-spend"], replicates=200)
-    quiet = {(r.detector, r.kind): r.any_false for r in rows if r.change == "none"}
-    for kind in ("vital sign", "utility"):
-        assert quiet["pooled-spend", kind] <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
-        assert quiet["welch", kind] > 0.3
-    sudden = {(r.detector, r.kind): r for r in rows if r.change == "sudden"}
-    found = sudden["pooled-spend", "vital sign"]
-    assert found.found is not None and found.found > 0.9
-    assert found.delay is not None and found.delay <= 40

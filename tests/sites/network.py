@@ -17,7 +17,7 @@ from abps.data.roles import Roles
 from abps.data.site_table import own_table
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate
-from abps.evaluate import change_detection as drift
+from abps.lab import change_detection as drift
 from abps.methods.abps import State
 from abps.methods.settings import configure
 from abps.methods.state_bytes import thaw

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import rel_entr, stdtr
 
 from abps.core import streams
-from abps.evaluate.change_detection import two_sided_p
+from abps.lab.change_detection import two_sided_p
 
 Floats = NDArray[np.float64]
 

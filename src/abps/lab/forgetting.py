@@ -21,8 +21,8 @@ from abps.core.beliefs import Beliefs
 from abps.core.errors import RequestError, validate
 from abps.core.matching import MatchingPlan
 from abps.data.prepare import Rows
-from abps.evaluate import change_detection as drift
-from abps.evaluate.change_detection import two_sided_p
+from abps.lab import change_detection as drift
+from abps.lab.change_detection import two_sided_p
 from abps.methods.abps import ABPS, State
 from abps.methods.base import Alarm, Context, Decisions, Models
 from abps.methods.peers import Received, StepResult

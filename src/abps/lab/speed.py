@@ -1,39 +1,47 @@
 """How fast this machine learns: the stacked engine, a plain PyTorch loop and the matrix-multiply roof; and
-what a whole round of ABPS costs beside the training in it.
+how selection grows with the number of centers.
 
-All in one run and in turns, because machines are noisy: what counts are the ratios. The plain loop is
-what anybody would write: one ``nn.Module`` after the other, ``nn.Dropout``, ``torch.optim.Adam``, batches
-by random permutation; it gets the faster of one thread and all threads.
+Engine, loop and roof are measured in turns, because machines are noisy: what counts are the ratios. The plain
+loop is what anybody would write: one ``nn.Module`` after the other, ``torch.optim.Adam``, batches by random
+permutation; it gets the faster of one thread and all threads.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from abps.core import streams
+from abps.core import goals, streams
 from abps.core.arrays import repeated
+from abps.core.beliefs import Beliefs
+from abps.core.candidates import candidates
+from abps.core.selection import Selection
+from abps.core.sparse_selection import select_sparsely
 from abps.cores import available_cores
 from abps.data.prepare import Prepared, Rows
-from abps.engine.rounds import RunState
-from abps.engine.track import Track
-from abps.methods.base import Context
-from abps.methods.catalog import find
 from abps.models.learners import learner_for
-from abps.models.training import Learner, Training
+from abps.models.training import Training
 
-#: Called with (what is being measured, done, of).
-Progress = Callable[[str, int, int], None]
+#: Times that the engine is measured in every turn: the plain loop takes so much longer.
+ROUNDS_PER_TURN = 4
+
+#: Sizes of ``abps bench --scale``.
+SIZES = (1_000, 10_000, 100_000)
 
 
 @dataclass(frozen=True)
@@ -50,35 +58,7 @@ class Speed:
     useful_gflops: float
     sgemm_gflops: float
     fraction_of_roof: float
-    round_to_training: dict[str, float]
     peak_mb: float
-
-
-#: Methods whose whole rounds are measured beside the training that they contain.
-ROUNDS = ("abps-pq-k1", "abps")
-
-
-#: Times that these are measured in every turn: the plain loop takes so much longer.
-ROUNDS_PER_TURN = 4
-
-
-class _Rounds:
-    """Whole rounds of a method, one after the other: training, selection, exchange, credit, evaluation."""
-
-    def __init__(self, name: str, learner: Learner) -> None:
-        data = learner.data
-        method = find(name)
-        context = Context(learner, data, streams.center_ids(data.centers), 1, method.stop.rounds)
-        self._course = RunState.start(replace(method, budget=None), context)
-        self._track, self._t = Track(data.centers), 0
-
-    def play(self) -> float:
-        """The seconds of one more round."""
-        began = time.perf_counter()
-        self._t += 1
-        self._course, outcome = self._course.round(self._t)
-        self._track.add(self._course, outcome)
-        return time.perf_counter() - began
 
 
 def uniform(centers: int = 230, rows: int = 256, width: int = 64, seed: int = 0) -> Prepared:
@@ -145,17 +125,11 @@ def sgemm_gflops(size: int = 1024, seconds: float = 0.15) -> float:
     return 2.0 * size**3 * count / (time.perf_counter() - began) / 1e9
 
 
-def peak_mb() -> float:
-    """The largest resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
-
-
 def measure(
     data: Prepared,
     turns: int = 5,
     loop_centers: int = 24,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
     training: Training | None = None,
 ) -> Speed:
     """Engine, loop and roof in turns; medians of each, and of the ratios within a turn."""
@@ -167,32 +141,20 @@ def measure(
     share = float(data.train.sizes[:few].sum() / data.train.sizes.sum())
     threads = torch.get_num_threads()
     learner.train(w, 0)  # warm: buffers, threads, kernels
-    whole = {name: _Rounds(name, learner) for name in ROUNDS}
-    for rounds in whole.values():
-        rounds.play()
     stacked, loops, roofs = [], [], []
-    ratios: dict[str, list[float]] = {name: [] for name in ROUNDS}
     for turn in range(turns):
         torch.set_num_threads(cores)
         for _ in range(ROUNDS_PER_TURN):
             roofs.append(sgemm_gflops())
-            began = time.perf_counter()
-            learner.train(w, turn + 1)
-            stacked.append(time.perf_counter() - began)
-            for name, rounds in whole.items():
-                ratios[name].append(rounds.play() / stacked[-1])
+            stacked.append(_seconds(lambda t=turn: learner.train(w, t + 1)))
         fastest = np.inf
         for count in {1, cores}:
             torch.set_num_threads(count)
-            began = time.perf_counter()
-            plain_round(data, training, models)
-            fastest = min(fastest, time.perf_counter() - began)
+            fastest = min(fastest, _seconds(lambda: plain_round(data, training, models)))
         loops.append(fastest / share)
-        if progress is not None:
-            progress("local training", turn + 1, turns)
+        progress(turn + 1, turns)
     torch.set_num_threads(threads)
-    seconds, roof = statistics.median(stacked), statistics.median(roofs)
-    useful = flops_per_round(data, training) / 1e9
+    seconds, useful = statistics.median(stacked), flops_per_round(data, training) / 1e9
     return Speed(
         centers=data.size,
         rows=len(data.train.y),
@@ -202,8 +164,74 @@ def measure(
         loop_center_rounds_per_s=data.size / statistics.median(loops),
         ratio_to_loop=statistics.median([b / a for a, b in zip(stacked[::ROUNDS_PER_TURN], loops)]),
         useful_gflops=useful / seconds,
-        sgemm_gflops=roof,
+        sgemm_gflops=statistics.median(roofs),
         fraction_of_roof=statistics.median([useful / a / r for a, r in zip(stacked, roofs)]),
-        round_to_training={name: statistics.median(found) for name, found in ratios.items()},
         peak_mb=peak_mb(),
     )
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class SelectionCost:
+    """What selection among so many centers costs.
+
+    seconds: of a round, median; setup_seconds: of calibrating the filter, once.
+    start_mb: memory of the process before; peak_mb: at most.  rest: share of centers without a partner.
+    """
+
+    centers: int
+    seconds: float
+    setup_seconds: float
+    start_mb: float
+    peak_mb: float
+    rest: float
+
+
+def metadata(n: int, seed: int = 0) -> NDArray[np.float64]:
+    """(n, 15) published vectors as six kinds of care units have them: outcome rate, log of the rows, year
+    over 2030, and twelve prevalences around those of the unit."""
+    rng = streams.generator(seed, "generate")
+    unit = rng.integers(6, size=n)
+    prevalence = rng.beta(1.2, 6.0, size=(6, 12))[unit] + rng.normal(0.0, 0.05, size=(n, 12))
+    year = (2110 + 80 * rng.random(n)) / 2030
+    return np.c_[rng.beta(3.0, 40.0, n), rng.normal(5.2, 0.6, n), year, np.clip(prevalence, 0.0, 1.0)]
+
+
+def selection_cost(n: int, goal: str = "homogeneity", kappa: int = 1, rounds: int = 3) -> SelectionCost:
+    """Some rounds of selection among n centers that learn random utilities of each other."""
+    vectors, ids = metadata(n), streams.bits(0, "generate", 0, np.arange(n))
+    start, began = peak_mb(), time.perf_counter()
+    chosen = None if goal == "none" else [goals.goal(goal)] * n
+    sets = candidates(vectors, chosen, 0.25, "global_pairs")
+    setup = time.perf_counter() - began
+    config, beliefs = Selection(kappa=kappa), Beliefs(n)
+    seconds, rest = [], []
+    for t in range(1, rounds + 1):
+        began = time.perf_counter()
+        plan = select_sparsely(config, beliefs, sets, True, ids, 1, t, rounds)
+        seconds.append(time.perf_counter() - began)
+        rest.append(float(np.mean(plan.rest != 0)))
+        i, j = np.concatenate([plan.pairs, plan.pairs[:, ::-1]]).T
+        beliefs = beliefs.observe(i, j, streams.uniforms(2, "generate", t, ids[i]))
+    return SelectionCost(n, statistics.median(seconds), setup, start, peak_mb(), statistics.mean(rest))
+
+
+def peak_mb() -> float:
+    """The largest resident memory of this process; on Linux without what its parent held when it started."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def in_its_own_process(work: Callable[..., Any], *args: Any) -> Any:
+    """The result of ``work`` from a fresh process, whose peak memory is that of ``work``."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *args).result()

@@ -12,8 +12,6 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from abps import files
-from abps.evaluate.change_detection import DETECTORS
-from abps.lab.detection import CHANGE, LENGTH, RAMP, Detection
 from abps.lab.guarantees import GAMMA
 from abps.lab.theory import COUNTS, DELTAS, Coverage, Regret, TheoryResults
 from abps.report.drawing import Drawing, blank, draw
@@ -23,7 +21,7 @@ from abps.report.pages.document import render
 BLUE, ORANGE, GREEN, RED, GREY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#666666", "#CC79A7"
 
 
-def write(out: Path, checked: TheoryResults, detections: list[Detection]) -> Path:
+def write(out: Path, checked: TheoryResults) -> Path:
     """Write figures, tables, theory.json and report.html into ``out``; gives back the page."""
     files.folder(out)
     figures = {drawing.name: drawing for drawing in _draw_all(checked)}
@@ -36,11 +34,9 @@ def write(out: Path, checked: TheoryResults, detections: list[Detection]) -> Pat
         "regret": regret_table(checked.regret),
         "transition": transition_table(checked),
     }
-    if detections:
-        tables["detectors"] = pl.DataFrame([asdict(d) for d in detections], infer_schema_length=None)
     for name, table in tables.items():
         files.write_with(out / "tables" / f"{name}.csv", table.write_csv)
-    files.write_json(out / "theory.json", summary(checked, detections))
+    files.write_json(out / "theory.json", summary(checked))
     page = render(
         "theory.html",
         title="abps: guarantees, checked",
@@ -49,23 +45,19 @@ def write(out: Path, checked: TheoryResults, detections: list[Detection]) -> Pat
         coverage=worst_by_count(checked.coverage),
         deltas=DELTAS,
         regret=checked.regret,
-        detections=detections,
-        detectors=DETECTORS,
-        stream={"length": LENGTH, "change": CHANGE, "ramp": RAMP},
         gamma_name=gamma_name,
     )
     files.write_text(out / "report.html", page)
     return out / "report.html"
 
 
-def summary(checked: TheoryResults, detections: list[Detection]) -> dict[str, object]:
+def summary(checked: TheoryResults) -> dict[str, object]:
     """What was found, for machines."""
     return {
         "schema": "abps.theory/1",
         "seed": checked.seed,
         "claims": [asdict(c) for c in checked.claims],
         "verdicts": {v: sum(c.verdict == v for c in checked.claims) for v in ("holds", "unproven", "fails")},
-        "detectors": [asdict(d) for d in detections],
     }
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from abps.core.errors import RequestError
-from abps.evaluate import change_detection as drift
-from abps.evaluate.change_detection import two_sided_p
+from abps.lab import change_detection as drift
+from abps.lab.change_detection import two_sided_p
 
 numbers = st.floats(-1e3, 1e3)
 

@@ -3,14 +3,12 @@
 A center watches a stream of one number per round (an outcome rate, a feature mean, the utility of its
 peers). :func:`grow` is the window rule by Welch's test: the window expands while the newest observations
 agree with it, and restarts with them when they do not. It runs for all centers at once. :class:`Detector`
-is the interface for one stream, :data:`DETECTORS` has them by name: the window rule's, and River's
-(``pip install 'abps[drift]'``), which is imported only when asked for.
+is the interface for one stream, and :func:`detector` makes those of River (``pip install 'abps[drift]'``).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -242,78 +240,27 @@ class RiverDetector:
         return bool(self._inner.drift_detected)
 
 
-@dataclass(frozen=True)
-class DetectorEntry:
-    """A detector that can be asked for: how to make it (from a seed), and what it is.
-
-    rule: the window rule, if it is one; many streams can then be watched at once.
-    """
-
-    make: Callable[[int], Detector]
-    about: str
-    extra: bool = False
-    rule: WelchRule | None = None
-
-
-def _window(rule: WelchRule, about: str) -> DetectorEntry:
-    return DetectorEntry(lambda seed: WelchDetector(rule), about, rule=rule)
-
-
-def _river(name: str) -> Any:
-    try:
-        return getattr(importlib.import_module("river.drift"), name)
-    except ImportError as error:
-        raise RequestError(
-            f"the detector {name} is River's, which is not installed; pip install 'abps[drift]'"
-        ) from error
-
-
-# Settings for streams in units of their own standard deviation (see ``abps theory``): Page-Hinkley has
-# no level, so its threshold is set where a stream of 400 numbers without change raises few alarms.
-DETECTORS: dict[str, DetectorEntry] = {
-    "welch": _window(
-        WelchRule(alpha=0.05, block=20),
-        "window rule of the text: blocks of 20, every comparison at 0.05",
-    ),
-    "welch-spend": _window(
-        WelchRule(alpha=0.05, block=20, spend=True),
-        "the same, 0.05 spent over all comparisons of a window",
-    ),
-    "pooled-spend": _window(
-        WelchRule(alpha=0.05, block=20, spend=True, pool=True),
-        "the same with a common variance (Student), for rare outcomes",
-    ),
-    "page-hinkley": DetectorEntry(
-        lambda seed: RiverDetector(_river("PageHinkley")(delta=0.1, threshold=20.0, alpha=1.0)),
-        "River: cumulative deviations from the running mean, tolerance 0.1, threshold 20",
-        extra=True,
-    ),
-    "adwin": DetectorEntry(
-        lambda seed: RiverDetector(_river("ADWIN")(delta=0.002)),
-        "River: adaptive windows, delta 0.002",
-        extra=True,
-    ),
-    "kswin": DetectorEntry(
-        lambda seed: RiverDetector(_river("KSWIN")(alpha=0.005, seed=seed % 2**32)),
-        "River: Kolmogorov-Smirnov on the last 30 of 100 numbers, level 0.005",
-        extra=True,
-    ),
+#: River's detectors, for streams in units of their own standard deviation: Page-Hinkley has no level, so its
+#: threshold is set where a stream of 400 numbers without change raises few alarms.
+_RIVER: dict[str, tuple[str, dict[str, float]]] = {
+    "page-hinkley": ("PageHinkley", {"delta": 0.1, "threshold": 20.0, "alpha": 1.0}),
+    "adwin": ("ADWIN", {"delta": 0.002}),
+    "kswin": ("KSWIN", {"alpha": 0.005}),
 }
 
 
 def detector(name: str, seed: int = 0) -> Detector:
-    """A new detector by name; ``seed`` for those that draw (KSWIN)."""
-    if name not in DETECTORS:
+    """A new detector of River by name; ``seed`` for the one that draws (KSWIN)."""
+    if name not in _RIVER:
         raise RequestError(
-            f"there is no detector {name!r}{nearest(name, DETECTORS)}; known are {', '.join(DETECTORS)}"
+            f"there is no detector {name!r}{nearest(name, _RIVER)}; known are {', '.join(_RIVER)}"
         )
-    return DETECTORS[name].make(seed)
-
-
-def available() -> list[str]:
-    """The detectors that can be made here: all, or those that need no extra."""
+    kind, settings = _RIVER[name]
     try:
-        importlib.import_module("river.drift")
-    except ImportError:
-        return [name for name, entry in DETECTORS.items() if not entry.extra]
-    return list(DETECTORS)
+        made = getattr(importlib.import_module("river.drift"), kind)
+    except ImportError as error:
+        raise RequestError(
+            f"the detector {name} is River's, which is not installed; pip install 'abps[drift]'"
+        ) from error
+    drawn = {"seed": seed % 2**32} if name == "kswin" else {}
+    return RiverDetector(made(**settings, **drawn))
