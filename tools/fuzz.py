@@ -31,8 +31,8 @@ import polars as pl
 from abps.core.errors import RequestError
 from abps.core.protocol import Message
 from abps.core.streams import center_id
-from abps.data.codebook import Codebook, Column
-from abps.data.scales import ColumnSummary, summarise
+from abps.data.codebook import Codebook, Column, SiteStatistics
+from abps.data.scales import summarise
 from abps.data.table import read_table
 from abps.engine.output import load_run
 from abps.methods.references import Regression
@@ -405,11 +405,11 @@ def targets(place: Path) -> list[Target]:
         Field("small", 8, 2),
     )
     numerals = NumberList.of(np.arange(27, dtype=float), forms).data
-    names = ("age", "lactate")
-    summary = summarise(names, rng.normal(size=(2, 60))).to_bytes()
     book = Codebook(
         (Column("age", "number"), Column("ward", "level", "A"), Column("dm", "flag")), ("dm",), True
     )
+    summary = summarise(("age",), rng.normal(size=(1, 60)))
+    with_statistics = replace(book, site_statistics=(SiteStatistics("a", 3, summary),))
     agreement = Agreement("s", "fedavg", book, 3, 5, {})
     agreed, signed = agreement.to_json(), Signed(Proposal("s", agreement, ("a", "b"))).to_json()
     lacking = replace(agreement, settings={"secure": "yes", "model": "linear"})
@@ -429,9 +429,13 @@ def targets(place: Path) -> list[Target]:
         Target("admission", framed, admitted, (admission.Refusal,), 4),
         Target("messages", tuple(said), any_message, (), 6),
         Target("numerals", (numerals,), NumberList.read, (NumberListError,), 3),
-        Target("summaries", (summary,), lambda d: ColumnSummary.from_bytes(d, names), (RequestError,), 3),
         Target(
-            "codebooks", (_bytes(book.to_json()),), _json(Codebook.from_json), (RequestError,), 2, bent_json
+            "codebooks",
+            (_bytes(book.to_json()), _bytes(with_statistics.to_json())),
+            _json(Codebook.from_json),
+            (RequestError,),
+            3,
+            bent_json,
         ),
         Target("agreements", (_bytes(agreed),), _json(Agreement.from_json), (RequestError,), 2, bent_json),
         Target("proposals", (_bytes(signed),), _json(Signed.from_json), (RequestError,), 1, bent_json),

@@ -26,7 +26,6 @@ from abps.data.scales import (
     Statistics,
     agree,
     group_count,
-    scale_warnings,
     summaries,
     summarise,
 )
@@ -55,15 +54,17 @@ def test_alone_a_center_tells_the_same_bytes_as_among_others_in_any_order_of_row
     for i, summary in enumerate(summaries(names, values, start)):
         mine = values[:, start[i] : start[i + 1]]
         shuffled = mine[:, rng.permutation(mine.shape[1])]
-        assert summarise(names, shuffled).to_bytes() == summary.to_bytes()
+        assert summarise(names, shuffled).to_json() == summary.to_json()
 
 
-def test_bytes_come_back_as_they_went(columns):
+def test_a_summary_survives_its_file(columns):
     names, values, start = columns
-    told = summaries(names, values, start)
-    back = [ColumnSummary.from_bytes(summary.to_bytes(), names) for summary in told]
-    assert [b.to_bytes() for b in back] == [s.to_bytes() for s in told]
-    assert agree(by_name(back)).scales == agree(by_name(told)).scales
+    published = summaries(names, values, start)
+    back = [ColumnSummary.from_json(json.loads(json.dumps(s.to_json())), names) for s in published]
+    assert [b.to_json() for b in back] == [s.to_json() for s in published]
+    assert agree(by_name(back)).scales == agree(by_name(published)).scales
+    only = published[0].of(("b", "c"))
+    assert only.to_json()["columns"] == {"b": published[0].to_json()["columns"]["b"]}
 
 
 def test_scales_are_those_of_all_rows_pooled(columns):
@@ -93,7 +94,7 @@ def test_nothing_of_few_values_and_no_single_value(values):
     told = summarise(("x",), column)
     used = int(group_count(told.count)[0])
     if len(values) < FEWEST:
-        assert told.count[0] == 0 and len(told.to_bytes()) == 20
+        assert told.count[0] == 0 and told.nbytes == 20
         return
     assert used * GROUP <= len(values) and used <= 16
     # Every told group is the mean of at least five neighbours (values too large count as the largest).
@@ -107,20 +108,20 @@ def test_nothing_of_few_values_and_no_single_value(values):
     assert np.isfinite(scale.read(column[0])).all()
 
 
-@pytest.mark.parametrize("spoil", ["short", "names", "few", "nan", "negative"])
-def test_bytes_that_are_no_summary_are_refused(columns, spoil):
+@pytest.mark.parametrize(
+    "spoil",
+    [{"values": 7}, {"mean": float("nan")}, {"variance": -1.0}, {"groups": [1.0]}, {"values": 12}],
+)
+def test_what_is_no_summary_is_refused(columns, spoil):
     names, values, _start = columns
-    data = summarise(names, values).to_bytes()
-    if spoil == "short":
-        data = data[:-1]
-    elif spoil == "few":
-        data = data[:16] + (7).to_bytes(4, "little") + data[20:]
-    elif spoil == "nan":
-        data = data[:20] + np.float32(np.nan).tobytes() + data[24:]
-    elif spoil == "negative":
-        data = data[:24] + np.float32(-1).tobytes() + data[28:]
-    with pytest.raises(RequestError, match="no summary of the codebook's columns"):
-        ColumnSummary.from_bytes(data, ("a", "c") if spoil == "names" else names)
+    data = summarise(names, values).to_json()
+    with pytest.raises(ValueError, match="'c' is summarised"):
+        ColumnSummary.from_json(data | {"columns": {"c": data["columns"]["a"]}}, names)
+    with pytest.raises(ValueError, match="groups of 4 values"):
+        ColumnSummary.from_json(data | {"group": 4}, names)
+    data["columns"]["a"] |= spoil
+    with pytest.raises(ValueError, match="'a' is no summary"):
+        ColumnSummary.from_json(data, names)
 
 
 def test_a_few_wild_values_do_not_set_the_scale():
@@ -140,7 +141,7 @@ def icu():
 
 
 def test_sites_that_exchange_summaries_see_what_the_simulation_sees(icu, tmp_path):
-    """Every site encodes its own table by the codebook and what follows from everybody's bytes."""
+    """Every site encodes its own table by the codebook and what follows from everybody's summaries."""
     frame, roles, whole = icu
     together = prepare(whole, 11, standardise="common")
     plain = Codebook.from_json(json.loads(json.dumps(codebook(whole, 11).to_json())))
@@ -150,15 +151,15 @@ def test_sites_that_exchange_summaries_see_what_the_simulation_sees(icu, tmp_pat
         frame.filter(pl.col("center") == center).drop("center", "careunit").write_parquet(path)
         own[center] = own_table(path, center, roles.label, roles.patient, roles.time, (), plain)
         split = assign_splits(own[center], 11)
-        sent[center] = center_summaries(own[center], split, plain.numbers)[center].to_bytes()
-    told = {center: ColumnSummary.from_bytes(data, plain.numbers) for center, data in sent.items()}
+        sent[center] = center_summaries(own[center], split, plain.numbers)[center]
+    told = {c: ColumnSummary.from_json(each.to_json(), plain.numbers) for c, each in sent.items()}
     agreed = replace(plain, statistics=agree(told))
     agreed = Codebook.from_json(json.loads(json.dumps(agreed.to_json())))
     for i, center in enumerate(whole.centers):
         alone, expected = prepare(own[center], 11, agreed, standardise="common"), together.only(i)
         for part in ("train", "validation", "test"):
             np.testing.assert_array_equal(getattr(alone, part).x, getattr(expected, part).x)
-    assert together.agreed == sum(map(len, sent.values())) + 6 * (16 + 88 * len(plain.numbers))
+    assert together.agreed == sum(each.nbytes for each in sent.values()) + 6 * (16 + 88 * len(plain.numbers))
 
 
 def test_common_standardisation_is_one_map_for_all(icu):
@@ -213,22 +214,3 @@ def test_the_run_books_the_bytes_and_says_how_it_standardised(icu):
         abps.simulate(whole, "fedavg", rounds=2, settings={"standardise": "all"})
     with pytest.raises(RequestError, match="was not prepared with"):
         abps.simulate(prepare(whole, 11), "fedavg", rounds=2, settings={"standardise": "common"})
-
-
-def test_what_looks_wrong_is_told_with_column_and_center(columns):
-    rng = np.random.default_rng(2)
-    start = np.arange(6) * 80
-    values = rng.normal(37.0, 0.7, (4, 400))
-    values[0, 160:240] = values[0, 160:240] * 1.8 + 32  # Fahrenheit
-    values[1, :80] = np.nan
-    values[2] = 4.0
-    values[3, 330:333] = 1e9
-    told = by_name(summaries(("temp", "gone", "flat", "wild"), values, start))
-    said = scale_warnings(told, agree(told))
-    assert len(said) == 4
-    assert "'temp'" in said[0] and "'center 2'" in said[0] and "another unit" in said[0]
-    assert "'gone'" in said[1] and "'center 0'" in said[1] and "center 1" not in said[1]
-    assert "'flat'" in said[2] and "constant" in said[2]
-    assert "'wild'" in said[3] and "'center 4'" in said[3]
-    calm = by_name(summaries(("a",), rng.normal(37.0, 0.7, (1, 400)), start))
-    assert scale_warnings(calm, agree(calm)) == ()

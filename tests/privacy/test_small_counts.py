@@ -178,7 +178,7 @@ def test_how_many_have_a_value_of_a_column_does_not_follow_from_its_statistics(o
     np.testing.assert_allclose(found, np.rint(found / FLOOR) * FLOOR, atol=0.05)  # rounded counts, no more
     made = np.repeat(values, np.rint(found).astype(int))
     again = summaries(("transplants",), made[None], np.array([0, len(made)]), np.array([FLOOR]))[0]
-    assert again.to_bytes() == told[FLOOR].to_bytes()  # and all of it follows from these
+    assert again.to_json() == told[FLOOR].to_json()  # and all of it follows from these
 
 
 def test_rows_that_are_surely_of_so_many_patients():
@@ -285,7 +285,7 @@ def test_totals_of_counts_tell_no_outcome():
         total, _ = sum_histograms(
             numbers, start, fed.centers, HistogramSum(masked=True), np.full(fed.size, FLOOR)
         )
-        summaries = [told.to_bytes() for told in center_summaries(fed, split, names, FLOOR).values()]
+        summaries = [told.to_json() for told in center_summaries(fed, split, names, FLOOR).values()]
         found.append((total.counts.tobytes(), total.edges.tobytes(), summaries))
     assert found[0] == found[1]
 
@@ -311,7 +311,7 @@ def test_common_statistics_are_of_groups_of_patients_at_the_floor():
         rows = np.flatnonzero((fed.center == i) & (split == 0))
         values = fed.features[name[0]].cast(pl.Float64).to_numpy()[rows]
         known = values[np.isfinite(values)]
-        assert told.group >= FLOOR and ColumnSummary.from_bytes(told.to_bytes(), name).group == told.group
+        assert told.group >= FLOOR and ColumnSummary.from_json(told.to_json(), name).group == told.group
         if told.count[0]:
             used = min(len(known) // told.group, 16)
             parts = [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import polars as pl
 import typer
@@ -16,53 +18,138 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from abps import files
 from abps.cli import options
-from abps.cohorts import eicu, heart, meds, meds_rows, meds_tasks, mimiciv, omop, physionet2012, provenance
-from abps.cohorts.duck import Progress as Tell
-from abps.cohorts.recipes import RECIPES
+from abps.cohorts import meds_rows, meds_tasks, provenance
+from abps.cohorts.duck import Progress as Report
+from abps.cohorts.recipes import RECIPES, CohortRecipe
 from abps.cohorts.tidy import Cohort
-from abps.core.errors import RequestError
 from abps.data.partition import suggest_division
 from abps.methods.settings import with_settings
 from abps.report.pages import cohort_page as page
 
-Out = Annotated[Path, typer.Option(help="The Parquet file to write; the report and the rest go beside it.")]
+Out = Annotated[Path, typer.Option(help="Parquet file to write; the report and the rest go beside it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON line.")]
-MinAge = Annotated[float | None, typer.Option(help="Youngest age, included.")]
-MaxAge = Annotated[float | None, typer.Option(help="Oldest age, included.")]
-MinHours = Annotated[float, typer.Option(help="Leave out ICU stays shorter than this; 0 keeps all.")]
-Charlson = Annotated[
-    str,
-    typer.Option(help="Comorbidity columns: 12 (united as in the paper's reading), 17 (all), none."),
-]
-Window = Annotated[
-    str,
-    typer.Option(
-        help="Hours that count: 6h, 12h, 24h, 48h (the first ones in the ICU), mimic-code (6 h before to "
-        "24 h after admission), stay (all; to describe drift, not to predict)."
+
+#: The type of every option of a recipe on the command line, with its help.
+OPTIONS: dict[str, Any] = {
+    "window": Annotated[
+        str,
+        typer.Option(
+            help="Hours that count: 6h, 12h, 24h, 48h (the first ones in the ICU), mimic-code (6 h before to "
+            "24 h after admission), stay (all; to describe drift, not to predict)."
+        ),
+    ],
+    "diagnoses": Annotated[
+        str,
+        typer.Option(
+            help="Comorbidities from: this (the admission's codes, written after discharge: they leak), "
+            "earlier (earlier admissions only), none."
+        ),
+    ],
+    "charlson": Annotated[
+        str, typer.Option(help="Comorbidity columns: 12 (as in the paper), 17 (all), or none.")
+    ],
+    "min_age": Annotated[float | None, typer.Option(help="Youngest age, included.")],
+    "max_age": Annotated[float | None, typer.Option(help="Oldest age, included.")],
+    "min_hours": Annotated[float, typer.Option(help="Leave out ICU stays shorter than this; 0 keeps all.")],
+    "features": Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated columns beyond the vitals: labs, gcs, urine, vasopressors, ventilation, "
+            "sofa, saps2; or all. Absent source tables are named."
+        ),
+    ],
+    "first_stay": Annotated[bool, typer.Option("--first-stay", help="Only each patient's first ICU stay.")],
+    "clock": Annotated[
+        str,
+        typer.Option(
+            help="A value counts from charttime (when it was measured) or from storetime (when it was "
+            "stored, as a model at the bedside would see it)."
+        ),
+    ],
+    "hours": Annotated[float, typer.Option(help="Hours of the record (or before the prediction) to use.")],
+    "map_file": Annotated[
+        str | None, typer.Option("--map", help="Code map (JSON). Default: the one for MIMIC-IV.")
+    ],
+    "task": Annotated[
+        str | None,
+        typer.Option(help=f"A shipped task ({', '.join(meds_tasks.shipped())}) or a task file (JSON)."),
+    ],
+    "labels": Annotated[
+        str | None,
+        typer.Option(help="MEDS label file, as ACES writes it: subject_id, prediction_time and a value."),
+    ],
+    "outside": Annotated[
+        str, typer.Option(help="Predictions outside a hospital stay: leave-out (counted) or keep.")
+    ],
+}
+
+
+@dataclass(frozen=True)
+class CohortCommand:
+    """A recipe on the command line.  source: help of its argument.  about: its help, with an example."""
+
+    recipe: CohortRecipe
+    source: str
+    about: str
+
+
+_MEDS = "A MEDS folder (data/**/*.parquet) or one Parquet file."
+COMMANDS = {
+    "mimiciv": CohortCommand(
+        RECIPES.find("mimiciv"),
+        "The folder that contains hosp and icu.",
+        """MIMIC-IV v2.2 to v3.1 as distributed (.csv.gz or .csv): in-hospital death of adult ICU stays.
+
+        Example: abps cohort mimiciv mimic-iv-3.1 --diagnoses earlier --out cohort.parquet""",
     ),
-]
-Features = Annotated[
-    str,
-    typer.Option(
-        help="Columns beyond the vitals, with commas: labs, gcs, urine, vasopressors, ventilation, sofa, "
-        "saps2; or all. From the tables that are there; absent ones are named."
+    "eicu": CohortCommand(
+        RECIPES.find("eicu"),
+        "The folder that contains patient.csv.gz.",
+        """eICU v2.0 and its demo: hospital death of unit stays; every hospital is a center.
+
+        Example: abps cohort eicu eicu-crd-2.0 --min-age 18 --out cohort.parquet""",
     ),
-]
-FirstStay = Annotated[bool, typer.Option("--first-stay", help="Only the first ICU stay of every patient.")]
-Clock = Annotated[
-    str,
-    typer.Option(
-        help="A value counts from charttime (when it was measured) or from storetime (when it was stored, "
-        "as a model at the bedside would see it)."
+    "physionet2012": CohortCommand(
+        RECIPES.find("physionet2012"),
+        "The folder with Outcomes-*.txt and the sets (folders or tar).",
+        """PhysioNet/CinC Challenge 2012, sets a, b and c: in-hospital death in four ICU types.
+
+        Example: abps cohort physionet2012 challenge-2012 --out cohort.parquet""",
     ),
-]
-Diagnoses = Annotated[
-    str,
-    typer.Option(
-        help="Comorbidities from: this (the admission's codes, written after discharge: they leak), "
-        "earlier (earlier admissions only), none."
+    "meds": CohortCommand(
+        RECIPES.find("meds"),
+        _MEDS,
+        """MEDS events (Parquet) with a small map of their codes; one for MIMIC-IV is built in.
+
+        Example: abps cohort meds mimic-iv-meds --out cohort.parquet""",
     ),
-]
+    "omop": CohortCommand(
+        RECIPES.find("omop"),
+        "A DuckDB database, or a folder of CDM tables (Parquet, CSV).",
+        """OMOP CDM 5.3 and 5.4: hospital death of ICU stays, concepts and units by a shipped map.
+
+        Example: abps cohort omop cdm.duckdb --features labs,gcs --out cohort.parquet""",
+    ),
+    "task": CohortCommand(
+        CohortRecipe("task", "Task", meds_rows.RowOptions, meds_rows.build),
+        _MEDS,
+        """Any task on MEDS events: one row per prediction, from what was known before its moment.
+
+        Examples:
+
+            abps cohort task mimic-iv-meds --task aki --out aki.parquet
+
+            abps cohort task mimic-iv-meds --labels readmission.parquet --hours 48 --out cohort.parquet""",
+    ),
+    "heart": CohortCommand(
+        RECIPES.find("heart"),
+        "The folder with the four processed.*.data files.",
+        """UCI Heart Disease: four hospitals, 920 patients.
+
+        Example: abps cohort heart heart-disease --out heart.parquet""",
+    ),
+}
+
 
 HELP = """Make one tidy table from raw clinical tables: one row per stay, with its provenance and a report.
 
@@ -77,215 +164,44 @@ COHORT.dictionary.md and .csv (what the columns mean) and COHORT.provenance.json
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="markdown")
-    group.command("mimiciv")(mimiciv_command)
-    group.command("eicu")(eicu_command)
-    group.command("physionet2012")(physionet2012_command)
-    group.command("meds")(meds_command)
-    group.command("omop")(omop_command)
-    group.command("task")(task_command)
-    group.command("heart")(heart_command)
+    for name, command in COMMANDS.items():
+        group.command(name, help=inspect.cleandoc(command.about))(_command(command))
     group.command("other")(other_command)
     app.add_typer(group, name="cohort")
 
 
-def mimiciv_command(
-    source: Annotated[Path, typer.Argument(help="The folder that contains hosp and icu.")],
-    out: Out = Path("cohort.parquet"),
-    window: Window = "24h",
-    diagnoses: Diagnoses = "this",
-    charlson: Charlson = "12",
-    min_age: MinAge = 18,
-    max_age: MaxAge = 95,
-    min_hours: MinHours = 0,
-    features: Features = "",
-    first_stay: FirstStay = False,
-    clock: Clock = "charttime",
-    as_json: Json = False,
-) -> None:
-    """MIMIC-IV v2.2 to v3.1 as distributed (.csv.gz or .csv): in-hospital death of adult ICU stays.
+def _command(command: CohortCommand) -> Callable[..., None]:
+    """A function whose parameters are the options of a recipe, with its defaults."""
+    recipe = command.recipe
+    made = recipe.options if isinstance(recipe.options, type) else type(recipe.options)
 
-    Example: abps cohort mimiciv mimic-iv-3.1 --diagnoses earlier --out cohort.parquet
-    """
-    options = mimiciv.MimicOptions(
-        window=window,
-        diagnoses=diagnoses,
-        charlson=charlson,
-        min_age=min_age,
-        max_age=max_age,
-        min_hours=min_hours,
-        features=_names(features),
-        clock=clock,
-        first_stay=first_stay,
-    )
-    _make(lambda tell: mimiciv.build(source, options, tell), "MIMIC-IV cohort", out, as_json)
+    def called(source: Path, out: Path, as_json: bool, **given: Any) -> None:
+        if "features" in given:
+            given["features"] = options.split(given["features"])
+        chosen = made(**given)
+        _make(lambda report: recipe.build(source, chosen, report), _title(recipe, given), out, as_json)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("source", keyword, annotation=Annotated[Path, typer.Argument(help=command.source)]),
+        inspect.Parameter("out", keyword, annotation=Out, default=Path("cohort.parquet")),
+    ]
+    for field in fields(made):
+        default = ",".join(str(part) for part in field.default) if field.name == "features" else field.default
+        kind = OPTIONS[field.name]
+        if field.type == "int":
+            kind = Annotated[int, kind.__metadata__[0]]
+        parameters.append(inspect.Parameter(field.name, keyword, annotation=kind, default=default))
+    parameters.append(inspect.Parameter("as_json", keyword, annotation=Json, default=False))
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    return called
 
 
-def eicu_command(
-    source: Annotated[Path, typer.Argument(help="The folder that contains patient.csv.gz.")],
-    out: Out = Path("cohort.parquet"),
-    charlson: Charlson = "12",
-    min_age: MinAge = None,
-    max_age: MaxAge = None,
-    min_hours: MinHours = 0,
-    features: Features = "",
-    first_stay: FirstStay = False,
-    clock: Clock = "charttime",
-    as_json: Json = False,
-) -> None:
-    """eICU v2.0 and its demo: hospital death of unit stays; every hospital is a center.
-
-    Example: abps cohort eicu eicu-crd-2.0 --min-age 18 --out cohort.parquet
-    """
-    options = eicu.EicuOptions(
-        charlson=charlson,
-        min_age=min_age,
-        max_age=max_age,
-        min_hours=min_hours,
-        features=_names(features),
-        clock=clock,
-        first_stay=first_stay,
-    )
-    _make(lambda tell: eicu.build(source, options, tell), "eICU cohort", out, as_json)
-
-
-def physionet2012_command(
-    source: Annotated[
-        Path, typer.Argument(help="The folder with Outcomes-*.txt and the sets (folders or tar).")
-    ],
-    out: Out = Path("cohort.parquet"),
-    hours: Annotated[float, typer.Option(help="How many of the 48 recorded hours to use.")] = 24,
-    min_age: MinAge = None,
-    max_age: MaxAge = None,
-    as_json: Json = False,
-) -> None:
-    """PhysioNet/CinC Challenge 2012, sets a, b and c: in-hospital death in four ICU types.
-
-    Example: abps cohort physionet2012 challenge-2012 --out cohort.parquet
-    """
-    options = physionet2012.PhysionetOptions(hours, min_age, max_age)
-    _make(lambda tell: physionet2012.build(source, options, tell), "PhysioNet 2012 cohort", out, as_json)
-
-
-def meds_command(
-    source: Annotated[Path, typer.Argument(help="A MEDS folder (data/**/*.parquet) or one Parquet file.")],
-    out: Out = Path("cohort.parquet"),
-    map_: Annotated[
-        Path | None, typer.Option("--map", help="The code map (JSON); unset, the one for MIMIC-IV.")
-    ] = None,
-    window: Window = "24h",
-    diagnoses: Diagnoses = "this",
-    charlson: Charlson = "12",
-    min_age: MinAge = 18,
-    max_age: MaxAge = 95,
-    features: Features = "",
-    first_stay: FirstStay = False,
-    as_json: Json = False,
-) -> None:
-    """MEDS events (Parquet) with a small map of their codes; one for MIMIC-IV is built in.
-
-    Example: abps cohort meds mimic-iv-meds --out cohort.parquet
-    """
-    path = None if map_ is None else str(map_)
-    options = meds.MedsOptions(
-        map_file=path,
-        window=window,
-        diagnoses=diagnoses,
-        charlson=charlson,
-        min_age=min_age,
-        max_age=max_age,
-        features=_names(features),
-        first_stay=first_stay,
-    )
-    _make(lambda tell: meds.build(source, options, tell), "MEDS cohort", out, as_json)
-
-
-def omop_command(
-    source: Annotated[
-        Path, typer.Argument(help="A DuckDB database, or a folder of CDM tables (Parquet, CSV).")
-    ],
-    out: Out = Path("cohort.parquet"),
-    window: Window = "24h",
-    diagnoses: Diagnoses = "this",
-    charlson: Charlson = "12",
-    min_age: MinAge = 18,
-    max_age: MaxAge = 95,
-    features: Features = "",
-    first_stay: FirstStay = False,
-    as_json: Json = False,
-) -> None:
-    """OMOP CDM 5.3 and 5.4: hospital death of ICU stays, concepts and units by a shipped map.
-
-    Example: abps cohort omop cdm.duckdb --features labs,gcs --out cohort.parquet
-    """
-    options = omop.OmopOptions(
-        window=window,
-        diagnoses=diagnoses,
-        charlson=charlson,
-        min_age=min_age,
-        max_age=max_age,
-        features=_names(features),
-        first_stay=first_stay,
-    )
-    _make(lambda tell: omop.build(source, options, tell), "OMOP cohort", out, as_json)
-
-
-def task_command(
-    source: Annotated[Path, typer.Argument(help="A MEDS folder (data/**/*.parquet) or one Parquet file.")],
-    out: Out = Path("cohort.parquet"),
-    task: Annotated[
-        str | None,
-        typer.Option(help=f"A shipped task ({', '.join(meds_tasks.shipped())}) or a task file (JSON)."),
-    ] = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(help="A MEDS label file, as ACES writes it: subject_id, prediction_time and a value."),
-    ] = None,
-    map_: Annotated[
-        Path | None, typer.Option("--map", help="The code map (JSON); unset, the one for MIMIC-IV.")
-    ] = None,
-    hours: Annotated[int, typer.Option(help="Hours before the prediction that count: 6, 12, 24, 48.")] = 24,
-    features: Features = "labs",
-    outside: Annotated[
-        str, typer.Option(help="Predictions outside a hospital stay: leave-out (counted) or keep.")
-    ] = "leave-out",
-    charlson: Charlson = "12",
-    min_age: MinAge = 18,
-    max_age: MaxAge = None,
-    as_json: Json = False,
-) -> None:
-    """Any task on MEDS events: one row per prediction, from what was known before its moment.
-
-    Examples:
-
-        abps cohort task mimic-iv-meds --task aki --out aki.parquet
-
-        abps cohort task mimic-iv-meds --labels readmission.parquet --hours 48 --out cohort.parquet
-    """
-    options = meds_rows.RowOptions(
-        task=task,
-        labels=None if labels is None else str(labels),
-        map_file=None if map_ is None else str(map_),
-        hours=hours,
-        charlson=charlson,
-        features=_names(features),
-        outside=outside,
-        min_age=min_age,
-        max_age=max_age,
-    )
-    title = f"Task {task if task else Path(str(labels)).stem}"
-    _make(lambda tell: meds_rows.build(source, options, tell), title, out, as_json)
-
-
-def heart_command(
-    source: Annotated[Path, typer.Argument(help="The folder with the four processed.*.data files.")],
-    out: Out = Path("cohort.parquet"),
-    as_json: Json = False,
-) -> None:
-    """UCI Heart Disease: four hospitals, 920 patients.
-
-    Example: abps cohort heart heart-disease --out heart.parquet
-    """
-    _make(lambda tell: heart.build(source, tell), "UCI Heart Disease", out, as_json)
+def _title(recipe: CohortRecipe, given: dict[str, Any]) -> str:
+    """The title of the report: the recipe, or the task that was named."""
+    task = given.get("task") or given.get("labels")
+    return f"Task {Path(str(task)).stem}" if task else recipe.about
 
 
 def other_command(
@@ -304,22 +220,13 @@ def other_command(
     Example: abps cohort other mypackage.cohorts:WARD data --set hours=12 --out cohort.parquet
     """
     found = RECIPES.find(recipe)
-    settings = {}
-    for text in set_ or []:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise RequestError(f"--set {text!r} is not key=value")
-        settings[key.strip()] = value
-    options = with_settings(found.options, settings) if settings else found.options
-    _make(lambda tell: found.build(source, options, tell), found.about, out, as_json)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    settings = options.settings(set_)
+    chosen = with_settings(found.options, settings) if settings else found.options
+    _make(lambda report: found.build(source, chosen, report), found.about, out, as_json)
 
 
 @contextmanager
-def telling(console: Console) -> Iterator[Tell]:
+def progress_bar(console: Console) -> Iterator[Report]:
     """A progress bar on stderr, one line per thing done; silent where stderr is not a terminal."""
     with Progress(
         TextColumn("{task.description}"),
@@ -332,12 +239,12 @@ def telling(console: Console) -> Iterator[Tell]:
     ) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def tell(what: str, share: float) -> None:
+        def report(what: str, share: float) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=1.0)
             bar.update(tasks[what], completed=share)
 
-        yield tell
+        yield report
 
 
 def write_cohort(made: Cohort, title: str, out: Path) -> None:
@@ -354,13 +261,13 @@ def write_cohort(made: Cohort, title: str, out: Path) -> None:
     provenance.write_table(made.table, provenance.of_cohort(made), out)
 
 
-def _make(build: Callable[[Tell], Cohort], title: str, out: Path, as_json: bool) -> None:
+def _make(build: Callable[[Report], Cohort], title: str, out: Path, as_json: bool) -> None:
     """Build, then write everything; nothing is written before all of it is made."""
     provenance.check_out(out)
     console = options.terminal(stderr=True)
-    with telling(console) as tell:
-        made = build(tell)
-        tell("drawing the report", 0.0)
+    with progress_bar(console) as report:
+        made = build(report)
+        report("drawing the report", 0.0)
         write_cohort(made, title, out)
     for warning in made.warnings:
         console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)

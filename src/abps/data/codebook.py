@@ -24,13 +24,10 @@ from abps.data.label import class_order
 from abps.data.outcome import BINARY, Outcome
 from abps.data.scales import (
     FARTHEST,
-    GROUP,
-    MOST_GROUPS,
     ColumnSummary,
     Scale,
     Statistics,
     agree,
-    group_count,
     outcome_columns,
     outcome_size,
     scales_size,
@@ -83,50 +80,14 @@ class SiteStatistics:
     summary: ColumnSummary
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a file that people read: column by column."""
-        summary, columns = self.summary, {}
-        for k, used in enumerate(group_count(summary.count, summary.group).tolist()):
-            if used:
-                columns[summary.names[k]] = {
-                    "values": int(summary.count[k]),
-                    "mean": float(summary.mean[k]),
-                    "variance": float(summary.variance[k]),
-                    "groups": [float(value) for value in summary.groups[k, :used]],
-                }
-        return {"site": self.site, "seed": self.seed, "group": summary.group, "columns": columns}
+        """Plain data for a file that people read."""
+        return {"site": self.site, "seed": self.seed, **self.summary.to_json()}
 
     @staticmethod
     def from_json(data: Any, numbers: Sequence[str]) -> SiteStatistics:
         """From a codebook with these numeric columns; ``ValueError`` says what is wrong with it."""
-        names, columns = tuple(numbers), data["columns"]
-        unknown = sorted(set(columns) - set(names))
-        if unknown:
-            raise ValueError(f"{unknown[0]!r} is summarised and is no numeric column")
-        summary = _summary(names, int(data["group"]), columns)
-        try:
-            ColumnSummary.from_bytes(summary.to_bytes(), names)  # by the rules for what arrives
-        except RequestError as error:
-            raise ValueError(str(error)) from error
+        summary = ColumnSummary.from_json(data, tuple(numbers))
         return SiteStatistics(str(data["site"]), int(data["seed"]), summary)
-
-    def of(self, names: tuple[str, ...]) -> ColumnSummary:
-        """The summary for the columns of a common codebook; empty for those that the site does not have."""
-        return _summary(names, self.summary.group, self.to_json()["columns"])
-
-
-def _summary(names: tuple[str, ...], group: int, columns: Mapping[str, Any]) -> ColumnSummary:
-    count = np.zeros(len(names), np.uint32)
-    mean, variance = np.zeros((2, len(names)), np.float32)
-    groups = np.zeros((len(names), MOST_GROUPS), np.float32)
-    for k, name in enumerate(names):
-        if name in columns:
-            column = columns[name]
-            count[k], mean[k], variance[k] = column["values"], column["mean"], column["variance"]
-            used = int(group_count(count[k : k + 1], max(group, GROUP))[0])
-            if len(column["groups"]) != used:
-                raise ValueError(f"{name!r} has {len(column['groups'])} groups, {used} are expected")
-            groups[k, :used] = column["groups"]
-    return ColumnSummary(names, count, mean, variance, groups, group)
 
 
 @dataclass(frozen=True)
@@ -167,10 +128,10 @@ def merge_statistics(
     if len({each.site for each in published}) < len(published):
         raise RequestError("two codebooks have statistics of the same site; give each once")
     spent = {
-        each.site: len(each.of((*needed, *also)).to_bytes()) + scales_size(len(needed)) + size
+        each.site: each.summary.of((*needed, *also)).nbytes + scales_size(len(needed)) + size
         for each in published
     }
-    statistics = agree({each.site: each.of(names) for each in published}, given) if needed else given
+    statistics = agree({each.site: each.summary.of(names) for each in published}, given) if needed else given
     return statistics, StatisticsSource(published[0].seed, spent)
 
 
@@ -323,7 +284,7 @@ def merged(books: Sequence[Codebook]) -> Codebook:
     published = [each for book in books for each in book.site_statistics]
     asked = _one_prediction(books)
     also = outcome_columns(asked) if published else ()
-    outcome = settle_outcome(asked, [each.of(also) for each in published]) if also else asked
+    outcome = settle_outcome(asked, [each.summary.of(also) for each in published]) if also else asked
     statistics, origin = merge_statistics(
         published, made.numbers, _one_scale_each(books), also, outcome_size(outcome) if also else 0
     )

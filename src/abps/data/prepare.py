@@ -30,7 +30,6 @@ from abps.data.scales import (
     outcome_columns,
     outcome_size,
     outcome_values,
-    scale_warnings,
     scales_size,
     summaries,
 )
@@ -110,7 +109,6 @@ class Prepared:
     book: by what the rows were encoded, with the common statistics where there are any.
     plain: features as the paper's rows have them, before a model's design adds to them; 0: all of them.
     agreed: bytes that the centers sent and received for common statistics.
-    warnings: what looks wrong in the columns, one sentence each.
     outcome: what is predicted, with what the centers agreed on for it.
     splines: whether numeric columns are there as the smooth terms of an additive model.
     min_cell: the minimum cell size of everything that leaves a center, in patients; 0: no minimum.
@@ -132,7 +130,6 @@ class Prepared:
     book: Codebook | None = None
     plain: int = 0
     agreed: int = 0
-    warnings: tuple[str, ...] = ()
     splines: bool = False
     min_cell: int = 0
     outcome: Outcome = BINARY
@@ -191,14 +188,13 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class EncodedFeatures:
-    """x: (rows, columns) all rows of a federation.  book: by what.  warnings: what looked wrong.
+    """x: (rows, columns) all rows of a federation.  book: by what.
 
     outcome: with what all agree on, where that follows from histograms.  spent: the bytes of these.
     """
 
     x: NDArray[np.float32]
     book: Codebook
-    warnings: tuple[str, ...] = ()
     outcome: Outcome | None = None
     spent: int = 0
 
@@ -219,41 +215,36 @@ def encode(
     if standardise not in STANDARDISE:
         raise RequestError(f"standardise={standardise!r}: choose {' or '.join(STANDARDISE)}")
     n, train, center = federation.size, split == 0, federation.center
-    blocks: list[NDArray[np.float32]] = []
-    columns: list[Column] = []
-    for column in _wanted(federation, train, min_cell) if book is None else book.columns:
-        block = encode_column(column, federation.features[column.source], center, train, n)
-        if book is None and column.kind == "number" and not np.any(block[train]):
-            continue  # constant in every center: nothing to learn from
-        blocks.append(block)
-        columns.append(column)
-    if not blocks:
+    own: dict[Column, NDArray[np.float32]] = {}
+    if book is None:
+        wanted = list(_wanted(federation, train, min_cell))
+        for column in wanted:
+            if column.kind == "number":
+                own[column] = encode_column(column, federation.features[column.source], center, train, n)
+        # A number that is constant in every center has nothing to learn from.
+        kept = tuple(c for c in wanted if c.kind != "number" or np.any(own[c][train]))
+        time = federation.time is not None
+        book = Codebook(kept, federation.descriptors, time, min_cell=min_cell, outcome=federation.outcome)
+    if not book.columns:
         raise RequestError(
             f"{federation.name}: no feature is left after encoding (all are constant or empty); "
             "check what is dropped and the columns of the table"
         )
-    if book is None:
-        book = Codebook(
-            tuple(columns),
-            federation.descriptors,
-            federation.time is not None,
-            min_cell=min_cell,
-            outcome=federation.outcome,
-        )
-    published = {} if histograms else center_summaries(federation, split, book.numbers, book.min_cell)
-    outcome, spent = None, 0
+    common, statistics, outcome, spent = standardise == "common", None, None, 0
     if histograms:
         statistics, outcome, spent = _scales_from_histograms(federation, split, book, histograms, standardise)
-    else:
-        statistics = agree(published, book.statistics)
-    book = replace(book, statistics=statistics if standardise == "common" else None)
-    if standardise == "common":
-        for k, column in enumerate(columns):
-            if column.kind == "number":
-                scale, values = statistics.scales[column.source], federation.features[column.source]
-                blocks[k] = encode_column(column, values, center, train, n, scale)
-    warnings = scale_warnings(published, statistics) if published else ()
-    return EncodedFeatures(np.stack(blocks, axis=1), book, warnings, outcome, spent)
+    elif common:
+        statistics = agree(center_summaries(federation, split, book.numbers, book.min_cell), book.statistics)
+    book = replace(book, statistics=statistics if common else None)
+    x = np.empty((federation.rows, len(book.columns)), dtype=np.float32)
+    for k, column in enumerate(book.columns):
+        scale = None
+        if column.kind == "number" and book.statistics is not None:
+            scale = book.statistics.scales[column.source]
+        values = federation.features[column.source]
+        block = None if scale is not None else own.get(column)
+        x[:, k] = encode_column(column, values, center, train, n, scale) if block is None else block
+    return EncodedFeatures(x, book, outcome, spent)
 
 
 def _scales_from_histograms(
@@ -442,7 +433,7 @@ def _agreed_bytes(federation: Federation, split: NDArray[np.int8], book: Codeboo
     published = center_summaries(federation, split, about, book.min_cell).values()
     # They travel with the scales in one message, with one header.
     head = HEADER_SIZE if common else 0
-    return spent + sum(len(each.to_bytes()) - head + outcome_size(book.outcome) for each in published)
+    return spent + sum(each.nbytes - head + outcome_size(book.outcome) for each in published)
 
 
 def prepare(
@@ -509,7 +500,6 @@ def prepare(
         book=made,
         plain=len(made.columns),
         agreed=encoded.spent if summed else _agreed_bytes(federation, split, made, standardise),
-        warnings=encoded.warnings,
         splines=splines,
         min_cell=made.min_cell,
         outcome=outcome,

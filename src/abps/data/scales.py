@@ -12,14 +12,12 @@ size, both numbers are of at least that many patients. Numbers are four bytes.
 Survival times and continuous outcomes are summarised like columns; the time grid, or level and scale, of the
 outcome follow from these summaries (:func:`settle_outcome`).
 
-Both functions are pure and work on bytes, so a simulation and hospitals that send each other these bytes get
-the same numbers, bit for bit, in any order of centers.
+Both functions are pure, so a simulation and hospitals that exchange summaries get the same numbers, bit for
+bit, in any order of centers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -51,22 +49,13 @@ LARGEST = 1e18
 #: Standardised values are kept within so many deviations: a typing error must not own a coefficient.
 FARTHEST = 10.0
 
-#: A center is an outlier when its median lies so many typical deviations from the others' median.
-APART = 6.0
-
-#: Values are called wild where the deviation is so many times what the inner groups of a center span.
-WILD = 3.0
-
-#: The names of the summaries of an outcome; no column of a table is called so. They are part of the digest of
-#: a message, so they stay as they are.
+#: The names of the summaries of an outcome; no column of a table is called so.
 EVENT_TIMES: Final = "(outcome) times of events"
-CENSORING_TIMES: Final = "(outcome) times of last watching"
+CENSORING_TIMES: Final = "(outcome) times of censoring"
 OUTCOME_VALUES: Final = "(outcome) values"
 
-_HEADER = struct.Struct("<4sHH8s")
-
-#: The bytes of a message of summaries before its columns.
-HEADER_SIZE = _HEADER.size
+#: The bytes of a message of summaries or scales before its columns.
+HEADER_SIZE = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,54 +74,51 @@ class ColumnSummary:
     groups: NDArray[np.float32]
     group: int = GROUP
 
-    def to_bytes(self) -> bytes:
-        """As it is sent: a header with the size of groups and a digest of the columns' names, then column by
-        column."""
-        parts = [_HEADER.pack(b"ABPS", self.group, len(self.names), _digest(self.names))]
-        for k, used in enumerate(group_count(self.count, self.group).tolist()):
-            parts.append(struct.pack("<I", int(self.count[k])))
-            if used:
-                numbers = np.concatenate([[self.mean[k], self.variance[k]], self.groups[k, :used]])
-                parts.append(numbers.astype("<f4").tobytes())
-        return b"".join(parts)
+    @property
+    def nbytes(self) -> int:
+        """The size of a message with this summary: a header, and what is in use of every column."""
+        used = group_count(self.count, self.group)
+        return HEADER_SIZE + int((4 + (used > 0) * (8 + 4 * used)).sum())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a file that people read: column by column."""
+        columns = {
+            self.names[k]: {
+                "values": int(self.count[k]),
+                "mean": float(self.mean[k]),
+                "variance": float(self.variance[k]),
+                "groups": [float(value) for value in self.groups[k, :used]],
+            }
+            for k, used in enumerate(group_count(self.count, self.group).tolist())
+            if used
+        }
+        return {"group": self.group, "columns": columns}
 
     @staticmethod
-    def from_bytes(data: bytes, names: tuple[str, ...]) -> ColumnSummary:
-        """A summary of these columns as it arrived; anything else is refused."""
-        k = len(names)
-        try:
-            magic, group, columns, digest = _HEADER.unpack_from(data)
-            if (magic, columns, digest) != (b"ABPS", k, _digest(names)):
-                raise ValueError("it is of other columns")
-            if group < GROUP:
-                raise ValueError(f"its groups are of {group} values")
-            summary = _empty(names, group)
-            at = _HEADER.size
-            for c in range(k):
-                (count,) = struct.unpack_from("<I", data, at)
-                used = int(group_count(np.array([count]), group)[0])
-                if 0 < count < max(FEWEST, group):
-                    raise ValueError(f"{names[c]!r} is summarised from {count} values")
-                at += 4
-                numbers = np.frombuffer(data, "<f4", 2 + used if count else 0, at)
-                at += numbers.nbytes
-                if not np.isfinite(numbers).all():
-                    raise ValueError(f"{names[c]!r} holds no numbers")
-                if count:
-                    summary.count[c], summary.mean[c], summary.variance[c] = count, numbers[0], numbers[1]
-                    summary.groups[c, :used] = numbers[2:]
-            if at != len(data) or (summary.variance < 0).any():
-                raise ValueError(f"{len(data)} bytes")
-        except (struct.error, ValueError) as error:
-            raise RequestError(f"this is no summary of the codebook's columns ({error})") from error
-        return summary
+    def from_json(data: Any, names: tuple[str, ...]) -> ColumnSummary:
+        """The summary of these columns; ``ValueError`` says what is wrong with it."""
+        columns, group = data["columns"], int(data["group"])
+        if group < GROUP:
+            raise ValueError(f"groups of {group} values")
+        mean, variance = np.zeros((2, len(names)), np.float32)
+        groups = np.zeros((len(names), MOST_GROUPS), np.float32)
+        made = ColumnSummary(names, np.zeros(len(names), np.uint32), mean, variance, groups, group)
+        for name, column in columns.items():
+            if name not in names:
+                raise ValueError(f"{name!r} is summarised and is no numeric column")
+            k, used = names.index(name), int(group_count(column["values"], group))
+            numbers = np.array([column["mean"], column["variance"], *column["groups"]], dtype=np.float32)
+            if not used or len(numbers) != 2 + used or not np.isfinite(numbers).all() or numbers[1] < 0:
+                raise ValueError(f"{name!r} is no summary of {column['values']} values")
+            made.count[k], made.mean[k], made.variance[k] = column["values"], numbers[0], numbers[1]
+            made.groups[k, :used] = numbers[2:]
+        return made
 
-
-def _empty(names: tuple[str, ...], group: int) -> ColumnSummary:
-    k = len(names)
-    mean, variance = np.zeros((2, k), np.float32)
-    groups = np.zeros((k, MOST_GROUPS), np.float32)
-    return ColumnSummary(names, np.zeros(k, np.uint32), mean, variance, groups, group)
+    def of(self, names: tuple[str, ...]) -> ColumnSummary:
+        """The summary for the columns of a common codebook; empty for those that it does not have."""
+        plain = self.to_json()
+        known = {name: column for name, column in plain["columns"].items() if name in names}
+        return ColumnSummary.from_json(plain | {"columns": known}, names)
 
 
 def group_count(count: NDArray[Any], group: int | NDArray[np.int64] = GROUP) -> NDArray[np.int64]:
@@ -143,10 +129,6 @@ def group_count(count: NDArray[Any], group: int | NDArray[np.int64] = GROUP) -> 
     """
     many = np.asarray(count).astype(np.int64)
     return np.where(many < np.maximum(FEWEST, group), 0, np.minimum(many // group, MOST_GROUPS))
-
-
-def _digest(names: Sequence[str]) -> bytes:
-    return hashlib.blake2b("\n".join(names).encode(), digest_size=8).digest()
 
 
 def summaries(
@@ -358,14 +340,14 @@ def agree(summaries: Mapping[str, ColumnSummary], given: Statistics | None = Non
     needed = [k for k, name in enumerate(stacked.names) if given is None or given.scales.get(name) is None]
     # Every center sends its summary of the columns that nobody gave, and receives their scales.
     used = stacked.used[:, needed]
-    sent = int((4 + (used > 0) * (8 + 4 * used)).sum()) + len(used) * _HEADER.size
+    sent = int((4 + (used > 0) * (8 + 4 * used)).sum()) + len(used) * HEADER_SIZE
     received = len(used) * scales_size(len(needed))
     return Statistics(scales, (0 if given is None else given.spent) + (sent + received if needed else 0))
 
 
 def scales_size(columns: int) -> int:
     """The size of a message with so many scales, in bytes."""
-    return _HEADER.size + 4 * (2 + len(PROBABILITIES)) * columns
+    return HEADER_SIZE + 4 * (2 + len(PROBABILITIES)) * columns
 
 
 def _quantiles(stacked: _Stacked, c: int) -> Floats:
@@ -376,70 +358,6 @@ def _quantiles(stacked: _Stacked, c: int) -> Floats:
     rank = np.lexsort((weight, values))
     at = np.cumsum(weight[rank])
     return np.interp(PROBABILITIES, (at - weight[rank] / 2) / at[-1], values[rank])
-
-
-def scale_warnings(summaries: Mapping[str, ColumnSummary], statistics: Statistics) -> tuple[str, ...]:
-    """What looks wrong in the columns, one sentence each, with the column and the centers it concerns."""
-    every = _stack(summaries)
-    n, k = every.used.shape
-    row, column = np.indices((n, k))
-    # Of every center's sketch: its middle, and what lies between its outermost groups but one.
-    lower, upper = np.maximum(every.used - 1, 0) // 2, every.used // 2
-    middles = (every.groups[row, column, lower] + every.groups[row, column, np.minimum(upper, 15)]) / 2
-    inner = every.groups[row, column, np.maximum(every.used - 2, 0)] - every.groups[row, column, 1]
-    found: list[str] = []
-    for c, name in enumerate(every.names):
-        found += _odd_column(
-            name,
-            statistics.scales[name],
-            every.centers,
-            every.used[:, c] > 0,
-            np.sqrt(every.variance[:, c]),
-            middles[:, c],
-            np.where(every.used[:, c] >= 4, inner[:, c], 0.0),
-        )
-    return tuple(found)
-
-
-def _odd_column(
-    name: str,
-    scale: Scale,
-    centers: NDArray[np.str_],
-    known: NDArray[np.bool_],
-    deviation: Floats,
-    middle: Floats,
-    inner: Floats,
-) -> list[str]:
-    """What looks wrong in one column, from (n,) each center's deviation, middle and inner span."""
-    if not known.any():
-        return [f"column {name!r}: no center has {FEWEST} values; it is read as constant"]
-    found = []
-    if not known.all():
-        found.append(f"column {name!r}: fewer than {FEWEST} values at {_some(centers[~known])}")
-    here, deviation, middle, inner = centers[known], deviation[known], middle[known], inner[known]
-    if not scale.spread > 0:
-        return [*found, f"column {name!r}: one value only, at {_some(here)}; it is read as constant"]
-    if len(here) > 2 and (deviation > 0).any():
-        apart = np.abs(middle - np.median(middle)) > APART * np.median(deviation[deviation > 0])
-        if apart.any() and apart.mean() < 0.5:
-            found.append(
-                f"column {name!r}: the values of {_some(here[apart])} lie apart from all others (middle "
-                f"{middle[apart][0]:.4g}, elsewhere {np.median(middle[~apart]):.4g}); another unit?"
-            )
-    wild = (inner > 0) & (deviation > WILD * inner)
-    if wild.any():
-        worst = here[wild][np.argmax(deviation[wild] / inner[wild])]
-        found.append(
-            f"column {name!r}: values far outside the rest at {_some(here[wild])}, most of all at "
-            f"{str(worst)!r}; typing errors?"
-        )
-    return found
-
-
-def _some(names: NDArray[np.str_]) -> str:
-    """The first three names, and how many more there are."""
-    shown = ", ".join(repr(str(name)) for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def outcome_columns(outcome: Outcome) -> tuple[str, ...]:

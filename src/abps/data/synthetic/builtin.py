@@ -11,9 +11,7 @@ import typing
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
 from abps.data.roles import Roles
@@ -45,18 +43,6 @@ def builtin_table(spec: str) -> tuple[pl.DataFrame, Roles]:
     """The table of a built-in federation and the roles of its columns."""
     knobs, roles = parse_builtin(spec)
     return knobs.generate(), roles
-
-
-def further_patients(spec: str, each: int) -> tuple[pl.DataFrame, Roles, NDArray[np.float64]] | None:
-    """So many further stays of every center of a built-in federation, the roles of their columns, and how
-    probably the event was to come in each; nothing where that is not known."""
-    if not is_builtin(spec):
-        return None
-    knobs, roles = parse_builtin(spec)
-    if type(knobs) is not IcuSynthetic:
-        return None
-    table, chance = knobs.further(each)
-    return table, roles, chance
 
 
 def parse_builtin(spec: str) -> tuple[Knobs, Roles]:

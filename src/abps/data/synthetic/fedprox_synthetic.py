@@ -26,6 +26,13 @@ import polars as pl
 
 from abps.core import streams
 from abps.core.errors import RequestError
+from abps.data.synthetic import check_ranges
+
+RANGES = {
+    "alpha": (0, 1_000), "beta": (0, 1_000), "centers": (1, 100_000), "features": (1, 10_000),
+    "smallest": (40, 1_000_000), "mean_log": (0, 12), "spread_log": (0, 4), "largest": (40, 10_000_000),
+    "positive": (0.01, 0.99), "seed": (0, 2**63 - 1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,23 +62,7 @@ class FedproxSynthetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("alpha", 0, 1_000),
-            ("beta", 0, 1_000),
-            ("centers", 1, 100_000),
-            ("features", 1, 10_000),
-            ("smallest", 40, 1_000_000),
-            ("mean_log", 0, 12),
-            ("spread_log", 0, 4),
-            ("largest", 40, 10_000_000),
-            ("positive", 0.01, 0.99),
-            ("seed", 0, 2**63 - 1),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:  # also refuses NaN
-                raise RequestError(
-                    f"fedprox-synthetic: {name}={value} is out of range; choose {low} to {high}"
-                )
+        check_ranges("fedprox-synthetic", self, RANGES)
         if self.largest < self.smallest:
             raise RequestError(
                 f"fedprox-synthetic: largest={self.largest} is below smallest={self.smallest}; "

@@ -15,7 +15,7 @@ together. No number here was fitted to patients.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from abps.core import streams
 from abps.core.errors import RequestError
+from abps.data.synthetic import check_ranges
 
 Floats = NDArray[np.float64]
 
@@ -40,19 +41,9 @@ UNIT_RISK_SPREAD = 0.6
 # The schema.
 
 COMORBIDITIES = (
-    "myocardial_infarct",
-    "congestive_heart_failure",
-    "peripheral_vascular",
-    "cerebrovascular",
-    "dementia",
-    "chronic_pulmonary",
-    "rheumatic",
-    "peptic_ulcer",
-    "liver",
-    "diabetes",
-    "renal",
-    "cancer",
-)
+    "myocardial_infarct", "congestive_heart_failure", "peripheral_vascular", "cerebrovascular", "dementia",
+    "chronic_pulmonary", "rheumatic", "peptic_ulcer", "liver", "diabetes", "renal", "cancer",
+)  # fmt: skip
 VITALS = ("heart_rate", "sbp", "dbp", "mbp", "resp_rate", "spo2", "temperature")
 
 #: Mean and standard deviation of a stay's 24-hour mean, and how far its extremes lie from it.
@@ -70,31 +61,18 @@ VITAL_HIGHEST = np.array([220.0, 260.0, 160.0, 190.0, 65.0, 100.0, 42.5])
 CATEGORIES: dict[str, dict[str, float]] = {
     "race": {"WHITE": 0.66, "BLACK": 0.11, "HISPANIC": 0.04, "ASIAN": 0.03, "OTHER": 0.06, "": 0.10},
     "admission_type": {
-        "EW EMER.": 0.40,
-        "OBSERVATION ADMIT": 0.14,
-        "URGENT": 0.16,
-        "SURGICAL SAME DAY ADMISSION": 0.10,
-        "DIRECT EMER.": 0.05,
-        "ELECTIVE": 0.06,
-        "EU OBSERVATION": 0.04,
-        "DIRECT OBSERVATION": 0.03,
+        "EW EMER.": 0.40, "OBSERVATION ADMIT": 0.14, "URGENT": 0.16, "SURGICAL SAME DAY ADMISSION": 0.10,
+        "DIRECT EMER.": 0.05, "ELECTIVE": 0.06, "EU OBSERVATION": 0.04, "DIRECT OBSERVATION": 0.03,
         "AMBULATORY OBSERVATION": 0.02,
     },
     "admission_location": {
-        "EMERGENCY ROOM": 0.40,
-        "PHYSICIAN REFERRAL": 0.22,
-        "TRANSFER FROM HOSPITAL": 0.20,
-        "CLINIC REFERRAL": 0.04,
-        "WALK-IN/SELF REFERRAL": 0.04,
-        "PROCEDURE SITE": 0.03,
-        "PACU": 0.02,
-        "TRANSFER FROM SKILLED NURSING FACILITY": 0.02,
-        "INTERNAL TRANSFER": 0.01,
-        "AMBULATORY SURGERY TRANSFER": 0.01,
-        "": 0.01,
+        "EMERGENCY ROOM": 0.40, "PHYSICIAN REFERRAL": 0.22, "TRANSFER FROM HOSPITAL": 0.20,
+        "CLINIC REFERRAL": 0.04, "WALK-IN/SELF REFERRAL": 0.04, "PROCEDURE SITE": 0.03, "PACU": 0.02,
+        "TRANSFER FROM SKILLED NURSING FACILITY": 0.02, "INTERNAL TRANSFER": 0.01,
+        "AMBULATORY SURGERY TRANSFER": 0.01, "": 0.01,
     },
     "insurance": {"Medicare": 0.47, "Private": 0.27, "Medicaid": 0.17, "Other": 0.04, "": 0.05},
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,6 +134,13 @@ READMITTED = 0.10
 CENTER_SCATTER = 0.06
 
 
+RANGES = {
+    "heterogeneity": (0, 20), "risk": (0, 20), "case_mix": (0, 5), "alike": (0, 1), "size_spread": (0, 2),
+    "signal": (0, 10), "drift": (0, 10), "centers": (1, 100_000), "groups": (1, 1_000),
+    "seed": (0, 2**63 - 1),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class IcuSynthetic:
     """The knobs of ``icu-synthetic``. The defaults give the 230 centers that the reports use.
@@ -193,21 +178,7 @@ class IcuSynthetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("heterogeneity", 0, 20),
-            ("risk", 0, 20),
-            ("case_mix", 0, 5),
-            ("alike", 0, 1),
-            ("size_spread", 0, 2),
-            ("signal", 0, 10),
-            ("drift", 0, 10),
-            ("centers", 1, 100_000),
-            ("groups", 1, 1_000),
-            ("seed", 0, 2**63 - 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:  # also refuses NaN
-                raise RequestError(f"icu-synthetic: {name}={value} is out of range; choose {low} to {high}")
+        check_ranges("icu-synthetic", self, RANGES)
         if self.group_sizes:
             if len(self.group_sizes) != self.groups and self.groups != type(self).groups:
                 raise RequestError(
@@ -237,13 +208,6 @@ class IcuSynthetic:
     def generate(self) -> pl.DataFrame:
         """One row per stay: died, center, careunit, admission_year, patient, then the features."""
         return draw(population_of(self), self.seed)
-
-    def further(self, each: int) -> tuple[pl.DataFrame, Floats]:
-        """So many further stays of every center, and (rows,) how probably each was to end in death."""
-        population = population_of(self)
-        population = replace(population, sizes=np.full(len(population.sizes), each))
-        table, risk = draw_with_risk(population, streams.key(self.seed, "generate", 0, 1) >> 1)
-        return table, chances(risk, table["died"].to_numpy(), np.repeat(population.stratum, each))
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,40 +373,26 @@ def population_of(knobs: IcuSynthetic) -> Population:
 
 #: Levels that go with planned (+) or unplanned (-) admission.
 _PLANNED = {
-    "SURGICAL SAME DAY ADMISSION": 1.0,
-    "ELECTIVE": 1.0,
-    "AMBULATORY OBSERVATION": 0.5,
-    "EW EMER.": -0.4,
-    "DIRECT EMER.": -0.4,
-    "EMERGENCY ROOM": -0.5,
-    "TRANSFER FROM SKILLED NURSING FACILITY": -0.5,
-    "PHYSICIAN REFERRAL": 0.7,
-    "PROCEDURE SITE": 0.5,
-    "AMBULATORY SURGERY TRANSFER": 0.5,
-}
+    "SURGICAL SAME DAY ADMISSION": 1.0, "ELECTIVE": 1.0, "AMBULATORY OBSERVATION": 0.5, "EW EMER.": -0.4,
+    "DIRECT EMER.": -0.4, "EMERGENCY ROOM": -0.5, "TRANSFER FROM SKILLED NURSING FACILITY": -0.5,
+    "PHYSICIAN REFERRAL": 0.7, "PROCEDURE SITE": 0.5, "AMBULATORY SURGERY TRANSFER": 0.5,
+}  # fmt: skip
 
 #: How the way into the unit, and what nobody could ask about, goes with severity.
 _ROUTE = {
-    ("race", ""): 0.9,
-    ("admission_type", "EW EMER."): 0.4,
-    ("admission_type", "URGENT"): 0.5,
-    ("admission_type", "DIRECT EMER."): 0.2,
-    ("admission_type", "OBSERVATION ADMIT"): -0.3,
-    ("admission_type", "SURGICAL SAME DAY ADMISSION"): -1.0,
-    ("admission_type", "ELECTIVE"): -0.8,
-    ("admission_type", "EU OBSERVATION"): -0.9,
-    ("admission_type", "DIRECT OBSERVATION"): -0.6,
-    ("admission_type", "AMBULATORY OBSERVATION"): -0.9,
-    ("admission_location", "TRANSFER FROM HOSPITAL"): 0.4,
-    ("admission_location", "TRANSFER FROM SKILLED NURSING FACILITY"): 0.8,
-    ("admission_location", "INTERNAL TRANSFER"): 0.6,
-    ("admission_location", "PHYSICIAN REFERRAL"): -0.4,
-    ("admission_location", "CLINIC REFERRAL"): 0.3,
-    ("admission_location", "PROCEDURE SITE"): -0.3,
-    ("admission_location", "PACU"): -0.5,
-    ("insurance", "Private"): -0.2,
-    ("insurance", ""): 0.7,
-}
+    "race": {"": 0.9},
+    "admission_type": {
+        "EW EMER.": 0.4, "URGENT": 0.5, "DIRECT EMER.": 0.2, "OBSERVATION ADMIT": -0.3,
+        "SURGICAL SAME DAY ADMISSION": -1.0, "ELECTIVE": -0.8, "EU OBSERVATION": -0.9,
+        "DIRECT OBSERVATION": -0.6, "AMBULATORY OBSERVATION": -0.9,
+    },
+    "admission_location": {
+        "TRANSFER FROM HOSPITAL": 0.4, "TRANSFER FROM SKILLED NURSING FACILITY": 0.8,
+        "INTERNAL TRANSFER": 0.6,
+        "PHYSICIAN REFERRAL": -0.4, "CLINIC REFERRAL": 0.3, "PROCEDURE SITE": -0.3, "PACU": -0.5,
+    },
+    "insurance": {"Private": -0.2, "": 0.7},
+}  # fmt: skip
 
 # How the vitals move together: two shared factors (pressure, distress) and each vital's own part.
 # Mean pressure has no part of its own: it is two thirds diastolic and one third systolic.
@@ -514,7 +464,7 @@ def draw_with_risk(population: Population, seed: int) -> tuple[pl.DataFrame, Flo
         chosen = _choose(population.categories[name], center, u[person] if name == "race" else u)
         labels = pl.Series(name, [level or None for level in levels], dtype=pl.String)
         columns[name] = labels.gather(chosen)
-        route += np.array([_ROUTE.get((name, level), 0.0) for level in levels])[chosen]
+        route += np.array([_ROUTE[name].get(level, 0.0) for level in levels])[chosen]
 
     # Vitals: the day's mean, and extremes on either side of it, further away in the unstable.
     rng = _stream(seed, "vitals")
@@ -604,25 +554,6 @@ def _common_risk(direct: Floats, z: Floats, age_z: Floats, sick: NDArray[np.bool
     )
 
 
-def chances(risk: Floats, died: NDArray[np.integer], stratum: NDArray[np.int64]) -> Floats:
-    """(rows,) how probably each stay was to end in death.
-
-    What nothing explains is logistic, and in every stratum the most severe die: so the chance is logistic in
-    the risk, with the constant at which as many are expected to die as did.
-    """
-    from scipy.special import expit  # loaded where it is used: a site's process is the smaller
-
-    found = np.zeros(len(risk))
-    for s in np.unique(stratum).tolist():
-        rows = np.flatnonzero(stratum == s)
-        rate = float(died[rows].mean())
-        known = 0 < rate < 1
-        found[rows] = (
-            expit(risk[rows] + own_intercept(risk[rows], died[rows].astype(np.float64))) if known else rate
-        )
-    return found
-
-
 def _most_severe(severity: Floats, stratum: NDArray[np.int64], mortality: Floats) -> NDArray[np.bool_]:
     """(rows,) true for the most severe stays of each stratum, as many as its mortality says."""
     died = np.zeros(len(severity), dtype=bool)
@@ -631,16 +562,3 @@ def _most_severe(severity: Floats, stratum: NDArray[np.int64], mortality: Floats
         deaths = round(rate * len(rows))
         died[rows[np.argsort(-severity[rows], kind="stable")[:deaths]]] = True
     return died
-
-
-def own_intercept(offset: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """The intercept that a center's outcomes ask for beside the given log-odds (rows,); Newton's steps."""
-    rate = float(np.clip(y.mean(), 0.5 / len(y), 1.0 - 0.5 / len(y)))
-    intercept = math.log(rate / (1.0 - rate)) - float(offset.mean())
-    for _ in range(50):
-        p = 1.0 / (1.0 + np.exp(-(offset + intercept)))
-        step = float(np.clip((rate * len(y) - p.sum()) / max((p * (1.0 - p)).sum(), 1e-9), -2.0, 2.0))
-        intercept += step
-        if abs(step) < 1e-10:
-            break
-    return intercept

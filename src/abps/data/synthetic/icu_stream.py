@@ -14,14 +14,8 @@ from numpy.typing import NDArray
 
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
-from abps.data.synthetic.icu import (
-    UNIT_RISK_SPREAD,
-    Floats,
-    IcuSynthetic,
-    Population,
-    draw,
-    population_of,
-)
+from abps.data.synthetic import check_ranges
+from abps.data.synthetic.icu import UNIT_RISK_SPREAD, Floats, IcuSynthetic, Population, draw, population_of
 
 #: What can change. risk: a center takes over the risk function of another care unit, drawn for it by
 #: chance. protocol: all centers of one care unit turn to a risk function that nobody had. outcome:
@@ -32,6 +26,12 @@ COURSES = ("sudden", "gradual", "recurring")
 # The change of case mix at strength 1: older, sicker, and ill in another way.
 _AGE, _COMORBIDITY = 6.0, 0.6
 _VITALS = np.array([0.5, -0.5, -0.3, -0.4, 0.5, -0.4, 0.4])
+
+
+STREAM_RANGES = {
+    "share": (0, 1), "strength": (-5, 5), "rounds": (1, 10_000), "every": (1, 10_000), "at": (1, 10_000),
+    "over": (1, 10_000),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,7 @@ class IcuStream(IcuSynthetic):
                 raise RequestError(
                     f"icu-stream: {name}={value!r}{nearest(value, known)}; choose {', '.join(known)}"
                 )
-        for name, low, high in (
-            ("share", 0, 1),
-            ("strength", -5, 5),
-            ("rounds", 1, 10_000),
-            ("every", 1, 10_000),
-            ("at", 1, 10_000),
-            ("over", 1, 10_000),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise RequestError(f"icu-stream: {name}={value} is out of range; choose {low} to {high}")
+        check_ranges("icu-stream", self, STREAM_RANGES)
         if self.change == "risk" and self.groups == 1:
             raise RequestError("icu-stream: change=risk needs two care units at least; set groups=2 or more")
         if self.change == "protocol" and not self.unit:

@@ -15,9 +15,16 @@ import polars as pl
 
 from abps.core import streams
 from abps.core.errors import RequestError
+from abps.data.synthetic import check_ranges
 
 #: Days: half of all events come before ``MIDDLE`` where the hazard is constant; watching ends at ``END``.
 MIDDLE, END = 120.0, 720.0
+
+
+RANGES = {
+    "heterogeneity": (0, 20), "centers": (2, 100_000), "groups": (1, 1_000), "features": (1, 1_000),
+    "stays": (20, 100_000), "censored": (0, 0.9), "signal": (0, 10), "seed": (0, 2**63 - 1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,21 +46,7 @@ class SurvivalSynthetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("heterogeneity", 0, 20),
-            ("centers", 2, 100_000),
-            ("groups", 1, 1_000),
-            ("features", 1, 1_000),
-            ("stays", 20, 100_000),
-            ("censored", 0, 0.9),
-            ("signal", 0, 10),
-            ("seed", 0, 2**63 - 1),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:  # also refuses NaN
-                raise RequestError(
-                    f"survival-synthetic: {name}={value} is out of range; choose {low} to {high}"
-                )
+        check_ranges("survival-synthetic", self, RANGES)
         if self.groups > self.centers:
             raise RequestError(
                 f"survival-synthetic: groups={self.groups} but centers={self.centers}; every group needs one"
