@@ -77,7 +77,7 @@ class ABPSPlus(CoordinatedMethod):
     structure: whether centers may send half scores, which show whether they form clusters; without them every
     exchange needs sums alone.
     robust: whether the coordinator leaves out impossible uploads and bounds the influence of each.
-    rest: whether a center keeps a model of its own rows where their evidence speaks for it.
+    keep_own: whether a center keeps a model of its own rows where their evidence speaks for it.
     """
 
     training: Training = field(default_factory=lambda: Training.of("gam"))
@@ -85,7 +85,7 @@ class ABPSPlus(CoordinatedMethod):
     steps: int = 5
     structure: bool = True
     robust: bool = True
-    rest: bool = True
+    keep_own: bool = True
 
     #: Its models are fitted by exchanges, not by steps of local training.
     fitted: ClassVar[bool] = True
@@ -171,7 +171,7 @@ class ABPSPlus(CoordinatedMethod):
             0.0,
             OwnSums.none(local),
             ClusterState.none(local),
-            zero,
+            OwnSums.none(local),
             variance,
             np.zeros(context.r, dtype=bool),
         )
@@ -227,7 +227,7 @@ class ABPSPlus(CoordinatedMethod):
         if phase is Phase.CLUSTER_MEANS:
             return _cluster_means(uploads, local)
         fields = message(phase, local)
-        present = ~np.isnan(uploads[:, : fields.length]).all(axis=1)
+        present = np.asarray(~np.isnan(uploads[:, : fields.length]).all(axis=1))
         screened = self._screen(context, state, phase, fields, uploads)
         own = np.where(screened.accepted[:, None], uploads[:, : fields.length], 0.0)
         own[:, : local.q] = np.where(screened.accepted[:, None], screened.scores, 0.0)
@@ -254,7 +254,7 @@ class ABPSPlus(CoordinatedMethod):
         if self.robust:
             reported = np.asarray(context.sizes(), dtype=np.float64)
             return screen(phase, fields, uploads, reported, state, local)
-        accepted = np.isfinite(uploads[:, : fields.length]).all(axis=1)
+        accepted = np.asarray(np.isfinite(uploads[:, : fields.length]).all(axis=1))
         reason = np.where(accepted, "", "not finite").astype(object)
         return Screened(accepted, reason, np.nan_to_num(uploads[:, : local.q]))
 
@@ -290,11 +290,13 @@ class ABPSPlus(CoordinatedMethod):
         if done is Phase.GATE and state.clusters.fits:  # kept in case clusters turn out not to help
             bare = replace(state, clusters=ClusterState.none(local))
             bare = replace(bare, own=plus_updates.own_posteriors(bare, local))
-            state = replace(state, own=bare.own, plain=bare.own.modes, plain_variance=bare.variance)
+            state = replace(state, own=bare.own, plain=bare.own, plain_variance=bare.variance)
             return replace(state, models=as_models(bare.own.modes, local))
         state = replace(state, own=plus_updates.own_posteriors(state, local))
+        if state.clusters.fits and coming is Phase.VARIANCES:
+            state = replace(state, own=replace(state.own, gains=plus_updates.cluster_gains(state, local)))
         if coming is Phase.OVER:
-            if self.rest:
+            if self.keep_own:
                 state = plus_updates.keep_own(state, local)
             state = replace(state, over=True)
         return replace(state, models=as_models(state.own.modes, local))
@@ -416,7 +418,7 @@ def _by_cluster(
     sizes = np.asarray(context.sizes(), dtype=np.float64)
     whole = max(float(sizes[accepted].sum()), 1.0)
     form = (*fields.form, Field("single", 2))
-    messages = {}
+    messages: dict[int, NumberList] = {}
     for name in np.unique(number).tolist():
         mine = number == name
         some = mine & accepted
@@ -474,6 +476,8 @@ def _apply_gate(context: Context, state: PlusState, broadcast: Broadcast) -> Plu
 def _apply_variances(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
     local: LocalRows = context.derived
     sums = message(Phase.VARIANCES, local).unpack(broadcast.common.values)
+    if state.clusters.fits and sums["gains"][0] < 0:  # all in all clusters do not help: back to what was
+        return replace(state, clusters=ClusterState.none(local), variance=state.plain_variance)
     return plus_updates.after_variances(state, local, sums, move=not state.clusters.fits)
 
 

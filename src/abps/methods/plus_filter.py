@@ -52,7 +52,7 @@ def screen(
     """What counts of uploads (n, entries); reported: (n,) rows as members reported them."""
     own = uploads[:, : fields.length]
     reason = np.full(len(own), "", dtype=object)
-    finite = np.isfinite(own).all(axis=1)
+    finite = np.asarray(np.isfinite(own).all(axis=1))
     reason[~finite] = "not finite"
     parts = fields.unpack(np.where(finite[:, None], own, 0.0))
     possible = _possible(phase, parts, reported, finite, state, local)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -155,7 +156,7 @@ class PlusState(Models):
     exchanges: how many are done.  fit: the common fit.  variance: (q,) of deviations.  dispersion: of the
     loss.  scale: (q,) size of a coefficient's score, by which scores are written.  rows: of all centers.
     own: what every center's posterior adds to the next sums.  clusters: how centers differ.
-    plain: (r, q) modes without structure, and the variance (q,) they had.
+    plain: the same as ``own`` without structure, and the variance (q,) that it had.
     resting: (r,) which centers keep a model of their own rows alone.  over: nothing is left to exchange.
     """
 
@@ -167,7 +168,7 @@ class PlusState(Models):
     rows: float
     own: OwnSums
     clusters: ClusterState
-    plain: Floats
+    plain: OwnSums
     plain_variance: Floats
     resting: NDArray[np.bool_]
     over: bool = False
@@ -180,7 +181,7 @@ def family_of(outcome: Outcome) -> Family:
         return families.Hazard(mix, start, np.array(outcome.grid))
     if outcome.way == "pinball":
         return families.Quantile(mix, start, outcome.quantile)
-    kinds = {
+    kinds: dict[str, Callable[[Floats, Floats], Family]] = {
         "logistic": families.Bernoulli,
         "softmax": families.Multinomial,
         "squared": families.Gaussian,

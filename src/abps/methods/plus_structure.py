@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.methods.base import Context, Floats, Ints
+from abps.methods.base import Context, Floats
 from abps.methods.plus_state import (
     ClusterState,
     LocalRows,
@@ -94,7 +93,8 @@ def propose(
         full = np.zeros((structure.DIMENSIONS, columns))
         full[: loadings.shape[1]] = loadings.T
         for member in np.flatnonzero(fold == k).tolist():
-            values = {"loadings": full, "cluster": float(number[member]), "clusters": float(clusters.count)}
+            values: dict[str, Floats | float] = {"loadings": full}
+            values |= {"cluster": float(number[member]), "clusters": float(clusters.count)}
             messages[member] = NumberList.of(told.pack(values), told.form)
     return messages
 
@@ -206,12 +206,3 @@ def choose_clusters(state: PlusState, local: LocalRows, means: Floats) -> PlusSt
         number[i] = int(np.argmax(found))
     clusters = begin_fits(state, local, replace(state.clusters, number=number), means)
     return replace(state, clusters=clusters)
-
-
-def representatives(context: Context, number: Ints, present: NDArray[np.bool_]) -> dict[int, int]:
-    """By cluster the first member of it among those present."""
-    found: dict[int, int] = {}
-    for member in range(context.n):
-        if present[member]:
-            found.setdefault(int(number[member]), member)
-    return found

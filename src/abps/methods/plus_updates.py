@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from abps.methods.base import Context, Decisions, Floats
-from abps.methods.plus_state import LocalRows, OwnSums, PlusState, square
+from abps.methods.plus_state import ClusterState, LocalRows, OwnSums, PlusState, square
 from abps.models import common_fit
 from abps.models.common_fit import VarianceSums
 from abps.models.hierarchical import (
@@ -191,6 +191,17 @@ def evidence_of(state: PlusState, local: LocalRows, i: int, mean: Floats, free: 
     return posterior(x, rows.outcomes(i), rows.family, prior)
 
 
+def cluster_gains(state: PlusState, local: LocalRows) -> Floats:
+    """(r, candidates) by how much the evidence of every center's rows speaks for clusters, in the first."""
+    bare = replace(state, clusters=ClusterState.none(local), own=state.plain, variance=state.plain_variance)
+    inside, outside = without_own(state, local), without_own(bare, local)
+    gains = np.zeros_like(state.own.gains)
+    for i in range(local.rows.n):
+        with_it = evidence_of(state, local, i, inside[i]).evidence
+        gains[i, 0] = with_it - evidence_of(bare, local, i, outside[i]).evidence
+    return gains
+
+
 def keep_own(state: PlusState, local: LocalRows) -> PlusState:
     """Centers whose rows speak for a model of their own keep that one and rest.
 
@@ -205,7 +216,7 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
     margin = REST_MARGIN + np.log(max(state.fit.centers, 1))
     for i in range(rows.n):
         together = evidence_of(state, local, i, outside[i]).evidence
-        by_itself, _ = alone(rows.design(i), rows.outcomes(i), rows.family, group, common)
+        by_itself = alone(rows.design(i), rows.outcomes(i), rows.family, group, common)
         if by_itself.evidence <= together + margin:
             continue
         free = evidence_of(state, local, i, outside[i], free=True).evidence

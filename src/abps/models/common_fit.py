@@ -94,7 +94,7 @@ def evidence_penalties(
         penalty = new
         if settled:
             break
-    return penalty, np.linalg.solve(curvature + np.diag(penalty), target)
+    return penalty, np.asarray(np.linalg.solve(curvature + np.diag(penalty), target))
 
 
 def quasi_newton_step(fit: FitState, score: Floats, loss: float) -> FitState:

@@ -48,9 +48,20 @@ class Family(Protocol):
     dispersion_factor: the loss has a scale of its own, estimated by the mean loss times this; 0: it has none.
     """
 
-    mix: Floats
-    baseline: Floats
-    dispersion_factor: float
+    @property
+    def mix(self) -> Floats:
+        """(terms, outputs)."""
+        ...
+
+    @property
+    def baseline(self) -> Floats:
+        """(outputs,)."""
+        ...
+
+    @property
+    def dispersion_factor(self) -> float:
+        """Dispersion over mean loss."""
+        ...
 
     def loss(self, z: Floats, y: Floats, start: Starts) -> Floats:
         """(rows,) losses; ``start`` (centers + 1,) divides rows into centers."""

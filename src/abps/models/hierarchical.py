@@ -160,11 +160,11 @@ def fit_intercepts(rows: CenterRows, common: CommonModel) -> tuple[Floats, Float
 
     z = offset
     now = penalised(z, shift)
-    inverse = np.zeros((rows.n, terms, terms))
+    inverse: Floats = np.zeros((rows.n, terms, terms))
     for _ in range(INTERCEPT_STEPS):
         residual = family.residual(z, rows.y, rows.start) @ mix.T / common.dispersion
         information = rows.totals(family.information(z, rows.y, rows.start)) / common.dispersion
-        inverse = np.linalg.inv(information + np.diag(prior))
+        inverse = np.asarray(np.linalg.inv(information + np.diag(prior)))
         step = np.einsum("nts,ns->nt", inverse, rows.totals(residual) - shift * prior)
         step = np.clip(step, -3.0, 3.0)
         # A step that makes a center worse is halved, for this center alone.
@@ -351,27 +351,26 @@ LEAST_OWN_PENALTY, MOST_OWN_PENALTY = 1.0, 1e4
 ALONE_INTERCEPT_VARIANCE = 4.0
 
 
-def alone(
-    x: Floats, y: Floats, family: Family, group: NDArray[np.int64], common: CommonModel
-) -> tuple[Posterior, CommonModel]:
+def alone(x: Floats, y: Floats, family: Family, group: NDArray[np.int64], common: CommonModel) -> Posterior:
     """What one center would fit without the others: ridge penalties by the evidence of its own rows.
 
     group: (terms, columns + 1) coefficients that share a penalty, -1 for constants.  common: only its
-    intercept, as a weak prior, and its dispersion are used. Returns the posterior and the prior it has.
+    intercept, as a weak prior, and its dispersion are used.
     """
     shape = common.mean.shape
     used, groups = group >= 0, int(group.max()) + 1
     mean = np.where(used, 0.0, common.mean)
     penalty = np.full(groups, max(10.0, 0.02 * len(y)))
-    found = prior = None
+    found: Posterior | None = None
     for _ in range(ALONE_SWEEPS):
         variance = np.where(used, 1.0 / penalty[np.maximum(group, 0)], ALONE_INTERCEPT_VARIANCE)
         prior = CommonModel(mean, variance.reshape(shape), common.dispersion)
-        before, found = found, posterior(x, y, family, prior, None if found is None else found.model)
+        before = found
+        found = posterior(x, y, family, prior, None if before is None else before.model)
         if before is not None and found.evidence < before.evidence + 0.05:
             break
         dof = np.bincount(group[used], found.dof[used], groups)
         norm = np.bincount(group[used], found.model[used] ** 2, groups)
         penalty = np.clip((dof + 0.5) / (norm + 0.5 / penalty), LEAST_OWN_PENALTY, MOST_OWN_PENALTY)
-    assert found is not None and prior is not None
-    return found, prior
+    assert found is not None
+    return found

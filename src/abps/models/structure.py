@@ -227,24 +227,3 @@ def _far_apart(place: Floats, precision: Floats, k: int) -> Floats:
             if own.any():
                 centre[g] = np.average(place[own], axis=0, weights=weight[own])
     return centre
-
-
-def cluster_means(
-    means: Floats, centre: Floats, totals: Floats, weights: Floats, curvature: Floats, spread: float
-) -> tuple[Floats, float]:
-    """Newton steps of the means (k, columns) of all clusters from summed scores (k, columns).
-
-    weights: (k,) information of each cluster.  curvature: (columns, columns) of one unit of information.
-    spread: variance of the means around ``centre`` (columns,), which evidence sets. Returns means and spread.
-    """
-    value, vector = np.linalg.eigh(curvature)
-    value = np.maximum(value, 1e-9)
-    before = (means - centre) @ vector
-    pull = totals @ vector
-    aims = before
-    for _ in range(8):
-        precision = weights[:, None] * value + 1.0 / spread
-        aims = (weights[:, None] * value * before + pull) / precision
-        dof = float((1.0 - 1.0 / (spread * precision)).sum())
-        spread = float(np.clip((aims**2).sum() / max(dof, 1e-3), 1e-5, 1.0))
-    return centre + aims @ vector.T, spread
