@@ -5,7 +5,7 @@ import json
 import pytest
 
 from abps.engine.output import PRIVACY
-from abps.lab.privacy_findings import INFERRED, Finding, Inferred, kept
+from abps.lab.privacy_attacks import INFERRED, Finding, PrivacyAudit, kept
 from abps.privacy.budget import Account, PrivacyLedger, Release
 from abps.report.build import parts_of
 from abps.report.comparison import load_study
@@ -50,7 +50,7 @@ def test_what_was_found_stands_in_the_page_and_beside_it(study, browser):
     folder, plan = study
     run = next(run for run in plan.runs if run.label == "random-k1")
     found = (finding("as it ran", 13, 0.91), finding("as it ran", 13, 0.7, 5), finding("ε = 2", 13, 0.53))
-    write(folder.root, [Inferred("random-k1", 1, run.key, found)], ())
+    write(folder.root, [PrivacyAudit("random-k1", 1, run.key, found)], ())
     text = page_of(folder.root)
     assert "abps audit-privacy" not in text and "an area of 0.91" in text
     assert "0.55 or less only with ε = 2" in text
@@ -68,13 +68,15 @@ def test_what_was_found_stands_in_the_page_and_beside_it(study, browser):
 
 def test_an_audit_of_another_run_is_not_shown(study):
     folder, _ = study
-    write(folder.root, [Inferred("random-k1", 1, "of another study", (finding("as it ran", 13, 0.91),))], ())
+    write(
+        folder.root, [PrivacyAudit("random-k1", 1, "of another study", (finding("as it ran", 13, 0.91),))], ()
+    )
     found = part_of(folder.root)
     assert found.inferred is None and not found.sentences and "abps audit-privacy" in found.absent
 
 
 def test_an_audit_is_read_as_it_was_written(tmp_path):
-    found = (Inferred(NAME, 7, "k", (finding("as it ran", 13, 0.9),)),)
+    found = (PrivacyAudit(NAME, 7, "k", (finding("as it ran", 13, 0.9),)),)
     write(tmp_path, found, ("spent",))
     assert kept(tmp_path) == found and kept(tmp_path / "elsewhere") == ()
     markdown = (tmp_path / "audit-privacy.md").read_text()
@@ -87,11 +89,11 @@ def test_an_audit_is_read_as_it_was_written(tmp_path):
 
 def test_what_less_protection_would_tell_is_said():
     private = (finding("as it ran", 40, 0.53), finding("no noise", 40, 0.7), finding("all digits", 40, 0.54))
-    (said,) = conclusions([Inferred("fedavg", 1, "", private)])
+    (said,) = conclusions([PrivacyAudit("fedavg", 1, "", private)])
     assert said.endswith("no better than guessing; 0.70 with no noise.")
-    (said,) = conclusions([Inferred("fedavg", 1, "", private[1:2])])
+    (said,) = conclusions([PrivacyAudit("fedavg", 1, "", private[1:2])])
     assert said.endswith("nothing that was tried brings it to 0.55.")
-    assert len(inferred([Inferred("fedavg", 1, "", private)]).rows) == 3
+    assert len(inferred([PrivacyAudit("fedavg", 1, "", private)]).rows) == 3
 
 
 def test_what_was_spent_is_computed_again(study):

@@ -17,36 +17,93 @@ among the people that it has not seen.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
+from scipy.stats import mannwhitneyu
 
+from abps import files
 from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.engine.rounds import RunState
-from abps.lab.privacy_findings import Finding
 from abps.methods.accounting import with_noise
 from abps.methods.base import Context, Method
-from abps.methods.settings import with_settings
+from abps.methods.settings import names, with_settings
 from abps.methods.star import StarMethod
 from abps.models.learners import learner_for
 from abps.models.training import Learner
 
 Floats = NDArray[np.float64]
 
+SCHEMA = "abps.privacy-audit/1"
+INFERRED = "audit-privacy.json"
+
 #: Yes/no columns whose entries are guessed, and the fewest and most rows that may have a one.
 ATTRIBUTES, RARE, FREQUENT = 8, 0.1, 0.9
 
 #: Centers without which shadow models have nothing to learn from.
 FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the table: attacks on centers of one size, in one round, under one protection.
+
+    centers: how many were attacked.  alignment, shadow: area under the curve, 0.5 is guessing, and its
+    standard error over centers.  attribute: the area for members less that for others, 0 is nothing.
+    """
+
+    protection: str
+    rows: int
+    round: int
+    centers: int
+    alignment: float
+    alignment_se: float
+    shadow: float
+    shadow_se: float
+    attribute: float
+
+
+@dataclass(frozen=True)
+class PrivacyAudit:
+    """What was found about one run.
+
+    method: how the study calls it.  key: the digest of all that decided the run, empty outside a study.
+    """
+
+    method: str
+    seed: int
+    key: str
+    findings: tuple[Finding, ...]
+
+
+def keep(folder: Path, found: Sequence[PrivacyAudit]) -> Path:
+    """Write what was found into a folder, in place of what stood there."""
+    path = folder / INFERRED
+    files.write_json(path, {"schema": SCHEMA, "runs": msgspec.to_builtins(list(found))})
+    return path
+
+
+def kept(folder: Path) -> tuple[PrivacyAudit, ...]:
+    """What was found, as it was written; nothing, where nobody looked."""
+    path = folder / INFERRED
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] == SCHEMA:
+            return msgspec.convert(document["runs"], tuple[PrivacyAudit, ...])
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise RequestError(f"{path} is damaged or no audit; delete it, or make the audit again")
 
 
 @dataclass(frozen=True)
@@ -57,9 +114,30 @@ class Protection:
     settings: Mapping[str, Any]
 
 
+#: The settings of private training that hide a row, undone.
+WITHOUT_NOISE = {"dp_epsilon": None, "sampling": 1.0, "noise_multiplier": 0.0, "clip": None}
+
+
+def protections(config: Method, budgets: Sequence[float]) -> list[Protection]:
+    """What is compared: as it ran, without rounding on the wire, and with what hides rows, or without it."""
+    found = [Protection("as it ran", {})]
+    if "codec" in names(config) and config.line.codec != "fp32":
+        found.append(Protection("all digits", {"codec": "fp32"}))
+    if isinstance(config, StarMethod) and config.adds is not None and not config.noted:
+        secure = config.privacy.secure
+        found.append(Protection("without masks" if secure else "masked sums", {"secure": not secure}))
+    if config.privacy.budget is not None:
+        found.append(Protection("no noise", WITHOUT_NOISE))
+    elif config.training.model in ("mlp", "linear", "gam"):
+        found += [Protection(f"ε = {b:g}", {"clip": 1.0, "dp_epsilon": b}) for b in budgets]
+    return found
+
+
 def sends_updates(method: Method) -> bool:
-    """Whether centers send what follows from steps on their rows: that is what the attacks read."""
-    return method.kind != "alone" and not (isinstance(method, StarMethod) and method.asks)
+    """Whether centers send models that were trained on their rows: that is what the attacks read."""
+    if method.kind in ("alone", "coordinated"):
+        return False
+    return not (isinstance(method, StarMethod) and method.asks)
 
 
 def fitting(data: Prepared, sizes: Sequence[int]) -> list[int]:
@@ -153,30 +231,30 @@ class Gradients:
     """Gradients of single rows, with respect to the shared columns of a model."""
 
     def __init__(self, learner: Learner, shared: int) -> None:
-        self._model, self._layout, self._shared = (
-            learner.training.factory(learner.data.width).eval(),
-            learner.layout,
-            shared,
-        )
+        import torch  # pages that show findings do without it
+
+        self._torch, self._layout, self._shared = torch, learner.layout, shared
+        self._model = learner.training.factory(learner.data.width).eval()
         self._each = torch.func.vmap(torch.func.grad(self._loss), in_dims=(None, 0, 0))
 
-    def _loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        logit = torch.func.functional_call(self._model, self._layout.unflatten(w), (x[None],)).reshape(())
-        return F.binary_cross_entropy_with_logits(logit, y)
+    def _loss(self, w: Any, x: Any, y: Any, reduction: str = "mean") -> Any:
+        """The cross-entropy of one row (width,), or of several."""
+        many = x if x.ndim == 2 else x[None]
+        logit = self._torch.func.functional_call(self._model, self._layout.unflatten(w), (many,))
+        loss = self._torch.nn.functional.binary_cross_entropy_with_logits
+        return loss(logit.reshape(y.shape), y, reduction=reduction)
+
+    def _tensors(self, w: Weights, *values: NDArray[np.float32]) -> tuple[Any, ...]:
+        return (self._torch.tensor(w), *(self._torch.from_numpy(value) for value in values))
 
     def of(self, w: Weights, x: NDArray[np.float32], y: NDArray[np.float32]) -> Weights:
         """(rows, shared)."""
-        each = self._each(torch.tensor(w), torch.from_numpy(x), torch.from_numpy(y))
-        return each[:, : self._shared].numpy()
+        return self._each(*self._tensors(w, x, y))[:, : self._shared].numpy()
 
     def losses(self, w: Weights, x: NDArray[np.float32], y: NDArray[np.float32]) -> Floats:
         """(rows,)."""
-        with torch.no_grad():
-            answer = torch.func.functional_call(
-                self._model, self._layout.unflatten(torch.tensor(w)), (torch.from_numpy(x),)
-            ).reshape(-1)
-            loss = F.binary_cross_entropy_with_logits(answer, torch.from_numpy(y), reduction="none")
-        return loss.numpy().astype(np.float64)
+        with self._torch.no_grad():
+            return self._loss(*self._tensors(w, x, y), reduction="none").numpy().astype(np.float64)
 
 
 def features(
@@ -198,13 +276,8 @@ def area(scores: Floats, member: NDArray[np.bool_]) -> float:
     """The area under the curve; 0.5 where one side is empty."""
     if not member.any() or member.all():
         return 0.5
-    rank = np.argsort(np.argsort(scores, kind="stable"), kind="stable").astype(np.float64)
-    for value in np.unique(scores):  # ties share their mean rank
-        same = scores == value
-        if same.sum() > 1:
-            rank[same] = rank[same].mean()
-    count = int(member.sum())
-    return float((rank[member].sum() - count * (count - 1) / 2) / (count * (len(member) - count)))
+    inside, outside = scores[member], scores[~member]
+    return float(mannwhitneyu(inside, outside).statistic / (len(inside) * len(outside)))
 
 
 def attack(made: Gradients, seen: Exposed, members: Rows, others: Rows, name: str) -> Finding:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from abps import files
 from abps.core.errors import RequestError
 from abps.engine.output import PRIVACY
-from abps.lab.privacy_findings import Finding, Inferred, keep, kept
+from abps.lab.privacy_attacks import Finding, PrivacyAudit, keep, kept
 from abps.privacy.budget import PrivacyLedger, Recount, recount
 from abps.report.tables import Table, as_csv, as_markdown, number, signed
 from abps.study.records import StudyFolder
@@ -73,7 +73,7 @@ def privacy_part(study: Study, part: Part) -> PrivacyPart:
     return PrivacyPart(absent, tuple(conclusions(mine)), inferred(mine) if mine else None, accounts, doubts)
 
 
-def inferred(found: Sequence[Inferred]) -> Table:
+def inferred(found: Sequence[PrivacyAudit]) -> Table:
     """One row per method, protection, size and round."""
     columns = ("method", "protection", "training rows", "round", "centers", "alignment", "shadow models")
     rows = tuple(
@@ -95,7 +95,7 @@ def inferred(found: Sequence[Inferred]) -> Table:
     return Table("inferred", caption, (*columns, "attribute"), rows, MEANING)
 
 
-def conclusions(found: Sequence[Inferred]) -> list[str]:
+def conclusions(found: Sequence[PrivacyAudit]) -> list[str]:
     """For every method and size, what protection keeps the attacks at guessing in all rounds that were looked
     at."""
     said = []
@@ -199,7 +199,7 @@ def _ledger(root: Path | None, planned: PlannedRun, run: Run) -> Any:
 # ---------------------------------------------------------------- files of an audit
 
 
-def section(found: Sequence[Inferred], spent: Sequence[str]) -> str:
+def section(found: Sequence[PrivacyAudit], spent: Sequence[str]) -> str:
     """Markdown: the table, and what follows.  spent: sentences on accounts, if there are some."""
     names = ", ".join(each.method for each in found)
     lines = [f"## What a partner of {names} can infer", "", as_markdown(inferred(found))]
@@ -207,7 +207,7 @@ def section(found: Sequence[Inferred], spent: Sequence[str]) -> str:
     return "\n".join([*lines, *(["", *spent] if spent else [])]) + "\n"
 
 
-def flat(found: Sequence[Inferred]) -> Table:
+def flat(found: Sequence[PrivacyAudit]) -> Table:
     """All digits, for programs."""
     names = tuple(Finding.__dataclass_fields__)
     rows = tuple(
@@ -216,7 +216,7 @@ def flat(found: Sequence[Inferred]) -> Table:
     return Table("audit-privacy", "", ("method", *names), rows)
 
 
-def write(folder: Path, found: Sequence[Inferred], spent: Sequence[str]) -> list[Path]:
+def write(folder: Path, found: Sequence[PrivacyAudit], spent: Sequence[str]) -> list[Path]:
     """What was found as a table, a section and, for reports, as data."""
     files.folder(folder)
     written = [folder / "audit-privacy.md", folder / "audit-privacy.csv"]
