@@ -263,17 +263,6 @@ def test_a_method_that_is_no_one_network_says_so(table):
         fit(abps.read_table(table, "died", "hospital"), "bnn", rounds=2, folds=3, alone=False)
 
 
-def test_hospitals_that_stayed_away(table):
-    fitted = fit(
-        abps.read_table(table, "died", "hospital"), "fedavg", rounds=8, leave_out=3, folds=3, alone=False
-    )
-    assert [o.center for o in fitted.outsiders] == list(fitted.federation.centers)
-    assert sum(o.evaluation.rows for o in fitted.outsiders) == 900
-    assert all(o.evaluation.area.value > 0.7 for o in fitted.outsiders)
-    with pytest.raises(RequestError, match="2 to 3 groups"):
-        fit(abps.read_table(table, "died", "hospital"), "fedavg", rounds=1, leave_out=4)
-
-
 def call(capsys, *arguments):
     with pytest.raises(SystemExit) as stop:
         main([str(a) for a in arguments])

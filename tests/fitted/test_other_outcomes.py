@@ -103,7 +103,7 @@ def test_what_only_binary_outcomes_have_is_refused(tmp_path):
     table("classes").write_csv(tmp_path / "rows.csv")
     fed = abps.read_table(tmp_path / "rows.csv", "y", "hospital", outcome="classes")
     with pytest.raises(RequestError, match="leave them out"):
-        fit(fed, "fedavg", rounds=1, leave_out=3)
+        fit(fed, "fedavg", rounds=1, subgroups=("a",))
 
 
 def test_a_network_of_hazards_comes_out_too(tmp_path):

@@ -28,7 +28,6 @@ def fit(
     folds: Annotated[int, typer.Option(help="Folds of the cross-fitted evaluation on the cards.")] = 5,
     alone: Annotated[bool, typer.Option(help="Compare with the best model of each hospital alone.")] = True,
     subgroups: options.Subgroups = "",
-    leave_centers_out: options.LeaveCentersOut = 0,
     as_json: options.Json = False,
 ) -> None:
     """Train each hospital's final model on all rows and write it with its model card.
@@ -68,7 +67,6 @@ def fit(
             settings,
             options.split(subgroups),
             folds,
-            leave_centers_out,
             alone,
             lambda t, most, _value: bar.update(task, completed=t, total=most),
         )

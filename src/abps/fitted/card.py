@@ -76,7 +76,6 @@ def card(fitted: FitResult, model: FittedModel) -> list[CardSection]:
             _calibration(both),
             _decisions(fitted.overall),
             _subgroups(fitted),
-            *_outsiders(fitted),
         ]
     else:
         results = [_scores(both, model), *_alone(fitted, model)]
@@ -371,28 +370,6 @@ def _subgroups(fitted: FitResult) -> CardSection:
         return CardSection("Subgroups", "14, 23", (Text(nothing),))
     header = ("column", "subgroup", "rows", "events", "AUROC", "observed / expected")
     return CardSection("Subgroups", "14, 23", (Grid(header, tuple(rows)), Text(words)))
-
-
-def _outsiders(fitted: FitResult) -> list[CardSection]:
-    if not fitted.outsiders:
-        return []
-    enough = [o for o in fitted.outsiders if o.evaluation.area.told]
-    rows = tuple(
-        (
-            o.center,
-            number(o.evaluation.events),
-            area_words(o.evaluation.area),
-            estimate_words(o.evaluation.calibration.in_the_large),
-        )
-        for o in fitted.outsiders
-    )
-    words = (
-        "Each hospital was left out in turn (or in groups), the others trained, and the mean of their models "
-        "predicted all rows of the hospital left out, without recalibration. "
-        f"{len(enough)} of {len(fitted.outsiders)} hospitals have enough events."
-    )
-    header = ("hospital left out", "events", "AUROC", "calibration intercept")
-    return [CardSection("A hospital that did not take part", "23, 26", (Text(words), Grid(header, rows)))]
 
 
 def _curves(model: FittedModel) -> list[CardSection]:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import Rows
-from abps.engine.outsiders import absences
 from abps.engine.result import Run
-from abps.evaluate.calibration import Calibration, Curve, calibration, expit, smooth_curve
+from abps.evaluate.calibration import Calibration, Curve, calibration, smooth_curve
 from abps.evaluate.hospitals import hospital_gains
 from abps.evaluate.inference import average_gain, fold_inflation
 from abps.evaluate.measured import measured
@@ -25,8 +24,6 @@ from abps.evaluate.net_benefit import AtThreshold, DecisionCurve, at_threshold, 
 from abps.evaluate.roc import Area, area
 from abps.evaluate.subgroups import Part, subgroups
 from abps.evaluate.verdicts import HospitalVerdict, events_needed, hospital_verdicts
-from abps.fitted.layers import network_of
-from abps.methods.base import Method
 from abps.models.metrics import Segments
 from abps.models.outcome_scores import main_score, measures
 
@@ -212,26 +209,3 @@ def compare_alone(run: Run, alone: Run, folds: int) -> dict[str, AloneComparison
         )
         for i, center in enumerate(centers)
     }
-
-
-@dataclass(frozen=True, eq=False)
-class Outsider:
-    """A center that did not take part, and how good the others' model is on all of its rows."""
-
-    center: str
-    evaluation: Evaluation
-
-
-def outsiders(federation: Federation, method: Method, name: str, seed: int, groups: int) -> list[Outsider]:
-    """Every center once as an outsider, in so many groups of centers that are left out together."""
-    found: dict[str, Outsider] = {}
-    for turn in absences(federation, method, name, seed, groups):
-        theirs = turn.rows
-        network = network_of(method.training.factory(theirs.width), turn.model[0])
-        for i in np.flatnonzero(turn.away):
-            rows = [part.only(int(i)) for part in (theirs.train, theirs.validation, theirs.test)]
-            x, y = np.concatenate([r.x for r in rows]), np.concatenate([r.y for r in rows])
-            probability = expit(network.log_odds(x))
-            center = federation.centers[i]
-            found[center] = Outsider(center, evaluate(probability, y.astype(np.float64), {}))
-    return [found[center] for center in federation.centers]

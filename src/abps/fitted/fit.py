@@ -26,7 +26,6 @@ from abps.data.split import assign_splits
 from abps.data.subgroup_names import groups_of
 from abps.engine.clinical import chosen_cuts, mended, mends_of
 from abps.engine.crossvalidation import FOLDS, cross_validate
-from abps.engine.outsiders import check_turns
 from abps.engine.result import Run, versions
 from abps.engine.simulate import Progress, simulate
 from abps.evaluate.calibration import Recalibration, expit, recalibration
@@ -36,9 +35,7 @@ from abps.fitted.evaluation import (
     AloneComparison,
     Evaluation,
     HeldOutRows,
-    Outsider,
     compare_alone,
-    outsiders,
 )
 from abps.fitted.inputs import ranges_of
 from abps.fitted.layers import Network, network_of
@@ -83,7 +80,6 @@ class FitResult:
     probabilities: of every row by its own center's final model: row (of the federation), center, split
     (learned from, or validation) and probability (recalibrated), or what the model says of other outcomes.
     evaluated: the cross-validated run, where there was one.
-    outsiders: every center as one that did not take part, where asked for.
     """
 
     federation: Federation
@@ -95,7 +91,6 @@ class FitResult:
     probabilities: pl.DataFrame
     alone: Mapping[str, AloneComparison] = field(default_factory=dict)
     evaluated: Run | None = None
-    outsiders: tuple[Outsider, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +113,6 @@ def fit(
     settings: Mapping[str, Any] | None = None,
     subgroups: Sequence[str] = (),
     folds: int = FOLDS,
-    leave_out: int = 0,
     alone: bool = True,
     progress: Progress | None = None,
 ) -> FitResult:
@@ -126,12 +120,11 @@ def fit(
 
     subgroups: columns by which performance is split, besides sex and age where they are found.
     folds: how many times the method is trained without a part of the patients, to evaluate it.
-    leave_out: groups of centers that are left out in turn, to see how outsiders fare; 0: none.
     alone: compare with the best that every center can do alone.
     """
     config = configure(method, settings, rounds)
     name = method if isinstance(method, str) else name_of(method)
-    _check_request(federation, subgroups, leave_out)
+    _check_request(federation, subgroups)
     run = cross_validate(federation, config, seed, folds, _first(progress, folds), name, subgroups)
     compared = {}
     if alone and name != ALONE:
@@ -148,23 +141,19 @@ def fit(
         f"Every patient was predicted by one of {folds} models that were trained without them "
         "(cross-fitting). The model in this folder was trained on all patients in the same way.",
     )
-    away = tuple(outsiders(federation, config, name, seed, leave_out)) if leave_out else ()
     made = put_together(federation, config, making, HeldOutRows.of(run, federation), final, subgroups)
-    return replace(made, alone=compared, evaluated=run, outsiders=away)
+    return replace(made, alone=compared, evaluated=run)
 
 
-def _check_request(federation: Federation, subgroups: Sequence[str], leave_out: int) -> None:
+def _check_request(federation: Federation, subgroups: Sequence[str]) -> None:
     """Refuse before anything is computed."""
-    if not federation.outcome.binary and (subgroups or leave_out):
+    if not federation.outcome.binary and subgroups:
         raise RequestError(
-            "subgroups and leave-centers-out evaluation need a binary outcome; this outcome is "
-            f"{federation.outcome.kind}; leave them out"
+            f"subgroups need a binary outcome; this outcome is {federation.outcome.kind}; leave them out"
         )
     if federation.era is not None:
         raise RequestError("fit learns from all rows at once; leave the windows of time (eras) out")
     groups_of(federation, subgroups)
-    if leave_out:
-        check_turns(federation, leave_out)
 
 
 def _first(progress: Progress | None, folds: int) -> Progress | None:
