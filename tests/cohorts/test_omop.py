@@ -202,7 +202,7 @@ def test_codes_without_a_vocabulary(tmp_path: Path) -> None:
     )
     row, warnings = one(tmp_path, small(condition_occurrence=condition))
     assert (row["cci_congestive_heart_failure"], row["cci_renal"], row["cci_dementia"]) == (1, 1, 0)
-    assert any("told by their form" in w for w in warnings)
+    assert any("their form shows their version" in w for w in warnings)
 
 
 def test_bad_input(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from abps.cli.main import main
-from abps.cohorts import meds_events, meds_labels, meds_tasks, provenance
+from abps.cohorts import meds_events, meds_tasks, provenance
 from abps.cohorts.duck import session
 from abps.cohorts.meds_rows import RowOptions, build
 from abps.core.errors import RequestError
@@ -251,21 +251,21 @@ def test_bad_label_files(tmp_path: Path) -> None:
     ):
         change.write_parquet(path)
         with pytest.raises(RequestError, match=message):
-            meds_labels.read_labels(path)
+            meds_tasks.read_labels(path)
     path.write_bytes(b"nothing")
     with pytest.raises(RequestError, match="cannot be read as a table of labels"):
-        meds_labels.read_labels(path)
+        meds_tasks.read_labels(path)
     with pytest.raises(RequestError, match="is no label file"):
-        meds_labels.read_labels(tmp_path / "none")
+        meds_tasks.read_labels(tmp_path / "none")
 
 
 def test_zones_and_csv(tmp_path: Path) -> None:
     zoned = pl.DataFrame({"subject_id": [1], "prediction_time": [MOMENT], "boolean_value": [True]})
     zoned = zoned.with_columns(pl.col("prediction_time").dt.replace_time_zone("Europe/Berlin"))
     zoned.write_parquet(tmp_path / "z.parquet")
-    assert meds_labels.read_labels(tmp_path / "z.parquet").frame["moment"].to_list() == [MOMENT - HOUR]
+    assert meds_tasks.read_labels(tmp_path / "z.parquet").frame["moment"].to_list() == [MOMENT - HOUR]
     (tmp_path / "c.csv").write_text("subject_id,prediction_time,boolean_value\n1,2150-03-02 10:00:00,true\n")
-    read = meds_labels.read_labels(tmp_path / "c.csv").frame
+    read = meds_tasks.read_labels(tmp_path / "c.csv").frame
     assert read.rows() == [(1, MOMENT, 1)]
 
 

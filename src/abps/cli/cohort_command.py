@@ -187,7 +187,9 @@ def _command(command: CohortCommand) -> Callable[..., None]:
         inspect.Parameter("out", keyword, annotation=Out, default=Path("cohort.parquet")),
     ]
     for field in fields(made):
-        default = ",".join(str(part) for part in field.default) if field.name == "features" else field.default
+        default: Any = field.default
+        if field.name == "features":
+            default = ",".join(default)
         kind = OPTIONS[field.name]
         if field.type == "int":
             kind = Annotated[int, kind.__metadata__[0]]

@@ -116,7 +116,7 @@ class EicuOptions:
     """charlson: 12, 17 or none. Ages: unset by default, eICU's own inclusion.
 
     features, clock, first_stay: as in :class:`abps.cohorts.mimiciv.MimicOptions`. The first stay is that of
-    the earliest year of hospital discharge, the first unit visit, then the lowest number: the release tells
+    the earliest year of hospital discharge, the first unit visit, then the lowest number: the release says
     no more.
     """
 
@@ -150,15 +150,9 @@ class _Tables:
         return [t for t in vars(self).values() if t is not None]
 
 
-def build(root: Path, options: EicuOptions | None = None, progress: Progress = silent) -> Cohort:
-    """Make the cohort from the folder with eICU's tables."""
-    options = options or EicuOptions()
-    root = Path(root)
-    groups = physiology.parse_groups(options.features)
-    inputs = physiology.inputs_of(groups)
-    tables = _open(root)
-    events, absent = eicu_events.open_events(root, inputs, options.clock)
-    warnings = [
+def _absent(tables: _Tables) -> list[str]:
+    """What is missing because a table is."""
+    found = [
         f"{name}.csv.gz is absent: {effect}"
         for name, table, effect in (
             (
@@ -174,8 +168,19 @@ def build(root: Path, options: EicuOptions | None = None, progress: Progress = s
         if table is None
     ]
     if tables.diagnosis is None and tables.history is None and tables.pred is None:
-        warnings.append("diagnosis, pastHistory and apachePredVar are all absent: comorbidities are missing")
-    warnings += absent
+        found.append("diagnosis, pastHistory and apachePredVar are all absent: comorbidities are missing")
+    return found
+
+
+def build(root: Path, options: EicuOptions | None = None, progress: Progress = silent) -> Cohort:
+    """Make the cohort from the folder with eICU's tables."""
+    options = options or EicuOptions()
+    root = Path(root)
+    groups = physiology.parse_groups(options.features)
+    inputs = physiology.inputs_of(groups)
+    tables = _open(root)
+    events, absent = eicu_events.open_events(root, inputs, options.clock)
+    warnings = [*_absent(tables), *absent]
     with session(progress) as duck:
         flow = _stays(duck, tables)
         if options.first_stay:
@@ -471,8 +476,8 @@ def _dictionary(options: EicuOptions) -> list[Column]:
         ),
         Column("hospital", "context", "", "hospitalid"),
         Column("careunit", "context", "", "unit type"),
-        Column("region", "context", "", "region of the hospital; missing where not told"),
-        Column("beds", "context", "", "bed-size category of the hospital; missing where not told"),
+        Column("region", "context", "", "region of the hospital; missing where unknown"),
+        Column("beds", "context", "", "bed-size category of the hospital; missing where unknown"),
         Column("teaching", "context", "t/f", "teaching hospital"),
         Column("patient", "identifier", "", "uniquepid: one person may have several stays"),
         Column("stay", "identifier", "", "patientunitstayid"),

@@ -101,7 +101,7 @@ def fill(duck: Session, events: Events, inputs: set[str]) -> set[str]:
             work(duck, events, words)
     if "ventilation" in events.tables:
         types = {"airwaytype": "VARCHAR", "ventstartoffset": "BIGINT", "ventendoffset": "BIGINT"}
-        # 0 stands for "not told" in both offsets
+        # 0 stands for "unknown" in both offsets
         duck.execute(
             f"""
             INSERT INTO breathing
@@ -132,13 +132,13 @@ def _labs(duck: Session, events: Events, words: dict[str, object]) -> None:
     duck.execute(
         f"""
         INSERT INTO measured
-        WITH told AS (
+        WITH given AS (
             SELECT stay, moment, lab, labname, labresult AS value, {order} AS revised
             FROM {events.scan("labs", types)} JOIN (VALUES {names}) AS n (name, lab) ON labname = name
             WHERE labresult IS NOT NULL
         ), last AS (
-            SELECT stay, moment, lab, labname, min(value) AS low, max(value) AS high FROM told t
-            WHERE revised = (SELECT max(revised) FROM told u
+            SELECT stay, moment, lab, labname, min(value) AS low, max(value) AS high FROM given t
+            WHERE revised = (SELECT max(revised) FROM given u
                 WHERE u.stay = t.stay AND u.labname = t.labname AND u.moment = t.moment)
             GROUP BY stay, moment, lab, labname
         )
@@ -182,7 +182,7 @@ def _urine(duck: Session, events: Events, words: dict[str, object]) -> None:
 
 
 def _drugs(duck: Session, events: Events, words: dict[str, object]) -> None:
-    """Rates as told by the unit in the drug's name; other units than µg/kg/min and µg/min have no rate."""
+    """Rates by the unit in the drug's name; other units than µg/kg/min and µg/min have no rate."""
     drugs: dict[str, str] = words["drugs"]  # type: ignore[assignment]
     name = "lower(trim(drugname))"
     # norepinephrine first: its name contains epinephrine's

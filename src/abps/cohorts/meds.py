@@ -19,10 +19,10 @@ from abps.cohorts.meds_events import (
     events_sql,
     find_events,
     icu_stays,
+    measure,
     read_map,
     starting,
 )
-from abps.cohorts.meds_window import measure
 from abps.cohorts.stay_options import StayOptions
 from abps.cohorts.tidy import (
     Cohort,
@@ -42,7 +42,7 @@ RECIPE = "meds/2"
 
 @dataclass(frozen=True, kw_only=True)
 class MedsOptions(StayOptions):
-    """map_file: the code map, unset the shipped one. features: labs, gcs and urine are told by that one."""
+    """map_file: the code map, unset the shipped one. features: labs, gcs and urine are in that one."""
 
     map_file: str | None = None
 
@@ -77,7 +77,7 @@ def build(source: Path, options: MedsOptions | None = None, progress: Progress =
             more = physiology.build(duck, known, groups, present, when, "mimiciv")
             table = table.join(more.table, on="stay", how="left")
             for name in sorted(physiology.inputs_of(groups) - present):
-                warnings.append(f"events of this map tell no {name}: there are no columns of it")
+                warnings.append(f"events of this map have no {name}: there are no columns of it")
     without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
     if without:
         warnings.append(

@@ -76,8 +76,8 @@ def read_map(path: str | None) -> CodeMap:
         "lab": physiology.labs(),
         "part of the coma scale": ("gcs_motor", "gcs_verbal", "gcs_eyes", "gcs_total"),
     }
-    for (kind, names), told in zip(known.items(), (made.vitals, made.labs, made.gcs)):
-        for name in told:
+    for (kind, names), mapped in zip(known.items(), (made.vitals, made.labs, made.gcs)):
+        for name in mapped:
             if name not in names:
                 raise RequestError(
                     f"the code map {path} names an unknown {kind} {name!r}{nearest(name, names)}; "
@@ -192,8 +192,8 @@ def icu_stays(duck: Session, events: str, codes: CodeMap, files: tuple[Path, ...
     )
     table = table.join(birth, on="patient", how="left")
     for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
-        told = starting(duck, events, prefix, name, files)
-        table = table.join(on_record(told, stays, name), on="stay", how="left")
+        known = starting(duck, events, prefix, name, files)
+        table = table.join(on_record(known, stays, name), on="stay", how="left")
 
     def day(column: str) -> pl.Expr:  # of the year, such that 1 March is the same day in every year
         return pl.col(column).dt.month().cast(pl.Int32) * 100 + pl.col(column).dt.day()
@@ -262,14 +262,14 @@ def ended(starts: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def on_record(told: pl.DataFrame, stays: pl.DataFrame, name: str) -> pl.DataFrame:
-    """stay, name: the last value told by ICU admission (one without a time always was); later ones never."""
-    told = told.with_columns(pl.col("time").fill_null(pl.datetime(1, 1, 1))).sort("patient", "time", name)
+def on_record(known: pl.DataFrame, stays: pl.DataFrame, name: str) -> pl.DataFrame:
+    """stay, name: the last value known by ICU admission (one without a time always was); later ones never."""
+    known = known.with_columns(pl.col("time").fill_null(pl.datetime(1, 1, 1))).sort("patient", "time", name)
     return (
         stays.select("stay", "patient", "intime")
         .sort("patient", "intime")
         .join_asof(
-            told,
+            known,
             left_on="intime",
             right_on="time",
             by="patient",
@@ -292,3 +292,51 @@ def empty_context(table: pl.DataFrame, codes: CodeMap) -> list[str]:
             )
             found.append(f"{name} is empty: {where}")
     return found
+
+
+def measure(
+    duck: Session, events: str, codes: CodeMap, anchors: pl.DataFrame, files: tuple[Path, ...]
+) -> tuple[vitals.FirstDay, set[str]]:
+    """The vitals of every anchor, the session's tables filled with the rest, and which inputs there are.
+
+    anchors: stay (its number), patient, moment, opens (included) and closes (not included).
+    """
+    known_codes = [(signal, prefix, 1.0) for signal, many in codes.vitals.items() for prefix in many]
+    known_codes += [(lab, prefix, 1.0) for lab, many in codes.labs.items() for prefix in many]
+    known_codes += [(part, prefix, 1.0) for part, many in codes.gcs.items() for prefix in many]
+    known_codes += [("urine", prefix, 1.0) for prefix in codes.urine]
+    known_codes += [("urine", prefix, -1.0) for prefix in codes.irrigant_in]
+    duck.table(
+        "signal_prefixes", pl.DataFrame(known_codes, schema=["signal", "prefix", "sign"], orient="row")
+    )
+    duck.table("anchors", anchors.select("stay", "patient", "moment", "opens", "closes"))
+    duck.execute(
+        "CREATE OR REPLACE TABLE signal_codes AS SELECT code, min(signal) AS signal, min(sign) AS sign "
+        f"FROM (SELECT DISTINCT code FROM {events}) JOIN signal_prefixes ON starts_with(code, prefix) "
+        "GROUP BY code",
+        "finding the codes of signals",
+        files,
+    )
+    rows = duck.spool(
+        f"""
+        SELECT a.stay, CAST(date_diff('second', a.moment, e.time) AS BIGINT) AS moment, e.signal,
+               e.sign * CAST(e.value AS DOUBLE) AS value
+        FROM (SELECT subject_id, CAST(time AS TIMESTAMP) AS time, signal, sign, value
+              FROM {events} JOIN signal_codes USING (code)) e
+        JOIN anchors a ON e.subject_id = a.patient AND e.time >= a.opens AND e.time < a.closes
+        """,
+        "measured",
+        "reading the events before each moment",
+        files,
+    )
+    known = ", ".join(f"'{name}'" for name in vitals.signals())
+    first = vitals.summarise(
+        duck, f"(SELECT * FROM {rows} WHERE signal IN ({known}))", "summarising vitals", files
+    )
+    physiology.empty_tables(duck)
+    duck.execute(
+        f"INSERT INTO measured SELECT stay, moment, signal, value FROM {rows} WHERE signal NOT IN ({known})",
+        "reading laboratory values",
+    )
+    present = {"labs": codes.labs, "gcs": codes.gcs, "urine": codes.urine}
+    return first, {name for name, has in present.items() if has}

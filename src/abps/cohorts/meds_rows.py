@@ -13,9 +13,8 @@ import polars as pl
 
 from abps.cohorts import charlson, meds_events, physiology, provenance, vitals
 from abps.cohorts.duck import Progress, Session, session, silent
-from abps.cohorts.meds_labels import Labels, read_labels
-from abps.cohorts.meds_tasks import make_labels, read_task
-from abps.cohorts.meds_window import measure
+from abps.cohorts.meds_events import measure
+from abps.cohorts.meds_tasks import Labels, make_labels, read_labels, read_task
 from abps.cohorts.tidy import (
     Cohort,
     Column,
@@ -104,7 +103,7 @@ def build(source: Path, options: RowOptions, progress: Progress = silent) -> Coh
             f"{empty} predictions have no vital sign in the {options.hours} h before; they stay in"
         )
     for name in sorted(physiology.inputs_of(groups) - present):
-        warnings.append(f"events of this map tell no {name}: there are no columns of it")
+        warnings.append(f"events of this map have no {name}: there are no columns of it")
     dictionary = [*_dictionary(labels, options, when), *more.dictionary]
     root = Path(source) if Path(source).is_dir() else Path(source).parent
     return Cohort(
@@ -150,8 +149,8 @@ def _predictions(
         "stay", "patient", intime=pl.col("moment") - pl.duration(microseconds=1)
     ).drop_nulls()
     for name, prefix in (("sex", codes.sex), ("race_text", codes.race), ("insurance", codes.insurance)):
-        told = meds_events.starting(duck, events, prefix, name, files)
-        table = table.join(meds_events.on_record(told, asked, name), on="stay", how="left")
+        known = meds_events.starting(duck, events, prefix, name, files)
+        table = table.join(meds_events.on_record(known, asked, name), on="stay", how="left")
 
     def day(column: str) -> pl.Expr:
         return pl.col(column).dt.month().cast(pl.Int32) * 100 + pl.col(column).dt.day()

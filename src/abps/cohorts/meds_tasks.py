@@ -1,7 +1,9 @@
 """Shipped tasks on MEDS events: death in hospital, readmission, length of stay, kidney injury, sepsis-3.
 
 A task is a small JSON file with its numbers; the shipped ones can be copied and changed. Each gives a
-label file: a subject, the moment of prediction, and what came.
+label file: a subject, the moment of prediction, and what came. Label files as ACES writes them are read here,
+too: ``subject_id``, ``prediction_time`` and one of ``boolean_value``, ``integer_value``, ``float_value``,
+``categorical_value``; one Parquet or CSV file, or a folder of Parquet files.
 """
 
 from __future__ import annotations
@@ -16,9 +18,7 @@ import polars as pl
 
 from abps.cohorts import physiology
 from abps.cohorts.duck import Session, quoted
-from abps.cohorts.meds_events import CodeMap, hospital_stays, icu_stays, starting
-from abps.cohorts.meds_labels import Labels
-from abps.cohorts.meds_window import measure
+from abps.cohorts.meds_events import CodeMap, hospital_stays, icu_stays, measure, starting
 from abps.core.errors import RequestError, nearest
 
 _OUTCOME = {"boolean": "binary", "float": "continuous"}
@@ -52,6 +52,26 @@ class Task:
         if name not in self.numbers:
             raise RequestError(f"the task {self.task} does not say {name!r}; start from a shipped task file")
         return self.numbers[name]
+
+
+#: The columns of the format that hold a value, and the outcome that each is.
+VALUES = {
+    "boolean_value": "binary",
+    "integer_value": "continuous",
+    "float_value": "continuous",
+    "categorical_value": "classes",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """frame: patient, moment (without zone, UTC), value. outcome: binary, classes or continuous."""
+
+    name: str
+    frame: pl.DataFrame
+    outcome: str
+    about: str
+    files: tuple[Path, ...] = ()
 
 
 def shipped() -> tuple[str, ...]:
@@ -156,10 +176,10 @@ def _aki(duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Pa
         raise RequestError("the code map has no 'creatinine' among its labs, which the task aki needs")
     lab = physiology.labs()["creatinine"]
     begins = " OR ".join(f"starts_with(code, {quoted(p)})" for p in prefixes)
-    # values are told to 0.1 mg/dL: thousandths keep 1.3 − 1.0 from being below 0.3
+    # values are given to 0.1 mg/dL: thousandths keep 1.3 − 1.0 from being below 0.3
     values = duck.frame(
         f"""
-        WITH told AS (
+        WITH given AS (
             SELECT subject_id AS patient, CAST(time AS TIMESTAMP) AS time,
                    CAST(round(1000 * CAST(value AS DOUBLE)) AS BIGINT) AS level
             FROM {events} WHERE ({begins}) AND value > {lab.low} AND value <= {lab.high}
@@ -171,7 +191,7 @@ def _aki(duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Pa
                OR level >= {task.number("ratio")} * min(level) OVER (PARTITION BY patient ORDER BY time
                    RANGE BETWEEN INTERVAL {task.whole("ratio_days")} DAYS PRECEDING AND CURRENT ROW)
                AS injured
-        FROM told
+        FROM given
         """,
         "reading creatinine",
         files,
@@ -211,7 +231,7 @@ def suspicions(
 def _sepsis(duck: Session, events: str, codes: CodeMap, task: Task, files: tuple[Path, ...]) -> pl.DataFrame:
     if not codes.culture or not codes.antibiotic:
         raise RequestError(
-            "the code map names no 'culture' or no 'antibiotic', so a suspected infection cannot be told"
+            "the code map names no 'culture' or no 'antibiotic', so a suspected infection cannot be found"
         )
     cultures = pl.concat([starting(duck, events, p, "culture", files) for p in codes.culture])
     like = " OR ".join(f"regexp_matches(lower(code), {quoted(p)})" for p in codes.antibiotic)
@@ -267,3 +287,80 @@ KINDS: dict[str, Callable[[Session, str, CodeMap, Task, tuple[Path, ...]], pl.Da
     "aki": _aki,
     "sepsis": _sepsis,
 }
+
+
+def read_labels(path: Path) -> Labels:
+    """A label file. Rows without a value or a time stay in: they are the first exclusions of the flow."""
+    path = Path(path)
+    paths = sorted(path.glob("**/*.parquet")) if path.is_dir() else [path]
+    if not paths or not all(p.is_file() for p in paths):
+        raise RequestError(
+            f"{path} is no label file; give a Parquet or CSV file, or a folder of Parquet files"
+        )
+    parts = []
+    for each in paths:
+        try:
+            parts.append(
+                pl.read_csv(each, try_parse_dates=True) if each.suffix == ".csv" else pl.read_parquet(each)
+            )
+        except (OSError, pl.exceptions.PolarsError):
+            raise RequestError(f"{each} cannot be read as a table of labels; write it again") from None
+    frames = [_label_rows(part, each) for part, each in zip(parts, paths)]
+    kinds = {column for _, column in frames}
+    if len(kinds) > 1:
+        raise RequestError(f"{path}: some files have {' and others '.join(sorted(kinds))}; one task has one")
+    frame = pl.concat([part for part, _ in frames])
+    (column,) = kinds
+    twice = frame.unique().group_by("patient", "moment").len().filter(pl.col("len") > 1)
+    if twice.height:
+        raise RequestError(
+            f"{path} has {twice.height} times a subject and a prediction_time with two different values; "
+            "a prediction has one"
+        )
+    return Labels(
+        path.stem, frame.unique(maintain_order=True), VALUES[column], f"{column} of {path.name}", tuple(paths)
+    )
+
+
+def _label_rows(part: pl.DataFrame, path: Path) -> tuple[pl.DataFrame, str]:
+    """patient, moment, value of one file, and the column that holds the value."""
+    for column in ("subject_id", "prediction_time"):
+        if column not in part.columns:
+            raise RequestError(
+                f"{path} has no column {column!r}{nearest(column, part.columns)}; a label file has "
+                "subject_id, prediction_time and a value"
+            )
+    filled = [c for c in VALUES if c in part.columns and part[c].null_count() < part.height]
+    if len(filled) != 1:
+        raise RequestError(
+            f"{path} has values in {', '.join(filled) or 'none'} of {', '.join(VALUES)}; "
+            "it must be exactly one"
+        )
+    moment = part["prediction_time"]
+    if moment.dtype == pl.Date:
+        moment = moment.cast(pl.Datetime("us"))
+    if not isinstance(moment.dtype, pl.Datetime):
+        raise RequestError(f"{path}: prediction_time holds {moment.dtype}, not times")
+    if moment.dtype.time_zone is not None:
+        moment = moment.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+    if not part["subject_id"].dtype.is_integer():
+        raise RequestError(f"{path}: subject_id holds {part['subject_id'].dtype}, not whole numbers")
+    value = part[filled[0]]
+    kinds = {
+        "boolean_value": (value.dtype == pl.Boolean or set(value.drop_nulls()) <= {0, 1}, pl.Int8),
+        "categorical_value": (not value.dtype.is_nested(), pl.String),
+    }
+    fits, kind = kinds.get(filled[0], (value.dtype.is_numeric(), pl.Float64))
+    try:
+        if not fits:
+            raise pl.exceptions.InvalidOperationError
+        frame = pl.DataFrame(
+            {
+                "patient": part["subject_id"].cast(pl.Int64),
+                "moment": moment.cast(pl.Datetime("us")),
+                "value": value.cast(kind),
+            }
+        )
+    except pl.exceptions.PolarsError:
+        raise RequestError(f"{path}: {filled[0]} or subject_id holds what is no such value") from None
+    return frame, filled[0]

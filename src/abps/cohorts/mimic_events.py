@@ -76,8 +76,8 @@ def open_events(root: Path, chartevents: CsvTable, inputs: set[str], clock: str)
     events = Events(found, chartevents, clock)
     if {"gcs", "ventilation"} & inputs and not events.has_text:
         warnings.append(
-            f"{chartevents.path.name} has no column 'value': intubated patients cannot be told by their coma "
-            "scale, nor ventilation by its settings"
+            f"{chartevents.path.name} has no column 'value': intubated patients cannot be recognised by "
+            "their coma scale, nor ventilation by its settings"
         )
     return events, warnings
 
@@ -175,7 +175,7 @@ def _labs(duck: Session, events: Events, rows: str) -> None:
     kinds = (
         {"specimen_id": "BIGINT", "value": "VARCHAR"} if {"specimen_id", "value"} <= set(table.names) else {}
     )
-    told = (
+    stored = (
         "e.specimen_id, CASE WHEN i.signal = 'specimen' THEN trim(e.value) END"
         if kinds
         else "CAST(NULL AS BIGINT), CAST(NULL AS VARCHAR)"
@@ -183,7 +183,7 @@ def _labs(duck: Session, events: Events, rows: str) -> None:
     found = duck.spool(
         f"""
         SELECT stay, moment, signal, value, specimen, text FROM (
-            SELECT s.stay, {_SECONDS.format("e.charttime")} AS moment, i.signal, e.valuenum AS value, {told}
+            SELECT s.stay, {_SECONDS.format("e.charttime")} AS moment, i.signal, e.valuenum AS value, {stored}
             FROM {table.scan(types | kinds | events.stored())} e JOIN lab_items i ON e.itemid = i.itemid
             JOIN stays s ON e.subject_id = s.patient
             WHERE e.charttime >= s.lab_opens AND e.charttime <= s.lab_closes{events.known(table)}
@@ -268,7 +268,7 @@ def _settings(duck: Session, rows: str) -> None:
     duck.execute(
         f"""
         INSERT INTO breathing
-        WITH told AS (
+        WITH given AS (
             SELECT stay, moment, signal, trim(text) AS text FROM {rows}
             WHERE signal LIKE '%device' OR signal LIKE 'vent%'
         ), status AS (
@@ -283,7 +283,7 @@ def _settings(duck: Session, rows: str) -> None:
                     WHEN 'oxygen_device' THEN list_contains({lists["other_devices"]}, text)
                     WHEN 'ventilator_mode_hamilton' THEN list_contains({lists["other_modes_hamilton"]}, text)
                     END) THEN 'other' END AS status
-            FROM told GROUP BY stay, moment
+            FROM given GROUP BY stay, moment
         ), lined AS (
             SELECT stay, moment, status, lag(status) OVER w AS before, lag(moment) OVER w AS last,
                    lead(moment) OVER w AS next

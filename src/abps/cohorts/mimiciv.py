@@ -233,7 +233,7 @@ def _stays(duck: Session, tables: _Tables, options: MimicOptions) -> Flow:
 def era_of_stay() -> dict[str, pl.Expr]:
     """The three-year era of the ICU admission, and whether it is certain.
 
-    The release tells the true years of a patient's anchor year only (``anchor_year_group``, three years).
+    The release gives the true years of a patient's anchor year only (``anchor_year_group``, three years).
     A stay so many years later lies in the three true years so much later; these lie in one era or in two.
     The era is the one with their middle year, which holds all three or two of them.
     """

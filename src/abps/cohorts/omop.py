@@ -43,13 +43,13 @@ TABLES = (
     *("care_site", "death", "payer_plan_period"),
 )
 
-#: What the CDM can tell beyond vitals with the shipped map.
+#: What the CDM offers beyond vitals with the shipped map.
 GROUPS = ("labs", "gcs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OmopOptions(StayOptions):
-    """features: labs and gcs are told by the shipped map."""
+    """features: the shipped map has labs and gcs."""
 
 
 @cache
@@ -91,7 +91,7 @@ def build(place: Path, options: OmopOptions | None = None, progress: Progress = 
         table = table.join(coded, on="stay", how="left")
     warnings += noted
     for name in sorted(physiology.inputs_of(groups) - set(GROUPS)):
-        warnings.append(f"the shipped map tells no {name} of the CDM: there are no columns of it")
+        warnings.append(f"the shipped map has no {name} of the CDM: there are no columns of it")
     without = table.filter(pl.all_horizontal(pl.col(vitals.columns()).is_null())).height
     if without:
         warnings.append(
@@ -99,7 +99,7 @@ def build(place: Path, options: OmopOptions | None = None, progress: Progress = 
         )
     for name in ("sex", "race", "insurance", "admission_location"):
         if table[name].null_count() == table.height:
-            warnings.append(f"{name} is empty: no table of the CDM tells it")
+            warnings.append(f"{name} is empty: no table of the CDM has it")
     dictionary = [*_dictionary(options), *more.dictionary]
     root = Path(place) if Path(place).is_dir() else Path(place).parent
     return Cohort(
@@ -125,15 +125,14 @@ def _numbers(values: list[int]) -> str:
     return ", ".join(str(v) for v in values)
 
 
-def _stays(duck: Session, cdm: Cdm) -> Flow:
-    """ICU stays with their person and hospital visit."""
+def _visits(duck: Session, cdm: Cdm) -> pl.DataFrame:
+    """ICU stays with their person, hospital visit and death, as the CDM has them."""
     words = concepts()
     person = cdm.need("person", "person_id", "gender_concept_id", "year_of_birth")
     visit = cdm.need("visit_occurrence", "visit_occurrence_id", "person_id")
     detail = cdm.need("visit_detail", "visit_detail_id", "visit_occurrence_id", "visit_detail_concept_id")
     site = cdm.maybe("care_site", "care_site_id", "care_site_name")
     death = cdm.maybe("death", "person_id")
-    payer = cdm.maybe("payer_plan_period", "person_id")
     site_sql = (
         f"(SELECT {site.number('care_site_id')} AS id, {site.word('care_site_name')} AS name FROM {site.sql})"
         if site
@@ -152,7 +151,8 @@ def _stays(duck: Session, cdm: Cdm) -> Flow:
             SELECT {detail.number("visit_detail_id")} AS stay, {detail.number("visit_occurrence_id")} AS hadm,
                    {detail.time("visit_detail_start_datetime", "visit_detail_start_date")} AS intime,
                    {detail.time("visit_detail_end_datetime", "visit_detail_end_date")} AS outtime,
-                   {detail.number("care_site_id")} AS site, {detail.word("visit_detail_source_value")} AS told
+                   {detail.number("care_site_id")} AS site,
+                   {detail.word("visit_detail_source_value")} AS unit_text
             FROM {detail.sql}
             WHERE {detail.number("visit_detail_concept_id")} IN ({_numbers(words["icu"])})
         ), visit AS (
@@ -193,19 +193,26 @@ def _stays(duck: Session, cdm: Cdm) -> Flow:
         raise RequestError(
             f"a visit detail, visit, person or death occurs twice in {cdm.place}; each must occur once"
         )
+    return raw
+
+
+def _stays(duck: Session, cdm: Cdm) -> Flow:
+    """ICU stays with outcome, age, sex and race, and who is left out."""
+    words, raw = concepts(), _visits(duck, cdm)
+    payer = cdm.maybe("payer_plan_period", "person_id")
     dead_words = "|".join(words["died_words"])
-    told = pl.col("left_to").str.to_uppercase().str.contains(dead_words)
+    said = pl.col("left_to").str.to_uppercase().str.contains(dead_words)
     named = pl.col("left_concept").is_in(words["died"])
     # where the discharge does not say where to, a death between admission and discharge is one in hospital
     unsaid = pl.col("left_to").is_null() & (pl.col("left_concept").fill_null(0) == 0)
     day = pl.col("deathtime").dt.date()
     recorded = day.is_between(pl.col("admittime").dt.date(), pl.col("dischtime").dt.date())
-    died = named.fill_null(False) | told.fill_null(False) | (unsaid & recorded).fill_null(False)
+    died = named.fill_null(False) | said.fill_null(False) | (unsaid & recorded).fill_null(False)
     before_birthday = pl.col("intime").dt.month().cast(pl.Int64) * 100 + pl.col("intime").dt.day() < pl.col(
         "birth_month"
     ).fill_null(1) * 100 + pl.col("birth_day").fill_null(1)
     race_of = {int(k): v for k, v in words["race"].items()}
-    unit = pl.coalesce("unit_name", "told")
+    unit = pl.coalesce("unit_name", "unit_text")
     table = raw.with_columns(
         died=pl.when(pl.col("dischtime").is_not_null()).then(died).otherwise(None).cast(pl.Int8),
         careunit=unit.str.extract(r"\(([^()]+)\)\s*$").fill_null(unit),
@@ -275,10 +282,10 @@ def _measurements(duck: Session, cdm: Cdm) -> tuple[str, list[str]]:
     """
     table = cdm.need("measurement", "person_id", "measurement_concept_id", "value_as_number")
     words = concepts()
-    told = [(c, signal, False) for signal, many in (words["vitals"] | words["gcs"]).items() for c in many]
-    told += [(c, lab.lab, True) for lab in physiology.labs().values() for c in lab.omop]
+    codes = [(c, signal, False) for signal, many in (words["vitals"] | words["gcs"]).items() for c in many]
+    codes += [(c, lab.lab, True) for lab in physiology.labs().values() for c in lab.omop]
     schema = {"concept": pl.Int64, "signal": pl.String, "lab": pl.Boolean}
-    duck.table("concept_table", pl.DataFrame(told, schema=schema, orient="row"))
+    duck.table("concept_table", pl.DataFrame(codes, schema=schema, orient="row"))
     units = [(s, int(u), float(f)) for s, many in words["units"].items() for u, f in many.items()]
     schema = {"signal": pl.String, "unit": pl.Int64, "factor": pl.Float64}
     duck.table("unit_table", pl.DataFrame(units, schema=schema, orient="row"))
@@ -371,8 +378,7 @@ def _comorbidities(
     warnings = []
     if guessed:
         warnings.append(
-            f"{guessed} condition codes have no concept of ICD-9-CM or ICD-10; "
-            "their version is told by their form"
+            f"{guessed} condition codes have no concept of ICD-9-CM or ICD-10; their form shows their version"
         )
     made = charlson.flags(coded.select("key", "icd_code", "icd_version"), stays["stay"], options.charlson)
     return made.rename({"key": "stay"}), warnings

@@ -251,14 +251,14 @@ def _drugs(duck: Session) -> pl.DataFrame:
 def _oxygen(duck: Session) -> pl.DataFrame:
     """stay, pf_ventilated, pf_other: the lowest PaO₂/FiO₂ (mmHg) with and without invasive ventilation.
 
-    The inspired fraction is the one told with the blood gas, or the last one charted in the 4 hours before.
+    The inspired fraction is the one given with the blood gas, or the last one charted in the 4 hours before.
     """
     return duck.frame(
         f"""
         WITH gas AS (
             SELECT stay, moment, value AS po2 FROM measured
             WHERE signal = 'pao2_arterial' AND value > 0 AND value <= 800
-        ), told AS (
+        ), given AS (
             SELECT stay, moment, max(CASE WHEN value > 20 AND value <= 100 THEN value
                                           WHEN value > 0.2 AND value <= 1 THEN 100 * value END) AS fio2
             FROM measured WHERE signal = 'fio2_measured' GROUP BY stay, moment
@@ -271,7 +271,7 @@ def _oxygen(duck: Session) -> pl.DataFrame:
         ), joined AS (
             SELECT g.stay, g.moment, g.po2, coalesce(t.fio2,
                 CASE WHEN g.moment - c.moment <= 4 * {HOUR} THEN c.fio2 END) AS fio2
-            FROM gas g LEFT JOIN told t ON g.stay = t.stay AND g.moment = t.moment
+            FROM gas g LEFT JOIN given t ON g.stay = t.stay AND g.moment = t.moment
             ASOF LEFT JOIN charted c ON g.stay = c.stay AND g.moment >= c.moment
         ), ratio AS (
             SELECT stay, 100 * po2 / fio2 AS pf, EXISTS (
@@ -344,7 +344,7 @@ def _sofa() -> dict[str, pl.Expr]:
 
 
 def _saps2() -> dict[str, pl.Expr]:
-    """The parts (Le Gall et al. 1993) that the first day tells; not chronic disease and type of admission."""
+    """The parts (Le Gall et al. 1993) that the first day shows; not chronic disease and type of admission."""
     c = pl.col
     return {
         "saps2_age": _points(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from abps.core.errors import RequestError
-from abps.data.check import TableCheck
 from abps.data.codebook import Codebook, typed
 from abps.data.federation import Federation
 from abps.data.label import EncodedLabel, align_label, encode_label
@@ -19,14 +19,11 @@ from abps.data.screening import screen
 from abps.data.table import (
     MIN_CLASS,
     as_feature,
-    column_checks,
-    descriptors_of,
-    patients_of,
+    make_federation,
     repair_table,
     resolve,
     role_columns,
     usable_features,
-    years_of,
 )
 
 
@@ -114,32 +111,18 @@ def own_table(
         reasons = dict.fromkeys(rest.columns, "not in the codebook")
     if features.width == 0:
         raise RequestError(f"{path}: no column is left to learn from; check drop and the table")
-    years = None if time is None or (book is not None and not book.time) else years_of(frame[time], time)
-    return Federation(
-        name=site,
-        features=features,
-        label=values,
-        center=np.zeros(len(values), dtype=np.int32),
-        centers=(site,),
-        patient=None if patient is None else patients_of(frame[patient], features, values, years),
-        time=years,
-        descriptors=descriptors_of(features) if book is None else book.descriptors,
-        outcome=what,
-        notes=TableCheck(
-            name=site,
-            form=table.form,
-            rows=len(values),
-            copies=0,
-            label=label,
-            positive=found.positive,
-            negative=found.negative,
-            events=found.events,
-            columns=column_checks(frame, roles, features, reasons),
-            repairs=tuple(repairs),
-            warnings=(*table.warnings, *((found.doubt,) if found.doubt else ()), *doubts),
-            centers=(site,),
-        ),
+    if book is not None and not book.time:
+        roles = replace(roles, time=None)
+    made = make_federation(frame, roles, found, features, reasons, site)
+    assert made.notes is not None
+    notes = replace(
+        made.notes,
+        form=table.form,
+        repairs=tuple(repairs),
+        warnings=(*table.warnings, *((found.doubt,) if found.doubt else ()), *doubts),
     )
+    described = made.descriptors if book is None else book.descriptors
+    return replace(made, notes=notes, descriptors=described)
 
 
 def as_agreed(mended: pl.DataFrame, raw: pl.DataFrame, book: Codebook, owner: str) -> pl.DataFrame:

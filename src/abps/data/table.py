@@ -264,34 +264,67 @@ def _assemble(
         raise RequestError(
             f"{name}: no column is left to learn from{f' ({why})' if why else ''}; check drop and the table"
         )
-    years = None if roles.time is None else years_of(frame[roles.time], roles.time)
-    return Federation(
-        name=name,
-        features=features,
-        label=values,
+    made = make_federation(frame, roles, replace(label, values=values), features, reasons, name)
+    assert made.notes is not None
+    notes = replace(
+        made.notes,
+        rows=whole.height,
+        events=label.events,
+        columns=column_checks(whole, roles, features, reasons),
+        centers=centers,
+        left_out=tuple(left_out),
+    )
+    return replace(
+        made,
         center=np.searchsorted(np.array(centers), centers_of).astype(np.int32),
         centers=centers,
-        patient=None if roles.patient is None else patients_of(frame[roles.patient], features, values, years),
-        time=years,
         groups=groups,
-        descriptors=descriptors_of(features),
         left_out=tuple(left_out),
         era=None if era is None else era[chosen],
         every=roles.every,
-        outcome=outcome,
         aside=_unused_columns(frame, roles, features.columns),
+        notes=notes,
+    )
+
+
+def make_federation(
+    frame: pl.DataFrame,
+    roles: Roles,
+    label: EncodedLabel,
+    features: pl.DataFrame,
+    reasons: Mapping[str, str],
+    name: str,
+) -> Federation:
+    """A federation of one center, called as the federation is.
+
+    features: the columns of ``frame`` to learn from.  reasons: why others are not among them.
+    """
+    years = None if roles.time is None else _years(frame[roles.time], roles.time)
+    patient = None
+    if roles.patient is not None:
+        content = content_of(features, label.values, years)
+        patient = patient_numbers(frame[roles.patient], content)
+    return Federation(
+        name=name,
+        features=features,
+        label=label.values,
+        center=np.zeros(frame.height, dtype=np.int32),
+        centers=(name,),
+        patient=patient,
+        time=years,
+        descriptors=_descriptors(features),
+        outcome=label.outcome,
         notes=TableCheck(
             name=name,
             form="a table in memory",
-            rows=whole.height,
+            rows=frame.height,
             copies=0,
             label=roles.label,
             positive=label.positive,
             negative=label.negative,
             events=label.events,
-            columns=column_checks(whole, roles, features, reasons),
-            centers=centers,
-            left_out=tuple(left_out),
+            columns=column_checks(frame, roles, features, reasons),
+            centers=(name,),
         ),
     )
 
@@ -459,14 +492,7 @@ def as_feature(column: pl.Series) -> pl.Series | None:
     return None  # lists, structs, binary: nothing that a table of stays should hold
 
 
-def patients_of(
-    keys: pl.Series, features: pl.DataFrame, label: NDArray[Any], years: NDArray[np.float64] | None
-) -> NDArray[np.int64]:
-    """(rows,) the numbers of the patients."""
-    return patient_numbers(keys, content_of(features, label, years))
-
-
-def years_of(column: pl.Series, name: str) -> NDArray[np.float64]:
+def _years(column: pl.Series, name: str) -> NDArray[np.float64]:
     """Dates as years with fraction; numbers as they are. A gap takes the mean of the column."""
     if column.dtype.is_temporal():
         date = column.cast(pl.Date)
@@ -494,7 +520,7 @@ def _eras(frame: pl.DataFrame, roles: Roles) -> NDArray[np.int16]:
             raise RequestError(f"eras={count} cuts the time column into windows; name the time column")
         if count < 2:
             raise RequestError(f"eras={count}: a change needs at least 2 windows")
-        years = years_of(frame[roles.time], roles.time)
+        years = _years(frame[roles.time], roles.time)
         # Windows of equal numbers of rows; rows of one moment stay together.
         cuts = np.quantile(years, np.arange(1, count) / count)
         code = np.searchsorted(cuts, years, side="right")
@@ -530,7 +556,7 @@ def _group_of(
     return tuple(groups[c] for c in centers)
 
 
-def descriptors_of(features: pl.DataFrame) -> tuple[str, ...]:
+def _descriptors(features: pl.DataFrame) -> tuple[str, ...]:
     """The Charlson columns where there are any, else the first twelve binary features."""
     charlson = tuple(name for name in features.columns if name.startswith("cci_"))
     if charlson:

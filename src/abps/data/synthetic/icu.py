@@ -466,26 +466,7 @@ def draw_with_risk(population: Population, seed: int) -> tuple[pl.DataFrame, Flo
         columns[name] = labels.gather(chosen)
         route += np.array([_ROUTE[name].get(level, 0.0) for level in levels])[chosen]
 
-    # Vitals: the day's mean, and extremes on either side of it, further away in the unstable.
-    rng = _stream(seed, "vitals")
-    factors = rng.standard_normal((rows, 2))
-    own = rng.standard_normal((rows, len(VITALS)))
-    z = factors[:, :1] * _PRESSURE + factors[:, 1:] * _DISTRESS + own * _OWN
-    z[:, 3] = 0.47 * z[:, 1] + 0.62 * z[:, 2] + 0.25 * own[:, 3]
-    z += population.vitals[center]
-    unstable = (
-        rng.standard_normal((rows, 1)) * SWING_SHARED + rng.standard_normal((rows, len(VITALS))) * SWING_OWN
-    )
-    swing = VITAL_RANGE * np.exp(unstable)
-    lean = 0.5 + LEAN * rng.standard_normal((rows, len(VITALS)))  # which side the day leaned to
-    mean = np.clip(VITAL_MEAN + VITAL_SD * z, VITAL_LOWEST, VITAL_HIGHEST)
-    lowest = np.clip(mean - 2.0 * swing * np.clip(lean, 0.1, 0.9), VITAL_LOWEST, mean)
-    highest = np.clip(mean + 2.0 * swing * np.clip(1.0 - lean, 0.1, 0.9), mean, VITAL_HIGHEST)
-
-    # Temperature goes uncharted in the calm, and in those who die before anyone takes it.
-    calm = -0.5 * factors[:, 1]
-    uncharted = rng.random(rows) < 1.0 / (1.0 + np.exp(2.6 - calm))
-
+    z, unstable, uncharted, charted = _draw_vitals(population.vitals[center], seed)
     direct = np.column_stack(
         [
             age_z,
@@ -520,15 +501,45 @@ def draw_with_risk(population: Population, seed: int) -> tuple[pl.DataFrame, Flo
         "sex": pl.Series(["F", "M"]).gather(male.astype(np.int64)),
         **columns,
         **{f"cci_{name}": sick[:, k].astype(np.int8) for k, name in enumerate(COMORBIDITIES)},
+        **charted,
     }
+    return pl.DataFrame(table), risk
+
+
+def _draw_vitals(shift: Floats, seed: int) -> tuple[Floats, Floats, NDArray[np.bool_], dict[str, pl.Series]]:
+    """Vitals of all stays: (rows, 7) standardised means and instability, (rows,) whether temperature is
+    uncharted, and the columns of the table.
+
+    shift: (rows, 7) of the mean, in standard deviations.
+    """
+    rows = len(shift)
+    rng = _stream(seed, "vitals")
+    factors = rng.standard_normal((rows, 2))
+    own = rng.standard_normal((rows, len(VITALS)))
+    z = factors[:, :1] * _PRESSURE + factors[:, 1:] * _DISTRESS + own * _OWN
+    z[:, 3] = 0.47 * z[:, 1] + 0.62 * z[:, 2] + 0.25 * own[:, 3]
+    z += shift
+    # The day's mean, and extremes on either side of it, further away in the unstable.
+    unstable = (
+        rng.standard_normal((rows, 1)) * SWING_SHARED + rng.standard_normal((rows, len(VITALS))) * SWING_OWN
+    )
+    swing = VITAL_RANGE * np.exp(unstable)
+    lean = 0.5 + LEAN * rng.standard_normal((rows, len(VITALS)))  # which side the day leaned to
+    mean = np.clip(VITAL_MEAN + VITAL_SD * z, VITAL_LOWEST, VITAL_HIGHEST)
+    lowest = np.clip(mean - 2.0 * swing * np.clip(lean, 0.1, 0.9), VITAL_LOWEST, mean)
+    highest = np.clip(mean + 2.0 * swing * np.clip(1.0 - lean, 0.1, 0.9), mean, VITAL_HIGHEST)
+    # Temperature goes uncharted in the calm, and in those who die before anyone takes it.
+    calm = -0.5 * factors[:, 1]
+    uncharted = rng.random(rows) < 1.0 / (1.0 + np.exp(2.6 - calm))
+    columns = {}
     for k, name in enumerate(VITALS):
         decimals = 2 if name == "temperature" else 1
         for what, values in (("mean", mean), ("min", lowest), ("max", highest)):
             column = pl.Series(np.round(values[:, k], decimals))
             if name == "temperature":
                 column = column.zip_with(pl.Series(~uncharted), pl.Series([None], dtype=pl.Float64))
-            table[f"{name}_{what}"] = column
-    return pl.DataFrame(table), risk
+            columns[f"{name}_{what}"] = column
+    return z, unstable, uncharted, columns
 
 
 def _common_risk(direct: Floats, z: Floats, age_z: Floats, sick: NDArray[np.bool_]) -> Floats:
