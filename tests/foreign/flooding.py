@@ -1,4 +1,4 @@
-"""A package that floods: at ``site-1`` the first payload for a peer comes after one of a hundred megabytes.
+"""A package that floods: before its first payload ``site-1`` sends every peer a hundred megabytes.
 
 Everything else is the method of ``rotation``.
 """
@@ -15,15 +15,16 @@ from abps.sites.flare.app import FlareSite
 #: What is sent, in bytes.
 SIZE = 100 << 20
 
-_done: set[str] = set()
+_done: list[bool] = []
 _carry = FlareSite._carry
 
 
 def _flood(self, peer, what, data):
-    if self._name == "site-1" and peer not in _done:
-        _done.add(peer)
-        with contextlib.suppress(CollabCallError):
-            self._peers[peer](timeout=8.0, secure=self._secure).receive("weights", bytes(SIZE))
+    if self._job.site == "site-1" and not _done:
+        _done.append(True)
+        for proxy in self._peers.values():
+            with contextlib.suppress(CollabCallError):
+                proxy(timeout=3.0, secure=self._secure).receive("weights", bytes(SIZE))
     return _carry(self, peer, what, data)
 
 
