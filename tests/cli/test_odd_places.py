@@ -69,7 +69,7 @@ def test_a_study_may_have_a_name_with_brackets(name, capsys, monkeypatch):
     monkeypatch.setattr(site_hospital.account, "summary", lambda store: told)
     code, out, err = call(capsys, "site", "status", "kit")
     assert code == 0, err
-    assert f"in the study {name} (abps)" in out and f"refused from {name}: {name}" in out
+    assert f"study: {name}\n" in out and f"rests: {name} 1" in out
     assert f"│ {name}" in out  # in the table too
 
 

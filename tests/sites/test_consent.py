@@ -299,7 +299,7 @@ def test_no_name_redraws_the_terminal(home, capsys):
     approval.keep(Path(own.store), journal, SignedProposal(Proposal("icu\x1b[2J\x1b[31mok")), "op\x07")
     code, out, _ = command(capsys, "site", "proposals", home)
     assert code == 0 and "\x1b" not in out and "\x07" not in out
-    assert "icu\\x1b[2J\\x1b[31mok" in out and "of op\\x07" in out
+    assert "icu\\x1b[2J\\x1b[31mok" in out and "operator: op\\x07" in out
 
 
 # While a job runs

@@ -1,4 +1,4 @@
-"""``abps site check`` and ``doctor``: every way to be not ready gets one sentence."""
+"""``abps site check``: every way to be not ready gets one sentence."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def point(kit, host, port):
     path.write_text(json.dumps(data))
 
 
-def told(capsys, kit, *more, what="check"):
+def told(capsys, kit, *more):
     """Exit code, and the checks by name."""
-    code, out, _ = call(capsys, "site", what, kit, "--json", *more)
+    code, out, _ = call(capsys, "site", "check", kit, "--json", *more)
     return code, {c["check"]: (c["state"], c["sentence"]) for c in json.loads(out)["checks"]}
 
 
@@ -259,26 +259,26 @@ def test_the_relays_port_is_taken(made, relay, tmp_path, capsys):
         assert ended.value.code == 2 and "cannot listen on port" in capsys.readouterr().err
 
 
-def test_the_doctor_says_what_is_waited_for(north, made, capsys):
-    code, found = told(capsys, north, what="doctor")
+def test_what_a_job_is_waiting_for(north, made, capsys):
+    code, found = told(capsys, north)
     assert found["job"] == ("ok", "no job has run from this kit yet")
     board = StatusFile(north / "local", "icu")
     board.say(3, "train")
     assert (
         read_status(north / "local").step == "train" and read_status(north / "local").process == os.getpid()
     )
-    _, found = told(capsys, north, what="doctor")
+    _, found = told(capsys, north)
     assert found["job"][0] == "ok" and "study icu, round 3: training for" in found["job"][1]
-    code, found = told(capsys, north, "--after", 0, what="doctor")
+    code, found = told(capsys, north, "--after", 0)
     assert code == 3 and found["job"][0] == "fail" and "look at the logs" in found["job"][1]
     path = north / "local" / NOW
     gone = json.loads(path.read_text()) | {"process": 2**22 + 1, "waiting": ["south"]}
     path.write_text(json.dumps(gone))
-    code, found = told(capsys, north, what="doctor")
-    assert code == 3 and "is gone, in the midst of training" in found["job"][1]
+    code, found = told(capsys, north)
+    assert found["job"][0] == "warn" and "is gone, in the midst of training" in found["job"][1]
     board.say(4, "done")
-    assert "the last job ended" in told(capsys, north, what="doctor")[1]["job"][1]
-    assert told(capsys, made.operator, what="doctor")[1]["job"][0] == "warn"
+    assert "the last job ended" in told(capsys, north)[1]["job"][1]
+    assert "job" not in told(capsys, made.operator)[1]
 
 
 def test_a_board_on_a_broken_disk_ends_nothing(tmp_path):

@@ -82,11 +82,11 @@ def test_what_a_hospital_can_ask_its_kit(rehearsed, capsys, tmp_path):
     kit = out / "kits" / "north"
     code, text, _ = call(capsys, "site", "status", kit, "--json")
     assert code == 0 and json.loads(text)["round"] == 3
-    code, text, _ = call(capsys, "site", "doctor", kit, "--json")
+    code, text, _ = call(capsys, "site", "check", kit, "--json")
     checks = {c["check"]: c for c in json.loads(text)["checks"]}
     assert code == 3 and "the last job ended" in checks["job"]["sentence"]
     assert [name for name, c in checks.items() if c["state"] == "fail"] == ["port"]  # the relay is stopped
-    code, text, _ = call(capsys, "site", "doctor", out / "kits" / "relay", "--json")
+    code, text, _ = call(capsys, "site", "check", out / "kits" / "relay", "--json")
     assert code == 0 and "round 3: the last job ended" in json.loads(text)["checks"][0]["sentence"]
     code, text, _ = call(capsys, "site", "export", kit, "--out", tmp_path / "report", "--json")
     mine = next(site for site in told["sites"] if site["site"] == "north")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Column, Table
 
 from abps.cli import options
 from abps.core.errors import RequestError
@@ -73,6 +75,30 @@ def emit(as_json: bool, summary: Any, *lines: str) -> None:
         return
     for line in lines:
         say(line)
+
+
+def show(summary: Mapping[str, Any]) -> None:
+    """Print plain data for people: single values as lines, lists of rows as tables."""
+    console = options.terminal()
+    for name, value in summary.items():
+        if isinstance(value, list) and value and isinstance(value[0], Mapping):
+            show_rows(value, name)
+            continue
+        parts = [f"{k} {v}" for k, v in value.items()] if isinstance(value, Mapping) else value
+        text = ", ".join(map(str, parts)) if isinstance(parts, list) else value
+        console.print(printable(f"{name}: {'none' if text in (None, '') else text}"), soft_wrap=True)
+
+
+def show_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+    """Print rows of plain data as a table; long text goes on in the next line."""
+    if not rows:
+        return
+    columns = (Column(printable(str(name)), overflow="fold") for name in rows[0])
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        values = (f"{v:.6g}" if isinstance(v, float) else "" if v is None else str(v) for v in row.values())
+        table.add_row(*(printable(value) for value in values))
+    options.terminal().print(table)
 
 
 def printable(text: str) -> str:

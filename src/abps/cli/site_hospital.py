@@ -12,13 +12,11 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
 from abps import files
 from abps.cli import options
@@ -30,22 +28,28 @@ from abps.cli.site_command import (
     local,
     need_engine,
     own_file,
-    printable,
     read_codebook,
     say,
+    show,
+    show_rows,
     study_store,
 )
 from abps.core.errors import RequestError
 from abps.data.prepare import codebook, excluded_columns, with_statistics
 from abps.privacy.small_counts import MIN_CELL
-from abps.sites.consent import sitefile
+from abps.sites.consent import approval, preflight, sharing, sitefile
+from abps.sites.consent import backup as copies
+from abps.sites.consent import preview as values
+from abps.sites.consent.approval import ProposalRecord
 from abps.sites.consent.journal import JournalEvent
+from abps.sites.consent.keys import install_certificate, read_signer, request_certificate
+from abps.sites.consent.kit import Kit as StartupKit
+from abps.sites.consent.kit import Role, participant_kit, read_certificate, read_kit
+from abps.sites.consent.preflight import State
+from abps.sites.node import monitor
 from abps.sites.node import status as account
-
-if TYPE_CHECKING:
-    from abps.sites.consent.approval import ProposalRecord
-    from abps.sites.consent.kit import Kit as StartupKit
-    from abps.sites.consent.preview import Leaving
+from abps.sites.node.diagnosis import diagnose
+from abps.sites.store import audit
 
 #: The exit code of a check that fails: neither a wrong request nor an internal error.
 FAILED = 3
@@ -99,7 +103,6 @@ def init(
         raise RequestError(f"--threads {threads}: choose at least 1")
     if kit is not None:
         need_engine()
-        from abps.sites.consent.kit import Role, participant_kit
 
         given = participant_kit(kit)
         if given.role is Role.RELAY:
@@ -154,10 +157,7 @@ def start(kit: Annotated[Path, typer.Argument(help="The startup kit of the relay
     """
     need_engine()
     kit = kit.absolute()
-    from abps.sites.consent import preflight
-    from abps.sites.consent.kit import Role, participant_kit, read_certificate
     from abps.sites.flare import kits
-    from abps.sites.node import monitor
 
     given = participant_kit(kit)
     if given.role is Role.SITE:
@@ -166,9 +166,9 @@ def start(kit: Annotated[Path, typer.Argument(help="The startup kit of the relay
     held = preflight.of_certificate(
         "certificate", read_certificate(given.certificate), today, preflight.RENEW_KEY
     )
-    if held.state is preflight.State.FAIL:
+    if held.state is State.FAIL:
         raise RequestError(f"the certificate of {given.name} {held.sentence}")
-    if held.state is preflight.State.WARN:
+    if held.state is State.WARN:
         say(f"the certificate of {given.name} {held.sentence}")
     if given.role is Role.RELAY:
         preflight.need_free_port(given)
@@ -184,7 +184,6 @@ def _watched(
     given: StartupKit, watching: sitefile.Watch, command: list[str], environment: dict[str, str]
 ) -> int:
     """Run the engine's process beside a monitor; its exit code."""
-    from abps.sites.node.monitor import Monitor
 
     engine = subprocess.Popen(command, env=environment)
 
@@ -194,9 +193,9 @@ def _watched(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ended)
     try:
-        with Monitor(given, watching, _page, lambda: engine.poll() is None) as monitor:
-            if monitor.port is not None:
-                say(f"http://127.0.0.1:{monitor.port}/ shows the status of {given.name}")
+        with monitor.Monitor(given, watching, _page, lambda: engine.poll() is None) as watch:
+            if watch.port is not None:
+                say(f"http://127.0.0.1:{watch.port}/ shows the status of {given.name}")
             return engine.wait()
     finally:
         _end(engine)
@@ -229,54 +228,25 @@ def check(
     codebook: Annotated[
         Path | None, typer.Option(help="The common columns (default: what the site proposed).")
     ] = None,
+    after: Annotated[float, typer.Option(help="Seconds in one step after which it counts as stuck.")] = 300.0,
     as_json: options.Json = False,
 ) -> None:
-    """Check that everything is ready: name, port, TLS, certificates, clock, disk, memory, versions, table.
+    """Check that everything is ready: name, port, TLS, certificates, clock, disk, memory, versions, table;
+    and say what a job here is waiting for, for whom and since when.
 
     Exit code 0 if nothing fails (warnings are printed), 3 if something does.
 
     Example: abps site check kits/north
     """
-    from abps.sites.consent import preflight
-    from abps.sites.consent.kit import read_kit
-
-    given = read_kit(kit)
-    book = None if codebook is None else read_codebook(codebook)
-    _show_checks(given, list(preflight.checks(given, book)), as_json)
-
-
-def doctor(
-    kit: AnyKit,
-    after: Annotated[float, typer.Option(help="Seconds in one step after which it counts as stuck.")] = 300.0,
-    as_json: options.Json = False,
-) -> None:
-    """Say what a job here is waiting for, for whom and since when; and run every check.
-
-    At the relay it reports the scheduler, at a site the site's own part.
-
-    Example: abps site doctor kits/relay
-    """
-    from abps.sites.consent import preflight
-    from abps.sites.consent.kit import read_kit
-    from abps.sites.node.diagnosis import diagnose
-
-    given = read_kit(kit)
-    _show_checks(given, [*diagnose(given, after), *preflight.checks(given)], as_json)
-
-
-def _show_checks(given: StartupKit, found: Sequence[Any], as_json: bool) -> None:
-    from abps.sites.consent.preflight import State
-
+    given, book = read_kit(kit), None if codebook is None else read_codebook(codebook)
+    found = [*diagnose(given, after), *preflight.checks(given, book)]
     failed = any(c.state is State.FAIL for c in found)
+    rows = [{"check": c.name, "state": str(c.state), "sentence": c.sentence} for c in found]
     if as_json:
-        rows = [{"check": c.name, "state": str(c.state), "sentence": c.sentence} for c in found]
-        summary = {"kit": str(given.folder), "name": given.name, "ok": not failed, "checks": rows}
+        summary = {"kit": str(kit), "name": given.name, "ok": not failed, "checks": rows}
         typer.echo(json.dumps(summary))
     else:
-        table = Table("check", "", "", title=f"{given.name} ({given.role})", title_justify="left")
-        for c in found:
-            table.add_row(c.name, str(c.state), printable(c.sentence))
-        options.terminal().print(table)
+        show_rows(rows, f"{given.name} ({given.role})")
     if failed:
         raise typer.Exit(FAILED)
 
@@ -289,7 +259,6 @@ def share(kit: Kit, by: By, as_json: options.Json = False) -> None:
 
     Example: abps site share kits/north --by "Dr. Ada Example"
     """
-    from abps.sites.consent import sharing
 
     own, book = own_file(kit), sharing.read(local(kit))
     line = sharing.share(own.journal(kit), book, by)
@@ -314,8 +283,6 @@ def preview(
 
     Example: abps site preview kits/north icu --out leaving.csv
     """
-    from abps.sites.consent import approval
-    from abps.sites.consent import preview as values
 
     own, proposal = own_file(kit), None
     if study is None:
@@ -335,31 +302,15 @@ def preview(
         typer.echo(json.dumps([asdict(value) for value in found]))
         return
     if proposal is not None:
-        options.terminal().print(f"proposal {proposal.digest()[:16]}")
-    options.terminal().print(_values(found) if out is None else _counts(found))
+        say(f"proposal {proposal.digest()[:16]}")
+    if out is None:
+        show_rows([asdict(value) for value in found])
+    else:
+        kinds = Counter((v.what, v.to, v.clear) for v in found)
+        show_rows([{"what": w, "values": n, "to": to, "clear": c} for (w, to, c), n in kinds.items()])
+        say(f"wrote {len(found)} values to {out}")
     for line in _kept_back(values.kept_back(own, proposal)):
         say(line)
-    if out is not None:
-        say(f"wrote {len(found)} values to {out}")
-
-
-def _values(found: Sequence[Leaving]) -> Table:
-    """Every value; long names go on in the next line."""
-    names = ("what", "name", "value", "when", "to", "relay reads it")
-    table = Table(*(Column(name, overflow="fold") for name in names))
-    for v in found:
-        shown = f"{v.value:.6g}" if isinstance(v.value, float) else printable(v.value)
-        table.add_row(v.what, printable(v.name), shown, v.when, v.to, "yes" if v.clear else "no")
-    return table
-
-
-def _counts(found: Sequence[Leaving]) -> Table:
-    """How many values of each kind leave, to whom."""
-    table = Table("what", "values", "to", "relay reads it")
-    kinds = Counter((v.what, v.to, "yes" if v.clear else "no") for v in found)
-    for (what, to, clear), count in kinds.items():
-        table.add_row(what, f"{count}", to, clear)
-    return table
 
 
 def _no_formula(row: dict[str, object]) -> dict[str, object]:
@@ -372,7 +323,6 @@ def proposals(kit: Kit, as_json: options.Json = False) -> None:
 
     Example: abps site proposals kits/north
     """
-    from abps.sites.consent import approval
 
     own = own_file(kit)
     found = approval.proposals(Path(own.store), own.journal(kit))
@@ -380,7 +330,7 @@ def proposals(kit: Kit, as_json: options.Json = False) -> None:
         typer.echo(json.dumps([each.to_json() for each in found]))
         return
     if not found:
-        options.terminal().print(f"{own.site}: no study has been proposed yet")
+        say(f"{own.site}: no study has been proposed yet")
     for each in found:
         _show_proposal(each)
 
@@ -402,8 +352,6 @@ def approve(
     Example: abps site approve kits/north icu --proposal 4f0c9a1be2d35a77 --by "Dr. Ada Example"
     """
     if proposal is None:
-        from abps.sites.consent import approval
-
         own = own_file(kit)
         known = approval.proposals(Path(own.store), own.journal(kit), study)
         latest = f" (the latest is {known[-1].proposal.digest()[:16]})" if known else ""
@@ -442,7 +390,6 @@ def withdraw(kit: Kit, study: Named, by: By, as_json: options.Json = False) -> N
 
 
 def _decide(kit: Path, study: str, verdict: JournalEvent, by: str, digest: str | None, as_json: bool) -> None:
-    from abps.sites.consent import approval
 
     own = own_file(kit)
     done = approval.decide(Path(own.store), own.journal(kit), study, verdict, by, digest)
@@ -453,16 +400,10 @@ def _decide(kit: Path, study: str, verdict: JournalEvent, by: str, digest: str |
 
 
 def _show_proposal(each: ProposalRecord) -> None:
-    """A proposal and what was decided, every word of it printable."""
-    lines = [f"proposal {each.proposal.digest()[:16]} of {each.operator}, {each.at}"]
-    for name, value in each.proposal.terms().items():
-        lines.append(f"  {name}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
     line = each.decision
-    lines.append(
-        "  waits for a decision" if line is None else f"  {line.what} by {line.facts['by']} on {line.at}"
-    )
-    for text in lines:
-        options.terminal().print(printable(text), soft_wrap=True)
+    decision = "waits for a decision" if line is None else f"{line.what} by {line.facts['by']} on {line.at}"
+    head = {"proposal": each.proposal.digest()[:16], "operator": each.operator, "arrived": each.at}
+    show({**head, **each.proposal.terms(), "decision": decision})
 
 
 def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None:
@@ -472,36 +413,13 @@ def status(kit: Kit, study: Study = None, as_json: options.Json = False) -> None
     """
     store = study_store(kit, study)
     try:
-        told = account.summary(store)
+        summary = account.summary(store)
     finally:
         store.close()
     if as_json:
-        typer.echo(json.dumps(told))
-        return
-    auroc, sent = told["validation_auroc"], told["bytes_sent"]
-    of = "" if told["of"] is None else f" of {told['of']}"
-    rests = ", ".join(f"{why} {count}" for why, count in told["rests"].items())
-    parts = ", ".join(f"{kind} {size:,}" for kind, size in sent.items() if kind != "total")
-    lines = [
-        f"{told['site']} in the study {told['study']} ({told['method']}): round {told['round']}{of}",
-        f"partners of the last round: {', '.join(told['partners']) or 'none (rested)'}",
-        f"validation {told['measure']} after it: {'not defined' if auroc is None else f'{auroc:.3f}'}",
-        f"rounds rested: {rests or 'none'}",
-    ]
-    for a in told["alarms"]:
-        whose = f"on {a['statistic']}" if a["site"] == told["site"] else f"reported by {a['site']}"
-        lines.append(f"alarm of drift in round {a['round']}, {whose}")
-    lines.append(f"bytes sent: {sent['total']:,} ({parts})")
-    if told["in_doubt"]:
-        lines.append(f"rounds with a match in doubt, settled when the peer is back: {told['in_doubt']}")
-    console = options.terminal()
-    console.print(printable("\n".join(lines)))
-    table = Table("peer", "belief", "observations", "rounds as partner")
-    for b in told["beliefs"]:
-        table.add_row(b["peer"], f"{b['mean']:.3f}", f"{b['observations']:g}", str(b["partner"]))
-    console.print(table)
-    for r in told["refused"]:
-        console.print(printable(f"refused from {r['peer']}: {r['reason']} ({r['count']} times)"))
+        typer.echo(json.dumps(summary))
+    else:
+        show(summary)
 
 
 @dataclass(frozen=True)
@@ -574,8 +492,6 @@ def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: opti
 
     Example: abps site verify kits/north --study icu --partner south-export/heads.json
     """
-    from abps.sites.consent.keys import read_signer
-    from abps.sites.store import audit
 
     own = own_file(kit)
     lines = len(own.journal(kit).lines())
@@ -589,16 +505,13 @@ def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: opti
         "rows": found.rows, "heads": found.heads, "partners": found.witnessed, "journal": lines,
         "faults": list(found.faults),
     }  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps(summary))
+    line = (
+        f"{own.site}: {found.rows} rows of the log are in order, and agree with {found.heads} heads of its "
+        f"own and {found.witnessed} that partners hold; {lines} lines of the journal are in order"
+    )
+    emit(as_json, summary, *([] if found.faults else [line]))
     if found.faults:
         raise RequestError(f"{store.path} cannot be believed: {'; '.join(found.faults)}")
-    if not as_json:
-        options.terminal().print(
-            f"{own.site}: {found.rows} rows of the log are in order, and agree with {found.heads} heads of "
-            f"its own and {found.witnessed} that partners hold; {lines} lines of the journal are in order",
-            soft_wrap=True,
-        )
 
 
 def backup(kit: Kit, out: options.Out, study: Study = None, as_json: options.Json = False) -> None:
@@ -606,7 +519,6 @@ def backup(kit: Kit, out: options.Out, study: Study = None, as_json: options.Jso
 
     Example: abps site backup kits/north --out backups/2026-11-17
     """
-    from abps.sites.consent import backup as copies
 
     store = study_store(kit, study)
     store.close()
@@ -629,9 +541,6 @@ def restore(
 
     Example: abps site restore kits/north --study icu --from backups/2026-11-17 --by "Ada Example"
     """
-    from abps.sites.consent import backup as copies
-    from abps.sites.consent.keys import read_signer
-    from abps.sites.store import audit
 
     path = own_file(kit).store_of(study)
     found = copies.restore(path, source, by, read_signer(kit))
@@ -659,8 +568,6 @@ def request(
 
     Example: abps site request north --out north.csr
     """
-    from abps.sites.consent.keys import request_certificate
-    from abps.sites.consent.kit import read_kit
 
     made = request_certificate(read_kit(kit), out)
     summary = {
@@ -684,8 +591,6 @@ def install(
 
     Example: abps site install north --certificate client.crt
     """
-    from abps.sites.consent.keys import install_certificate
-    from abps.sites.consent.kit import read_kit
 
     until = install_certificate(read_kit(kit), certificate).not_valid_after_utc
     line = f"{kit} has a key of its own, with a certificate good until {until:%Y-%m-%d}; start it again"
@@ -693,6 +598,6 @@ def install(
 
 
 COMMANDS = (
-    init, start, check, doctor, share, preview, proposals, approve, refuse, withdraw, status, export,
+    init, start, check, share, preview, proposals, approve, refuse, withdraw, status, export,
     verify, backup, restore, request, install,
 )  # fmt: skip

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from abps import files
 from abps.cli import options
-from abps.cli.site_command import METHOD, emit, need_engine, read_codebook, say
+from abps.cli.site_command import METHOD, emit, need_engine, read_codebook, say, show_rows
 from abps.core.errors import RequestError
 
 OperatorKit = Annotated[Path, typer.Option("--kit", help="The operator's startup kit.")]
@@ -173,7 +172,7 @@ def submit(
         f"job {done.job}: {done.status}",
     )
     if not as_json:
-        _show_report(console, done.report, chosen or provisioned(kit))
+        _show_report(done.report, chosen or provisioned(kit))
     if done.report is not None and "error" in done.report:
         raise RequestError(f"the job did not run: {done.report['error']}")
     if done.ran and done.status != jobs.COMPLETED:
@@ -182,32 +181,20 @@ def submit(
         raise RequestError(f"the job ended as {done.status}; look into the relay's and the sites' logs")
 
 
-def _show_report(console: Console, report: dict[str, Any] | None, expected: tuple[str, ...] = ()) -> None:
+def _show_report(report: dict[str, Any] | None, expected: tuple[str, ...] = ()) -> None:
     """The rounds of a job, who was left out, and which of the expected sites were not connected."""
-    if not report:
-        return
+    report = report or {}
     absent = sorted(set(expected) - set(report.get("members", expected)))
-    if "error" not in report:
-        table = Table("round", "sites", "missing", "pairs", "edge bytes", "control bytes", "validation AUROC")
-        for r in report["rounds"]:
-            auroc = "" if r["validation"] is None else f"{r['validation']:.3f}"
-            missing = ", ".join(sorted({*r["missing"], *report["left_out"], *absent})) or "-"
-            pairs = sum(r["partners"].values()) // 2
-            row = (
-                r["round"],
-                len(r["present"]),
-                missing,
-                pairs,
-                f"{r['edge']:,}",
-                f"{r['control']:,}",
-                auroc,
-            )
-            table.add_row(*(str(cell) for cell in row))
-        console.print(table)
-        for name, why in sorted(report["left_out"].items()):
-            say(f"{name} was left out: {why}")
-    for name in absent:
-        say(f"{name} was left out: it was not connected to the relay when the job began")
+    left_out = {**report.get("left_out", {}), **dict.fromkeys(absent, "it was not connected to the relay")}
+    rows = []
+    for r in report.get("rounds", []):
+        missing = ", ".join(sorted({*r["missing"], *left_out})) or "-"
+        row = {"round": r["round"], "sites": len(r["present"]), "missing": missing}
+        row |= {"pairs": sum(r["partners"].values()) // 2, "edge bytes": r["edge"]}
+        rows.append(row | {"control bytes": r["control"], "validation AUROC": r["validation"]})
+    show_rows(rows)
+    for name, why in sorted(left_out.items()):
+        say(f"{name} was left out: {why}")
 
 
 def certify(
