@@ -37,8 +37,8 @@ class Turning(PeerMethod):
     def learn(self, context, state, trained, received, t):
         """What centers make of what arrived. The driver has sent, encoded, counted and paid for it."""
         models, shared = trained.models.copy(), received.arrived.shape[1]
-        models[received.to, :shared] += self.share * (
-            received.arrived[received.by] - models[received.to, :shared]
+        models[received.receiver, :shared] += self.share * (
+            received.arrived[received.sender] - models[received.receiver, :shared]
         )
         return StepResult(Models(models))
 

@@ -41,10 +41,10 @@ class Rotation(PeerMethod):
 
     def learn(self, context, state, trained, received, t):
         times = state.times.copy()
-        times[received.to, received.by] += 1
-        share = np.full(len(received.to), self.share)
+        times[received.receiver, received.sender] += 1
+        share = np.full(len(received.receiver), self.share)
         return StepResult(
-            Met(combine(trained.models, received.arrived, received.to, received.by, share), times)
+            Met(combine(trained.models, received.arrived, received.receiver, received.sender, share), times)
         )
 
 

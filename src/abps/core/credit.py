@@ -1,4 +1,4 @@
-"""Credit: what each partner's model was worth, by Shapley value, mapped to [0, 1].
+"""Credit: the contribution of each partner's model, by Shapley value, mapped to [0, 1].
 
 A coalition of k partners is a bit mask: bit p set means that partner p is in it.
 """

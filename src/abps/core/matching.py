@@ -34,7 +34,7 @@ class Answer(IntEnum):
 
 
 class Rest(IntEnum):
-    """Why a center has no partner this round; ``words`` is how that is told, and nowhere else spelled."""
+    """Why a center has no partner this round; ``words`` is the one place that spells it out."""
 
     NOT = 0  # it has one
     NO_CANDIDATES = 1  # nobody passes the filter, its own or the other side's
@@ -48,12 +48,12 @@ class Rest(IntEnum):
     @property
     def words(self) -> str:
         """In plain words; nothing for a center that has a partner."""
-        told = {
+        words = {
             Rest.NOT: "",
             Rest.QUIET: "no exchange in this round",
             Rest.PRIVACY: "privacy account spent",
         }
-        return told.get(self, self.key.replace("_", " "))
+        return words.get(self, self.key.replace("_", " "))
 
     @property
     def key(self) -> str:

@@ -76,7 +76,7 @@ PASSING: Final = frozenset({BUSY, UNREACHABLE})
 
 @dataclass(frozen=True)
 class Message:
-    """One message; who sent it is told by the channel, never by the message."""
+    """One message; the channel, not the message, identifies its sender."""
 
     kind: Kind
     round: int
@@ -95,7 +95,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Record:
-    """A promise that must outlive a crash: ``mine`` tells whether this center proposed."""
+    """A promise that must outlive a crash; mine: this center proposed."""
 
     peer: str
     mine: bool
@@ -148,7 +148,7 @@ class ProtocolStep:
     event: str = ""
 
 
-#: A receiver's own opinion of a proposer: "" to accept, else DECLINED or FILTERED.
+#: How a receiver judges a proposer: "" to accept, else DECLINED or FILTERED.
 Judge = Callable[[str], str]
 
 
@@ -167,7 +167,7 @@ def propose(state: Negotiation, peer: str) -> tuple[Negotiation, Message]:
 
 
 def next_candidate(state: Negotiation, ranking: Sequence[str], retries: int = 0) -> str | None:
-    """Whom to propose to next: the first of ``ranking`` not yet tried, then those worth another try.
+    """The next peer to propose to: the first of ``ranking`` not yet tried, then those to try again.
 
     With ``retries=0`` every peer is asked at most once: the greedy pass of Algorithm 1.
     """
@@ -206,7 +206,7 @@ def handle(state: Negotiation, sender: str, message: Message, judge: Judge) -> P
 
 
 def give_up(state: Negotiation, peer: str) -> tuple[Negotiation, tuple[Message, ...]]:
-    """Stop waiting for ``peer``'s answer: the slot is free, and the peer is told to free its own."""
+    """Stop waiting for ``peer``'s answer: free the slot, and release the peer's."""
     link = state.mine.get(peer)
     if link is None or link.stage is not Stage.OUT:
         return state, ()

@@ -429,21 +429,21 @@ class AdaptiveABPS(ABPS):
 
     def learn(self, context: Context, state: Any, trained: Models, received: Received, t: int) -> StepResult:
         """Mix, credit, update the beliefs, and test the new utilities."""
-        mixed, worth, answers = self.mix(context, state, trained, received, t)
+        mixed, utility, answers = self.mix(context, state, trained, received, t)
         beliefs: Beliefs = received.preferences.beliefs
-        members = context.local_index[worth.center]
-        belief = beliefs.posterior(members, worth.peer)
-        surprise = np.where(belief.count > 0, worth.value - belief.mean, np.nan)
-        observed = Observations(worth.center, worth.peer, worth.value, surprise, t)
+        members = context.local_index[utility.center]
+        belief = beliefs.posterior(members, utility.peer)
+        surprise = np.where(belief.count > 0, utility.value - belief.mean, np.nan)
+        observed = Observations(utility.center, utility.peer, utility.value, surprise, t)
         own = tuple(replace(a, center=int(context.row[a.center])) for a in state.alarms)
         monitor = self.memory.clear(state.monitor, tuple(a for a in own if a.center >= 0))
         monitor, raised = self.memory.surprises(monitor, observed, keys_of(context, t))
         monitor = self.memory.remember(monitor, observed)
         seen = self.memory.recalled(
-            beliefs.observe(members, worth.peer, worth.value), monitor, context.local_index
+            beliefs.observe(members, utility.peer, utility.value), monitor, context.local_index
         )
         alarms = tuple(replace(alarm, center=int(context.local_index[alarm.center])) for alarm in raised)
-        return StepResult(AdaptiveState(mixed, seen, monitor, alarms, t), worth, alarms, answers)
+        return StepResult(AdaptiveState(mixed, seen, monitor, alarms, t), utility, alarms, answers)
 
 
 def adaptive(config: Any) -> AdaptiveABPS:

@@ -239,8 +239,7 @@ class ABPS(PeerMethod):
     def mix(
         self, context: Context, state: State, trained: Models, received: Received, t: int
     ) -> tuple[Weights, PeerUtility, Any]:
-        """(r, P) the models after mixing, what partners were worth, and the models' predictions, if these are
-        at hand."""
+        """(r, P) the models after mixing, the utility of partners, and the models' predictions, if at hand."""
         partners = received.partners(context.r)
         weights = shares(context.sizes(), self.weighting)
         exchange = PartnerExchange(context, trained.models, received.arrived, weights, partners)
@@ -253,9 +252,9 @@ class ABPS(PeerMethod):
         observed = PeerUtility(center, peer, value, np.full(len(value), np.nan))
         models = mixed.models
         if self.adopt == "if_helpful":
-            # Shapley values add up to U(all partners) - U(nobody): the worth of the whole mix.
-            worth = np.bincount(center, weights=phi, minlength=len(models))
-            models = np.where((worth < 0)[:, None], trained.models, models)
+            # Shapley values add up to U(all partners) - U(nobody): the gain by the whole mix.
+            gain = np.bincount(center, weights=phi, minlength=len(models))
+            models = np.where((gain < 0)[:, None], trained.models, models)
         if self.smoothing:
             models = self._smooth(models, state.models, partners, received.arrived.shape[1])
         plain = self.adopt == "always" and not self.smoothing

@@ -17,8 +17,8 @@ from abps.privacy.published import noisy
 
 
 def counting_of(method: Method, seed: int) -> HistogramSum | None:
-    """How centers tell what a common scale, or the outcome's time grid or level, follows from: counts, where
-    only their sum is seen, or with noise; nothing: summaries, as they are."""
+    """How centers report what common scales and the outcome's time grid or level are estimated from: masked or
+    noisy counts; none: plain summaries."""
     private = method.privacy.budget is not None
     if not private and not method.privacy.secure:
         return None
@@ -27,7 +27,7 @@ def counting_of(method: Method, seed: int) -> HistogramSum | None:
 
 def to_count(method: Method, book: Codebook) -> tuple[str, ...]:
     """What centers that show sums alone have to count before a study, where a codebook does not say it:
-    columns without a common scale, and what is told of an outcome that they have still to agree on."""
+    columns without a common scale, and statistics of an outcome that is not settled yet."""
     if not method.privacy.secure:
         return ()
     known = {} if book.statistics is None else book.statistics.scales
@@ -100,13 +100,13 @@ def not_covered(method: Method, context: Context) -> tuple[str, ...]:
     gaps = []
     if method.training.standardise == "common" and context.data.agreed and not context.data.from_histograms:
         gaps.append(
-            "common statistics of numeric columns were told without noise; scales in a codebook need none"
+            "common statistics of numeric columns were published without noise; scales in a codebook need none"
         )
     elif method.training.standardise == "own":
         gaps.append("each center standardises by its own rows, and this is not counted")
     gaps.append("names of columns and of category levels in the codebook are not counted")
     if method.kind == "star" or ROWS not in method.publish(context).names:
-        gaps.append("numbers of training rows, by which models are averaged, are told as they are")
+        gaps.append("numbers of training rows, by which models are averaged, are published without noise")
     if context.learner.looked:
         gaps.append(
             "the method looks at training rows beside training, and what follows from it is not counted"

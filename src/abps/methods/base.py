@@ -1,12 +1,12 @@
-"""What every method is: a frozen configuration, and pure functions over rows.
+"""The base of all methods: a frozen configuration, and pure functions over rows.
 
 A method works on *rows*: r centers whose data are here, among the n members of a federation. The simulation
-has r = n, a hospital r = 1; the functions are the same. A round goes
+has r = n, a hospital r = 1; the functions are the same. A round is
 
 * ``train``: the local epochs, and whatever else a center does by itself;
-* the exchange, which the driver runs: it affords, delivers and books what the method wants to send
-  (:mod:`abps.methods.peers`, :mod:`abps.methods.star`; a method that is alone sends nothing);
-* or ``rest``, where nothing may be exchanged.
+* the exchange, which the driver runs: it checks the budget, delivers what the method sends and counts its
+  bytes (:mod:`abps.methods.peers`, :mod:`abps.methods.star`, :mod:`abps.methods.coordinated`);
+* or ``rest``, if nothing may be exchanged.
 
 State is a frozen dataclass of columns, one row per center here, and what a driver writes down between rounds
 (:mod:`abps.methods.state_bytes`). What follows from the data and from what members published is no state: it
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Words in an array, or none in their place.
+#: Words in an array, or None.
 Words = NDArray[np.object_]
 
-#: The entry of a metadata vector that tells the number of training rows.
+#: The entry of a metadata vector with the number of training rows.
 ROWS = "log training rows"
 
 #: The stream number of a star's server.
 SERVER = streams.center_id("the server")
 
 #: How the centers of a method are linked: not at all; to a server; to a coordinator among them; by mutual
-#: proposals; by a graph that all can compute; or by each choosing whom it hears.
+#: proposals; by a graph that all can compute; or by requesting models.
 Kind = Literal["alone", "star", "coordinated", "mutual", "graph", "pull"]
 
 #: A center's weight in an average: its training rows, or the same for all.
@@ -58,7 +58,7 @@ Weighting = Literal["size", "uniform"]
 
 @dataclass(frozen=True)
 class Wire:
-    """What is sent, and how it is written: the codec, and how many last layers stay private.
+    """The format of sent models: the codec, and how many last layers stay private.
 
     reference: none (weights as they are) or start (differences from the common start, which all know).
     """
@@ -84,20 +84,20 @@ class Wire:
         return start[:count] if self.reference == "start" else np.zeros(count, dtype=np.float32)
 
     def deliver(self, context: Context, weights: Weights, t: int) -> Weights:
-        """(r, count) what the centers here send as the receivers see it; t numbers the message."""
+        """(r, count) the weights that the centers here send, as the receivers decode them; t numbers the message."""
         return self._arrived(
             context, weights, streams.bits(context.seed, "codec", t, context.ids[context.local_index])
         )
 
     def answer(self, context: Context, weights: Weights, t: int) -> Weights:
-        """What a server sends as the centers see it: (count,) the same to all, or (n, count) to each its
+        """What a server sends, as the centers decode it: (count,) the same for all, or (n, count) to each its
         own; t numbers the message."""
         if weights.ndim == 1:
             return self._arrived(context, weights[None], server_keys(context.seed, t))[0]
         return self._arrived(context, weights, server_keys(context.seed, t, context.ids))
 
     def _arrived(self, context: Context, weights: Weights, keys: NDArray[np.uint64]) -> Weights:
-        """(senders, count) as the receivers see them; keys: (senders,) of the codec's random bits."""
+        """(senders, count) as the receivers decode them; keys: (senders,) of the codec's random bits."""
         common = NOTHING
         if self.reference != "none":
             common = self.base(context.learner.start, weights.shape[1])
@@ -122,11 +122,11 @@ def server_keys(seed: int, t: int, receivers: NDArray[np.uint64] | None = None) 
 class Stopping:
     """When a run ends: after ``rounds``, or after ``patience`` rounds without a better validation AUROC.
 
-    grace: rounds at the start that are not held against a run. A fresh network first learns that outcomes are
+    grace: rounds at the start that patience does not count. A fresh network first learns that outcomes are
     rare, and its AUROC falls before it rises; patience counted from round 1 would end there.
     restore_best: report the models of the best validation round instead of the last.
-    metric: what is best: the highest mean validation AUROC, or the lowest mean validation loss, which a few
-    rows tell with less noise.
+    metric: the best round has the highest mean validation AUROC, or the lowest mean validation loss, which is
+    less noisy with few rows.
     """
 
     rounds: int = 50
@@ -154,14 +154,14 @@ class Stopping:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What a method works with: r centers that have their rows here, among n members.
+    """What a method works with: r centers whose rows are here, among n members.
 
     learner, data: of the r centers.  ids: (n,) the members' stream numbers.
     member_index: (r,) the indices of the r centers among the members; none: they are all of them.
     reported_rows: (n,) training rows as the members reported them; none: they are in the data.
     published: (n, k) metadata vectors that members published, NaN where one has not.
-    derived: what the method makes of all this before any round.
-    secret: a number that nobody outside knows, for draws that hide rows; 0 in a simulation, which repeats.
+    derived: what the method computes from all this before any round.
+    secret: a number that no other member knows, for privacy noise; 0 in a simulation, which repeats.
     """
 
     learner: Learner
@@ -182,12 +182,12 @@ class Context:
 
     @property
     def r(self) -> int:
-        """How many of them have their rows here."""
+        """How many of them are here."""
         return self.data.size
 
     @cached_property
     def local_index(self) -> Ints:
-        """(r,) where the centers whose rows are here stand among the members."""
+        """(r,) the member indices of the centers here."""
         return np.arange(self.n) if self.member_index is None else self.member_index
 
     @cached_property
@@ -199,7 +199,7 @@ class Context:
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """(n,) the members that have published all that the method asks for."""
+        """(n,) the members that have published their whole vector."""
         if self.published is None:
             return np.ones(self.n, dtype=bool)
         return np.asarray(~np.isnan(self.published).any(axis=1))
@@ -222,7 +222,7 @@ class Context:
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """One round's audit trail in columns; ``peer`` is -1 where a decision concerns nobody in particular."""
+    """One round's audit trail in columns; ``peer`` is -1 where a decision concerns no single peer."""
 
     center: NDArray[np.int64]
     peer: NDArray[np.int64]
@@ -246,7 +246,7 @@ class Decisions:
 
 
 def refusals(center: Ints, peer: Ints, finite: NDArray[np.bool_]) -> Decisions:
-    """Weights that were not let in, as rows of the audit trail; finite: (k,) else there were no numbers."""
+    """Refused weights as rows of the audit trail; finite: (k,) whether they were finite."""
     nothing = np.full(len(center), np.nan)
     words = np.where(finite, "implausibly large", "not finite").astype(object)
     refused = np.full(len(center), "refused", dtype=object)
@@ -260,16 +260,16 @@ class Models:
     models: Weights
 
     def placed(self, place: Ints, n: int) -> Any:
-        """The same when member k is called ``place[k]`` from now on, among n members that include the old.
+        """The state when member k has the index ``place[k]`` from now on, among n members.
 
-        For states that speak of peers; there is nothing to do for others.
+        For states about peers; others stay as they are.
         """
         return self
 
 
 @dataclass(frozen=True)
 class Published:
-    """What centers publish of themselves: the names of the entries, and vectors (r, entries)."""
+    """The metadata that centers publish: the names of the entries, and vectors (r, entries)."""
 
     names: tuple[str, ...]
     vectors: Floats
@@ -277,10 +277,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Alarm:
-    """A center's alarm: on which statistic, and its p-value (NaN for detectors that have none).
-
-    round: in which it was raised, where that matters: a site may hear of two at once.
-    """
+    """A center's alarm of drift: its statistic, p-value (NaN for detectors without one) and round."""
 
     center: int
     statistic: str
@@ -290,7 +287,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Privacy:
-    """What protects patients beside keeping rows at home.
+    """What protects patients besides keeping rows at home.
 
     min_cell: the minimum cell size: whatever leaves a center describes at least so many patients; 0: any
     number. Between sites the codebook sets it.
@@ -327,7 +324,7 @@ class Method:
     budget: edge bytes after which communication ends, or none.
     """
 
-    #: Why it learns binary outcomes alone, in half a sentence; nothing if it learns any.
+    #: Why it supports binary outcomes only, in half a sentence; empty if it supports any.
     only_binary: ClassVar[str] = ""
 
     training: Training = field(default_factory=Training)
@@ -345,7 +342,7 @@ class Method:
 
     @property
     def line(self) -> Wire:
-        """How what it sends is written, and which layers are private."""
+        """The format of sent models."""
         return Wire()
 
     @property
@@ -355,7 +352,7 @@ class Method:
 
     @property
     def belief_prior(self) -> tuple[float, float]:
-        """The Beta prior that stored evidence adds to, for methods that keep evidence."""
+        """The Beta prior of methods that keep evidence about peers."""
         return 0.0, 0.0
 
     @property
@@ -365,7 +362,7 @@ class Method:
         return tried(self, epochs=tuple(dict.fromkeys((max(1, epochs // 2), epochs))))
 
     def between_sites(self) -> str:
-        """Why it cannot run between sites, in half a sentence; nothing if it can."""
+        """Why it cannot run between sites, in half a sentence; empty if it can."""
         return ""
 
     def init(self, context: Context) -> Any:
@@ -373,26 +370,26 @@ class Method:
         return Models(context.common_start())
 
     def publish(self, context: Context) -> Published:
-        """What the centers here publish of themselves before the first round; nothing by default."""
+        """The metadata that the centers here publish before the first round; none by default."""
         return Published((), np.zeros((context.r, 0)))
 
     def derived(self, context: Context) -> Any:
-        """What follows from the data here and from what all published; made anew when they change."""
+        """What follows from the data here and from published metadata; recomputed when these change."""
         return None
 
     def moved(self, before: Context, context: Context, state: Any, t: int) -> Any:
-        """The state when, before round t, new data took the place of old: nothing to do for most methods."""
+        """The state when, before round t, new data replace the old; unchanged for most methods."""
         return state
 
     def train(self, context: Context, state: Any, t: int, alone: bool) -> Any:
-        """What the centers here do by themselves in round t: the state with new models, or more than that.
+        """The state after what the centers here do by themselves in round t.
 
         alone: nothing will be exchanged any more.
         """
         return replace(state, models=context.learner.train(state.models, t))
 
     def begin(self, context: Context, state: Any, t: int, alone: bool) -> Callable[[], Any]:
-        """The same, while the caller may do something else; the result waits for it."""
+        """``train`` in the background; the returned function waits for the result."""
         return lambda: self.train(context, state, t, alone)
 
     def rest(self, context: Context, state: Any, trained: Any, t: int) -> Any:
@@ -404,11 +401,11 @@ class Method:
         return context.learner.logits(state.models, rows)
 
     def finished(self, state: Any) -> bool:
-        """Whether nothing is gained by another round."""
+        """Whether the method has converged."""
         return False
 
     def beliefs(self, state: Any) -> Any:
-        """What the centers believe of each other, for methods that keep beliefs."""
+        """The beliefs of centers about each other, for methods that keep them."""
         return getattr(state, "beliefs", None)
 
     def heterogeneity(self, context: Context, state: Any) -> dict[str, Any] | None:
@@ -429,7 +426,7 @@ def tried(config: Method, **own: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
 
 
 def with_derived(method: Method, context: Context) -> Context:
-    """The world with what was published in it, if it is complete, and what the method makes of it."""
+    """The context with published metadata and what the method derives from it."""
     if context.published is None:
         context = replace(context, published=method.publish(context).vectors)
     return replace(context, derived=method.derived(context))

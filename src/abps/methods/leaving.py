@@ -1,7 +1,7 @@
-"""Everything that would leave a center, value by value, before it does.
+"""Every value that would leave a center in a study, for those who must approve it.
 
-:func:`leaving` is for people who must allow it: it computes, from a center's own table, what the center would
-tell others in a study, with the very functions that the study uses, and sends nothing.
+:func:`leaving` computes it from a center's own table, with the functions that the study uses, and sends
+nothing.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Value:
 
 
 def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tuple[Value, ...]:
-    """Every value that one center would tell others in a study.
+    """Every value that would leave one center in a study.
 
     method: as the study would run it.  table: the center's own (a federation of one).  book: the codebook
-    that it would be encoded by, with its floor.  seed: the study's. Weights are told by their number and
-    bytes alone, because they come of training.
+    that it would be encoded by, with its minimum cell size.  seed: the study's. Of weights only
+    number and bytes are listed, because they result from training.
     """
     training = method.training
     data = prepare(table, seed, book, standardise=training.standardise, splines=training.splines)
@@ -56,7 +56,7 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
     found = [Value("codebook", column.name, column.kind) for column in book.columns]
     found += [Value("codebook", f"outcome {name}", "a class") for name in book.outcome.names]
     numbers = book.numbers if training.standardise == "common" else ()
-    # What sites told of the outcome, for the grid or scale that the codebook has by now.
+    # Statistics of the outcome, from which the codebook's grid or scale was estimated.
     asked = parse_outcome(book.outcome.asked)
     about = outcome_columns(asked) if book.statistics_source is not None else ()
     lacking = to_count(method, book)
@@ -102,7 +102,7 @@ def _counts(names: tuple[str, ...], table: Federation, book: Codebook, seed: int
 
 
 def _statistics(summary: ColumnSummary) -> list[Value]:
-    """What is told of numeric columns for a common scale."""
+    """The summaries of numeric columns for a common scale."""
     found = []
     for k, name in enumerate(summary.names):
         used = int(group_count(summary.count[k : k + 1], summary.group)[0])
@@ -125,15 +125,16 @@ def _sums(method: GlmExact, context: Context) -> list[Value]:
     sums = method.upload(context, state, state, 1)[0][0].tolist()
     names = ("the intercept", *context.data.columns)
     half = zip(*np.triu_indices(len(names)))
-    told = [f"curvature of {names[i]} and {names[j]}" for i, j in half]
-    told += [f"slope of {name}" for name in names]
-    told += ["training loss", "training rows", "validation loss", "validation rows"]
-    found = [Value("sums", name, value, "round 1") for name, value in zip(told, sums, strict=True)]
+    labels = [f"curvature of {names[i]} and {names[j]}" for i, j in half]
+    labels += [f"gradient of {name}" for name in names]
+    labels += ["training loss", "training rows", "validation loss", "validation rows"]
+    found = [Value("sums", name, value, "round 1") for name, value in zip(labels, sums, strict=True)]
     return [*found, Value("sums", "the same at other coefficients", float(len(sums)), "later rounds")]
 
 
 def _uploads(method: CoordinatedMethod, context: Context) -> list[Value]:
     """The upload of the first exchange, by its number of values; later ones follow from the broadcasts."""
+    context = with_derived(method, context)
     upload = method.upload(context, method.init(context), 1)
     entries = float(len(upload.messages[0].values))
     return [

@@ -19,15 +19,15 @@ def categories(data: Prepared) -> Ints:
 
 
 def releasable_columns(data: Prepared) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(centers,) which have too few events, or rows without one, to tell sums of them under the floor, and
-    (centers, columns) of which columns others may tell: those without a small cell."""
+    """(centers,) which have too few events, or rows without one, to publish sums of them, and (centers,
+    columns) which columns the others may include: those without a small cell."""
     rows, groups = data.train, categories(data)
     few = np.minimum(rows.positives(), rows.sizes - rows.positives()) < data.min_rows
-    told = np.zeros((data.size, rows.x.shape[1]), dtype=bool)
+    shown = np.zeros((data.size, rows.x.shape[1]), dtype=bool)
     for i in range(data.size):
         mine = slice(int(rows.start[i]), int(rows.start[i + 1]))
         events = data.outcome.events(rows.y[mine]).astype(np.float64)
-        told[i] = without_small(rows.x[mine].astype(np.float64), events, int(data.min_rows[i]), groups).any(
+        shown[i] = without_small(rows.x[mine].astype(np.float64), events, int(data.min_rows[i]), groups).any(
             axis=0
         )
-    return np.asarray(few), told
+    return np.asarray(few), shown

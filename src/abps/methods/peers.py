@@ -1,13 +1,13 @@
-"""Peer methods: what centers tell a driver about whom they want to hear, and what they make of what arrives.
+"""Peer methods: how centers rank peers, and what they do with the models that arrive.
 
 How centers are linked (:attr:`Method.kind`):
 
-* ``mutual``: a center ranks peers and says how it answers them (``opine``); partners hear each other;
-* ``pull``: a center names those it wants to hear, its ranking cut at its capacity; they do not ask back;
-* ``graph``: who hears whom follows from the seed: all can work it out (``transfers``), and nobody asks.
+* ``mutual``: a center ranks peers and answers their proposals (``rank_peers``); partners exchange models;
+* ``pull``: a center requests the models of the first peers in its ranking, up to its capacity;
+* ``graph``: the transfers follow from the seed (``transfers``), and every center can compute them.
 
-What travels are the shared layers of the trained models through the method's wire, and, if it has any, one
-number of a center's own beside them (``note``). The driver sends, encodes, decodes and counts.
+Centers send the shared layers of their trained models through the method's wire and, optionally, one number
+(``note``). The driver sends, encodes, decodes and counts.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from abps.models.metrics import Segments
 
 
 def accept(row: int, peer: int) -> Answer:
-    """Whoever asks is welcome."""
+    """Accept every proposal."""
     return Answer.ACCEPTED
 
 
 @dataclass(frozen=True, eq=False)
 class Preferences:
-    """What r centers think of the members before anybody has asked anybody.
+    """The preferences of r centers over the members, before any proposal.
 
-    rankings: for every center here, the members (by their places) that it would ask, best first.
-    answer: (row, place) how a center here answers a member while it has a place left.
-    wanted: (r,) whether there was anybody to want: a center that had candidates and asks none declines.
-    plan: how all centers' opinions come to a plan, where there are too many to list them.
-    trail: the audit trail of a plan, or of pulls, which are all granted.
-    announcing: how many centers tell all others something (an alarm).  publishing: entries that every center
-    tells all others in this round.
+    rankings: for every center here, the member indices that it would ask, best first.
+    answer: (row, member) the answer of a center here to a member's proposal while it has a place left.
+    wanted: (r,) whether it had any candidate: a center that had some and asks none declines them all.
+    plan: computes the matching directly, where there are too many centers to list their rankings.
+    trail: the audit trail of a matching, or of pulls, which are all granted.
+    announcing: how many centers publish an alarm.  publishing: entries that every center publishes in this
+    round.
     """
 
     rankings: Sequence[Any] = ()
@@ -61,29 +61,29 @@ class Preferences:
 class Received:
     """What arrived in a round.
 
-    to, by: (transfers,) the row of the receiver, which is here, and the place of the sender.
-    arrived: (n, shared) what each sender's receivers got of it (undefined where nobody here heard it).
-    notes: (n,) its number beside.  opinion: what had been thought before.
-    refused: (receivers, senders) of what was no model, and was not let in.
+    receiver, sender: (transfers,) the row of the receiver, which is here, and the sender's member index.
+    arrived: (n, shared) each sender's model as its receivers decode it (undefined where no center here
+    received it).  notes: (n,) the senders' notes.  preferences: those that led to the transfers.
+    refused: (receivers, senders) of implausible models that were not admitted.
     """
 
-    to: Ints
-    by: Ints
+    receiver: Ints
+    sender: Ints
     arrived: Weights
     notes: Floats
     preferences: Any = None
     refused: tuple[Ints, Ints] = field(default_factory=lambda: (np.zeros(0, np.int64), np.zeros(0, np.int64)))
 
     def partners(self, r: int) -> list[Ints]:
-        """Whom each of the r centers here heard, ascending."""
-        by = self.by[np.lexsort((self.by, self.to))]
-        ends = np.cumsum(np.bincount(self.to, minlength=r)).tolist()
-        return [by[a:b] for a, b in zip([0, *ends], ends)]
+        """The senders that each of the r centers here received from, ascending."""
+        sender = self.sender[np.lexsort((self.sender, self.receiver))]
+        ends = np.cumsum(np.bincount(self.receiver, minlength=r)).tolist()
+        return [sender[a:b] for a, b in zip([0, *ends], ends)]
 
 
 @dataclass(frozen=True, eq=False)
 class PeerUtility:
-    """What peers were worth: to whom (a row), who (a place), how much in [0, 1], and its error."""
+    """The utility of peers: for which row, of which member, its value in [0, 1] and standard error."""
 
     center: Ints
     peer: Ints
@@ -93,14 +93,14 @@ class PeerUtility:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """The state after an exchange, and what else there is to tell.
+    """The state after an exchange.
 
-    worth: for a site's record.  alarms: raised in this round.
-    answers: the new models' predictions for their owners' validation and test rows, where these were made.
+    utility: of the peers, for a site's record.  alarms: raised in this round.
+    answers: the new models' predictions for their owners' validation and test rows, if they were computed.
     """
 
     state: Any
-    worth: PeerUtility | None = None
+    utility: PeerUtility | None = None
     alarms: tuple[Alarm, ...] = ()
     answers: tuple[Segments, Segments] | None = None
 
@@ -111,7 +111,7 @@ class PeerMethod(Method, ABC):
 
     wire: Wire = field(default_factory=Wire)
 
-    #: Whether a number of its own travels with a center's weights.
+    #: Whether a note travels with a center's weights.
     noted: ClassVar[bool] = False
 
     @property
@@ -121,11 +121,11 @@ class PeerMethod(Method, ABC):
 
     @property
     def capacity(self) -> int:
-        """How many partners a center may have, or how many it hears."""
+        """How many partners a center may have, or how many models it requests."""
         return 1
 
     def exchanges(self, t: int) -> bool:
-        """Whether centers meet in round t."""
+        """Whether centers exchange models in round t."""
         return True
 
     def turns(self, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
@@ -133,11 +133,11 @@ class PeerMethod(Method, ABC):
         return turns_of.turns(Selection(), seed, t, ids)
 
     def rank_peers(self, context: Context, state: Any, trained: Callable[[], Any], t: int) -> Preferences:
-        """Whom the centers here want to hear; ``trained()`` waits for their training, if that matters."""
+        """The preferences of the centers here; ``trained()`` waits for their training, if these need it."""
         raise NotImplementedError
 
     def transfers(self, context: Context, t: int) -> tuple[Ints, Ints]:
-        """(receivers, senders) by their places, of a graph: the same wherever it is worked out."""
+        """(receivers, senders) by member index, of a graph: the same wherever it is computed."""
         raise NotImplementedError
 
     def sent(self, state: Any, trained: Any) -> Weights:
@@ -146,31 +146,31 @@ class PeerMethod(Method, ABC):
         return models
 
     def note(self, context: Context, trained: Any, listeners: Ints) -> Floats:
-        """(r,) the number that goes with a center's weights; listeners: (r,) how many hear it."""
+        """(r,) the notes; listeners: (r,) how many members receive each center's model."""
         return np.zeros(context.r)
 
     @abstractmethod
     def learn(self, context: Context, state: Any, trained: Any, received: Received, t: int) -> StepResult:
-        """What the centers here make of what arrived."""
+        """The state after what arrived."""
 
     def cost(self, context: Context, to: Ints, by: Ints) -> Traffic:
-        """Bytes of weights, and of notes, over links from places ``by`` to places ``to``."""
+        """Bytes of weights and notes over links from members ``by`` to members ``to``."""
         pairs = np.unique(np.minimum(to, by) * context.n + np.maximum(to, by))
         payload = self.wire.payload(context)
         control = len(to) * bytes_of.CONTROL_MESSAGE * self.noted
         return Traffic(len(pairs) * payload, len(to) * payload, control)
 
     def evidence(self, context: Context, state: Any) -> tuple[Ints, Floats, Floats, Floats]:
-        """(place, for, against, count) of the members that the first center here has observed."""
+        """(member, for, against, count) of the members that the first center here has observed."""
         return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
 
     def hear(self, state: Any, alarms: tuple[Alarm, ...]) -> Any:
-        """The state with the alarms that the coming round has to reckon with."""
+        """The state with alarms that take effect in the coming round."""
         return state
 
 
 def agree(method: PeerMethod, context: Context, preferences: Preferences, t: int) -> MatchingPlan:
-    """Who becomes whose partner when all centers are here."""
+    """The matching when all centers are here."""
     if preferences.plan is not None:
         return preferences.plan()
     order = method.turns(context.seed, t, context.ids).tolist()

@@ -79,11 +79,11 @@ def _thawed(kind: type, data: bytes, given: dict[str, Any]) -> Any:
     (length,) = _LENGTH.unpack_from(data)
     at = _LENGTH.size + length
 
-    def array(told: Any) -> NDArray[Any]:
+    def array(head: Any) -> NDArray[Any]:
         nonlocal at
-        if not _KIND.fullmatch(told[0]):  # NumPy would read more than names in such words
-            raise StateError(f"an array of {told[0]!r}")
-        dtype, shape = np.dtype(told[0]), tuple(told[1])
+        if not _KIND.fullmatch(head[0]):  # NumPy would read more than names in such words
+            raise StateError(f"an array of {head[0]!r}")
+        dtype, shape = np.dtype(head[0]), tuple(head[1])
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         if at + size > len(data):
             raise StateError("an array is cut off")
@@ -91,24 +91,24 @@ def _thawed(kind: type, data: bytes, given: dict[str, Any]) -> Any:
         at += size
         return found
 
-    def read(told: Any, hint: Any) -> Any:
+    def read(content: Any, hint: Any) -> Any:
         origin, inner = typing.get_origin(hint), typing.get_args(hint)
         if origin in (types.UnionType, typing.Union):
             (some,) = (each for each in inner if each is not type(None))
-            return None if told is None else read(told, some)
+            return None if content is None else read(content, some)
         if origin is np.ndarray:
-            return array(told)
+            return array(content)
         if origin is tuple:
-            each = [inner[0]] * len(told) if inner[1:] == (...,) else inner
-            return tuple(read(value, one) for value, one in zip(told, each, strict=True))
+            each = [inner[0]] * len(content) if inner[1:] == (...,) else inner
+            return tuple(read(value, one) for value, one in zip(content, each, strict=True))
         if dataclasses.is_dataclass(hint):
             hints, make = typing.get_type_hints(hint), typing.cast(Any, hint)
-            return make(**{name: read(value, hints[name]) for name, value in told.items()})
+            return make(**{name: read(value, hints[name]) for name, value in content.items()})
         if isinstance(hint, type) and issubclass(hint, tuple):  # a named one
             hints = typing.get_type_hints(hint)
-            return hint(*(read(value, one) for value, one in zip(told, hints.values(), strict=True)))
-        return told
+            return hint(*(read(value, one) for value, one in zip(content, hints.values(), strict=True)))
+        return content
 
     hints = typing.get_type_hints(kind)
-    told = json.loads(data[_LENGTH.size : _LENGTH.size + length])
-    return kind(**given, **{name: read(value, hints[name]) for name, value in told.items()})
+    content = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+    return kind(**given, **{name: read(value, hints[name]) for name, value in content.items()})

@@ -3,7 +3,7 @@
 1.0  frames and messages name their sender.
 1.1  what names the sender is bound to study and job, and weights bring the head of the sender's log.
 1.2  before weights leave, a partner's witness is asked whether it still has a place.
-1.3  a site that can be reached directly tells the members where.
+1.3  a site that can be reached directly publishes its address.
 
 Sites of one major version understand each other; a job speaks the newest minor version that all its sites
 know. A site may refuse to speak an old one.
@@ -27,7 +27,7 @@ WITH_HEADS = (1, 1)
 #: The first in which weights leave only if the partner's witness says that it has a place.
 WITH_WITNESSES = (1, 2)
 
-#: The first in which sites may tell each other where they listen.
+#: The first in which sites may publish their addresses.
 WITH_ADDRESSES = (1, 3)
 
 #: What is spoken by a site that does not say what it speaks.

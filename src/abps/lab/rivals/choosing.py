@@ -41,7 +41,7 @@ def drawn(
 
 def losses(context: Context, own: Weights, arrived: Weights, to: Ints, by: Ints, judge: Judge) -> Floats:
     """(transfers,) mean loss of what came from place ``by`` on the rows of the center in row ``to``; its
-    private layers are the center's own. 0 where a center has no such rows: they tell nothing.
+    private layers are the center's own. 0 where a center has no such rows: there is no evidence.
 
     own: (r, P).  arrived: (n, shared).
     """

@@ -110,14 +110,14 @@ class DAC(PeerMethod):
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Look at what arrived, and average with all of it."""
-        to, by = received.to, received.by
+        to, by = received.receiver, received.sender
         measured = self.scores(context, trained.models, received)
         score, count = state.score.copy(), state.count.copy()
         score[to, by] = measured
         count[to, by] += 1
         if self.two_hop:
-            told = state.score[context.row[by]]  # as it was when the model was sent
-            score = passed_on(score, count > 0, to, by, told, context.self_mask)
+            sent = state.score[context.row[by]]  # as it was when the model was sent
+            score = passed_on(score, count > 0, to, by, sent, context.self_mask)
         weight = graphs.by_size(context, to, by)
         if self.mix == "score":
             given, own = np.maximum(measured, 0.0), self.own_scores(context, trained.models)
@@ -129,13 +129,15 @@ class DAC(PeerMethod):
     def scores(self, context: Context, own: Weights, received: Received) -> Floats:
         """(transfers,) the score of every model heard."""
         if self.metric == "loss":
-            return inverse(losses(context, own, received.arrived, received.to, received.by, self.judge))
+            return inverse(
+                losses(context, own, received.arrived, received.receiver, received.sender, self.judge)
+            )
         shared = received.arrived.shape[1]
         base = (
             context.learner.start[:shared] if self.metric == "updates" else np.zeros(shared, dtype=np.float32)
         )
-        mine = own[received.to, :shared] - base
-        theirs = received.arrived[received.by] - base
+        mine = own[received.receiver, :shared] - base
+        theirs = received.arrived[received.sender] - base
         mine, theirs = mine.astype(np.float64), theirs.astype(np.float64)
         length = np.linalg.norm(mine, axis=1) * np.linalg.norm(theirs, axis=1)
         return np.asarray((mine * theirs).sum(axis=1) / np.maximum(length, 1e-8))
@@ -162,16 +164,16 @@ def zscores(score: Floats) -> Floats:
 
 
 def passed_on(
-    score: Floats, measured: NDArray[np.bool_], to: Ints, by: Ints, told: Floats, self_mask: NDArray[np.bool_]
+    score: Floats, measured: NDArray[np.bool_], to: Ints, by: Ints, sent: Floats, self_mask: NDArray[np.bool_]
 ) -> Floats:
     """Scores (r, n) with those that the best of the senders has, for members that were never measured.
 
-    told: (transfers, n) the sender's own scores.
+    sent: (transfers, n) the sender's own scores.
     """
     after, open_ = score.copy(), ~measured & ~self_mask
     # The best sender last: it overwrites what others said.
     for k in np.lexsort((by, score[to, by])).tolist():
         row = to[k]
-        takes = open_[row] & (told[k] > 0)
-        after[row, takes] = told[k, takes]
+        takes = open_[row] & (sent[k] > 0)
+        after[row, takes] = sent[k, takes]
     return after

@@ -74,8 +74,10 @@ class DeceFL(PeerMethod):
     ) -> StepResult:
         """Mix with the neighbours."""
         degree = np.bincount(self.edges(context, t).ravel(), minlength=context.n)
-        weight = np.full(len(received.to), 1.0 / (degree.max(initial=0) + 1))
-        mixed = graphs.combine(self.sent(state, trained), received.arrived, received.to, received.by, weight)
+        weight = np.full(len(received.receiver), 1.0 / (degree.max(initial=0) + 1))
+        mixed = graphs.combine(
+            self.sent(state, trained), received.arrived, received.receiver, received.sender, weight
+        )
         if self.order == "displacement":
             mixed = mixed + (trained.models - state.models)
         return StepResult(Models(mixed))

@@ -82,7 +82,7 @@ class DeFTA(PeerMethod):
     loss: Literal["train", "validation"] = "train"
     trust_decay: float = 1.0
 
-    #: Every center tells its listeners how many they are.
+    #: Every center sends its out-degree along.
     noted = True
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class DeFTA(PeerMethod):
         return self.peers
 
     def init(self, context: Context) -> State:
-        """The common start; no opinion of anybody."""
+        """The common start; no confidence in anybody."""
         start, unknown = context.common_start(), np.full(context.r, np.inf)
         return State(start, np.zeros((context.r, context.n)), unknown, start, unknown, None)
 
@@ -160,9 +160,11 @@ class DeFTA(PeerMethod):
         """Average own and received models, corrected for how many hear each."""
         size = shares(context.sizes(), self.weighting).astype(np.float64)
         say = size / (1.0 + received.notes)
-        weight = hearing_weights(say, say[context.local_index], received.to, received.by)
-        mixed = graphs.combine(trained.models, received.arrived, received.to, received.by, weight)
-        return StepResult(replace(trained, models=mixed, received=Hearing(received.to, received.by, weight)))
+        weight = hearing_weights(say, say[context.local_index], received.receiver, received.sender)
+        mixed = graphs.combine(trained.models, received.arrived, received.receiver, received.sender, weight)
+        return StepResult(
+            replace(trained, models=mixed, received=Hearing(received.receiver, received.sender, weight))
+        )
 
 
 def crelu(x: Floats, slope: float) -> Floats:

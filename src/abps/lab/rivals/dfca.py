@@ -113,12 +113,12 @@ class DFCA(PeerMethod):
             context.seed,
             "proposal-order",
             t,
-            context.ids[context.local_index[received.to]],
-            context.ids[received.by],
+            context.ids[context.local_index[received.receiver]],
+            context.ids[received.sender],
         )
         copies = trained.copies.copy()
-        for k in np.lexsort((place, received.to)).tolist():
-            i, j = int(received.to[k]), int(received.by[k])
+        for k in np.lexsort((place, received.receiver)).tolist():
+            i, j = int(received.receiver[k]), int(received.sender[k])
             stays = self.own_same if number[j] == trained.cluster[i] else self.own_other
             copies[i, number[j]] = lerp(received.arrived[j], copies[i, number[j]], stays)
         return StepResult(self._taken(context, trained.models, copies))

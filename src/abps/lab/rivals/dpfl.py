@@ -116,7 +116,7 @@ class DPFL(PeerMethod):
         size = context.sizes().astype(np.float64)
         shared = received.arrived.shape[1]
         chosen = np.zeros((context.r, context.n), dtype=bool)
-        partners = [received.by[received.to == i] for i in range(context.r)]
+        partners = [received.sender[received.receiver == i] for i in range(context.r)]
         # Sums of weighted models: those taken, and those not yet refused.
         taken = own[:, :shared].astype(np.float64) * size[context.local_index][:, None]
         weight = size[context.local_index].copy()

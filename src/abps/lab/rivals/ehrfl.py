@@ -110,8 +110,8 @@ class EHRFL(PeerMethod):
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Average with the partner, by size."""
-        weight = graphs.by_size(context, received.to, received.by)
-        models = graphs.combine(trained.models, received.arrived, received.to, received.by, weight)
+        weight = graphs.by_size(context, received.receiver, received.sender)
+        models = graphs.combine(trained.models, received.arrived, received.receiver, received.sender, weight)
         return StepResult(replace(trained, models=models))
 
 

@@ -113,7 +113,7 @@ class Facade(PeerMethod):
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """The mean trunk, and the mean of every head with those of its number."""
-        to, by, at = received.to, received.by, self.trunk(context)
+        to, by, at = received.receiver, received.sender, self.trunk(context)
         weight = evenly(to, context.r)
         trunk = graphs.combine(trained.models[:, :at], received.arrived[:, :at], to, by, weight)
         number = np.rint(received.notes[by]).astype(np.int64).clip(0, self.clusters - 1)

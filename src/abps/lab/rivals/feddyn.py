@@ -33,7 +33,7 @@ from abps.models.training import PLAIN, Objective
 class State(Models):
     """models: (r, P) evaluated.  cloud: (r, P) where training starts.  moved: (r, P) each center's d_i.
 
-    h: (P,) the mean of all d_i, as the clouds tell.
+    h: (P,) the mean of all d_i, which follows from the cloud models.
     """
 
     cloud: Weights

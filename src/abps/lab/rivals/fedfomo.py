@@ -116,7 +116,7 @@ class FedFomo(PeerMethod):
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Weigh what arrived, and the own model, by what each takes off the loss."""
-        to, by, before = received.to, received.by, own_losses(context, state.models, self.judge)
+        to, by, before = received.receiver, received.sender, own_losses(context, state.models, self.judge)
         shared = received.arrived.shape[1]
         base = state.models[:, :shared]
         theirs = gains(

@@ -67,7 +67,7 @@ class Gossip(PeerMethod):
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Merge what arrives."""
-        to, by = received.to, received.by
+        to, by = received.receiver, received.sender
         # Every message has its own place in the receiver's queue, whatever order centers are listed in.
         receivers = context.ids[context.local_index[to]]
         place = streams.uniforms(context.seed, "proposal-order", t, receivers, context.ids[by])

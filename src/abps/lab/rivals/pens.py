@@ -25,7 +25,7 @@ from abps.methods.averaging import shares
 from abps.methods.base import Context, Floats, Ints, Kind, Models, Weighting, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
-#: The share of all rounds that the first phase takes, unless its rounds are told.
+#: The share of all rounds that the first phase takes, unless its rounds are set.
 FIRST_PHASE = 0.3
 
 
@@ -100,7 +100,7 @@ class PENS(PeerMethod):
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Average with the best, and count them; later with all."""
-        to, by, chosen = received.to, received.by, state.chosen
+        to, by, chosen = received.receiver, received.sender, state.chosen
         if self.looking(context, t):
             loss = losses(context, trained.models, received.arrived, to, by, self.judge)
             kept = best_of(to, loss, context.ids[by], self.best)

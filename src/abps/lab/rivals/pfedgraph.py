@@ -214,17 +214,21 @@ class PFedGraphPeers(PeerMethod):
         """The own model and those heard, by their shares."""
         share = received.preferences.share
         own = share[np.arange(context.r), context.local_index]
-        given = share[received.to, received.by]
-        total = own + np.bincount(received.to, weights=given, minlength=context.r)
-        weight = np.where(total[received.to] > 0, given / np.maximum(total[received.to], 1e-300), 0.0)
+        given = share[received.receiver, received.sender]
+        total = own + np.bincount(received.receiver, weights=given, minlength=context.r)
+        weight = np.where(
+            total[received.receiver] > 0, given / np.maximum(total[received.receiver], 1e-300), 0.0
+        )
         return StepResult(
-            Models(graphs.combine(trained.models, received.arrived, received.to, received.by, weight))
+            Models(
+                graphs.combine(trained.models, received.arrived, received.receiver, received.sender, weight)
+            )
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Graph(Preferences):
-    """An opinion, and the shares (r, n) that it came from."""
+    """Preferences, and the shares (r, n) that they follow from."""
 
     share: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 

@@ -70,7 +70,7 @@ class Ground:
 
 @dataclass(frozen=True, eq=False)
 class Weighed(Preferences):
-    """An opinion, and the weights w_ij (n, n) that it came from."""
+    """Preferences, and the weights w_ij (n, n) that they follow from."""
 
     weight: Floats | None = None
 
@@ -135,7 +135,7 @@ class WPFed(PeerMethod):
         return Ground(context.learner.on(replace(context.data, train=train)), reference, sketch)
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
-        """Train without the reference rows, or with the neighbours' opinion of them."""
+        """Train without the reference rows, or with the neighbours' predictions for them."""
         objective = PLAIN if state.teacher is None else self.distil(state.teacher)
         trained = context.derived.learner.train(state.models, t, objective)
         return replace(state, models=trained, teacher=None)
@@ -156,8 +156,8 @@ class WPFed(PeerMethod):
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Rank the neighbours, and average with them or listen to their predictions."""
-        order = np.argsort(received.to, kind="stable")
-        to, by = received.to[order], received.by[order]
+        order = np.argsort(received.receiver, kind="stable")
+        to, by = received.receiver[order], received.sender[order]
         derived, models, arrived, weight = (
             context.derived,
             trained.models,
@@ -246,8 +246,8 @@ def scores(n: int, ranking: Ints) -> Floats:
     by = ranking[ranking >= 0]
     length = (ranking >= 0).sum(axis=1)
     votes = np.bincount(by, minlength=n)
-    worth = 1.0 - place / np.repeat(length, length)
-    total = np.bincount(by, weights=worth, minlength=n)
+    value = 1.0 - place / np.repeat(length, length)
+    total = np.bincount(by, weights=value, minlength=n)
     return np.where(votes > 0, total / np.maximum(votes, 1), 0.5)
 
 

@@ -138,7 +138,7 @@ class Learning:
         with self._busy:
             learned = self._learn(round, self._before(), trained, partners, bool(rest))
         value = self.score(learned.state, site_context.data.validation)
-        worth, told = learned.worth, self._evidence(learned.state)
+        worth, told = learned.utility, self._evidence(learned.state)
         seen = [] if worth is None else list(zip(worth.peer.tolist(), worth.value, worth.error))
         done = RoundRecord(
             round,
