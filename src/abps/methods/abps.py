@@ -239,7 +239,7 @@ class ABPS(PeerMethod):
     def mix(
         self, context: Context, state: State, trained: Models, received: Received, t: int
     ) -> tuple[Weights, PeerUtility, Any]:
-        """(r, P) the models after mixing, the utility of partners, and the models' predictions, if at hand."""
+        """(r, P) the mixed models, the utility of partners, and the models' predictions, if at hand."""
         partners = received.partners(context.r)
         weights = shares(context.sizes(), self.weighting)
         exchange = PartnerExchange(context, trained.models, received.arrived, weights, partners)

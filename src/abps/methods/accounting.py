@@ -17,8 +17,8 @@ from abps.privacy.published import noisy
 
 
 def counting_of(method: Method, seed: int) -> HistogramSum | None:
-    """How centers report what common scales and the outcome's time grid or level are estimated from: masked or
-    noisy counts; none: plain summaries."""
+    """How centers report what common scales and the outcome's time grid or level are estimated from: by masked
+    or noisy counts; none: by plain summaries."""
     private = method.privacy.budget is not None
     if not private and not method.privacy.secure:
         return None
@@ -99,9 +99,7 @@ def not_covered(method: Method, context: Context) -> tuple[str, ...]:
     """What an account leaves out, in words."""
     gaps = []
     if method.training.standardise == "common" and context.data.agreed and not context.data.from_histograms:
-        gaps.append(
-            "common statistics of numeric columns were published without noise; scales in a codebook need none"
-        )
+        gaps.append("common statistics of numeric columns have no noise; scales in a codebook need none")
     elif method.training.standardise == "own":
         gaps.append("each center standardises by its own rows, and this is not counted")
     gaps.append("names of columns and of category levels in the codebook are not counted")

@@ -84,7 +84,7 @@ class Wire:
         return start[:count] if self.reference == "start" else np.zeros(count, dtype=np.float32)
 
     def deliver(self, context: Context, weights: Weights, t: int) -> Weights:
-        """(r, count) the weights that the centers here send, as the receivers decode them; t numbers the message."""
+        """(r, count) the weights sent from here as the receivers decode them; t numbers the message."""
         return self._arrived(
             context, weights, streams.bits(context.seed, "codec", t, context.ids[context.local_index])
         )
