@@ -17,7 +17,7 @@ from abps.privacy.published import noisy
 
 
 def counting_of(method: Method, seed: int) -> HistogramSum | None:
-    """How centers report what common scales and the outcome's time grid or level are estimated from: by masked
+    """How centers report the statistics for common scales and for the outcome's time grid or level: by masked
     or noisy counts; none: by plain summaries."""
     private = method.privacy.budget is not None
     if not private and not method.privacy.secure:
