@@ -88,9 +88,9 @@ def write_with(path: Path, writer: Callable[[Path], object]) -> None:
         try:
             writer(part)
         except Exception as error:
-            # Libraries in Rust tell of the operating system's refusals in errors of their own.
-            _, told, code = str(error).partition("(os error ")
-            if not told:
+            # Libraries in Rust report the operating system's errors in errors of their own.
+            _, found, code = str(error).partition("(os error ")
+            if not found:
                 raise
             number = int(code.partition(")")[0])
             raise OSError(number, os.strerror(number)) from error

@@ -88,7 +88,7 @@ def test_fit_writes_models_that_predict_as_the_run_did(tmp_path, spec, capsys):
         times, chances = model.predict_survival(frame)
         assert len(times) == alive.shape[1]
         np.testing.assert_allclose(chances, alive, atol=1e-6)
-        with pytest.raises(RequestError, match="tells no classes"):
+        with pytest.raises(RequestError, match="has no classes"):
             model.predict_proba(frame)
     elif kind == "classes":
         p = model.predict_proba(frame)

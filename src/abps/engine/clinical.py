@@ -1,6 +1,6 @@
 """What clinicians ask of a run: calibration at every hospital, what acting on it brings, parts of the cohort.
 
-Everything is told of test rows. Recalibration and thresholds come from validation rows, which the method
+Everything is measured on test rows. Recalibration and thresholds come from validation rows, which the method
 judged by but did not learn from. Only sums and curves are kept, never a row; a part of the cohort with few
 rows or events is hidden.
 """
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 #: The sensitivity that a threshold is chosen for.
 SENSITIVITY: Final = 0.9
 
-#: Thresholds that are told whatever the data say.
+#: Thresholds that are always reported.
 FIXED: Final = (0.1, 0.2)
 
 #: Points of a hospital's curve, and of the curve of all.
@@ -44,7 +44,7 @@ POINTS, MORE_POINTS = 12, 30
 
 @dataclass(frozen=True)
 class Interval:
-    """A number with its 95 % interval; NaN where it cannot be told."""
+    """A number with its 95 % interval; NaN where it is unknown."""
 
     value: float = math.nan
     low: float = math.nan
@@ -52,7 +52,7 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether it can be told."""
+        """Whether it is known."""
         return math.isfinite(self.value)
 
 
@@ -70,7 +70,7 @@ class AtCenter:
     """Calibration of one center on its test rows: as the run gives it, and after its recalibration.
 
     recalibration: none, intercept, or intercept and slope; by fold where folds differ.  shift, factor: new
-    log odds are shift + factor x log odds.  curve: (probability told, share of events), as the run gives it;
+    log odds are shift + factor x log odds.  curve: (predicted probability, share of events), as the run gives it;
     nothing below twenty events.
     """
 
@@ -98,7 +98,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Subgroup:
-    """One part of the cohort.  ratio: events over those expected.  hidden: why it is not told."""
+    """One part of the cohort.  ratio: events over those expected.  hidden: why it is not shown."""
 
     name: str
     rows: int = 0
@@ -113,7 +113,7 @@ class Clinical:
     """All of it, of a binary outcome.
 
     rows, events, auroc: of all test rows together, each by its own center's model, recalibrated.
-    curve, curve_after: (probability told, share of events) of all rows, before and after recalibration.
+    curve, curve_after: (predicted probability, share of events) of all rows, before and after recalibration.
     thresholds: of the decision curve.  net_benefit: of the recalibrated model.  everyone: of calling all.
     cuts: what happens at some thresholds.  subgroups: by column.
     """

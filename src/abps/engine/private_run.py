@@ -25,14 +25,14 @@ class Spending:
 
     def after(self, method: Method, context: Context, t: int) -> Spending:
         """After round t; a method that took more steps than a round has cannot be accounted."""
-        told = releases(method, t)
-        steps, planned = sum(context.learner.noisy_steps.values()), told[-1].times
+        planned_releases = releases(method, t)
+        steps, planned = sum(context.learner.noisy_steps.values()), planned_releases[-1].times
         if not 0 < steps - self.seen <= planned:
             raise RequestError(
                 f"dp_epsilon: {steps - self.seen} private steps in round {t}, where {planned} are "
                 "accounted for; choose a method that trains every center once a round"
             )
-        return Spending(self.account.spend(*told), steps)
+        return Spending(self.account.spend(*planned_releases), steps)
 
 
 def begun(method: Method, context: Context) -> tuple[Context, Spending | None]:
@@ -46,14 +46,14 @@ def begun(method: Method, context: Context) -> tuple[Context, Spending | None]:
     published = method.publish(context)
     if not len(published.names):
         return context, Spending(account)
-    told = np.empty_like(published.vectors)
+    noisy = np.empty_like(published.vectors)
     for k, place in enumerate(context.local_index):
-        told[k] = published_privately(context, published, k, int(context.ids[place]), noise)
+        noisy[k] = published_privately(context, published, k, int(context.ids[place]), noise)
     account = account.spend(Release(0, "metadata", noise))
     rows = context.reported_rows
-    if ROWS in published.names:  # nobody knows more of another's rows than it told
-        rows = np.rint(np.exp(told[:, published.names.index(ROWS)])).astype(np.float32)
-    return replace(context, published=told, reported_rows=rows), Spending(account)
+    if ROWS in published.names:  # nobody knows more of another's rows than it published
+        rows = np.rint(np.exp(noisy[:, published.names.index(ROWS)])).astype(np.float32)
+    return replace(context, published=noisy, reported_rows=rows), Spending(account)
 
 
 def ledger(method: Method, context: Context, spending: Spending) -> PrivacyLedger:

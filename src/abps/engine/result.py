@@ -392,7 +392,7 @@ def scores_of(
     honest: NDArray[np.bool_] | None = None,
     trained: Segments | None = None,
 ) -> dict[str, Any]:
-    """The fields of a run that tell how accurate it is, whatever its outcome.
+    """The fields of a run that say how accurate it is, whatever its outcome.
 
     trained: answers to the training rows, for a baseline of relative risks.
     """
@@ -491,7 +491,7 @@ def scored_on(
 
     fold: by which fold's model every row was scored; None: by one model.
 
-    Intervals and who has too few rows are told of AUROCs; of other outcomes the rows and events alone.
+    Intervals and who has too few rows are given for AUROCs; for other outcomes the rows and events alone.
     """
     folds = 0 if fold is None else int(fold.values.max(initial=0)) + 1
     if not labels.outcome.binary:
@@ -528,20 +528,20 @@ GROUPS: Final = 10
 
 
 def calibrated(centers: tuple[str, ...], logits: Segments, labels: Segments) -> CalibrationSummary:
-    """Calibration of every center and of all rows together; of other outcomes their scores tell it."""
+    """Calibration of every center and of all rows together; other outcomes have their own scores."""
     if not labels.outcome.binary:
         return CalibrationSummary()
     found = {
         name: calibration_of(expit(logits[i].astype(np.float64)), labels[i].astype(np.float64))
         for i, name in enumerate(centers)
     }
-    told = expit(logits.values.astype(np.float64))
-    parts = np.array_split(np.argsort(told, kind="stable"), min(GROUPS, len(told)) or 1)
+    predicted = expit(logits.values.astype(np.float64))
+    parts = np.array_split(np.argsort(predicted, kind="stable"), min(GROUPS, len(predicted)) or 1)
     return CalibrationSummary(
         {name: c.expected for name, c in found.items()},
         {name: math.nan if c.in_the_large is None else c.in_the_large.value for name, c in found.items()},
         {name: math.nan if c.slope is None else c.slope.value for name, c in found.items()},
-        tuple(float(told[part].mean()) for part in parts if len(part)),
+        tuple(float(predicted[part].mean()) for part in parts if len(part)),
         tuple(float(labels.values[part].mean(dtype=np.float64)) for part in parts if len(part)),
         tuple(len(part) for part in parts if len(part)),
     )

@@ -1,7 +1,7 @@
 """Rounds of a method with all centers in one process.
 
 The driver: it asks the method what to send, looks whether that can be afforded, delivers it through the
-codec, books the bytes, ends communication when the budget is reached, and tells who rested. The other driver
+codec, books the bytes, ends communication when the budget is reached, and notes who rested. The other driver
 is a real site (:mod:`abps.sites.node.site`) with its conductor; the methods are the same.
 """
 

@@ -13,7 +13,6 @@ from abps.data.codebook import Codebook
 from abps.data.repairs import Repair
 from abps.data.roles import Roles
 from abps.data.site_table import as_agreed
-from abps.data.table import repair_table
 
 #: The share of a column's values that may lie outside its range before the column is refused.
 OUTSIDE = 0.05
@@ -76,47 +75,62 @@ def readable(
     if table.height == 0:
         raise RequestError("the table has no rows; give at least one")
     raw = table.select(needed)
-    whole, repairs, doubts = repair_table(raw, Roles("", ""))
+    whole, repairs, doubts = mended(raw, Roles("", ""))
     levels: dict[str, set[str]] = {}
     for column in book.columns:
         if column.kind == "level":
             levels.setdefault(column.source, set()).add(column.level)
     for name in needed:
-        column_now = whole[name]
-        if name not in levels and column_now.dtype == pl.String and column_now.null_count() < len(column_now):
-            example = column_now.drop_nulls()[0]
-            raise RequestError(
-                f"the column {name!r} holds text ({example!r}) where the model of {owner} needs numbers; "
-                "mend the column"
-            )
-        if name in levels and column_now.dtype.is_float() and column_now.n_unique() > 50:
-            raise RequestError(
-                f"the column {name!r} holds numbers where the model of {owner} knows names such as "
-                f"{sorted(levels[name])[0]!r}; mend the column"
-            )
+        _check_type(whole[name], levels.get(name), owner)
     features = as_agreed(whole, raw, _plain(book), owner)
-    warnings = list(doubts)
-    for name, span in ranges.items():
-        values = features[name].cast(pl.Float64).to_numpy()
-        known = values[np.isfinite(values)]
-        low, high = span.allowed
-        outside = int(((known < low) | (known > high)).sum())
-        if not outside:
-            continue
-        words = (
-            f"{outside} of {len(known)} values of {name!r} lie outside {low:.4g} to {high:.4g}, "
-            f"where the model of {owner} has learned (middle value here: {np.median(known):.4g})"
+    warnings = [
+        *doubts,
+        *(_outside(features[name], span, owner, anyway) for name, span in ranges.items()),
+        *(_strange(features[name], known) for name, known in levels.items()),
+    ]
+    return Readable(features, tuple(repairs), tuple(filter(None, warnings)))
+
+
+def _check_type(column: pl.Series, levels: set[str] | None, owner: str) -> None:
+    """Refuse text where numbers are needed, and numbers where names are.  levels: of a category."""
+    known = column.drop_nulls()
+    if levels is None and column.dtype == pl.String and len(known):
+        raise RequestError(
+            f"the column {column.name!r} holds text ({known[0]!r}) where the model of {owner} needs numbers; "
+            "mend the column"
         )
-        if outside > OUTSIDE * len(known) and not anyway:
-            raise RequestError(f"{words}; is it another unit? mend the column")
-        warnings.append(words)
-    for name, known_levels in levels.items():
-        cells = features[name].drop_nulls()
-        strange = int((~cells.is_in(sorted(known_levels))).sum())
-        # Where two levels are one column, the other level is no name that the model knows.
-        if len(known_levels) > 1 and strange > STRANGE * len(cells):
-            warnings.append(f"{strange} of {len(cells)} cells of {name!r} are none of the levels learned")
-    return Readable(features, tuple(repairs), tuple(warnings))
+    if levels is not None and column.dtype.is_float() and column.n_unique() > 50:
+        raise RequestError(
+            f"the column {column.name!r} holds numbers where the model of {owner} knows names such as "
+            f"{sorted(levels)[0]!r}; mend the column"
+        )
+
+
+def _outside(column: pl.Series, span: Range, owner: str, anyway: bool) -> str:
+    """A warning if some values are out of range; many are refused, unless asked for."""
+    values = column.cast(pl.Float64).to_numpy()
+    known = values[np.isfinite(values)]
+    low, high = span.allowed
+    outside = int(((known < low) | (known > high)).sum())
+    if not outside:
+        return ""
+    words = (
+        f"{outside} of {len(known)} values of {column.name!r} lie outside {low:.4g} to {high:.4g}, "
+        f"where the model of {owner} has learned (middle value here: {np.median(known):.4g})"
+    )
+    if outside > OUTSIDE * len(known) and not anyway:
+        raise RequestError(f"{words}; is it another unit? mend the column")
+    return words
+
+
+def _strange(column: pl.Series, levels: set[str]) -> str:
+    """A warning if most cells of a category are none of its levels."""
+    cells = column.drop_nulls()
+    strange = int((~cells.is_in(sorted(levels))).sum())
+    # Where two levels are one column, the other level is no name that the model knows.
+    if len(levels) > 1 and strange > STRANGE * len(cells):
+        return f"{strange} of {len(cells)} cells of {column.name!r} are none of the levels learned"
+    return ""
 
 
 def _plain(book: Codebook) -> Codebook:

@@ -102,12 +102,12 @@ class FittedModel:
         """The same, from the network's answers (rows, outputs)."""
         if self.outcome.binary:
             return pl.DataFrame({"probability": self.recalibration.apply(expit(answers[:, 0]))})
-        told = foretold(self.outcome, answers)
+        said = foretold(self.outcome, answers)
         if self.outcome.kind == "continuous":
-            return pl.DataFrame({"value": told})
+            return pl.DataFrame({"value": said})
         if self.outcome.kind == "classes":
-            return pl.DataFrame({f"probability of {n}": told[:, k] for k, n in enumerate(self.outcome.names)})
-        times, alive = np.array(self.outcome.grid), told
+            return pl.DataFrame({f"probability of {n}": said[:, k] for k, n in enumerate(self.outcome.names)})
+        times, alive = np.array(self.outcome.grid), said
         if self.outcome.way == "cox":
             times, hazard = np.array(self.baseline).reshape(-1, 2).T
             alive = np.exp(-hazard[None] * np.exp(answers))
@@ -126,29 +126,29 @@ class FittedModel:
         """
         if self.outcome.kind in ("survival", "continuous"):
             raise RequestError(
-                f"a model of an outcome of {self.outcome.kind} tells no classes; use "
+                f"a model of an outcome of {self.outcome.kind} has no classes; use "
                 f"{'predict_survival' if self.outcome.kind == 'survival' else 'predict'}"
             )
-        told = self.foretold(self._readable(table)).to_numpy()
-        return np.column_stack([1.0 - told[:, 0], told[:, 0]]) if self.outcome.binary else told
+        said = self.foretold(self._readable(table)).to_numpy()
+        return np.column_stack([1.0 - said[:, 0], said[:, 0]]) if self.outcome.binary else said
 
     def predict_survival(self, table: Any) -> tuple[Floats, Floats]:
         """Times (k,), and (rows, k) the chance to live longer than each of them."""
         if self.outcome.kind != "survival":
             raise RequestError(f"a model of an outcome of {self.outcome.kind} knows no times")
-        told = self.foretold(self._readable(table)).drop("risk")
+        said = self.foretold(self._readable(table)).drop("risk")
         times = self.outcome.grid or tuple(t for t, _ in self.baseline)
-        return np.array(times), told.to_numpy()
+        return np.array(times), said.to_numpy()
 
     def predict(self, table: Any, threshold: float = 0.5) -> NDArray[Any]:
         """(rows,) 1 where the probability of the event is at least the threshold; the likeliest class; the
         number; or the risk, larger for who fails earlier."""
         if self.outcome.binary:
             return (self.predict_proba(table)[:, 1] >= threshold).astype(np.int64)
-        told = self.foretold(self._readable(table))
+        said = self.foretold(self._readable(table))
         if self.outcome.kind == "classes":
-            return np.asarray(self.classes_[np.argmax(told.to_numpy(), axis=1)])
-        return told["value" if self.outcome.kind == "continuous" else "risk"].to_numpy()
+            return np.asarray(self.classes_[np.argmax(said.to_numpy(), axis=1)])
+        return said["value" if self.outcome.kind == "continuous" else "risk"].to_numpy()
 
 
 def as_frame(table: Any) -> pl.DataFrame:

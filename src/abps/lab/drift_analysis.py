@@ -224,7 +224,7 @@ def _eras(table: pl.DataFrame, question: Question) -> tuple[pl.Series, str]:
         return table[column].cast(pl.String), column
     if question.time is None:
         raise RequestError(
-            "there is nothing to tell early from late by; name a column, era=COL (like era in MIMIC-IV) "
+            "nothing says which rows are early and which late; name a column, era=COL (like era in MIMIC-IV) "
             "or time=COL (a year)"
         )
     return _windows(table, question), "window"

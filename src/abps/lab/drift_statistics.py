@@ -206,7 +206,7 @@ def contingency(first: ArrayLike, second: ArrayLike) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Association:
-    """How far one labelling tells another.
+    """How well one labelling predicts another.
 
     v: Cramér's V. v_corrected: with the chance part taken out (Bergsma). purity: the share of the most
     frequent second label, mean over the first labels; chance_purity: what it would be on average if the

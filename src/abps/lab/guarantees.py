@@ -230,7 +230,7 @@ def slot_gaps(means: ArrayLike, slots: int, gaps: Gaps = "best") -> tuple[float,
     ``best``, as printed: slots * sum 1/gap and slots * sum gap, gaps to the best peer.
 
     ``slots``: regret is counted against the best ``slots`` peers, and a peer just behind the last of
-    them is as hard to tell from *that* one; its gap to the very best says nothing about it. With
+    them is as hard to distinguish from *that* one; its gap to the very best says nothing about it. With
     D_k the gap of peer j to the k-th best, the factor of j is 1/D_1 + sum_k D_k (1/D_k^2 - 1/D_(k-1)^2)
     (the greedy argument for matroids: Kveton et al., Matroid bandits, UAI 2014), which is 1/gap for
     one slot and at most 2/D_slots.

@@ -260,7 +260,7 @@ class Gradients:
 def features(
     made: Gradients, seen: Exposed, i: int, x: NDArray[np.float32], y: NDArray[np.float32]
 ) -> Floats:
-    """(rows, 3) what tells members of center i from others: alignment, and loss before and after."""
+    """(rows, 3) what distinguishes members of center i from others: alignment, and loss before and after."""
     gradient = made.of(seen.at[i], x, y)
     update = seen.after[i] - seen.before[i]
     along = -(gradient @ update) / np.maximum(
@@ -339,13 +339,13 @@ def guessing(
     update = seen.after[i] - seen.before[i]
     gaps = []
     for k in flags:
-        told = []
+        fits = []
         for value in (1.0, 0.0):
             guess = x.copy()
             guess[:, k] = value
             gradient = made.of(seen.at[i], guess, y)
-            told.append(-(gradient @ update) / np.maximum(np.linalg.norm(gradient, axis=1), 1e-12))
-        score, truth = (told[0] - told[1]).astype(np.float64), x[:, k] > 0
+            fits.append(-(gradient @ update) / np.maximum(np.linalg.norm(gradient, axis=1), 1e-12))
+        score, truth = (fits[0] - fits[1]).astype(np.float64), x[:, k] > 0
         gaps.append(area(score[member], truth[member]) - area(score[~member], truth[~member]))
     return float(np.mean(gaps))
 

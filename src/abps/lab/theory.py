@@ -397,7 +397,7 @@ class TheoryResults:
 
 
 def check(seed: int, progress: Callable[[str, float], None] = lambda study, share: None) -> TheoryResults:
-    """Run every study. ``progress`` is told the name of a study and the share of it that is done."""
+    """Run every study. ``progress`` is called with the name of a study and the share of it that is done."""
 
     def of(study: str) -> Callable[[float], None]:
         progress(study, 0.0)
