@@ -70,8 +70,8 @@ class AtCenter:
     """Calibration of one center on its test rows: as the run gives it, and after its recalibration.
 
     recalibration: none, intercept, or intercept and slope; by fold where folds differ.  shift, factor: new
-    log odds are shift + factor x log odds.  curve: (predicted probability, share of events), as the run gives it;
-    nothing below twenty events.
+    log odds are shift + factor x log odds.  curve: (predicted probability, share of events), as the run gives
+    it; nothing below twenty events.
     """
 
     before: Level = Level()

@@ -75,7 +75,7 @@ def readable(
     if table.height == 0:
         raise RequestError("the table has no rows; give at least one")
     raw = table.select(needed)
-    whole, repairs, doubts = mended(raw, Roles("", ""))
+    whole, repairs, doubts = repair_table(raw, Roles("", ""))
     levels: dict[str, set[str]] = {}
     for column in book.columns:
         if column.kind == "level":
