@@ -33,7 +33,7 @@ def test_it_beats_every_center_alone_and_a_run_repeats(small):
     assert np.array_equal(run.models, again.models)
     assert 0 < run.bytes.all_vs_fedavg < 0.02
     assert run.bytes.edge == 0 and run.bytes.control > 0
-    weights = run.trail.filter(run.trail["decision"] == "weight")
+    weights = run.decisions.filter(run.decisions["decision"] == "weight")
     sums = weights.group_by("center").agg(pl.col("score").sum())["score"].to_numpy()
     assert len(sums) == 12 and sums == pytest.approx(1.0)
 
@@ -54,7 +54,7 @@ def test_clusters_are_found_and_used_where_centers_differ(severe):
     assert without.rounds == 8
     assert 8 < with_clusters.rounds <= 20
     assert with_clusters.auroc.mean > without.auroc.mean + 0.02
-    peers = with_clusters.trail.filter(pl.col("reason") == "cluster peer")
+    peers = with_clusters.decisions.filter(pl.col("reason") == "cluster peer")
     assert len(peers) > 36
 
 
@@ -64,7 +64,7 @@ def test_attackers_cost_honest_centers_little(small, attack):
     run = abps.simulate(small, "abps-plus", seed=3, attack=f"{attack}:share=0.2")
     assert run.auroc.honest_mean > clean.auroc.mean - 0.03
     if attack != "label-flip":
-        excluded = run.trail.filter(pl.col("decision") == "excluded")
+        excluded = run.decisions.filter(pl.col("decision") == "excluded")
         assert len(excluded) > 0
 
 

@@ -9,6 +9,7 @@ from abps.models.hierarchical import (
     CenterRows,
     CommonModel,
     center_curvatures,
+    common_losses,
     common_sums,
     posterior,
 )
@@ -117,7 +118,12 @@ def test_quasi_newton_steps_reach_the_penalised_optimum():
     )
     for _ in range(8):
         sums = common_sums(rows, CommonModel(fit.point.reshape(1, q), variance))
-        fit = common_fit.quasi_newton_step(fit, sums.score[0].ravel(), float(sums.loss[0]))
+        losses = [
+            common_losses(rows, CommonModel(fit.part_of_step(part).reshape(1, q), variance))[0]
+            for part in common_fit.FRACTIONS
+        ]
+        assert losses[0] == pytest.approx(sums.loss[0])
+        fit = common_fit.quasi_newton_step(fit, sums.score[0].ravel(), np.array(losses))
     ridge = float(fit.penalty[0])
     oracle = linear_model.LogisticRegression(C=1 / ridge, tol=1e-10, max_iter=5000).fit(rows.x, rows.y)
     assert fit.point[:5] == pytest.approx(oracle.coef_[0], abs=5e-3)

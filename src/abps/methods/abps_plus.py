@@ -205,13 +205,14 @@ class ABPSPlus(CoordinatedMethod):
             return Upload.encode(lists, [fields.form] * len(lists))
         form = fields.form
         if phase is Phase.CLUSTER_FIT:
-            score, loss, raw = plus_structure.cluster_sums(state, local)
+            score, losses, raw = plus_structure.cluster_sums(state, local)
             form = (*form, Field("single", 1))
         else:
-            sums = common_sums(local.rows, common_model(state, local))
-            score, loss, raw = sums.score.reshape(context.r, -1), sums.loss, sums.raw
+            score, losses, raw = plus_structure.sums_along(
+                local.rows, state.fit, np.zeros(local.q), state.variance, state.dispersion
+            )
         lists = [
-            fields.pack({"score": score[i] / state.scale, "loss": loss[i], "raw": raw[i]})
+            fields.pack({"score": score[i] / state.scale, "losses": losses[i], "raw": raw[i]})
             for i in range(context.r)
         ]
         if phase is Phase.CLUSTER_FIT:
@@ -491,7 +492,7 @@ def _apply_cluster_step(context: Context, state: PlusState, broadcast: Broadcast
             raise ValueError("a broadcast without the sums of this center's cluster")
         sums = fields.unpack(values)
         share, count = values[fields.length :]
-        found[name] = (sums["score"] * state.scale, float(sums["loss"][0]), float(share), int(count))
+        found[name] = (sums["score"] * state.scale, sums["losses"], float(share), int(count))
     return plus_structure.step_clusters(state, found)
 
 

@@ -88,7 +88,7 @@ def _possible(
         near = (ratio <= ROWS_FACTOR * usual) & (ratio >= usual / ROWS_FACTOR)
         fine &= near | (np.abs(parts["rows"][:, 0] - reported * usual) <= 10)
     elif phase in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
-        fine &= (parts["loss"][:, 0] >= 0) & (parts["raw"][:, 0] >= 0)
+        fine &= (parts["losses"] >= 0).all(axis=1) & (parts["raw"][:, 0] >= 0)
     else:
         count = np.bincount(local.variance_group[local.variance_group >= 0], minlength=local.groups)
         fine &= (parts["squares"] >= 0).all(axis=1) & (parts["shift_squares"] >= 0).all(axis=1)

@@ -15,7 +15,7 @@ from abps.data.outcome import Outcome
 from abps.data.prepare import Prepared
 from abps.methods.base import Floats, Ints, Models
 from abps.models import families, structure
-from abps.models.common_fit import FitState
+from abps.models.common_fit import FRACTIONS, FitState
 from abps.models.families import Family
 from abps.models.hierarchical import CenterRows, CommonModel
 from abps.wire.fields import Fields
@@ -246,7 +246,7 @@ def message(phase: Phase, local: LocalRows) -> Fields:
         curvature = {"diagonal": Field("half", q), "middle": Field("small", q)}
         return Fields(score | curvature | intercepts | {"loss": one, "raw": one, "rows": one, "members": one})
     if phase in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
-        return Fields(score | {"loss": one, "raw": one})
+        return Fields(score | {"losses": Field("single", len(FRACTIONS)), "raw": one})
     gains = Field("single", len(structure.TRUST))
     return Fields(
         score

@@ -25,7 +25,7 @@ from abps.methods.plus_state import (
 )
 from abps.models import common_fit, structure
 from abps.models.common_fit import FitState
-from abps.models.hierarchical import CommonModel, common_sums, posterior
+from abps.models.hierarchical import CenterRows, CommonModel, common_losses, common_sums, posterior
 from abps.wire.number_lists import NumberList
 
 #: Folds of centers: what is tested on one was learned from the others.
@@ -152,35 +152,50 @@ def begin_fits(
     for name in names.tolist():
         point = np.zeros(q) if means is None else means[name]
         # The curvature is known with the cluster's share of all rows, which comes with its sums.
-        fits.append(replace(state.fit, point=point, penalty=penalty, last=None, best=None, centers=0))
+        fits.append(replace(state.fit, point=point, penalty=penalty, base=None, centers=0))
     return replace(clusters, names=names, fits=tuple(fits))
 
 
 def cluster_sums(state: PlusState, local: LocalRows) -> tuple[Floats, Floats, Floats]:
-    """(r, q) scores, (r,) losses and raw losses of every center at the mean of its cluster."""
-    rows, shape = local.rows, local.rows.shape
+    """(r, q) scores, (r, fractions) losses and (r,) raw losses of every center at the mean of its cluster."""
+    rows, n = local.rows, local.rows.n
     variance = np.zeros(local.q)
     variance[local.constants] = 1.0
-    score, loss, raw = np.zeros((rows.n, local.q)), np.zeros(rows.n), np.zeros(rows.n)
+    score, losses, raw = np.zeros((n, local.q)), np.zeros((n, len(common_fit.FRACTIONS))), np.zeros(n)
     for name, fit in zip(state.clusters.names.tolist(), state.clusters.fits, strict=True):
         mine = state.clusters.number == name
-        common = CommonModel(
-            (state.fit.point + fit.point).reshape(shape), variance.reshape(shape), state.dispersion
+        score[mine], losses[mine], raw[mine] = sums_along(
+            rows.centers(mine), fit, state.fit.point, variance, state.dispersion
         )
-        sums = common_sums(rows.centers(mine), common)
-        score[mine], loss[mine], raw[mine] = sums.score.reshape(-1, local.q), sums.loss, sums.raw
-    return score, loss, raw
+    return score, losses, raw
 
 
-def step_clusters(state: PlusState, sums: dict[int, tuple[Floats, float, float, int]]) -> PlusState:
-    """One quasi-Newton step in every cluster here; sums: by cluster its score (q,), loss, share of all rows
-    and number of centers."""
+def sums_along(
+    rows: CenterRows, fit: FitState, centre: Floats, variance: Floats, dispersion: float
+) -> tuple[Floats, Floats, Floats]:
+    """(n, q) scores and (n,) raw losses at a fit's point, and (n, fractions) losses after parts of its step.
+
+    centre, variance: (q,) what points are deviations from, and of intercepts.
+    """
+
+    def common(fraction: float) -> CommonModel:
+        mean = (centre + fit.part_of_step(fraction)).reshape(rows.shape)
+        return CommonModel(mean, variance.reshape(rows.shape), dispersion)
+
+    sums = common_sums(rows, common(1.0))
+    parts = [common_losses(rows, common(fraction)) for fraction in common_fit.FRACTIONS[1:]]
+    return sums.score.reshape(rows.n, -1), np.stack([sums.loss, *parts], axis=1), sums.raw
+
+
+def step_clusters(state: PlusState, sums: dict[int, tuple[Floats, Floats, float, int]]) -> PlusState:
+    """One quasi-Newton step in every cluster here; sums: by cluster its score (q,), losses (fractions,),
+    share of all rows and number of centers."""
     fits: list[FitState] = []
     for name, fit in zip(state.clusters.names.tolist(), state.clusters.fits, strict=True):
-        score, loss, share, centers = sums[name]
+        score, losses, share, centers = sums[name]
         if fit.centers == 0:
             fit = replace(fit, curvature=state.fit.curvature * max(share, 1e-6), centers=centers)
-        fits.append(common_fit.quasi_newton_step(fit, score, loss))
+        fits.append(common_fit.quasi_newton_step(fit, score, losses))
     return replace(state, clusters=replace(state.clusters, fits=tuple(fits)))
 
 

@@ -58,18 +58,17 @@ def after_start(
     )
     variance = np.full(local.terms, WORKING_INTERCEPT_VARIANCE)
     fit = common_fit.with_intercept_variance(fit, variance)
-    fit = common_fit.quasi_newton_step(fit, score, float(sums["loss"][0]))
+    fit = common_fit.quasi_newton_step(fit, score, sums["loss"])
+    # The loss was taken with other intercepts: it is no measure of later ones.
+    fit = replace(fit, base=(point, score, np.inf))
     full = state.variance.copy()
     full[local.constants] = variance
-    # Scores were taken with other intercepts, so this exchange says nothing about curvature.
-    fit = replace(fit, last=None, best=None)
     return replace(state, fit=fit, variance=full, scale=size, rows=float(sums["rows"][0]))
 
 
 def after_step(state: PlusState, local: LocalRows, sums: dict[str, Floats]) -> PlusState:
     """One quasi-Newton step; after the first one, the dispersion of the loss."""
-    score, loss = sums["score"] * state.scale, float(sums["loss"][0])
-    fit = common_fit.quasi_newton_step(state.fit, score, loss)
+    fit = common_fit.quasi_newton_step(state.fit, sums["score"] * state.scale, sums["losses"])
     factor = local.rows.family.dispersion_factor
     if not factor or state.exchanges != 1:
         return replace(state, fit=fit)

@@ -16,6 +16,9 @@ Floats = NDArray[np.float64]
 #: Bounds of the ridge penalty per coefficient, in units of log-likelihood.
 LEAST_PENALTY, MOST_PENALTY = 0.3, 1e5
 
+#: Parts of a step at which centers report their loss, the whole step first.
+FRACTIONS = (1.0, 0.5, 0.25)
+
 #: Fixed-point iterations of the penalties for one quadratic model.
 PENALTY_SWEEPS = 12
 
@@ -32,8 +35,8 @@ class FitState:
     penalty: (q,) ridge.  group: (q,) columns that share a penalty; -1: the constants, which have none.
     middle: (terms, q) mean input of each term, weighted by information.
     intercept_variance: (terms,).  certainty: (terms,) mean share of an intercept that the rows decide.
-    centers: how many add to the sums.  last: point and score one exchange ago.
-    best: point, score and summed loss where the penalised loss was smallest.
+    centers: how many add to the sums.
+    base: point, score and summed loss from which the step to ``point`` was taken; none: there was no step.
     """
 
     point: Floats
@@ -44,8 +47,11 @@ class FitState:
     intercept_variance: Floats
     certainty: Floats
     centers: int
-    last: tuple[Floats, Floats] | None = None
-    best: tuple[Floats, Floats, float] | None = None
+    base: tuple[Floats, Floats, float] | None = None
+
+    def part_of_step(self, fraction: float) -> Floats:
+        """(q,) the point after a part of the step from the base."""
+        return self.point if self.base is None else self.base[0] + fraction * (self.point - self.base[0])
 
 
 def assemble_curvature(matrix: Floats, floor: float = 1e-4) -> Floats:
@@ -97,27 +103,27 @@ def evidence_penalties(
     return penalty, np.asarray(np.linalg.solve(curvature + np.diag(penalty), target))
 
 
-def quasi_newton_step(fit: FitState, score: Floats, loss: float) -> FitState:
-    """The fit after one more exchange, from the summed score (q,) and loss at its point: curvature, penalties
-    and the point to ask about next.
+def quasi_newton_step(fit: FitState, score: Floats, losses: Floats) -> FitState:
+    """The fit after one more exchange: curvature, penalties and the point to ask about next.
 
-    A step that raised the penalised loss still teaches the curvature; the next one starts where the loss was
-    smallest.
+    score: (q,) summed at the point.  losses: (fractions,) summed after the parts :data:`FRACTIONS` of the
+    step. The next step starts where the penalised loss is smallest; there the score is interpolated between
+    both ends, which is exact for a quadratic loss.
     """
-    curvature = fit.curvature
-    if fit.last is not None:
-        before, old = fit.last
-        curvature = bfgs(curvature, fit.point - before, old - score)
-    best = fit.best
-    if best is None or _penalised(fit, fit.point, loss) <= _penalised(fit, best[0], best[2]):
-        best = (fit.point, score, loss)
-    target = curvature @ best[0] + best[1]
+    curvature, chosen = fit.curvature, (fit.point, score, float(losses[0]))
+    if fit.base is not None:
+        start, old, before = fit.base
+        step = fit.point - start
+        curvature = bfgs(curvature, step, old - score)
+        points = [fit.part_of_step(fraction) for fraction in (*FRACTIONS, 0.0)]
+        every = [*losses.tolist(), before]
+        held = [0.5 * float((fit.penalty * point**2).sum()) for point in points]
+        k = int(np.argmin(np.add(every, held)))
+        fraction = (*FRACTIONS, 0.0)[k]
+        chosen = (points[k], (1.0 - fraction) * old + fraction * score, every[k])
+    target = curvature @ chosen[0] + chosen[1]
     penalty, aim = evidence_penalties(curvature, target, fit.penalty, fit.group)
-    return replace(fit, point=aim, curvature=curvature, penalty=penalty, last=(fit.point, score), best=best)
-
-
-def _penalised(fit: FitState, point: Floats, loss: float) -> float:
-    return loss + 0.5 * float((fit.penalty * point**2).sum())
+    return replace(fit, point=aim, curvature=curvature, penalty=penalty, base=chosen)
 
 
 def with_intercept_variance(fit: FitState, variance: Floats) -> FitState:
@@ -135,14 +141,13 @@ def with_intercept_variance(fit: FitState, variance: Floats) -> FitState:
         curvature=assemble_curvature(curvature),
         intercept_variance=variance,
         certainty=certainty,
-        last=None,
-        best=None,
+        base=None,
     )
 
 
 def with_dispersion(fit: FitState, ratio: float) -> FitState:
     """The fit when the dispersion of the loss becomes ``ratio`` times what it was."""
-    return replace(fit, curvature=fit.curvature / ratio, last=None, best=None)
+    return replace(fit, curvature=fit.curvature / ratio, base=None)
 
 
 def shrunken_correlation(matrix: Floats, rows: float) -> tuple[Floats, Floats]:

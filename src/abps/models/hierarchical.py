@@ -198,6 +198,13 @@ def common_sums(rows: CenterRows, common: CommonModel) -> CenterSums:
     return CenterSums(raw / common.dispersion + prior, score, shift, doubt, raw)
 
 
+def common_losses(rows: CenterRows, common: CommonModel) -> Floats:
+    """(n,) the loss of :func:`common_sums` alone."""
+    shift, _, z = fit_intercepts(rows, common)
+    prior = 0.5 * (shift**2 / common.intercept_variance).sum(axis=1)
+    return np.asarray(rows.totals(rows.family.loss(z, rows.y, rows.start)) / common.dispersion + prior)
+
+
 def scored(rows: CenterRows, i: int, residual: Floats) -> Floats:
     """(terms, columns + 1) the score of center i's coefficients from residuals (rows, terms)."""
     part = slice(rows.start[i], rows.start[i + 1])
