@@ -39,7 +39,7 @@ def test_the_terminal_shows_everything(capsys, table):
     assert "separated by semicolon, UTF-16" in words and "x [mg]" in words
     assert "'1' is the event (70 rows" in words
     assert "a detection limit" in words and "'<0,5' → 0.5 (limit)" in words
-    assert "tiny: 4 row(s), fewer than 50" in words
+    assert "tiny: fewer than 50 rows (4)" in words
     assert "'outcome': a copy of the label: AUROC 1.000 by itself; not used (--keep outcome uses it)" in words
     assert out.count("copy of the label") == 1  # said once
     assert out.index("warnings (1)") < out.index("repaired") < out.index("\nleft out\n")
@@ -71,7 +71,7 @@ def test_a_run_says_what_it_repaired_and_left_out(capsys, table, tmp_path):
     arguments = ["--data", table, *ROLES, "--rounds", 1, "--out"]
     code, _, err = call(capsys, "run", "--method", "fedavg", *arguments, tmp_path / "run")
     assert code == 0, err
-    assert "repaired: x [mg]: 3 cell(s)" in err and "left out: tiny: 4 row(s)" in err
+    assert "repaired: x [mg]: 3 cell(s)" in err and "left out: tiny: fewer than 50 rows (4)" in err
     assert err.count("'outcome'") == 1 and "warning: 'outcome': a copy of the label" in err
     code, _, err = call(
         capsys,
@@ -185,7 +185,7 @@ def test_many_small_hospitals_are_one_line_and_the_summary_comes_first(tmp_path,
     assert code == 0, err
     assert len(out.splitlines()) < 25
     assert "5 hospitals take part, 195 left out" in out.splitlines()[1]
-    assert "195 (1,940 rows), row(s), fewer than 20: H005, H006" in out and "and 187 more" in out
+    assert "195 with fewer than 20 rows (1,940 rows in all): H005, H006" in out and "and 187 more" in out
     assert out.splitlines()[-1] == (
         f"next: {COMPARE} --data {path} --label died --center hospital --min-stays 20 --out results"
     )

@@ -86,7 +86,7 @@ def test_the_papers_246_cells_and_the_rule_that_leaves_230() -> None:
     assert {cell.center for cell in made.dropped} == {
         f"{u}/{y}" for i, (u, y) in enumerate(cells) if i in small
     }
-    assert all(cell.reason == "49 stays, fewer than 50" for cell in made.dropped)
+    assert all(cell.reason == "fewer than 50 stays (49)" for cell in made.dropped)
     assert made.summary()["rows_left_out"] == 16 * 49
 
 
@@ -101,8 +101,8 @@ def test_rule_by_outcome() -> None:
     )
     made = divide(source, Recipe(by=("h",)))
     assert [(c.center, c.reason) for c in made.dropped] == [
-        ("a", "0 positive, fewer than 3"),
-        ("b", "0 negative, fewer than 3"),
+        ("a", "fewer than 3 positive stays (0)"),
+        ("b", "fewer than 3 negative stays (0)"),
     ]
     assert made.table["center"].unique().to_list() == ["c"] and "group" not in made.table.columns
     with pytest.raises(RequestError, match=r"none of 3 cells is large enough"):
@@ -296,7 +296,7 @@ def test_labels_that_are_not_yes_or_no() -> None:
     made = divide(days, Recipe(iid=True, centers=5), CellRule(50), outcome="continuous")
     assert made.centers == 5 and made.table.height == 600
     by_unit = divide(days, Recipe(by=("careunit",)), CellRule(100), outcome="continuous")
-    assert {cell.reason for cell in by_unit.dropped} <= {f"{n} stays, fewer than 100" for n in range(100)}
+    assert {cell.reason for cell in by_unit.dropped} <= {f"fewer than 100 stays ({n})" for n in range(100)}
     with pytest.raises(RequestError, match="no skew of it to draw"):
         divide(days, Recipe(dirichlet=1.0, centers=5), outcome="continuous")
     with pytest.raises(RequestError, match="must be 0 or 1"):

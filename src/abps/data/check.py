@@ -28,20 +28,24 @@ class LeftOut:
 
 
 def left_out_lines(left_out: Sequence[LeftOut], shown: int = 8) -> list[str]:
-    """Centers left out, one line per reason (without its leading count), the largest group first.
+    """Centers left out, one line per reason (without its count in brackets), the largest group first.
 
     shown: how many centers a line names.
     """
     groups: dict[str, list[LeftOut]] = defaultdict(list)
     for each in left_out:
-        groups[each.reason.lstrip("0123456789 ")].append(each)
+        groups[each.reason.rsplit(" (", 1)[0]].append(each)
     lines = []
     for reason, centers in sorted(groups.items(), key=lambda pair: -len(pair[1])):
         names = ", ".join(c.center for c in centers[:shown])
         more = f" and {len(centers) - shown} more" if len(centers) > shown else ""
         rows = sum(c.rows for c in centers)
         one = f"{names}: {centers[0].reason}"
-        lines.append(one if len(centers) == 1 else f"{len(centers)} ({rows:,} rows), {reason}: {names}{more}")
+        lines.append(
+            one
+            if len(centers) == 1
+            else f"{len(centers)} with {reason} ({rows:,} rows in all): {names}{more}"
+        )
     return lines
 
 

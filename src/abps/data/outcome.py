@@ -149,20 +149,20 @@ class Outcome:
 
     def lacks(self, label: NDArray[Any]) -> str:
         """Why a center with these rows cannot take part; nothing if it can."""
-        need = f"fewer than the {FEWEST} that three splits need"
         if self.kind == "survival":
             events = int(self.events(label).sum())
-            return f"{events} event(s) in {len(label)} rows, {need}" if events < FEWEST else ""
+            return f"fewer than {FEWEST} events ({events})" if events < FEWEST else ""
         if self.kind == "classes":
             count = np.bincount(label.astype(np.int64), minlength=len(self.names))
             enough = int((count >= FEWEST).sum())
-            return f"{enough} class(es) with {FEWEST} rows; two are needed" if enough < 2 else ""
+            return f"fewer than two classes with {FEWEST} rows ({enough})" if enough < 2 else ""
         if self.kind == "continuous":
-            return "" if len(np.unique(label)) >= FEWEST else "fewer than three different values"
+            values = len(np.unique(label))
+            return f"fewer than {FEWEST} different values ({values})" if values < FEWEST else ""
         positives = int(self.events(label).sum())
         few = min(positives, len(label) - positives)
         rare = "positive" if positives < len(label) - positives else "negative"
-        return f"{few} {rare} row(s), {need}" if few < FEWEST else ""
+        return f"fewer than {FEWEST} {rare} rows ({few})" if few < FEWEST else ""
 
     def settled(self, label: NDArray[Any]) -> Outcome:
         """With what all agree on, from the training rows of all centers: time grid, level and scale.

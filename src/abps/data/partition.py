@@ -55,11 +55,11 @@ class CellRule:
     def reason(self, stays: int, positives: int) -> str | None:
         """Why a cell is too small; None if it is not."""
         if stays < self.min_stays:
-            return f"{stays} stays, fewer than {self.min_stays}"
+            return f"fewer than {self.min_stays} stays ({stays})"
         if positives < self.min_positives:
-            return f"{positives} positive, fewer than {self.min_positives}"
+            return f"fewer than {self.min_positives} positive stays ({positives})"
         if stays - positives < self.min_negatives:
-            return f"{stays - positives} negative, fewer than {self.min_negatives}"
+            return f"fewer than {self.min_negatives} negative stays ({stays - positives})"
         return None
 
 
@@ -78,10 +78,15 @@ class Recipe:
     only: tuple[tuple[str, tuple[str, ...]], ...] = ()
     seed: int = 11
 
+    @property
+    def random(self) -> bool:
+        """Whether rows are drawn at random."""
+        return self.dirichlet is not None or self.iid
+
     def __post_init__(self) -> None:
         if self.dirichlet is not None and self.iid:
             raise RequestError("dirichlet=ALPHA and iid=N exclude each other; choose one")
-        random = self.dirichlet is not None or self.iid
+        random = self.random
         if not self.by and not random:
             raise RequestError("say how to divide: by=COLUMNS, dirichlet=ALPHA centers=N, or iid=N")
         if self.dirichlet is not None and not self.dirichlet > 0:
@@ -141,30 +146,13 @@ def divide(
     cells are judged by their stays alone and there is no skew of labels to draw.
     """
     rule = rule or CellRule()
-    for name in ("center", "group"):
-        if name in table.columns and name in recipe.by:
-            raise RequestError(
-                f"by={name}: the table already has this column and it would be replaced; rename it"
-            )
     _check(table, [label, *([patient] if patient else [])])
-    values = set(table[label].unique().to_list())
+    _check_request(table, recipe, rule, label, outcome)
     if outcome != "binary":
-        if recipe.dirichlet is not None:
-            raise RequestError(f"the label {label!r} is not yes or no, so there is no skew of it to draw")
-        if None in values:
-            raise RequestError(f"the label {label!r} is missing in some rows; leave them out first")
         rule = replace(rule, min_positives=0, min_negatives=0)
-    elif not values <= {0, 1}:
-        raise RequestError(
-            f"the label {label!r} must be 0 or 1 in every row, not {sorted(map(str, values))[:5]}"
-        )
     for column, allowed in recipe.only:
         table = _keep_only(table, column, allowed)
-    random = recipe.dirichlet is not None or recipe.iid
-    if rule.small == "redraw" and not random:
-        raise RequestError(
-            "small=redraw goes with dirichlet=ALPHA or iid=N; cells of columns are what they are"
-        )
+    random = recipe.random
     cells = _cells(table, recipe.by, time)
     positive = table[label] if outcome == "binary" else pl.repeat(0, table.height, eager=True)
     draws, names = 1, cells
@@ -184,6 +172,27 @@ def divide(
     if kept.height == 0:
         raise RequestError(_none_large_enough(dropped, cell_sizes(names, positive), rule))
     return Partition(kept, recipe, rule, dropped, draws, _shared(kept, patient))
+
+
+def _check_request(table: pl.DataFrame, recipe: Recipe, rule: CellRule, label: str, outcome: str) -> None:
+    """Refuse what contradicts the table or its label."""
+    for name in ("center", "group"):
+        if name in table.columns and name in recipe.by:
+            raise RequestError(
+                f"by={name}: the table already has this column and it would be replaced; rename it"
+            )
+    if rule.small == "redraw" and not recipe.random:
+        raise RequestError(
+            "small=redraw goes with dirichlet=ALPHA or iid=N; cells of columns are what they are"
+        )
+    values = set(table[label].unique().to_list())
+    if outcome == "binary" and not values <= {0, 1}:
+        shown = sorted(map(str, values))[:5]
+        raise RequestError(f"the label {label!r} must be 0 or 1 in every row, not {shown}")
+    if outcome != "binary" and recipe.dirichlet is not None:
+        raise RequestError(f"the label {label!r} is not yes or no, so there is no skew of it to draw")
+    if None in values:
+        raise RequestError(f"the label {label!r} is missing in some rows; leave them out first")
 
 
 def parse_only(text: str) -> tuple[str, tuple[str, ...]]:

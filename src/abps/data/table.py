@@ -446,7 +446,7 @@ def _who_takes_part(
     kept, left_out = [], []
     for k, name in enumerate(names.tolist()):
         mine = label[code == k]
-        few = f"{len(mine)} row(s), fewer than {min_stays}" if len(mine) < min_stays else ""
+        few = f"fewer than {min_stays} rows ({len(mine)})" if len(mine) < min_stays else ""
         why_not = few or outcome.lacks(mine)
         if why_not:
             left_out.append(LeftOut(name, len(mine), why_not))
