@@ -222,7 +222,8 @@ def studied(world, draws, seed):
     """Coverage, false positives and calibration of one world, from so many simulated studies."""
     rng = streams.generator(seed, "generate", center=streams.center_id(world.name))
     found = {
-        name: [] for name in ("these", "like", "next", "called", "width", "up", "gained", "words", "right")
+        name: []
+        for name in ("these", "like", "next", "called", "width", "up", "gained", "words", "right", "expected")
     }
     inflation = fold_inflation(FOLDS)
     for _ in range(draws):
@@ -241,9 +242,10 @@ def studied(world, draws, seed):
         found["gained"].append(study.here > 0)
         words = hospital_verdicts(each, cells)
         found["words"].append(words)
-        for word, true in zip(words, study.here):
+        for word, here, mean in zip(words, study.here, study.truth):
             if word in (HospitalVerdict.GAINS, HospitalVerdict.LOSES):
-                found["right"].append((word is HospitalVerdict.GAINS) == (true > 0))
+                found["right"].append((word is HospitalVerdict.GAINS) == (here > 0))
+                found["expected"].append((word is HospitalVerdict.GAINS) == (mean > 0))
     return summary(world, found)
 
 
@@ -251,8 +253,9 @@ def summary(world, found):
     """The figures of one world; calibration is the largest gap in tenths with a hundred hospitals or more."""
     up, gained = np.concatenate(found["up"]), np.concatenate(found["gained"])
     gaps = []
+    tenth = np.minimum((10 * up).astype(int), 9)
     for k in range(10):
-        part = (up >= k / 10) & (up <= (k + 1) / 10)
+        part = tenth == k
         if part.sum() >= 100:
             gaps.append(abs(up[part].mean() - gained[part].mean()))
     words = [word for each in found["words"] for word in each]
@@ -266,8 +269,23 @@ def summary(world, found):
         "claims": len(found["right"]) / len(words),
         "probably": sum(w.value.startswith("probably") for w in words) / len(words),
         "false_claims": float(1.0 - np.mean(found["right"])) if found["right"] else 0.0,
+        "false_on_average": float(1.0 - np.mean(found["expected"])) if found["expected"] else 0.0,
         "calibration_gap": float(max(gaps)) if gaps else float("nan"),
+        "claimed": len(found["right"]),
+        "up": [float(v) for v in np.bincount(tenth, weights=up, minlength=10)],
+        "gained": [float(v) for v in np.bincount(tenth, weights=gained, minlength=10)],
+        "count": [int(v) for v in np.bincount(tenth, minlength=10)],
     }
+
+
+def calibration(rows):
+    """Over all worlds: by tenths of P(gain), what was said and how often it was so."""
+    said, seen, count = (np.sum([row[name] for row in rows], axis=0) for name in ("up", "gained", "count"))
+    return [
+        {"said": float(s / n), "seen": float(g / n), "hospitals": int(n)}
+        for s, g, n in zip(said, seen, count)
+        if n
+    ]
 
 
 def looked(draws, seed, counts=(1, 2, 3, 5)):
@@ -314,13 +332,18 @@ def main() -> None:
         rows.append(row)
         if not options.json:
             shown = [f"{100 * row[k]:.0f}" for k in ("these", "like", "next", "called", "claims", "probably")]
-            more = [f"{100 * row['false_claims']:.1f}", f"{row['calibration_gap']:.2f}"]
+            more = [f"{100 * row['false_claims']:.1f}", f"{100 * row['false_on_average']:.1f}"]
             print(f"| {row['world']} | {' | '.join(shown + more)} |", flush=True)
     looks = looked(options.draws, options.seed) if "looks" in wanted else None
+    claimed = sum(row["claimed"] for row in rows)
+    false = sum(row["claimed"] * row["false_claims"] for row in rows) / max(claimed, 1)
+    content = {"worlds": rows, "calibration": calibration(rows), "false_claims": false, "looks": looks}
     if options.json:
-        print(json.dumps({"schema": "abps.inference-coverage/1", "worlds": rows, "looks": looks}))
-    elif looks is not None:
-        print(looks)
+        print(json.dumps({"schema": "abps.inference-coverage/1"} | content))
+        return
+    for entry in content["calibration"]:
+        print("| {said:.2f} | {seen:.2f} | {hospitals} |".format(**entry))
+    print(f"false among {claimed} claims: {100 * false:.1f} %", *([looks] if looks else []), sep="\n")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import polars as pl
 
 from abps.engine.result import Run
+from abps.evaluate.measured import measured
 from abps.study.plan import Request, Source, identity, key_of, make_plan
-from abps.study.records import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, StudyFolder, digest
+from abps.study.records import DECISIONS, RECEIPT, RECEIPT_SCHEMA, RESULT, SCORES, StudyFolder, digest
 
 CENTERS = [f"unit {i:02d}" for i in range(30)]
 #: method -> (AUROC, bytes, rest, κ)
@@ -28,38 +32,76 @@ METHODS = {
 UNIT = 1000.0  # bytes of FedAvg's 50 rounds
 
 
+#: Rows of every center, every fifth with the event; folds.
+ROWS, EVENTS, FOLDS = 60, 12, 5
+
+
+def made_scores(method: str, seed: int, level: float) -> pl.DataFrame:
+    """Scores of all rows: patients keep their peculiarity, methods and repeats add a little of their own."""
+    count = len(CENTERS) * ROWS
+    y = (np.arange(count) % ROWS < EVENTS).astype(np.uint8)
+    patient = np.random.default_rng(1).normal(size=count)
+    own = np.random.default_rng([seed, sum(map(ord, method))]).normal(size=count)
+    signal = math.sqrt(2.0) * NormalDist().inv_cdf(level)
+    fold = (np.arange(count) + np.arange(count) // FOLDS * seed) % FOLDS
+    return pl.DataFrame(
+        {
+            "row": np.arange(count, dtype=np.uint32),
+            "patient": np.arange(count),
+            "center": (np.arange(count) // ROWS).astype(np.int32),
+            "fold": fold.astype(np.uint8),
+            "y": y,
+            "logit": (signal * y + patient + 0.05 * own - 1.5).astype(np.float32),
+        }
+    )
+
+
 def made_run(
     method: str, seed: int, level: float, vs_fedavg: float, rest: float = 0.0, rounds: int = 6, kappa=None
 ):
-    """One result: centers scatter around a level, the curve climbs to it, bytes grow evenly."""
-    rng = np.random.default_rng([seed, sum(map(ord, method))])
-    common = np.random.default_rng(seed).normal(0, 0.05, len(CENTERS))  # what a split does to all methods
-    values = np.clip(level + common + rng.normal(0, 0.01, len(CENTERS)), 0, 1)
-    per_center = {
-        c: (None if (seed + i) % 11 == 0 else float(v)) for i, (c, v) in enumerate(zip(CENTERS, values))
-    }
-    mean = float(np.mean([v for v in per_center.values() if v is not None]))
+    """One result: scores around a level, a curve that climbs to it, bytes that grow evenly."""
+    scores = made_scores(method, seed, level)
+    values = measured({"m": [scores]}, len(CENTERS)).level("m")
+    per_center = {c: float(v) for c, v in zip(CENTERS, values)}
+    mean = float(np.mean(values))
     curve = [mean - 0.1 * (1 - (t + 1) / rounds) for t in range(rounds)]
     edge = [round(UNIT * vs_fedavg * (t + 1) / rounds) for t in range(rounds)]
     config = {"stop": {"rounds": rounds}} | ({} if kappa is None else {"selection": {"kappa": kappa}})
     causes = {"no_candidates": rest / 4, "all_full": rest * 3 / 4, "declined": 0.0, "budget": 0.0}
-    return Run.from_json(
+    run = Run.from_json(
         {
             "schema": "abps.run/1",
             "method": method,
             "seed": seed,
             "rounds": rounds,
-            "data": {"name": "made", "centers": len(CENTERS), "rows": 900, "features": 5, "fingerprint": "f"},
+            "data": {
+                "name": "made",
+                "centers": len(CENTERS),
+                "rows": len(CENTERS) * ROWS,
+                "features": 5,
+                "fingerprint": "f",
+            },
+            "scored": {
+                "per_center_rows": dict.fromkeys(CENTERS, ROWS),
+                "per_center_events": dict.fromkeys(CENTERS, EVENTS),
+                "folds": FOLDS,
+            },
             "config": config,
             "auroc": {
                 "mean": mean,
-                "scored_centers": 27,
+                "scored_centers": len(CENTERS),
                 "at_best_validation": mean,
                 "per_center": per_center,
             },
             "auprc": {"mean": 0.3},
             "brier": {"mean": 0.1},
-            "bytes": {"edge": edge[-1], "directed": 2 * edge[-1], "control": 7, "vs_fedavg": edge[-1] / UNIT},
+            "bytes": {
+                "edge": edge[-1],
+                "directed": 2 * edge[-1],
+                "control": 7 if vs_fedavg else 0,
+                "vs_fedavg": edge[-1] / UNIT,
+                "all_vs_fedavg": (edge[-1] + (7 if vs_fedavg else 0)) / UNIT,
+            },
             "cost_usd": 0.01,
             "partners_mean": 1.0 - rest,
             "rest": {"share": rest, **causes},
@@ -75,6 +117,7 @@ def made_run(
             "versions": {"abps": "0", "python": "3"},
         }
     )
+    return replace(run, artifacts=replace(run.artifacts, scores=scores))
 
 
 def made_clinical(seed: int) -> dict:
@@ -154,12 +197,12 @@ def stored_study(root, methods=METHODS, seeds=(1, 2, 3, 4, 5), rounds=6):
         level, cost, rest, kappa = methods[run.method]
         folder = study.folder(run)
         folder.mkdir(parents=True)
-        (folder / RESULT).write_text(
-            json.dumps(made_run(run.method, run.seed, level, cost, rest, rounds, kappa).to_json())
-        )
+        made = made_run(run.method, run.seed, level, cost, rest, rounds, kappa)
+        (folder / RESULT).write_text(json.dumps(made.to_json()))
+        made.row_scores.write_parquet(folder / SCORES)
         made_trail(run.seed, rest, kappa, rounds).write_parquet(folder / DECISIONS)
-        content = identity(run.method, run.config(), run.data, run.seed)
+        content = identity(run.method, run.config(), run.data, run.seed, run.folds)
         receipt = {"schema": RECEIPT_SCHEMA, "key": key_of(content), "identity": content}
-        receipt["files"] = {name: digest(folder / name) for name in (RESULT, DECISIONS)}
+        receipt["files"] = {name: digest(folder / name) for name in (RESULT, DECISIONS, SCORES)}
         (folder / RECEIPT).write_text(json.dumps(receipt))
     return study, plan

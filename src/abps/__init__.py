@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from abps.methods.base import Method as Method
     from abps.methods.catalog import CATALOG as CATALOG
     from abps.methods.catalog import find as find
-    from abps.report.comparison import Study as Study
-    from abps.report.comparison import compare as compare
-    from abps.report.comparison import load_study as load_study
+    from abps.study.compare import Study as Study
+    from abps.study.compare import compare as compare
+    from abps.study.compare import load_study as load_study
 
 #: What the package offers, and where it lies.
 _OFFERED = {
@@ -41,14 +41,14 @@ _OFFERED = {
     "Method": "abps.methods.base",
     "RequestError": "abps.core.errors",
     "Run": "abps.engine.result",
-    "Study": "abps.report.comparison",
-    "compare": "abps.report.comparison",
+    "Study": "abps.study.compare",
+    "compare": "abps.study.compare",
     "federation": "abps.data.memory",
     "find": "abps.methods.catalog",
     "load": "abps.data.table",
     "load_model": "abps.fitted.folder",
     "load_run": "abps.engine.output",
-    "load_study": "abps.report.comparison",
+    "load_study": "abps.study.compare",
     "read_table": "abps.data.table",
     "simulate": "abps.engine.simulate",
 }

@@ -17,11 +17,11 @@ from abps.engine.crossvalidation import cross_validate
 from abps.engine.outsiders import absences
 from abps.engine.result import Run
 from abps.evaluate.calibration import expit
+from abps.evaluate.verdicts import HospitalVerdict
 from abps.methods.settings import configure
 from abps.report.build import parts_of
 from abps.report.clinical_part import clinical_part
 from abps.report.hospitals import hospitals_of
-from abps.report.statistics import UNSURE
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_what_the_report_says(study):
     page = report.page.read_text()
     (part,) = parts_of(found)
     assert [line.result.label for line in part.lines] == ["local", "fedavg"]  # outsiders are no methods
-    clinic = clinical_part(part, hospitals_of(part))
+    clinic = clinical_part(part)
     assert clinic.label == "fedavg" and [d.name for d in clinic.drawings] == [
         "decisions",
         "calibration-curve",
@@ -156,19 +156,18 @@ def test_what_the_report_says(study):
     ward = [row for row in clinic.subgroups.rows if row[0] == "ward"]
     assert {row[1]: row[2] for row in ward}["rare"] == "hidden"
     outsiders = {row[0]: row for row in clinic.outsiders.rows}
-    assert outsiders["H5"][5] == "worse" and "H5" in " ".join(clinic.outside)
+    assert outsiders["H5"][5] == "loses" and "H5" in " ".join(clinic.outside)
     folder = report.page.parent / "tables"
     assert {"thresholds.csv", "subgroups.csv", "outsiders.csv"} <= {path.name for path in folder.iterdir()}
-    events = pl.read_csv(folder / "centers.csv")["test_events"]
+    events = pl.read_csv(folder / "centers.csv")["scored_events"]
     assert (events > 0).all()
 
 
 def test_few_events_are_no_verdict(study):
     (part,) = parts_of(study[0])
-    few = [h for h in hospitals_of(part).all if h.scored.few]
-    assert [h.name for h in few] == ["H4"]
-    assert all(s.verdict == UNSURE for h in few for s in h.together)
-    assert few[0].words(few[0].main).startswith("cannot tell: ")
+    few = [h for h in hospitals_of(part) if h.events < 5]
+    assert all(h.evidence.verdict is HospitalVerdict.TOO_FEW and not h.evidence.shown for h in few)
+    assert all("cannot judge any model by itself" in h.advice for h in few)
 
 
 def test_results_of_before_say_so(study):
@@ -177,7 +176,7 @@ def test_results_of_before_say_so(study):
         found, runs=tuple((planned, replace(run, clinical=Clinical())) for planned, run in found.runs)
     )
     (part,) = parts_of(old)
-    assert "asked for again" in clinical_part(part, hospitals_of(part)).absent
+    assert "asked for again" in clinical_part(part).absent
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 import abps
 from abps.core.errors import RequestError
 from abps.methods.fedavg import FedAvg
-from abps.report import comparison
+from abps.study.compare import Study
+from abps.study.plan import Request, Source, expand_methods, make_plan
 
 SEEDS = (11, 22)
 
@@ -33,13 +34,14 @@ def federation():
 @pytest.fixture(scope="module")
 def study(federation):
     return abps.compare(
-        federation, ["local", "fedavg", Half(), "abps-pq-k1"], SEEDS, rounds=2, references=False
+        federation, ["local", "fedavg", Half(), "abps-pq-k1"], SEEDS, rounds=2, references=False, folds=1
     )
 
 
 def test_a_frame_has_a_row_for_every_method_seed_and_center(study, federation):
     frame = study.frame()
-    assert frame.columns == ["data", "method", "seed", "center", "auroc", "auprc", "brier"]
+    scores = ["auroc", "auprc", "brier"]
+    assert frame.columns == ["data", "method", "seed", "center", *scores, "rounds", "bytes", "settings"]
     assert frame.height == 4 * len(SEEDS) * federation.size
     for planned, run in study.runs:
         mine = frame.filter(method=planned.label, seed=run.seed)
@@ -58,7 +60,9 @@ def test_every_run_is_what_simulate_gives(study, federation):
 def test_tables_figures_and_report(study, tmp_path):
     assert [row[0] for row in study.table().rows] == ["local", "fedavg", "half", "abps-pq-k1"]
     assert "<table>" in study._repr_html_() and "half" in str(study.table())
-    assert study.plot_ranking().name == "ranking" and "<svg" in study.plot_pareto()._repr_svg_()
+    assert study.plot("ranking").name == "ranking" and "<svg" in study.plot("pareto")._repr_svg_()
+    with pytest.raises(RequestError, match="there is no figure 'map'"):
+        study.plot("map")
     assert set(study.plots()) >= {"ranking", "pareto", "rounds"}
     report = study.report(tmp_path / "r")
     assert report.page.exists() and (tmp_path / "r/tables/headline.csv").exists()
@@ -68,9 +72,9 @@ def test_tables_figures_and_report(study, tmp_path):
 
 def test_a_folder_keeps_runs_and_finished_ones_are_not_computed_again(federation, tmp_path, monkeypatch):
     methods = {"mine": Half(), "plain": "fedavg"}
-    first = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s", references=False)
+    first = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s", references=False, folds=3)
     monkeypatch.setattr("abps.engine.simulate.simulate", None)  # nothing is left to compute
-    again = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s", references=False)
+    again = abps.compare(federation, methods, SEEDS, rounds=1, out=tmp_path / "s", references=False, folds=3)
     assert first.frame().equals(again.frame()) and again.frame().equals(
         abps.load_study(tmp_path / "s").frame()
     )
@@ -79,10 +83,9 @@ def test_a_folder_keeps_runs_and_finished_ones_are_not_computed_again(federation
 
 
 def test_other_processes_compute_the_same(federation, tmp_path):
-    here = abps.compare(federation, ["local", "abps-pq-k1"], [11], rounds=1, references=False)
-    there = abps.compare(
-        federation, ["local", "abps-pq-k1"], [11], rounds=1, out=tmp_path / "s", jobs=2, references=False
-    )
+    same = {"rounds": 1, "references": False, "folds": 3}
+    here = abps.compare(federation, ["local", "abps-pq-k1"], [11], **same)
+    there = abps.compare(federation, ["local", "abps-pq-k1"], [11], out=tmp_path / "s", jobs=2, **same)
     assert here.frame().equals(there.frame())
     for name, out in ((Half(), tmp_path / "t"), ("local", None)):
         with pytest.raises(RequestError, match="jobs=1: other processes need"):
@@ -91,10 +94,40 @@ def test_other_processes_compute_the_same(federation, tmp_path):
 
 def test_settings_may_vary(federation):
     study = abps.compare(
-        federation, ["fedavg"], [11], rounds=1, vary={"smoothing": [0.0, 0.5]}, references=False
+        federation, ["fedavg"], [11], rounds=1, vary={"smoothing": [0.0, 0.5]}, references=False, folds=1
     )
     assert [run.label for run, _ in study.runs] == ["fedavg smoothing=0.0", "fedavg smoothing=0.5"]
     assert study.runs[1][1].config["smoothing"] == 0.5
+
+
+def test_folds_are_the_default_and_the_paper_keeps_its_split(federation):
+    plan = make_plan(Request((Source("a"),), ("local",), (11,)), ("local",), given=(federation,))
+    assert {run.folds for run in plan.runs} == {5}
+    paper = Request((Source("a"),), expand_methods(["paper"]), (11,))
+    assert {run.folds for run in make_plan(paper, ("paper",), given=(federation,)).runs} == {None}
+    once = Request((Source("a"),), ("local",), (11,), folds=1)
+    assert {run.folds for run in make_plan(once, ("local",), given=(federation,)).runs} == {None}
+    attacked = Request((Source("a"),), ("fedavg",), (11,), attack="sign-flip:share=0.2")
+    assert {run.folds for run in make_plan(attacked, ("fedavg",), given=(federation,)).runs} == {None}
+
+
+def test_several_federations_and_a_model(federation):
+    other = abps.load("icu-synthetic:centers=8,stays=900")
+    study = abps.compare(
+        [federation, other], ["fedavg"], [11], rounds=1, model="linear", references=False, folds=1
+    )
+    assert [run.data.rows for _, run in study.runs] == [federation.rows, other.rows]
+    assert all(run.config["training"]["model"] == "linear" for _, run in study.runs)
+
+
+def test_predictions_are_the_rows_that_were_scored(study, federation):
+    run = study.runs[0][1]
+    rows = run.predictions()
+    assert rows.columns == ["row", "center", "fold", "y", "probability"]
+    assert rows["y"].to_list() == federation.label[rows["row"].to_numpy()].tolist()
+    names = np.array(federation.centers)[federation.center[rows["row"].to_numpy()]]
+    assert rows["center"].to_list() == names.tolist()
+    assert rows["probability"].is_between(0, 1).all()
 
 
 def test_two_methods_of_one_name_are_refused(federation):
@@ -111,7 +144,7 @@ def test_a_run_comes_back_from_the_disk_as_it_was(federation, tmp_path):
     save(run, tmp_path / "r")
     back = abps.load_run(tmp_path / "r")
     assert back.to_json() == run.to_json() == json.loads((tmp_path / "r/result.json").read_text())
-    assert back.decisions.equals(run.decisions)
+    assert back.decisions.equals(run.decisions) and back.row_scores.equals(run.row_scores)
     assert (back.bytes, back.rest, back.data, back.config) == (run.bytes, run.rest, run.data, run.config)
     np.testing.assert_array_equal(list(back.auroc.per_center.values()), list(run.auroc.per_center.values()))
     fedavg = run.bytes.edge / run.bytes.vs_fedavg
@@ -151,7 +184,7 @@ def test_short_words_for_long_things(study, federation):
 
 
 def test_an_empty_study_says_so(study):
-    empty = comparison.Study(study.record, (), ("local, seed 11: not computed yet",))
+    empty = Study(study.record, (), ("local, seed 11: not computed yet",))
     assert empty.frame().equals(pl.DataFrame())
     with pytest.raises(RequestError, match=r"has no finished run \(local, seed 11"):
         empty.table()

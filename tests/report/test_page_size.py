@@ -2,7 +2,7 @@
 
 import pytest
 
-from abps.report.comparison import load_study
+from abps.study.compare import load_study
 from made_runs import stored_study
 
 MEGABYTES, SECONDS = 6.0, 2.0
@@ -35,10 +35,11 @@ def test_the_page_of_a_large_study(large, browser):
     for _ in range(3):  # the machine is shared: the best of three
         page = browser.new_page(viewport={"width": 1200, "height": 900})
         page.goto(large.resolve().as_uri())
-        page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
-        seen.append(
-            page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1000
+        page.screenshot()  # by then something is painted
+        painted = page.evaluate(
+            "performance.getEntriesByName('first-contentful-paint').map(e => e.startTime)"
         )
+        seen.append(painted[0] / 1000)
         assert page.locator("details.hospital").count() == 230
         page.close()
     print(f"{large.stat().st_size / 1e6:.2f} MB, first view after {min(seen):.2f} s")

@@ -8,8 +8,8 @@ from abps.engine.output import PRIVACY
 from abps.lab.privacy_attacks import INFERRED, Finding, PrivacyAudit, kept
 from abps.privacy.budget import Account, PrivacyLedger, Release
 from abps.report.build import parts_of
-from abps.report.comparison import load_study
 from abps.report.privacy import conclusions, inferred, privacy_part, write
+from abps.study.compare import load_study
 from made_runs import METHODS, stored_study
 
 TWO = {name: METHODS[name] for name in ("local", "random-k1")}
@@ -60,6 +60,7 @@ def test_what_was_found_stands_in_the_page_and_beside_it(study, browser):
     page, complaints = browser.new_page(), []
     page.on("console", lambda message: complaints.append(message.text))
     page.goto((folder.root / "report.html").resolve().as_uri())
+    page.locator("summary", has_text="Privacy").click()
     region = page.get_by_role("region", name="Attacks on what is exchanged")
     assert region.get_by_role("row").count() == 4 and complaints == []
     assert region.get_attribute("tabindex") == "0"  # wide tables are reached by the keyboard

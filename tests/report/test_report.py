@@ -14,25 +14,31 @@ from hypothesis import strategies as st
 
 from abps.core.errors import RequestError
 from abps.data.federation import About
-from abps.report import figures, tables
+from abps.report import figures, study_tables, tables
+from abps.report.analysis import analyse
+from abps.report.answer import first_screen
 from abps.report.build import parts_of, section_of
-from abps.report.comparison import load_study
+from abps.report.hospitals import hospitals_of
 from abps.report.pages.study_page import page as page_of
-from abps.report.statistics import analyse, gather
-from abps.report.words import summary
+from abps.report.words import findings
+from abps.study.compare import load_study
 from abps.study.plan import Request, Source, make_plan
 from abps.study.records import RECEIPT, RESULT, StudyFolder
-from made_runs import CENTERS, METHODS, made_run, stored_study
+from made_runs import CENTERS, METHODS, ROWS, made_run, stored_study
 
 SEEDS = (1, 2, 3, 4, 5)
 
+#: Words that a reader meets before opening anything.
+MOST_WORDS = 900
+
 
 def part_of(methods=METHODS, seeds=SEEDS):
-    found = []
-    for name, (level, cost, rest, kappa) in methods.items():
-        runs = [made_run(name, seed, level, cost, rest, kappa=kappa) for seed in seeds]
-        found.append(gather(name, name, runs, CENTERS))
-    return analyse(About("made", 30, 900, 5, "f", positive_share=0.1), found, CENTERS)
+    runs = {
+        name: [made_run(name, seed, level, cost, rest, kappa=kappa) for seed in seeds]
+        for name, (level, cost, rest, kappa) in methods.items()
+    }
+    about = About("made", len(CENTERS), len(CENTERS) * ROWS, 5, "f", positive_share=0.2)
+    return analyse(about, runs, {name: name for name in methods})
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +54,22 @@ def study(tmp_path_factory):
 
 def test_the_headline_says_what_the_statistics_say():
     part = part_of()
-    table = tables.headline(part)
+    table = study_tables.headline(part)
     assert [row[0] for row in table.rows] == list(METHODS)
+    assert table.columns[1] == "to local"  # what a hospital asks first
     by_name = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
-    assert by_name["fedavg"]["to FedAvg"] == tables.NOTHING and by_name["fedavg"]["bytes"] == "1.00×"
-    assert by_name["centralized"]["to FedAvg"].endswith("better")
+    assert by_name["fedavg"]["to FedAvg"] == tables.NOTHING
+    assert by_name["fedavg"]["to local"].endswith("better")
     assert by_name["abps-pq-k1-div"]["to random partners"].endswith("worse")
     assert by_name["abps-pq-k1"]["to random partners"].endswith("equal within 0.01")
-    assert by_name["abps-pq-k1-div"]["rest"] == "41 %"
+    assert by_name["centralized"]["to local"].endswith(")")  # a reference has an interval and no verdict
+    assert by_name["fedavg"]["bytes per hospital"] == tables.volume((2 * 1000 + 7) / len(CENTERS) / 1e6)
 
 
 def test_the_three_forms_hold_the_same_cells():
     part = part_of()
-    for table in (tables.headline(part), tables.direct(part), tables.equal_bytes(part), tables.targets(part)):
+    made = (study_tables.headline, study_tables.direct, study_tables.equal_bytes, study_tables.targets)
+    for table in (make(part) for make in made):
         rows = csv.reader(io.StringIO(tables.as_csv(table)))
         back = [tuple(cell.removeprefix("'") for cell in row) for row in rows]
         assert back == [table.columns, *table.rows]
@@ -90,32 +99,32 @@ def test_the_csv_for_programs_has_every_number(study):
     assert len((study.root / "timing.csv").read_text().splitlines()) == 1 + len(per_run)
 
 
-def test_the_summary_calls_a_draw_a_draw_and_a_win_a_win():
-    said = " ".join(summary(part_of()))
-    assert "ABPS against random pairing (one partner): equal within 0.01" in said
-    assert "changes nothing that matters" in said
-    assert "Training alone is local (the same network alone), mean AUROC 0.6" in said
-    assert "not from who is chosen" in said
-    assert "Rest was highest with abps-pq-k1-div: 41 %" in said
-    won = METHODS | {"abps-pq-k1": (0.78, 0.25, 0.0, 1)}
-    said = " ".join(summary(part_of(won)))
-    assert "ABPS against random pairing (one partner): better" in said and "is worth it" in said
-    lost = METHODS | {"abps-pq-k1": (0.70, 0.25, 0.0, 1)}
-    assert "does harm" in " ".join(summary(part_of(lost)))
+def screen_of(part):
+    return first_screen(part, hospitals_of(part))
 
 
-def test_few_seeds_are_said_to_be_few():
-    assert "With 2 seeds" in summary(part_of(seeds=(1, 2)))[-1]
-    assert not any("seeds the intervals" in sentence for sentence in summary(part_of()))
+def test_the_first_screen_answers():
+    two = {"local-best": (0.70, 0.0, 0.0, None), "glm-exact": (0.75, 0.2, 0.0, None)}
+    screen = screen_of(part_of(two | {"abps-plus": (0.75, 0.05, 0.0, None)}))
+    assert screen.title.startswith("Yes. Working together predicts better")
+    assert "0.7" in screen.lead and "Log-loss agrees." in screen.lead
+    assert any("as good as abps-plus" in sentence and "simpler" in sentence for sentence in screen.more)
+    assert [card.title for card in screen.cards] == ["How sure", "With whom", "Price", "Next step"]
+    assert "approval" in " ".join(screen.cards[2].sentences)  # what a federation costs to run
+    assert sum(share.count for share in screen.shares) == len(CENTERS)
+    assert [row.label or row.name for row in screen.rows] == ["local-best", "glm-exact", "abps-plus"]
+    worse = screen_of(part_of(two | {"abps-plus": (0.64, 0.05, 0.0, None)}))
+    assert worse.title.startswith("No. ") and any("use it" in sentence for sentence in worse.more)
+    equal = screen_of(part_of(two | {"abps-plus": (0.70, 0.05, 0.0, None)}))
+    assert equal.title.startswith("It makes no difference that matters")
+    alone = screen_of(part_of({"local-best": two["local-best"]}))
+    assert alone.title == "No method in this study exchanged anything."
 
 
-def test_one_seed_gives_no_verdict():
-    part = part_of(seeds=(1,))
-    said = " ".join(summary(part))
-    assert "One seed gives no verdict" in said and "above" not in said and "below" not in said
-    cells = " ".join(cell for row in tables.headline(part).rows for cell in row)
-    assert "one seed: no verdict" in cells and "better" not in cells and "worse" not in cells
-    assert all(line.harm is None for line in part.lines)
+def test_who_rests_and_one_split_are_said():
+    said = " ".join(findings(part_of()))
+    assert "Hospitals rested most with abps-pq-k1-div: in 41 % of their rounds" in said
+    assert "split" not in said
 
 
 def test_cells_of_a_spreadsheet_and_of_markdown_are_text():
@@ -138,7 +147,7 @@ def test_a_signed_number_reads_back(value):
 
 
 def test_every_figure_is_drawn_in_both_forms(study):
-    names = {"ranking", "pareto", "rounds", "bytes", "rest", "centers", "decisions", "calibration-curve"}
+    names = {"ranking", "pareto", "rounds", "rest", "decisions", "calibration-curve"}
     found = {p.name for p in (study.root / "figures").iterdir()}
     assert found == {f"{name}.{form}" for name in names for form in ("svg", "pdf")}
     for name in names:
@@ -249,7 +258,7 @@ def test_names_from_the_data_cannot_become_markup(tmp_path):
 # ---------------------------------------------------------------- in a browser
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (375, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (390, "light")])
 def test_the_page_opens_without_network_and_without_complaint(study, browser, width, scheme):
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     asked, complaints = [], []
@@ -259,6 +268,11 @@ def test_the_page_opens_without_network_and_without_complaint(study, browser, wi
     address = (study.root / "report.html").resolve().as_uri()
     page.goto(address)
     assert asked == [address] and complaints == []
+    first = page.inner_text("body").split()
+    assert len(first) <= MOST_WORDS
+    plot = page.locator("table.forest").first.bounding_box()
+    assert plot["y"] < 2 * 800  # within the first two screens
+    page.evaluate("document.querySelectorAll('details.part').forEach(d => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")  # nothing hangs out sideways
     drawn = page.evaluate(
         """() => [...document.querySelectorAll('figure svg')].map(svg => {
@@ -267,7 +281,7 @@ def test_the_page_opens_without_network_and_without_complaint(study, browser, wi
                     texts: [...svg.querySelectorAll('text')].filter(t => t.getBBox().width > 0).length};
         })"""
     )
-    assert len(drawn) == 8
+    assert len(drawn) == 6
     for figure in drawn:
         assert (
             figure["width"] >= 500
@@ -275,9 +289,11 @@ def test_the_page_opens_without_network_and_without_complaint(study, browser, wi
             and figure["marks"] > 10
             and figure["texts"] > 5
         )
-    headline = page.locator("table.sortable").first
-    assert headline.locator("tbody tr").count() == len(METHODS)
-    assert headline.locator(".verdict.equal").count() > 0 and headline.locator(".verdict.better").count() > 0
+    clipped = page.evaluate(
+        """() => [...document.querySelectorAll('table.forest th, table.forest td, table.first td')]
+            .filter(cell => cell.scrollWidth > cell.clientWidth + 1).length"""
+    )
+    assert clipped == 0
     ink, paper = page.evaluate(
         "() => { const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]; }"
     )
@@ -317,7 +333,7 @@ def test_a_hospital_is_found_by_its_name_and_by_its_address(study, browser):
     assert chosen.count() == 1 and chosen.locator("summary").inner_text().startswith("unit 07")
     assert page.url.endswith("#unit%2007")
     text = chosen.inner_text()
-    assert "fedavg" in text and "kB a run" in text
+    assert "Your patients alone" in text and "Chance that you gain" in text and "kB a run" in text
     page.get_by_label("Your hospital").fill("nowhere")
     page.keyboard.press("Enter")
     assert page.locator("form.picker output").inner_text() == "no hospital of this name"
@@ -325,7 +341,7 @@ def test_a_hospital_is_found_by_its_name_and_by_its_address(study, browser):
     page, more = opened(browser, Path(f"{study.root}/report.html"))
     page.goto((study.root / "report.html").resolve().as_uri() + "#unit%2003")
     assert page.locator("details.hospital[open] summary").inner_text().startswith("unit 03")
-    page.locator("svg.hospitals a").first.click()  # a row of the picture leads to its hospital
+    page.locator("table.forest a").first.click()  # a row of the plot leads to its hospital
     assert page.locator("details.hospital[open]").count() == 2
     assert complaints == [] and more == []
     page.close()
@@ -341,42 +357,16 @@ def paired_study(tmp_path_factory):
     return found
 
 
-def test_the_map_moves_with_its_slider(paired_study, browser):
+def test_partners_and_rest_stand_in_the_panel(paired_study):
+    stories = hospitals_of(parts_of(load_study(paired_study.root))[0])
+    assert any(story.partners for story in stories) and any(story.rested for story in stories)
+    text = (paired_study.root / "report.html").read_text()
+    assert re.search(r"Without a partner in \d+ of 18 rounds", text)
+
+
+def test_files_come_out(paired_study, browser):
     page, complaints = opened(browser, paired_study.root / "report.html")
-    slider, said = page.locator(".map input"), page.locator(".map output")
-    assert slider.get_attribute("max") == "6"
-
-    def links():
-        return page.evaluate(
-            "[...document.querySelectorAll('.map line')].map(l => l.getAttribute('x1')).sort()"
-        )
-
-    first, told = links(), said.inner_text()
-    slider.focus()
-    page.keyboard.press("ArrowRight")
-    assert said.inner_text().startswith("round 2 of 6: 12 pairs, 6 without") and told.startswith(
-        "round 1 of 6"
-    )
-    assert len(first) == 12 and links() != first
-    assert page.locator(".map circle.resting").count() == 6 and complaints == []
-    text = page.locator("details.hospital").first.text_content()
-    assert (
-        "Worked with unit" in text
-        and "useful before" in text
-        and re.search(r"Rested in \d+ of 18 rounds", text)
-    )
-    page.close()
-
-
-def test_tables_sort_and_files_come_out(paired_study, browser):
-    page, complaints = opened(browser, paired_study.root / "report.html")
-    table = page.locator("table.sortable").first
-    names = lambda: table.locator("tbody th").all_inner_texts()  # noqa: E731
-    table.get_by_role("button", name="AUROC").click()
-    assert names() == ["local", "random-k1", "fedavg", "abps-plus"]
-    table.get_by_role("button", name="AUROC").click()
-    assert names() == ["abps-plus", "fedavg", "random-k1", "local"]
-    assert table.locator("th[aria-sort=descending]").count() == 1
+    page.locator("summary", has_text="Files").click()
     with page.expect_download() as waiting:
         page.get_by_role("link", name="hospitals.csv").click()
     rows = list(csv.DictReader(io.StringIO(Path(waiting.value.path()).read_text(encoding="utf-8"))))
@@ -392,6 +382,7 @@ def test_nothing_stands_in_the_way_of_a_screen_reader(paired_study, browser, wid
         viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
     )  # the checker is a script of its own
     page.goto((paired_study.root / "report.html").resolve().as_uri())
+    page.evaluate("document.querySelectorAll('details.part').forEach(d => { d.open = true; })")
     page.evaluate("document.querySelectorAll('details.hospital').forEach((d, k) => { d.open = k < 3; })")
     found = axe.run(page).response["violations"]
     serious = [v for v in found if v["impact"] in ("serious", "critical")]

@@ -13,10 +13,10 @@ import abps
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.study.plan import Request, Source, make_plan
-from abps.study.progress import Board
+from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder
 from abps.study.workers import slurm as slurm_module
-from abps.study.workers.slurm import Slurm, ranges, script
+from abps.study.workers.slurm import Slurm
 from slurm.cluster import cluster, missing
 
 DATA = "icu-synthetic:centers=8,stays=800"
@@ -121,8 +121,8 @@ def test_a_waiting_job_is_left_in_the_queue_collected_later_and_noticed_when_can
 
     monkeypatch.setattr(slurm_module, "queue", queue_then_cancel)
     monkeypatch.setattr(slurm_module, "LATE_BY", 1.0)
-    board = Board(study.runs(), Console(stderr=True))
-    slurm_module.collect(study, study.runs(), known, board, deadline=5, pause=0.2)
+    progress = StudyProgress(study.runs(), Console(stderr=True))
+    slurm_module.collect(study, study.runs(), known, progress, deadline=5, pause=0.2)
     assert waiting[0] in rounds[0]
     assert f"Slurm job {waiting[0]} ended without a result (CANCELLED" in study.failure(study.runs()[0])
     assert jobs() == []
@@ -132,7 +132,7 @@ def test_a_job_that_dies_without_a_result_is_noticed(on_slurm, tmp_path, monkeyp
     plan = make_plan(Request((Source(DATA),), ("local",), (1,), 2))
     study = StudyFolder(tmp_path / "s")
     study.open(plan)
-    board = Board(plan.runs, Console(stderr=True))
+    progress = StudyProgress(plan.runs, Console(stderr=True))
     submitted = subprocess.run(
         ["sbatch", "--parsable", "--output=/dev/null", "--wrap", "kill -9 $$"],
         capture_output=True,
@@ -140,7 +140,7 @@ def test_a_job_that_dies_without_a_result_is_noticed(on_slurm, tmp_path, monkeyp
         check=True,
     ).stdout.strip()
     monkeypatch.setattr(slurm_module, "LATE_BY", 1.0)
-    slurm_module.collect(study, plan.runs, {plan.runs[0].key: submitted}, board, deadline=2, pause=0.3)
+    slurm_module.collect(study, plan.runs, {plan.runs[0].key: submitted}, progress, deadline=2, pause=0.3)
     assert f"Slurm job {submitted} ended without a result (FAILED" in study.failure(plan.runs[0])
 
 
@@ -158,19 +158,6 @@ def test_what_slurm_refuses_is_one_sentence(on_slurm, capsys, tmp_path, option, 
         "--executor", "slurm", *option,
     )  # fmt: skip
     assert code == 2 and "Slurm refused the jobs" in err and told in err and "Traceback" not in err
-
-
-def test_the_plain_script_computes_the_study(on_slurm, capsys, tmp_path):
-    path = tmp_path / "study.sbatch"
-    code, out, _ = call(
-        capsys, "compare", "--no-references",
-        "--methods", "local,fedavg", "--seeds", "1", *SMALL, "--out", tmp_path / "s",
-        "--sbatch", path, "--slurm-memory", 1, "--slurm-partition", "main", "--json",
-    )  # fmt: skip
-    assert code == 0 and json.loads(out)["runs"] == 2
-    subprocess.run(["sbatch", "--wait", str(path)], check=True, capture_output=True, timeout=200)
-    code, out, _ = call(capsys, "report", tmp_path / "s", "--json")
-    assert code == 0 and len(json.loads(out)["data"][0]["methods"]) == 2
 
 
 # ---------------------------------------------------------------- without a Slurm
@@ -207,39 +194,9 @@ def test_a_silent_slurm_is_not_waited_for_forever(tmp_path, monkeypatch, capsys)
     study = StudyFolder(tmp_path / "s")
     study.open(plan)
     slurm_module.collect(
-        study, plan.runs, {plan.runs[0].key: "1"}, Board(plan.runs, Console(stderr=True)), None, 0.05
+        study, plan.runs, {plan.runs[0].key: "1"}, StudyProgress(plan.runs, Console(stderr=True)), None, 0.05
     )
     assert "Slurm is silent" in capsys.readouterr().err
-
-
-def test_the_script_asks_for_what_was_said_and_only_for_what_is_missing(tmp_path):
-    plan = make_plan(Request((Source(DATA),), ("local", "fedavg"), (1, 2), 2))
-    study = StudyFolder(tmp_path / "my study")
-    study.open(plan)
-    text = script(study, [plan.runs[0], plan.runs[2], plan.runs[3]], Slurm("acc", "part", 90, 2.5, 2))
-    for line in (
-        "--array=0,2-3",
-        "--time=01:30:00",
-        "--mem=2560M",
-        "--cpus-per-task=2",
-        "--account=acc",
-        "--partition=part",
-    ):
-        assert f"#SBATCH {line}\n" in text
-    assert f"'{(tmp_path / 'my study').resolve()}' --task" in text
-    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-    assert ranges([4]) == "4"
-    assert f'#SBATCH --output="{(tmp_path / "my study").resolve()}/slurm/%A_%a.log"' in text
-
-
-@pytest.mark.parametrize("name", ["two\nlines", 'quo"te'])
-def test_a_folder_that_slurm_cannot_write_to_is_refused(tmp_path, name):
-    plan = make_plan(Request((Source(DATA),), ("local",), (1,), 2))
-    study = StudyFolder(tmp_path / name)
-    study.open(plan)
-    with pytest.raises(RequestError, match="Slurm cannot write into a folder of this name"):
-        script(study, plan.runs, Slurm())
-    assert not list(study.root.glob("slurm/*"))
 
 
 def test_a_method_from_elsewhere_runs_on_slurm_and_here_alike(on_slurm, capsys, tmp_path, monkeypatch):

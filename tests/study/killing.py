@@ -57,7 +57,7 @@ def kill_at(arguments, out, more, seconds):
 
 if __name__ == "__main__":
     import abps.cli.study_outcome
-    import abps.report.comparison  # noqa: F401 (everything is imported before the first fork)
+    import abps.study.compare  # noqa: F401 (everything is imported before the first fork)
 
     seed, kills, *arguments = sys.argv[1:]
     out = Path(arguments[arguments.index("--out") + 1])

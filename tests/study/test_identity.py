@@ -1,4 +1,4 @@
-"""What a run depends on: its method's code, the engine, the settings. Shown on a copy of the package."""
+"""Machine code that is kept follows the source it was compiled from. Shown on a copy of the package."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ from pathlib import Path
 import pytest
 
 import abps
-
-PLAN = """
-import json
-from abps.study.plan import Request, Source, make_plan
-request = Request((Source("icu-synthetic:centers=6"),), ("fedavg", "moon", "mine:MINE"), (11,), 2)
-print(json.dumps({run.method: run.key for run in make_plan(request).runs}))
-"""
 
 #: Calls a function of network.py that calls softplus of elementary.py: log(1 + e^0) = 0.693.
 COMPUTE = """
@@ -71,38 +64,11 @@ def copy(tmp_path) -> Copy:
     return Copy(tmp_path)
 
 
-def changed(before: dict[str, object], after: dict[str, object]) -> set[str]:
-    return {name for name in before if before[name] != after[name]}
-
-
-def test_only_what_depends_on_an_edit_is_another_run(copy):
-    """A new row re-runs nothing; a method's module its own runs; the engine and compiled helpers all."""
-    first = copy.run(PLAN)
-    copy.edit(
-        "methods/catalog.py",
-        '"fedavg": Entry(',
-        '"another": Entry(FedAvg(), "", "", ""),\n    "fedavg": Entry(',
-    )
-    assert changed(first, copy.run(PLAN)) == set()
-    copy.edit(
-        "methods/moon.py", "from __future__ import annotations", "from __future__ import annotations\nX = 1"
-    )
-    second = copy.run(PLAN)
-    assert changed(first, second) == {"moon"}
-    copy.edit("helper.py", "FACTOR = 1", "FACTOR = 2")
-    third = copy.run(PLAN)
-    assert changed(second, third) == {"mine:MINE"}
-    copy.edit(
-        "learn/native/elementary.py",
-        "from __future__ import annotations",
-        "from __future__ import annotations\nX = 1",
-    )
-    assert changed(third, copy.run(PLAN)) == set(first)
-
-
 def test_an_edited_helper_is_compiled_into_its_callers(copy):
     """Machine code is kept, and thrown away when a function in another file that it calls changes."""
     assert copy.run(COMPUTE) == {"spread": pytest.approx(0.6931472), "from the disk": 0}
     assert copy.run(COMPUTE)["from the disk"] == 1
-    copy.edit("learn/native/elementary.py", "x if x > _LARGE else small", "x if x > _LARGE else small + _ONE")
+    copy.edit(
+        "models/native/elementary.py", "x if x > _LARGE else small", "x if x > _LARGE else small + _ONE"
+    )
     assert copy.run(COMPUTE) == {"spread": pytest.approx(1.6931472), "from the disk": 0}

@@ -1,13 +1,10 @@
 """Plans: what makes two runs the same, and what is refused before anything is computed."""
 
-import ast
-
 import pytest
 
 from abps.core.errors import RequestError
-from abps.methods.catalog import CATALOG, REFERENCES, find
+from abps.methods.catalog import CATALOG, REFERENCES
 from abps.methods.settings import configure
-from abps.study import calculation
 from abps.study import plan as planning
 from abps.study.plan import PAPER, PAPER_ROWS, Request, Source, expand_methods, identity, key_of, make_plan
 
@@ -43,10 +40,27 @@ def test_methods_with_equal_settings_are_not_the_same_run():
     assert key_of(identity("local", a, "f", 1)) != key_of(identity("centralized", b, "f", 1))
 
 
-def test_another_calculation_is_another_run(monkeypatch):
+def test_another_version_is_another_run(monkeypatch):
     before = key_of(identity("local", configure("local"), "f", 1))
-    monkeypatch.setattr(planning, "calculation", lambda config, how=(): {"code": "other"})
+    monkeypatch.setattr(planning, "VERSION", "0.0.0")
     assert key_of(identity("local", configure("local"), "f", 1)) != before
+
+
+def test_a_method_of_ones_own_is_known_by_its_source(tmp_path, monkeypatch):
+    def key(factor):
+        (tmp_path / f"own{factor}.py").write_text(
+            "from abps.methods.fedavg import FedAvg\n"
+            f"class Mine(FedAvg):\n    factor = {factor}\n"
+            'Mine.__module__, Mine.__qualname__ = __name__, "Mine"\n'
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        kind = __import__(f"own{factor}").Mine
+        content = identity("mine", kind(), "f", 1)
+        return content.pop("source"), content.pop("kind"), content
+
+    (one, _, rest), (two, _, same) = key(1), key(2)
+    assert one != two and rest == same
+    assert "source" not in identity("fedavg", configure("fedavg"), "f", 1)  # the version stands for ours
 
 
 def test_a_setting_reaches_the_methods_that_have_it_and_varies_them():
@@ -120,30 +134,6 @@ def test_what_needs_groups_is_left_out_of_sets_only():
     plan = make_plan(asked, ["all"])
     assert [run.method for run in plan.runs] == ["local"] and "needs a column" in plan.left_out[0]
     assert len(make_plan(asked, ["local", "group-oracle-k1"]).runs) == 2
-
-
-def test_the_calculation_is_its_code_not_its_comments():
-    def digest(text):
-        return ast.dump(calculation.without_docstrings(ast.parse(text)))
-
-    plain = "def f(x):\n    return x + 1\n"
-    assert digest(plain) == digest('"""Doc."""\ndef f(x):\n    """Doc."""\n    # why\n    return x  +  1\n')
-    assert digest(plain) != digest("def f(x):\n    return x + 2\n")
-
-
-def test_the_calculation_follows_imports_into_every_layer_below():
-    seen = calculation.followed(frozenset({calculation.ENTRY, *calculation.modules_of(find("abps"))}))
-    for needed in (
-        "learn.kernels",
-        "core.selection",
-        "core.streams",
-        "wire.codecs",
-        "methods.abps",
-        "data.prepare",
-    ):
-        assert f"abps.{needed}" in seen
-    assert not any(name.startswith(("abps.cli", "abps.report", "abps.study")) for name in seen)
-    assert "abps.lab.rivals.moon" not in seen and "abps.methods.catalog" not in seen
 
 
 def test_references_run_beside_the_methods_as_they_are():

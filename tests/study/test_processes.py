@@ -15,7 +15,7 @@ from rich.console import Console
 from abps.core.errors import RequestError
 from abps.study.execute import conduct
 from abps.study.plan import Request, Source, make_plan
-from abps.study.progress import Board
+from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder
 from abps.study.workers.processes import Local, run_local, share_cores
 from abps.study.workers.worker import own_cores
@@ -84,7 +84,7 @@ def test_workers_that_got_ready_are_used_and_others_are_ended(tmp_path):
     assert all(worker.process.poll() is not None for worker in ready)
 
 
-class Assassin(Board):
+class Assassin(StudyProgress):
     """Kills the worker that computes ``victim``, once."""
 
     victim = "local"
@@ -113,9 +113,9 @@ def test_a_worker_that_dies_is_reported_and_replaced(tmp_path):
 
     for federation in plan.federations.values():
         ensure(study.cache, federation)
-    board = Assassin(plan.runs, Console(file=io.StringIO()))
-    run_local(study, plan.runs, board, jobs=1)
-    assert board.done_it
+    progress = Assassin(plan.runs, Console(file=io.StringIO()))
+    run_local(study, plan.runs, progress, jobs=1)
+    assert progress.done_it
     assert "signal 9" in study.failure(plan.runs[0]) and study.look(plan.runs[0]).result is None
     assert study.look(plan.runs[1]).result is not None
 
@@ -135,23 +135,23 @@ def test_a_damaged_run_is_named_and_computed_again(tmp_path, capsys):
 
 def test_time_left_is_estimated_from_what_was_seen():
     plan = make_plan(Request((SMALL,), ("local", "fedavg"), (1, 2), 1))
-    board = Board(plan.runs, Console(file=io.StringIO()))
+    progress = StudyProgress(plan.runs, Console(file=io.StringIO()))
     for run in plan.runs:
-        board.waiting(run)
-    assert board.seconds_left() is None
-    board.done(plan.runs[0], 0.7, 0.0, 10.0)
-    board.done(plan.runs[1], 0.7, 1.0, 30.0)
-    assert board.seconds_left() == pytest.approx(10.0 + 30.0)
-    board.lanes(2)
-    assert board.seconds_left() == pytest.approx(20.0)
+        progress.waiting(run)
+    assert progress.seconds_left() is None
+    progress.done(plan.runs[0], 0.7, 0.0, 10.0)
+    progress.done(plan.runs[1], 0.7, 1.0, 30.0)
+    assert progress.seconds_left() == pytest.approx(10.0 + 30.0)
+    progress.lanes(2)
+    assert progress.seconds_left() == pytest.approx(20.0)
 
 
 def test_the_live_table_shows_where_things_stand():
     plan = make_plan(Request((SMALL,), ("local", "fedavg"), (1,), 1))
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
-    with Board(plan.runs, console) as board:
-        board.done(plan.runs[0], 0.7123, 0.0, 1.0)
-        board.round(plan.runs[1], 1, 4)
-        console.print(board._render())
+    with StudyProgress(plan.runs, console) as progress:
+        progress.done(plan.runs[0], 0.7123, 0.0, 1.0)
+        progress.round(plan.runs[1], 1, 4)
+        console.print(progress._render())
     assert "0.7123" in screen.getvalue() and "1 of 2 runs" in screen.getvalue()

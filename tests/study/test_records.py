@@ -11,7 +11,7 @@ from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
 from abps.study import cache as data_cache
 from abps.study.plan import Request, Source, identity, key_of, make_plan
-from abps.study.records import DECISIONS, RECEIPT, RESULT, StudyFolder, look, write_run
+from abps.study.records import DECISIONS, RECEIPT, RESULT, SCORES, StudyFolder, look, write_run
 
 SMALL = Source("icu-synthetic:centers=8,stays=800")
 
@@ -27,7 +27,9 @@ def stored(plan, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     for run in plan.runs:
         result = simulate(plan.federations[run.data], run.method, run.seed, run.rounds)
-        write_run(root / run.method, result, identity(run.method, run.config(), run.data, run.seed))
+        write_run(
+            root / run.method, result, identity(run.method, run.config(), run.data, run.seed, run.folds)
+        )
     return root, {run.method: run.key for run in plan.runs}
 
 
@@ -68,7 +70,7 @@ def another_number(path):
     ("name", "damage"),
     [
         (RESULT, truncated), (RESULT, emptied), (RESULT, removed), (RESULT, another_number),
-        (DECISIONS, truncated), (DECISIONS, removed),
+        (DECISIONS, truncated), (DECISIONS, removed), (SCORES, truncated), (SCORES, removed),
         (RECEIPT, truncated), (RECEIPT, emptied), (RECEIPT, removed),
     ],
 )  # fmt: skip
@@ -93,7 +95,11 @@ def test_a_mixed_folder_is_not_used(folder, stored):
     assert "changed or cut off" in look(folder, stored[1]["abps-pq-k1"]).problem
 
 
-@given(name=st.sampled_from([RESULT, DECISIONS, RECEIPT]), place=st.floats(0, 1), flip=st.integers(1, 255))
+@given(
+    name=st.sampled_from([RESULT, DECISIONS, SCORES, RECEIPT]),
+    place=st.floats(0, 1),
+    flip=st.integers(1, 255),
+)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_changed_byte_changes_what_is_used(folder, stored, name, place, flip):
     path = folder / name

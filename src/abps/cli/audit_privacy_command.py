@@ -106,7 +106,7 @@ def _audit(
 
 def _report_again(folder: Path) -> Path | None:
     """The page of a study that has one, with what was found."""
-    from abps.report.comparison import load_study
+    from abps.study.compare import load_study
 
     return load_study(folder).report().page if (folder / "report.html").exists() else None
 

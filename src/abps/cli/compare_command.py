@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +20,7 @@ def compare(
         list[str] | None,
         typer.Option(help="A file or a built-in federation, as in `abps run`; may be given several times."),
     ] = None,
-    seeds: options.Seeds = "11,22,33,44,55",
+    seeds: options.Seeds = "11,22,33",
     rounds: options.Rounds = None,
     model: options.Model = None,
     set_: options.Settings = None,
@@ -31,7 +30,10 @@ def compare(
     ] = None,
     folds: Annotated[
         int | None,
-        typer.Option(help="Cross-validation by patient: every row is scored once for each seed."),
+        typer.Option(
+            help="Score every patient out of so many folds, once for each seed; 1: the test rows of one "
+            "split. Default: 5, and 1 for the paper's table, attacks, left-out centers, windows of time."
+        ),
     ] = None,
     subgroups: options.Subgroups = "",
     leave_centers_out: options.LeaveCentersOut = 0,
@@ -57,60 +59,52 @@ def compare(
     slurm_deadline: Annotated[
         float | None, typer.Option(help="Slurm: stop waiting after so many minutes; jobs stay in the queue.")
     ] = None,
-    sbatch: Annotated[
-        Path | None, typer.Option(help="Compute nothing; write a script for `sbatch` that will.")
-    ] = None,
     live: Annotated[
         bool,
         typer.Option("--live", help="Serve the report so far on this machine alone while the study runs."),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Compare methods over seeds; stop and start again as you like, nothing finished is computed twice.
+    """Compare methods in folds and repeats; stop and start again, nothing finished is computed twice.
 
     Every run lies in a folder of its own under OUT/runs. Interrupted (or killed), the same command goes on
-    where it stopped. More methods or seeds may be added later to the same folder.
+    where it stopped. More methods or repeats (seeds) may be added later to the same folder.
 
     Example: abps compare --methods local-best,fedavg,random-k1,abps-plus --seeds 11,22,33 --out my-study
     """
     from abps.cli.check_command import announce
-    from abps.cli.study_outcome import finish, prepare_script
+    from abps.cli.study_outcome import finish
     from abps.methods.catalog import REFERENCES
     from abps.study.execute import Executor
-    from abps.study.plan import Request, Source, expand_methods, make_plan
-    from abps.study.tuning import in_folder, tuned, tuning_seeds
+    from abps.study.plan import Plan, Request, Source, expand_methods
+    from abps.study.tuning import tuning_seeds
     from abps.study.workers.processes import run_local
     from abps.study.workers.slurm import Slurm, run_slurm
 
+    if executor not in ("local", "slurm"):
+        raise RequestError(f"--executor {executor}: choose local or slurm")
+    if jobs is not None and jobs < 1:
+        raise RequestError(f"--jobs {jobs}: choose at least 1")
     sources = tuple(
         Source(each, columns.roles(each), columns.min_stays) for each in data or ["icu-synthetic"]
     )
-    words = split(methods)
-    compared = read_seeds(seeds)
+    words, compared = split(methods), read_seeds(seeds)
     tuning = tuning_seeds(read_seeds(tune_seeds) if tune_seeds else tune, compared)
     request = Request(
         sources, expand_methods(words), compared, rounds, options.settings(set_, model),
         read_vary(vary or []), REFERENCES if references else (), folds, attack, tuning,
         split(subgroups), leave_centers_out,
     )  # fmt: skip
-    if tuning and sbatch is not None:
-        raise RequestError("--sbatch: what to run is known after tuning; use --executor slurm with --tune")
-    if executor not in ("local", "slurm"):
-        raise RequestError(f"--executor {executor}: choose local or slurm")
-    if jobs is not None and jobs < 1:
-        raise RequestError(f"--jobs {jobs}: choose at least 1")
     slurm = Slurm(slurm_account, slurm_partition, slurm_minutes, slurm_memory, slurm_cores, slurm_deadline)
-    plan = make_plan(request, words)
-    for federation in plan.federations.values():
-        announce(federation.notes, columns.strict, f"{out}/study.json")
-    if sbatch is not None:
-        prepare_script(plan, out, slurm, sbatch, as_json)
-        return
     compute: Executor = functools.partial(run_local, jobs=jobs)
     if executor == "slurm":
         compute = functools.partial(run_slurm, slurm=slurm)
-    plan = tuned(plan, in_folder(request, out, compute), words)
-    finish(plan, out, compute, as_json, live=live)
+
+    def show_notes(plan: Plan) -> None:
+        for federation in plan.federations.values():
+            announce(federation.notes, columns.strict, f"{out}/study.json")
+
+    finish(request, words, out, compute, as_json, live, show_notes)
 
 
 def read_vary(pairs: list[str]) -> dict[str, tuple[str, ...]]:

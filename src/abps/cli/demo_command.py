@@ -10,8 +10,11 @@ import typer
 from abps.cli import options
 from abps.study.workers.processes import Local
 
-#: The best alone, everybody, random pairs, chosen pairs, and pairs by the true groups.
-METHODS: Final = ("local-best", "fedavg", "random-k1", "abps-plus", "group-oracle-k1")
+#: The best alone, a plain federated regression, everybody, random pairs, the flagship, and the true groups.
+METHODS: Final = ("local-best", "glm-exact", "fedavg", "random-k1", "abps-plus", "group-oracle-k1")
+
+#: Repeats: every patient is scored once in each.
+SEEDS: Final = "11"
 
 #: Hospitals that differ, and hospitals that are alike.
 DIFFER: Final = "icu-synthetic:heterogeneity=4,centers=40"
@@ -24,7 +27,7 @@ def demo(
         list[str] | None,
         typer.Option(help="Another built-in federation, for instance a smaller one; may be repeated."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Whole numbers with commas between.")] = "11,22,33",
+    seeds: Annotated[str, typer.Option(help="One whole number per repeat, with commas between.")] = SEEDS,
     rounds: Annotated[int, typer.Option(help="Rounds at most.")] = 50,
     jobs: Annotated[
         int | None, typer.Option(help="Processes at the same time; default: one per core.")
@@ -33,9 +36,9 @@ def demo(
 ) -> None:
     """Would collaboration help, and with whom? Hospitals that differ and hospitals that are alike.
 
-    Forty synthetic intensive care centers each: the best that a hospital can do alone, FedAvg, random pairs,
-    pairs that abps-plus chooses, and pairs by the true groups, all on the same additive model. Writes
-    abps-demo/report.html, in about a minute.
+    Forty synthetic intensive care centers each: the best that a hospital can do alone, a federated
+    regression, FedAvg, random pairs, abps-plus, and pairs by the true groups, all on the same additive model.
+    Every patient is scored out of five folds. Writes abps-demo/report.html, in about a minute.
     """
     given = tuple(data or (DIFFER, ALIKE))
     console = options.terminal(stderr=True)
@@ -50,7 +53,7 @@ def demo(
             local.get_ready(len(METHODS))
         # Imported while the workers get ready.
         from abps.cli.study_outcome import finish
-        from abps.study.plan import Request, Source, make_plan
+        from abps.study.plan import Request, Source
 
         request = Request(
             tuple(Source(each) for each in given),
@@ -59,10 +62,10 @@ def demo(
             rounds,
             {"model": "gam"},
         )
-        finish(make_plan(request), out, local, as_json)
+        finish(request, METHODS, out, local, as_json)
     if not as_json:
         options.terminal().print(
             "your own table: abps compare --data stays.csv --label died --center hospital "
-            "--methods fedavg,random-k1,abps-plus --seeds 11,22,33 --out my-study",
+            "--methods fedavg,abps-plus --out my-study",
             soft_wrap=True,
         )

@@ -12,8 +12,8 @@ from abps.cli import options
 from abps.cli.options import split
 from abps.cli.study_outcome import show, summary
 from abps.core.errors import RequestError
-from abps.report.comparison import load_study
-from abps.report.statistics import MARGIN
+from abps.evaluate.verdicts import MARGIN
+from abps.study.compare import load_study
 
 
 def report(

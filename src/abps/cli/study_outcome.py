@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
+import math
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.measure import Measurement
 from rich.table import Table
 
 from abps.cli.options import terminal
 from abps.core.errors import RequestError
-from abps.report.build import Report
-from abps.report.comparison import load_study
+from abps.evaluate.verdicts import HospitalVerdict
+from abps.report.analysis import Comparison
+from abps.report.answer import bytes_of, computing_words
+from abps.report.build import Report, Section
 from abps.report.live import serving
-from abps.report.tables import NOTHING, brief, percent, standing_on, times, volume, with_deviation
-from abps.study.execute import Outcome, conduct
-from abps.study.plan import Plan
-from abps.study.workers.slurm import Slurm, write_script
+from abps.report.study_tables import brief, spoken
+from abps.report.tables import number
+from abps.study.compare import load_study, run_study
+from abps.study.execute import Executor, Outcome
+from abps.study.plan import Plan, Request
 
-
-def prepare_script(plan: Plan, out: Path, slurm: Slurm, path: Path, as_json: bool) -> None:
-    """Store the plan and its data, and write the script that computes it."""
-    outcome = conduct(plan, out, functools.partial(write_script, slurm=slurm, path=path))
-    todo = len(outcome.missing)
-    if as_json:
-        print(json.dumps({"script": str(path) if todo else None, "study": str(out), "runs": todo}))
-    elif todo:
-        print(f"{path}: {todo} runs; submit it with `sbatch {path}`, then `abps report {out}`")
-    else:
-        print(f"all runs are there already; `abps report {out}` writes the report")
+#: Columns of a table where there is no terminal.
+WIDTH = 80
 
 
 def finish(
-    plan: Plan, out: Path, executor: Any, as_json: bool, words: tuple[str, ...] = (), live: bool = False
+    request: Request,
+    words: Sequence[str],
+    out: Path,
+    executor: Executor,
+    as_json: bool,
+    live: bool = False,
+    before: Callable[[Plan], None] | None = None,
 ) -> None:
     """Conduct a study, write its report, and say what came out; failed runs end it with their exit code.
 
-    live: serve the report on this machine while the study runs.
+    words: the methods as they were asked for.  live: serve the report on this machine while the study runs.
+    before: called with the plan, before anything is computed.
     """
     try:
         with serving(out) if live else contextlib.nullcontext() as address:
             if address is not None:
                 print(f"the report so far, on this machine while the study runs: {address}", file=sys.stderr)
-            outcome = conduct(plan, out, executor)
+            outcome = run_study(request, words, out, executor, before=before)
     except KeyboardInterrupt:
         terminal(stderr=True).print("stopped; the same command goes on from here")
         raise
@@ -63,7 +64,7 @@ def finish(
     if as_json:
         print(json.dumps(summary(report, outcome)))
     else:
-        show(report, words)
+        show(report)
     if outcome.failed or outcome.missing:
         raise typer.Exit(1)
 
@@ -83,78 +84,95 @@ def summary(report: Report, outcome: Outcome | None = None) -> dict[str, Any]:
             ],
             "missing": len(outcome.missing),
         }
-    for section in report.sections:
-        lines = []
-        measure = section.part.measure
-        for line in section.part.lines:
-            r = line.result
-            entry: dict[str, Any] = {
-                "method": r.label,
-                "auroc": r.mean if measure == "AUROC" else None,
-                **({} if measure == "AUROC" else {"score": r.mean, "measure": measure}),
-                "sd": r.deviation if len(r.seeds) > 1 else None,
-                "vs_fedavg": r.vs_fedavg,
-                "rest": r.rest,
-                "seeds": len(r.seeds),
-            }
-            for name, d in (("fedavg", line.to_fedavg), ("random", line.to_random), ("alone", line.to_alone)):
-                if d is not None:
-                    entry[f"to_{name}"] = {
-                        "estimate": d.estimate,
-                        "low": d.low,
-                        "high": d.high,
-                        "p": d.p,
-                        "p_holm": d.corrected,
-                        "verdict": d.verdict,
-                    }
-            if line.harm is not None:
-                entry["harmed_expected"], entry["harmed_surely"] = line.harm.expected, line.harm.sure
-                entry["compared_centers"] = line.harm.centers
-            lines.append(entry)
-        content["data"].append(
-            {"name": section.part.data.name, "methods": lines, "summary": section.sentences}
-        )
+    content["data"] = [_section(section) for section in report.sections]
     return content
 
 
-def show(report: Report, words: tuple[str, ...] = ()) -> None:
-    """The headline on the terminal, and what it means."""
+def _section(section: Section) -> dict[str, Any]:
+    """One federation, for machines."""
+    part, lines = section.part, []
+    binary = part.measure == "AUROC"
+    for line in part.lines:
+        r = line.result
+        entry: dict[str, Any] = {
+            "method": r.label,
+            "auroc": r.mean if binary else None,
+            **({} if binary else {"score": r.mean, "measure": part.measure}),
+            "log_loss": r.mean_loss,
+            "sd": r.deviation if len(r.seeds) > 1 else None,
+            "vs_fedavg": r.average(lambda run: run.bytes.vs_fedavg),
+            "all_vs_fedavg": r.all_vs_fedavg,
+            "bytes_per_center": round(1e6 * r.megabytes),
+            "rest": r.rest,
+            "repeats": len(r.seeds),
+        }
+        for name, found in (("alone", line.to_alone), ("fedavg", line.to_fedavg), ("random", line.to_random)):
+            if found is not None:
+                entry[f"to_{name}"] = _comparison(found)
+        if line.to_alone is not None and line.to_alone.hospitals is not None:
+            entry["losing_expected"] = line.to_alone.expected_losing
+            entry["losing_clearly"] = line.to_alone.count(HospitalVerdict.LOSES)
+            entry["compared_centers"] = line.to_alone.gain.hospitals
+        lines.append(entry)
+    answered = [h for h in section.hospitals if h.evidence.verdict.answers]
+    return {
+        "name": part.data.name,
+        "folds": part.folds,
+        "look": part.look,
+        "methods": lines,
+        "verdict": None if part.primary is None else part.primary.verdict.value,
+        "hospitals": {"all": len(section.hospitals), "answered": len(answered)},
+        "summary": section.first.sentences,
+    }
+
+
+def _comparison(found: Comparison) -> dict[str, Any]:
+    low, high = found.interval
+    values = {
+        "estimate": found.gain.estimate,
+        "low": low,
+        "high": high,
+        "p": found.p,
+        "p_holm": found.corrected,
+        "log_loss": found.loss.estimate,
+    }
+    known = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {**known, "verdict": found.verdict.value}
+
+
+def show(report: Report) -> None:
+    """The answer and one table on the terminal, 80 columns wide."""
     console = terminal()
     for section in report.sections:
         part = section.part
-        table = Table(
-            title=f"{part.data.name}: {part.data.centers} centers, {part.seeds()} seed(s)",
-            box=None,
-            padding=(0, 1, 0, 0),
-        )
-        for name in ("method", part.measure, "bytes", "a round", "to FedAvg", "to random", "harmed", "rest"):
-            table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
+        console.print(f"{section.first.basis}", style="dim")
+        console.print(section.first.title, style="bold")
+        for sentence in (section.first.lead, computing_words(part), *section.first.more):
+            if sentence:
+                console.print(sentence)
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        for name in ("method", "to alone", part.measure, "log-loss", "bytes", "to FedAvg", "to random"):
+            left = name in ("method", "to alone")
+            table.add_column(name, justify="left" if left else "right", overflow="fold")
         for line in part.lines:
             r = line.result
             table.add_row(
                 r.label,
-                with_deviation(r.mean, r.deviation),
-                times(r.vs_fedavg),
-                volume(r.megabytes_a_round),
+                spoken(line.to_alone),
+                number(r.mean),
+                number(r.mean_loss),
+                bytes_of(line),
                 brief(line.to_fedavg),
                 brief(line.to_random),
-                NOTHING if line.harm is None else percent(line.harm.expected, line.harm.centers),
-                percent(r.rest, 1) if r.rest else NOTHING,
             )
-        # No digit is cut off: a file takes the width it needs, a narrow terminal folds cells.
-        needed = Measurement.get(console, console.options.update(width=400), table).maximum
-        paper = console if console.is_terminal else terminal(width=max(console.width, needed))
-        paper.print(table)
-        legend = (
-            f"a round: per center; equal: within {part.margin:g}; ?: cannot tell; harmed: noise taken out"
-        )
+        (console if console.is_terminal else terminal(width=WIDTH)).print(table)
+        counts = ", ".join(f"{share.count} {share.words}" for share in section.first.shares)
+        if counts:
+            console.print(f"hospitals: {counts}")
+        legend = f"bytes: per hospital, both directions; equal: within {part.margin:g}; ?: inconclusive"
         console.print(legend, style="dim")
-        if standing_on(part):
-            console.print(f"{part.measure} {standing_on(part)}", style="dim")
-        for sentence in words or section.sentences:
-            console.print(f"• {sentence}")
-    for told in report.tuned:
-        console.print(told, style="dim")
+    for choice in report.tuned:
+        console.print(choice, style="dim")
     for missing in report.absent:
         console.print(f"not in the report: {missing}", style="yellow")
     console.print(f"report: {report.page}", soft_wrap=True)

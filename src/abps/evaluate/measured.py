@@ -107,8 +107,8 @@ def _measures(rows: ScoredRows, parts: Mapping[str, pl.DataFrame]) -> Measured:
 
     if "logit" in columns:
         logits = values("logit")
-        losses = {name: log_loss(z, rows.y) for name, z in logits.items()}
-        return Measured(rows, auroc_values(rows, logits), loss_values(rows, losses))
+        in_nats = {name: log_loss(z, rows.y) for name, z in logits.items()}
+        return Measured(rows, auroc_values(rows, logits), loss_values(rows, in_nats))
     losses = loss_values(rows, values("loss"))
     if "base" in columns:
         explained = _explained(rows, values("loss"), next(iter(values("base").values())))

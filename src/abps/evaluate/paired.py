@@ -248,4 +248,5 @@ def _by_patient(
     scale = np.sqrt(count / np.maximum(count - 1.0, 1.0))
     number = np.unique(rows.patient, return_inverse=True)[1]
     whom, at = np.unique((number * rows.centers + rows.center)[used], return_inverse=True)
-    return whom // rows.centers, whom % rows.centers, np.bincount(at, weights=(influence * scale)[used])
+    summed = np.bincount(at, weights=(influence * scale)[used]).astype(np.float64)
+    return whom // rows.centers, whom % rows.centers, summed

@@ -167,7 +167,7 @@ def events_needed(gains: HospitalGains, cells: PairedCells, inflation: float) ->
     return cells.events * inflation * variance * (_TEST + _POWER) ** 2 / size**2
 
 
-class Agreement(Enum):
+class LossAgreement(Enum):
     """Whether the paired log-loss says the same as the ranking."""
 
     AGREES = "agrees"
@@ -175,12 +175,12 @@ class Agreement(Enum):
     DISAGREES = "disagrees"
 
 
-def agreement(ranking: AverageGain, log_loss: AverageGain) -> Agreement:
+def agreement(ranking: AverageGain, log_loss: AverageGain) -> LossAgreement:
     """Whether log-loss confirms the sign of a difference in ranking, leaves it open, or contradicts it."""
     if math.isnan(log_loss.p()) or log_loss.p() >= ALPHA:
-        return Agreement.UNCLEAR
+        return LossAgreement.UNCLEAR
     same = (log_loss.estimate > 0) == (ranking.estimate > 0)
-    return Agreement.AGREES if same else Agreement.DISAGREES
+    return LossAgreement.AGREES if same else LossAgreement.DISAGREES
 
 
 def holm(p: Sequence[float]) -> list[float]:

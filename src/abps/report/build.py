@@ -5,37 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from abps import files
 from abps.core.errors import RequestError
 from abps.engine.result import Run
-from abps.report import tables
+from abps.evaluate.verdicts import MARGIN
+from abps.report import study_tables, tables
+from abps.report.analysis import Part, analyse
+from abps.report.answer import FirstScreen, first_screen
 from abps.report.clinical_part import ClinicalPart, clinical_part
 from abps.report.figures import Drawing, draw_all
-from abps.report.hospitals import Hospitals, hospitals_of
+from abps.report.hospitals import HospitalStory, hospitals_of
 from abps.report.pages.study_page import page
 from abps.report.privacy import PrivacyPart, privacy_part
-from abps.report.statistics import MARGIN, Answer, Part, analyse, answers, gather
 from abps.report.tables import Table
-from abps.report.words import summary
-from abps.study.plan import AWAY, PlannedRun, slug
+from abps.report.words import findings
+from abps.study.compare import Study
+from abps.study.plan import AWAY, slug
+from abps.study.records import StudyFolder
 from abps.study.tuning import words_of
-
-if TYPE_CHECKING:
-    from abps.report.comparison import Study
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """One federation's part of the report.  privacy: not told while a study runs."""
+    """One federation's part of the report.  privacy: not there while a study runs."""
 
     part: Part
-    sentences: list[str]
-    answers: list[Answer]
-    tables: list[tables.Table]
+    first: FirstScreen
+    hospitals: tuple[HospitalStory, ...]
+    findings: list[str]
+    tables: list[Table]
     drawings: list[Drawing]
-    hospitals: Hospitals | None
     clinical: ClinicalPart
     privacy: PrivacyPart | None = None
 
@@ -55,93 +55,99 @@ class Report:
     tuned: tuple[str, ...] = ()
 
 
-def parts_of(study: Study, margin: float = MARGIN) -> list[Part]:
+def parts_of(study: Study, margin: float = MARGIN, look: int = 1) -> list[Part]:
     """The analysis of every federation that has finished runs."""
     parts = []
     for data in study.record.data:
-        runs = [(planned, run) for planned, run in study.runs if planned.data == data.fingerprint]
-        if not runs:
-            continue
-        by_label: dict[str, list[Run]] = {}
-        stayed: dict[str, list[Run]] = {}
-        method = {planned.label: planned.method for planned in study.record.runs}
-        for planned, run in runs:
-            if planned.leave_out:
-                stayed.setdefault(planned.label.removesuffix(AWAY), []).append(run)
+        planned = [run for run in study.record.runs if run.data == data.fingerprint]
+        methods = {run.label: run.method for run in planned}
+        inside: dict[str, list[Run]] = {run.label: [] for run in planned if not run.leave_out}
+        outside: dict[str, list[Run]] = {}
+        for run, result in study.runs:
+            if run.data != data.fingerprint:
+                continue
+            if run.leave_out:
+                outside.setdefault(run.label.removesuffix(AWAY), []).append(result)
             else:
-                by_label.setdefault(planned.label, []).append(run)
-        mine = [r for r in study.record.runs if r.data == data.fingerprint]
-        order = dict.fromkeys(r.label for r in mine if not r.leave_out)
-        outside = {
-            label: gather(f"{label}{AWAY}", method[label], found, centers_of(runs))
-            for label, found in stayed.items()
-        }
-        centers = centers_of(runs)
-        results = [
-            gather(label, method[label], by_label[label], centers) for label in order if label in by_label
-        ]
-        if results:
-            parts.append(analyse(data, results, centers, margin, outside))
+                inside[run.label].append(result)
+        finished = {label: found for label, found in inside.items() if found}
+        if finished:
+            parts.append(analyse(data, finished, methods, outside, margin, look))
     if not parts:
-        where, why = (
-            f" in {study.root}" if study.root else "",
-            f" ({study.absent[0]})" if study.absent else "",
-        )
+        where = f" in {study.root}" if study.root else ""
+        why = f" ({study.absent[0]})" if study.absent else ""
         raise RequestError(f"the study{where} has no finished run{why}; ask for the same comparison again")
     return parts
 
 
-def centers_of(runs: Sequence[tuple[PlannedRun, Run]]) -> list[str]:
-    """The names of all centers that runs are about."""
-    return sorted({center for _, run in runs for center in run.main.per_center})
+def headlines(study: Study) -> list[Table]:
+    """The headline table of every federation of a study."""
+    return [study_tables.headline(part) for part in parts_of(study)]
+
+
+def figures(study: Study) -> list[Drawing]:
+    """Every figure that the runs of a study's first federation allow."""
+    return draw_all(parts_of(study)[0])
 
 
 def section_of(part: Part, targets: Sequence[float] | None, privacy: PrivacyPart | None = None) -> Section:
     """Words, tables and figures of one federation."""
+    hospitals = hospitals_of(part)
     shown = [
-        tables.headline(part),
-        tables.direct(part),
-        tables.equal_bytes(part),
-        tables.targets(part, targets),
+        study_tables.headline(part),
+        study_tables.direct(part),
+        study_tables.equal_bytes(part),
+        study_tables.targets(part, targets),
     ]
-    found = hospitals_of(part)
     return Section(
-        part, summary(part), answers(part), shown, draw_all(part), found, clinical_part(part, found), privacy
+        part,
+        first_screen(part, hospitals),
+        hospitals,
+        findings(part),
+        shown,
+        draw_all(part),
+        clinical_part(part),
+        privacy,
     )
 
 
-def build(study: Study, out: Path, targets: Sequence[float] | None = None, margin: float = MARGIN) -> Report:
+def build(
+    study: Study, out: Path, targets: Sequence[float] | None = None, margin: float | None = None
+) -> Report:
     """Write the report of a study into a folder.
 
-    targets: AUROCs for the table of bytes needed; unless told, on the way from training alone to the best.
+    targets: AUROCs for the table of bytes needed; default: on the way from training alone to the best.
     margin: methods that differ by less are equal.
     """
-    sections = [section_of(part, targets, privacy_part(study, part)) for part in parts_of(study, margin)]
+    seeds = sorted({run.seed for _, run in study.runs})
+    look = 1 if study.root is None else StudyFolder(study.root).count_look(seeds)
+    parts = parts_of(study, MARGIN if margin is None else margin, look)
+    sections = [section_of(part, targets, privacy_part(study, part)) for part in parts]
     for number, section in enumerate(sections, 1):
         inside = "" if len(study.record.data) == 1 else f"{number}-{slug(section.part.data.name)}"
         _write_tables(out / "tables" / inside, section)
         for drawing in (*section.drawings, *section.clinical.drawings):
             drawing.save(out / "figures" / inside)
     files.write_text(out / "timing.csv", tables.as_csv(_timing(study)))
-    told = words_of(study.record.choices, study.record.request.tune)
-    files.write_text(out / "report.html", page(study.record.request, sections, study.absent, tuned=told))
-    return Report(out / "report.html", sections, study.absent, told)
+    tuned = words_of(study.record.choices, study.record.request.tune)
+    files.write_text(out / "report.html", page(study.record.request, sections, study.absent, tuned=tuned))
+    return Report(out / "report.html", sections, study.absent, tuned)
 
 
 def _write_tables(folder: Path, section: Section) -> None:
     for table in section.sheets:
         files.write_text(folder / f"{table.name}.md", tables.as_markdown(table))
         files.write_text(folder / f"{table.name}.tex", tables.as_latex(table))
-        plain = tables.numbers(section.part) if table.name == "headline" else table
+        plain = study_tables.numbers(section.part) if table.name == "headline" else table
         files.write_text(folder / f"{table.name}.csv", tables.as_csv(plain))
-    for table in (tables.runs(section.part), tables.centers(section.part)):
+    for table in (study_tables.runs(section.part), study_tables.centers(section.part)):
         files.write_text(folder / f"{table.name}.csv", tables.as_csv(table))
 
 
-def _timing(study: Study) -> tables.Table:
+def _timing(study: Study) -> Table:
     """How long each run took: apart from the tables, because it changes from time to time."""
     rows = tuple(
         (planned.label, str(run.seed), run.data.name, str(run.rounds), f"{run.seconds:.3f}")
         for planned, run in study.runs
     )
-    return tables.Table("timing", "Seconds per run.", ("method", "seed", "data", "rounds", "seconds"), rows)
+    return Table("timing", "Seconds per run.", ("method", "seed", "data", "rounds", "seconds"), rows)

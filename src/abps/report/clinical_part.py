@@ -1,7 +1,7 @@
-"""The clinical part of a report: calibration, decisions, subgroups, and hospitals that did not take part.
+"""The clinical part of a report: calibration, decisions, subgroups, and hospitals that were left out.
 
-Numbers are means over seeds. An interval is the mean of the seeds' intervals: as wide as one split of the
-rows leaves it, although several were seen. What a single split hides because it is small stays hidden.
+Numbers are means over repeats. An interval is the mean of the repeats' intervals. What a single repeat hides
+because it is small stays hidden.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from abps.engine.clinical import Clinical, Cut, Interval, Subgroup
+from abps.evaluate.verdicts import HospitalVerdict, Verdict
+from abps.report.analysis import MethodLine, MethodResult, Part
 from abps.report.drawing import EARLY, INK, LATE, QUIET, Drawing, blank, draw
-from abps.report.hospitals import Hospitals
-from abps.report.seed_means import calibrations, mean_interval, mean_of
-from abps.report.statistics import BETTER, WORSE, Line, Part, Results
+from abps.report.repeat_means import calibrations, mean_interval, mean_of
 from abps.report.tables import NOTHING, Table, number, signed
-from abps.report.words import interval, listed
+from abps.report.words import gain_words, listed
 
 #: Names in a sentence; more are counted.
 MOST_NAMES = 5
@@ -50,15 +50,15 @@ class ClinicalPart:
         return [table for table in (self.cuts, self.subgroups, self.outsiders) if table is not None]
 
 
-def clinical_part(part: Part, found: Hospitals | None) -> ClinicalPart:
+def clinical_part(part: Part) -> ClinicalPart:
     """The clinical part of one federation."""
-    line = found.lead if found is not None else part.lines[0]
+    line = part.lead or part.lines[0]
     label = line.result.label
     if part.measure != "AUROC" or line.result.runs[0].score is not None:
         return ClinicalPart(
             label,
-            "Decisions, subgroups and recalibration are told of outcomes that happen or do not. The scores "
-            "of this outcome stand in the tables.",
+            "Decisions, subgroups and recalibration need an outcome that happens or does not. The scores of "
+            "this outcome stand in the tables.",
         )
     if not has_clinical(line.result):
         return ClinicalPart(
@@ -68,14 +68,9 @@ def clinical_part(part: Part, found: Hospitals | None) -> ClinicalPart:
         )
     shown = [line.result, *_others(part, label)]
     outside = part.outside_of(label)
-    verdicts: dict[str, str] = {}
-    if outside is not None and found is not None:
-        told = {h.name: h.under(outside.result.label) for h in found.all}
-        verdicts = {
-            name: belief_summary.verdict
-            for name, belief_summary in told.items()
-            if belief_summary is not None
-        }
+    verdicts: dict[str, HospitalVerdict] = {}
+    if outside is not None and outside.to_alone is not None:
+        verdicts = dict(zip(part.centers, outside.to_alone.hospital_verdicts))
     return ClinicalPart(
         label,
         sentences=tuple(_sentences(part, line)),
@@ -87,12 +82,12 @@ def clinical_part(part: Part, found: Hospitals | None) -> ClinicalPart:
     )
 
 
-def has_clinical(result: Results) -> bool:
+def has_clinical(result: MethodResult) -> bool:
     """Whether every run of a method keeps what clinicians ask for."""
     return all(run.clinical.per_center for run in result.runs)
 
 
-def _others(part: Part, label: str) -> list[Results]:
+def _others(part: Part, label: str) -> list[MethodResult]:
     """What a method is shown beside: a hospital alone, and FedAvg."""
     names = [name for name in (part.alone or "", "fedavg") if name != label]
     found = [part.find(name) for name in names]
@@ -100,29 +95,23 @@ def _others(part: Part, label: str) -> list[Results]:
 
 
 def within(found: Interval, digits: int = 2, show: Callable[[float, int], str] = number) -> str:
-    """A number with its interval in brackets, or that it cannot be told."""
+    """A number with its interval in brackets, or that there are too few events."""
     if not found.known:
-        return "cannot tell"
+        return "too few events"
     return f"{show(found.value, digits)} ({show(found.low, digits)} to {show(found.high, digits)})"
 
 
 # ---------------------------------------------------------------- sentences and tables
 
 
-def _sentences(part: Part, line: Line) -> list[str]:
+def _sentences(part: Part, line: MethodLine) -> list[str]:
     """Calibration of all hospitals together, in words."""
     result = line.result
-    clinics = [run.clinical for run in result.runs]
-    rows, events = (mean_of(getattr(c, name) for c in clinics) for name in ("rows", "events"))
-    pooled = mean_interval(c.auroc for c in clinics)
-    told = [
-        f"{result.label} is judged on {rows:,.0f} test rows with {events:,.0f} events a seed; all rows "
-        f"together, each by its own hospital's model, give an AUROC of {within(pooled, 3)}."
-    ]
+    said: list[str] = []
     each = {name: c for name in part.centers if (c := calibrations(result, name)) is not None}
     known = {name: c for name, c in each.items() if c.before.in_the_large.known}
     if not known:
-        return [*told, "No hospital has the five events and five others that its calibration needs."]
+        return [*said, "No hospital has the five events and five others that its calibration needs."]
     off = {
         name: c.before.in_the_large
         for name, c in known.items()
@@ -135,7 +124,7 @@ def _sentences(part: Part, line: Line) -> list[str]:
         f"too high at {_names(high)}" if high else "",
     ]
     away = "; ".join(side for side in sides if side)
-    told.append(
+    said.append(
         f"Level of the probabilities, at {len(known)} of {len(part.centers)} hospitals with enough events: "
         + (
             f"{away}; right within its interval elsewhere."
@@ -144,11 +133,11 @@ def _sentences(part: Part, line: Line) -> list[str]:
         )
     )
     mended = sum(c.mended > 0 for c in each.values())
-    told.append(
-        f"Validation rows asked for a recalibration in at least one seed at {mended} of {len(each)} "
-        "hospitals; decisions and subgroups below are told after it, as abps fit hands models out."
+    said.append(
+        f"Validation rows asked for a recalibration in at least one repeat at {mended} of {len(each)} "
+        "hospitals; decisions and subgroups below are shown after it, as abps fit hands models out."
     )
-    return told
+    return said
 
 
 def _names(names: Sequence[str]) -> str:
@@ -157,7 +146,7 @@ def _names(names: Sequence[str]) -> str:
     return listed(names)
 
 
-def _cuts(shown: Sequence[Results]) -> Table | None:
+def _cuts(shown: Sequence[MethodResult]) -> Table | None:
     """What happens at some thresholds, method beside method."""
     rows = []
     names = dict.fromkeys(cut.name for run in shown[0].runs for cut in run.clinical.cuts)
@@ -181,7 +170,7 @@ def _cuts(shown: Sequence[Results]) -> Table | None:
             "come from validation rows: where nine of ten events are called, and the event rate.",
             "Net benefit per 1,000 stays: events called, less false calls weighed by the odds of the "
             "threshold; calling nobody has 0.",
-            "Intervals (Wilson, 95 %) are as wide as one split leaves them.",
+            "Intervals (Wilson, 95 %) are as wide as one repeat leaves them.",
         ),
     )  # fmt: skip
 
@@ -203,7 +192,7 @@ def _share(found: Interval) -> str:
     return f"{100 * found.value:.0f} % ({100 * found.low:.0f} to {100 * found.high:.0f})"
 
 
-def _subgroups(shown: Sequence[Results]) -> Table | None:
+def _subgroups(shown: Sequence[MethodResult]) -> Table | None:
     """Parts of the cohort: the method beside a hospital alone."""
     lead, *others = shown
     beside = others[0] if others else None
@@ -242,56 +231,59 @@ def _subgroups(shown: Sequence[Results]) -> Table | None:
         tuple(rows),
         (
             "Test rows of all hospitals, each by its own hospital's model after recalibration; means over "
-            "seeds, 95 % intervals (DeLong) as wide as one split leaves them.",
+            "repeats, 95 % intervals (DeLong) as wide as one repeat leaves them.",
             "A part that has fewer than 10 rows, 5 events or 5 others in any split is hidden; where it would "
             "be the only one, so are the counts of the next smallest.",
         ),
     )
 
 
-def _parts_named(result: Results, column: str, name: str) -> list[Subgroup]:
+def _parts_named(result: MethodResult, column: str, name: str) -> list[Subgroup]:
     return [s for run in result.runs for s in run.clinical.subgroups.get(column, ()) if s.name == name]
 
 
 # ---------------------------------------------------------------- hospitals that did not take part
 
 
-def _outside_words(part: Part, line: Line, verdicts: Mapping[str, str]) -> list[str]:
+def _outside_words(part: Part, line: MethodLine, verdicts: Mapping[str, HospitalVerdict]) -> list[str]:
     label = line.result.label
     outside = part.outside_of(label)
     if outside is None:
         return [
-            "Not tried in this study: with --leave-centers-out 5 (abps compare, the same folder) hospitals "
-            "stay away in five groups, one after the other, and the others' model is tried on them."
+            "Not tried in this study: with --leave-centers-out 5 (abps compare, another folder) hospitals "
+            "are left out in five groups, one after the other, and the others' model is tried on them."
         ]
-    told = [
-        f"Every hospital stayed away once, and the mean of the others' {label} models was tried on its test "
-        "rows as it is: nothing was fitted to the outsider."
+    said = [
+        f"Every hospital was left out once, and the mean of the others' {label} models was tried on its test "
+        "rows as it is: nothing was fitted to the hospital."
     ]
     levels = f"AUROC {number(outside.result.mean)} from outside, {number(line.result.mean)} taking part"
-    alone = part.find(part.alone) if part.alone else None
+    alone = part.find(part.alone)
     if alone is not None and outside.to_alone is not None:
         levels += f", {number(alone.mean)} alone"
         says = {
-            BETTER: "The others' model serves an outsider better than its own rows alone",
-            WORSE: "The others' model serves an outsider worse than its own rows alone",
-        }.get(outside.to_alone.verdict, "Whether the others' model or its own rows serve an outsider better")
-        more = "" if says.startswith("The") else " cannot be told"
-        if outside.to_alone.verdict == "equal":
-            more = " makes no difference that matters"
-        told.append(f"{says}{more}: {levels} ({interval(outside.to_alone)} against alone).")
-        for verdict, words in ((BETTER, "Surely better served from outside than alone"),
-                               (WORSE, "Surely worse served from outside than alone")):  # fmt: skip
-            found = [name for name, said in verdicts.items() if said == verdict]
+            Verdict.BETTER: "The others' model serves a left-out hospital better than its own rows alone",
+            Verdict.WORSE: "The others' model serves a left-out hospital worse than its own rows alone",
+            Verdict.EQUAL: "The others' model serves a left-out hospital as well as its own rows alone",
+        }.get(
+            outside.to_alone.verdict,
+            "Inconclusive whether the others' model or its own rows serve a left-out hospital better",
+        )
+        said.append(f"{says}: {levels}; against alone {gain_words(outside.to_alone.gain)}.")
+        for verdict, words in (
+            (HospitalVerdict.GAINS, "Clearly better served from outside than alone"),
+            (HospitalVerdict.LOSES, "Clearly worse served from outside than alone"),
+        ):
+            found = [name for name, each in verdicts.items() if each is verdict]
             if found:
-                told.append(f"{words}: {_names(found)}.")
+                said.append(f"{words}: {_names(found)}.")
     else:
-        told.append(f"{levels}.")
-    told.append(f"What taking part adds to staying outside: {interval(outside.taking_part)}.")
-    return told
+        said.append(f"{levels}.")
+    said.append(f"What taking part adds to staying outside: {gain_words(outside.taking_part.gain)}.")
+    return said
 
 
-def _outsiders(part: Part, line: Line, verdicts: Mapping[str, str]) -> Table | None:
+def _outsiders(part: Part, line: MethodLine, verdicts: Mapping[str, HospitalVerdict]) -> Table | None:
     """Every hospital as an outsider.  verdicts: by hospital, against training alone."""
     outside = part.outside_of(line.result.label)
     if outside is None:
@@ -312,7 +304,8 @@ def _outsiders(part: Part, line: Line, verdicts: Mapping[str, str]) -> Table | N
         levels = [_level(result, k) for result in (alone, line.result) if result is not None]
         rows.append(
             (
-                name, number(events, 1), within(area, 3), *levels, verdicts.get(name, NOTHING),
+                name, number(events, 1), within(area, 3), *levels,
+                verdicts[name].value if name in verdicts else NOTHING,
                 within(found.before.in_the_large) if found is not None else NOTHING,
             )
         )  # fmt: skip
@@ -324,18 +317,18 @@ def _outsiders(part: Part, line: Line, verdicts: Mapping[str, str]) -> Table | N
         "Every hospital as one that did not take part",
         tuple(heads),
         tuple(rows),
-        ("Test rows, means over seeds; intervals (DeLong, 95 %) as wide as one split leaves them.",),
+        ("Test rows, means over repeats; intervals (DeLong, 95 %) as wide as one repeat leaves them.",),
     )
 
 
-def _level(result: Results, k: int) -> str:
-    return number(mean_of(result.auroc[:, k].tolist()))
+def _level(result: MethodResult, k: int) -> str:
+    return number(float(result.level[k]))
 
 
 # ---------------------------------------------------------------- figures
 
 
-def _drawings(shown: Sequence[Results]) -> list[Drawing]:
+def _drawings(shown: Sequence[MethodResult]) -> list[Drawing]:
     found = []
     if all(run.clinical.thresholds for result in shown for run in result.runs):
         found.append(
@@ -343,7 +336,7 @@ def _drawings(shown: Sequence[Results]) -> list[Drawing]:
                 "decisions",
                 "Decision curves",
                 "Net benefit of acting at a threshold, per 1,000 stays: a model is worth using where its "
-                "line lies above those of calling everybody and nobody. Mean over seeds, recalibrated.",
+                "line lies above those of calling everybody and nobody. Mean over repeats, recalibrated.",
                 partial(decision_figure, shown),
             )
         )
@@ -352,7 +345,7 @@ def _drawings(shown: Sequence[Results]) -> list[Drawing]:
             draw(
                 "calibration-curve",
                 f"Calibration of {shown[0].label}",
-                "Smooth curves, one for every seed: the share of events among rows that were told a "
+                "Smooth curves, one for every repeat: the share of events among rows by predicted "
                 "probability. Dashed: as it should be.",
                 partial(calibration_figure, shown[0]),
             )
@@ -360,11 +353,11 @@ def _drawings(shown: Sequence[Results]) -> list[Drawing]:
     return found
 
 
-#: Lines of a decision curve: told apart by colour and by dashes.
+#: Lines of a decision curve: distinguished by colour and by dashes.
 _LINES = ((EARLY, "-"), (LATE, (0, (5, 2))), (QUIET, (0, (2, 1.5))))
 
 
-def decision_figure(shown: Sequence[Results]) -> Figure:
+def decision_figure(shown: Sequence[MethodResult]) -> Figure:
     """Net benefit over thresholds."""
     figure = blank(7.2, 3.8)
     axes = figure.add_subplot()
@@ -391,20 +384,20 @@ def _mean_curve(clinics: Sequence[Clinical], name: str) -> tuple[np.ndarray, np.
     return thresholds, np.mean([getattr(c, name) for c in clinics], axis=0)
 
 
-def calibration_figure(result: Results) -> Figure:
-    """Smooth calibration curves of every seed: as told, and after recalibration."""
+def calibration_figure(result: MethodResult) -> Figure:
+    """Smooth calibration curves of every repeat: as predicted, and after recalibration."""
     figure = blank(7.2, 3.5)
-    panels = (("curve", LATE, "as told"), ("curve_after", EARLY, "after recalibration"))
+    panels = (("curve", LATE, "as predicted"), ("curve_after", EARLY, "after recalibration"))
     curves = {name: [getattr(run.clinical, name) for run in result.runs] for name, _, _ in panels}
     every = [point for found in curves.values() for curve in found for point in curve]
     highest = min(1.0, 1.05 * max(max(point) for point in every))
     for axes, (name, tint, words) in zip(figure.subplots(1, 2, sharey=True), panels):
         for points in curves[name]:
             if points:
-                told, seen = np.array(points).T
-                axes.plot(told, seen, color=tint, alpha=0.75, linewidth=1.3)
+                predicted, seen = np.array(points).T
+                axes.plot(predicted, seen, color=tint, alpha=0.75, linewidth=1.3)
         axes.plot([0, highest], [0, highest], color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.set(xlim=(0, highest), ylim=(0, highest), xlabel="probability told", title=words)
+        axes.set(xlim=(0, highest), ylim=(0, highest), xlabel="predicted probability", title=words)
         axes.grid(color=INK, alpha=0.12, linewidth=0.5)
     figure.axes[0].set_ylabel("share of events")
     return figure

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from abps.methods.catalog import CATALOG
+from abps.report.analysis import MethodResult, Part
 from abps.report.drawing import INK, LATE, Drawing, blank, draw
-from abps.report.statistics import HARM, Part, Results, harmed, spent
-from abps.report.tables import harm, percent
+from abps.report.tables import percent
 from abps.report.words import shares_of, small, tested
 
 #: Colour and name of every family; ABPS-X and ABPS+ stand out of theirs.
@@ -38,13 +38,11 @@ CAUSES = {
     "quiet": ("#c9ccd1", "no exchange in this round"),
     "privacy": ("#5b4a8a", "privacy account spent"),
 }
-GAIN, EVEN, LOSS = "#2a9d74", "#8a8f98", "#d6455d"
-
 #: The paper's ablation path through the accuracy-bytes plane.
 PATH = ("abps", "abps-p", "abps-q", "abps-pq-k1", "abps-x")
 
 
-def family(result: Results) -> str:
+def family(result: MethodResult) -> str:
     """A method's family as figures know it."""
     if result.method == "abps-x":
         return "abps-x"
@@ -57,67 +55,54 @@ def family(result: Results) -> str:
     )
 
 
-def colour(result: Results) -> str:
+def colour(result: MethodResult) -> str:
     """A method's colour."""
     return FAMILIES[family(result)][0]
 
 
 def draw_all(part: Part, only: str = "") -> list[Drawing]:
     """Every figure that the runs allow, or one of them."""
-    sending = any(line.result.vs_fedavg > 0 for line in part.lines)
+    sending = any(line.result.all_vs_fedavg > 0 for line in part.lines)
     resting = any(line.result.rest > 0 for line in part.lines)
     differing = tested(part) or ("", [])
     wanted: list[tuple[bool, str, str, str, Callable[[Part], Figure]]] = [
         (
             True, "ranking", "Accuracy ranking",
-            f"Mean test {part.measure} over centers. Dots: seeds; line: mean ± one standard deviation over "
-            "seeds.",
+            f"{part.measure} of the average hospital, over all repeats.",
             ranking,
         ),
         (
             sending, "pareto", "Accuracy and bytes",
-            f"Mean {part.measure} against bytes in multiples of 50 rounds of FedAvg. The stepped line joins "
-            "the methods that no other beats in both; arrows follow the ablation path from ABPS to ABPS-X.",
+            f"Mean {part.measure} against all bytes in multiples of 50 rounds of FedAvg. The stepped line "
+            "joins the methods that no other beats in both; arrows follow the ablation path to ABPS-X.",
             pareto,
         ),
         (
             True, "rounds", f"{part.measure} over rounds",
-            "Mean over centers and seeds, a panel per family; grey: FedAvg, dotted: training alone.",
+            "Mean over centers and repeats, a panel per family; grey: FedAvg, dotted: training alone.",
             over_rounds,
         ),
         (
-            sending, "bytes", f"{part.measure} over bytes",
-            "The same curves by bytes sent so far: what a budget buys.",
-            over_bytes,
-        ),
-        (
             resting, "rest", "Rest by cause",
-            "Share of centers without a partner in each round, by the reason why (mean over seeds).",
+            "Share of centers without a partner in each round, by the reason why (mean over repeats).",
             rest_by_cause,
-        ),
-        (
-            any(line.harm is not None for line in part.lines), "centers", "Who gains and who loses",
-            "Difference of every center to what it reaches alone and to FedAvg, with the noise of single "
-            f"centers taken out. Red: loses more than {HARM}, and the share of such centers; green: gains "
-            "more. Bar: the middle half of centers, with the median.",
-            gains,
         ),
         (
             shares_of(differing[1]) != {}, "differences", "By what the hospitals differ",
             f"Share of the difference in risk between hospitals that each column carries, by the test of "
-            f"{differing[0]}; mean over seeds.",
+            f"{differing[0]}; mean over repeats.",
             differences,
         ),
         (
             bool(_alive(part)), "survival", "Survival in the federation",
-            "Kaplan-Meier curve of all hospitals' rows, from counts that they publish on a common grid of "
+            "Kaplan-Meier curve of all hospitals' rows, from counts on a common grid of "
             "times. No step is of fewer than ten events, so the curve ends before the last of them.",
             survival_curve,
         ),
         (
             len(_calibrated(part)) > 0, "calibration", "Calibration",
-            "Share of test rows with the outcome against the probability told, in ten groups of rows, all "
-            "hospitals together, before any recalibration; mean over seeds. On the diagonal told is seen.",
+            "Share of scored rows with the outcome against the predicted probability, in ten groups, all "
+            "hospitals together, before any recalibration; mean over repeats. Right on the diagonal.",
             reliability,
         ),
     ]  # fmt: skip
@@ -133,11 +118,11 @@ def _grid(axes: Axes, axis: str = "both") -> None:
     axes.set_axisbelow(True)
 
 
-def _results(part: Part) -> list[Results]:
+def _results(part: Part) -> list[MethodResult]:
     return [line.result for line in part.lines]
 
 
-def _family_legend(axes: Axes, shown: Sequence[Results], **place: Any) -> None:
+def _family_legend(axes: Axes, shown: Sequence[MethodResult], **place: Any) -> None:
     for known, (tint, title) in FAMILIES.items():
         if any(family(r) == known for r in shown):
             axes.plot([], [], "o", color=tint, markersize=5, label=title)
@@ -157,16 +142,6 @@ def ranking(part: Part) -> Figure:
         axes.axvline(top.mean, color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
     for y, r in enumerate(ordered):
         tint = colour(r)
-        if math.isfinite(r.deviation):
-            axes.plot(
-                [r.mean - r.deviation, r.mean + r.deviation],
-                [y, y],
-                color=tint,
-                linewidth=3,
-                alpha=0.45,
-                solid_capstyle="round",
-            )
-        axes.plot(r.means, [y] * len(r.means), ".", color=tint, markersize=3.5, alpha=0.8)
         axes.plot(r.mean, y, "o", color=tint, markersize=6.5)
         axes.annotate(
             f"{r.mean:.3f}",
@@ -193,21 +168,21 @@ def pareto(part: Part) -> Figure:
     """Accuracy against bytes, with the frontier and the ablation path."""
     figure = blank(7.2, 5.0)
     axes = figure.add_subplot()
-    sending = [r for r in _results(part) if r.vs_fedavg > 0]
-    left = min(r.vs_fedavg for r in sending) / 1.5
-    right = max(r.vs_fedavg for r in sending) * 2.2
+    sending = [r for r in _results(part) if r.all_vs_fedavg > 0]
+    left = min(r.all_vs_fedavg for r in sending) / 1.5
+    right = max(r.all_vs_fedavg for r in sending) * 2.2
     axes.set_xscale("log")
     axes.set_xlim(left, right)
     bottom, top = _zoom(sending)
     axes.set_ylim(bottom, top)
     for r in _results(part):
-        if r.vs_fedavg == 0:
+        if r.all_vs_fedavg == 0:
             _bound(axes, r, bottom, top)
     frontier = sorted(
-        (r for r in sending if not any(beats(o, r) for o in sending)), key=lambda r: r.vs_fedavg
+        (r for r in sending if not any(beats(o, r) for o in sending)), key=lambda r: r.all_vs_fedavg
     )
     axes.step(
-        [r.vs_fedavg for r in frontier] + [right],
+        [r.all_vs_fedavg for r in frontier] + [right],
         [r.mean for r in frontier] + [frontier[-1].mean],
         where="post",
         color=INK,
@@ -224,10 +199,12 @@ def pareto(part: Part) -> Figure:
             "shrinkA": 5,
             "shrinkB": 5,
         }
-        axes.annotate("", (b.vs_fedavg, b.mean), (a.vs_fedavg, a.mean), arrowprops=arrow)
+        axes.annotate("", (b.all_vs_fedavg, b.mean), (a.all_vs_fedavg, a.mean), arrowprops=arrow)
     for r in sending:
         star = family(r) in ("abps-x", "abps-plus")
-        axes.plot(r.vs_fedavg, r.mean, "*" if star else "o", color=colour(r), markersize=13 if star else 7)
+        axes.plot(
+            r.all_vs_fedavg, r.mean, "*" if star else "o", color=colour(r), markersize=13 if star else 7
+        )
     axes.set_xlabel("bytes, multiples of 50 rounds of FedAvg (log scale)")
     axes.set_ylabel(f"mean {part.measure} over centers")
     ticks = [t for t in (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if left <= t <= right]
@@ -239,19 +216,23 @@ def pareto(part: Part) -> Figure:
     return figure
 
 
-def beats(a: Results, b: Results) -> bool:
+def beats(a: MethodResult, b: MethodResult) -> bool:
     """Whether a is at least as accurate and as cheap as b, and better in one of the two."""
-    return a.vs_fedavg <= b.vs_fedavg and a.mean >= b.mean and (a.vs_fedavg < b.vs_fedavg or a.mean > b.mean)
+    return (
+        a.all_vs_fedavg <= b.all_vs_fedavg
+        and a.mean >= b.mean
+        and (a.all_vs_fedavg < b.all_vs_fedavg or a.mean > b.mean)
+    )
 
 
-def _zoom(shown: Sequence[Results]) -> tuple[float, float]:
+def _zoom(shown: Sequence[MethodResult]) -> tuple[float, float]:
     """Limits that use the space for the methods that are compared."""
     low, high = min(r.mean for r in shown), max(r.mean for r in shown)
     room = max((high - low) * 0.12, 0.004)
     return low - room, high + room
 
 
-def _bound(axes: Axes, r: Results, bottom: float, top: float) -> None:
+def _bound(axes: Axes, r: MethodResult, bottom: float, top: float) -> None:
     """A method that sends nothing: a line across, or a note at the edge if it lies outside."""
     if bottom < r.mean < top:
         axes.axhline(r.mean, color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -276,11 +257,11 @@ def _bound(axes: Axes, r: Results, bottom: float, top: float) -> None:
 _LETTER, _HEIGHT = 5.0, 10.5
 
 
-def _name_points(figure: Figure, axes: Axes, shown: Sequence[Results]) -> None:
+def _name_points(figure: Figure, axes: Axes, shown: Sequence[MethodResult]) -> None:
     """A label near every point, where it covers neither a point nor another label."""
     figure.draw_without_rendering()  # settles the layout: from here on data have places
     scale = 72.0 / figure.dpi
-    at = {r.label: axes.transData.transform((r.vs_fedavg, r.mean)) * scale for r in shown}
+    at = {r.label: axes.transData.transform((r.all_vs_fedavg, r.mean)) * scale for r in shown}
     frame = axes.get_window_extent()
     edges = (frame.x0 * scale, frame.y0 * scale, frame.x1 * scale, frame.y1 * scale)
     points = [(x - 5, y - 5, x + 5, y + 5) for x, y in at.values()]
@@ -291,7 +272,7 @@ def _name_points(figure: Figure, axes: Axes, shown: Sequence[Results]) -> None:
         line = {"arrowstyle": "-", "color": INK, "alpha": 0.3, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4}
         axes.annotate(
             label,
-            (r.vs_fedavg, r.mean),
+            (r.all_vs_fedavg, r.mean),
             (dx, dy),
             textcoords="offset points",
             fontsize=8,
@@ -348,7 +329,7 @@ def inside(a: Box, edges: Box) -> bool:
 # ---------------------------------------------------------------- curves
 
 
-def mean_curve(r: Results) -> NDArray[np.float64]:
+def mean_curve(r: MethodResult) -> NDArray[np.float64]:
     """(rounds,) mean AUROC over seeds; a run that has stopped keeps its last value."""
     longest = max(run.rounds for run in r.runs)
     rows = []
@@ -358,17 +339,7 @@ def mean_curve(r: Results) -> NDArray[np.float64]:
     return np.asarray(np.mean(rows, axis=0))
 
 
-def mean_bytes(r: Results, unit: float) -> NDArray[np.float64]:
-    """(rounds,) mean bytes so far over seeds; a run that has stopped sends no more."""
-    longest = max(run.rounds for run in r.runs)
-    rows = []
-    for run in r.runs:
-        values = spent(run, unit).tolist()
-        rows.append(values + [values[-1]] * (longest - len(values)))
-    return np.asarray(np.mean(rows, axis=0))
-
-
-def _panels(part: Part, sending_only: bool) -> list[tuple[str, list[Results]]]:
+def _panels(part: Part) -> list[tuple[str, list[MethodResult]]]:
     titles = {
         "star": "star",
         "peer": "peer to peer",
@@ -376,21 +347,18 @@ def _panels(part: Part, sending_only: bool) -> list[tuple[str, list[Results]]]:
         "abps": "ABPS",
         "reference": "references",
     }
-    groups: dict[str, list[Results]] = {name: [] for name in titles}
+    groups: dict[str, list[MethodResult]] = {name: [] for name in titles}
     for r in _results(part):
-        if not sending_only or r.vs_fedavg > 0:
-            groups[family(r).split("-")[0]].append(r)
+        groups[family(r).split("-")[0]].append(r)
     return [(titles[name], members) for name, members in groups.items() if members]
 
 
 _PALETTE = ("#3d7edb", "#e08a2e", "#2a9d74", "#d6455d", "#9b6bd1", "#b8860b", "#17a2b8", "#c43d9a", "#6b8e23")
 
 
-def _curves(
-    part: Part, x_of: Callable[[Results], NDArray[np.float64]], sending_only: bool
-) -> tuple[Figure, list[Axes]]:
-    """A panel per family, one below the other, with the names beside it in the order of their end."""
-    panels = _panels(part, sending_only)
+def over_rounds(part: Part) -> Figure:
+    """Learning curves by round: a panel per family, with the names beside it in the order of their end."""
+    panels = _panels(part)
     figure = blank(7.2, 0.5 + 2.1 * len(panels))
     compared = [r for r in _results(part) if r.method != "centralized"] or _results(part)
     values = np.concatenate([mean_curve(r) for r in compared])
@@ -398,7 +366,6 @@ def _curves(
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
     room = max((high - low) * 0.05, 0.004)
     shared: Axes | None = None
-    all_axes = []
     for k, (title, members) in enumerate(panels):
         axes = figure.add_subplot(len(panels), 1, k + 1, sharex=shared)
         shared = shared or axes
@@ -406,14 +373,11 @@ def _curves(
             other = part.find(name)
             if other is None or other in members:
                 continue
-            if sending_only and other.vs_fedavg == 0:
-                axes.axhline(other.mean, color=INK, alpha=0.4, linewidth=1.2, linestyle=style)
-            else:
-                axes.plot(x_of(other), mean_curve(other), style, color=INK, alpha=0.3, linewidth=1.6)
+            axes.plot(rounds_of(other), mean_curve(other), style, color=INK, alpha=0.3, linewidth=1.6)
         for n, r in enumerate(sorted(members, key=lambda r: (-mean_curve(r)[-1], r.label))):
             tint, dash = _PALETTE[n % len(_PALETTE)], "-" if n < len(_PALETTE) else "--"
-            axes.plot(x_of(r), mean_curve(r), dash, color=tint, linewidth=1.5, label=r.label)
-            axes.plot(x_of(r)[-1], mean_curve(r)[-1], "o", color=tint, markersize=3)
+            axes.plot(rounds_of(r), mean_curve(r), dash, color=tint, linewidth=1.5, label=r.label)
+            axes.plot(rounds_of(r)[-1], mean_curve(r)[-1], "o", color=tint, markersize=3)
         axes.set_title(title)
         if any(r.method == "centralized" for r in members):
             axes.margins(y=0.05)
@@ -422,30 +386,14 @@ def _curves(
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1.4, labelspacing=0.3)
         axes.set_ylabel(f"mean {part.measure}")
         _grid(axes)
-        all_axes.append(axes)
-    return figure, all_axes
-
-
-def over_rounds(part: Part) -> Figure:
-    """Learning curves by round."""
-    figure, all_axes = _curves(part, lambda r: np.arange(1, len(mean_curve(r)) + 1, dtype=np.float64), False)
-    all_axes[-1].set_xlabel("round")
+        last = axes
+    last.set_xlabel("round")
     return figure
 
 
-def over_bytes(part: Part) -> Figure:
-    """Learning curves by bytes."""
-    figure, all_axes = _curves(part, lambda r: mean_bytes(r, part.unit), True)
-    sending = [mean_bytes(r, part.unit) for r in _results(part) if r.vs_fedavg > 0]
-    low, high = min(v[v > 0].min() for v in sending), max(v.max() for v in sending)
-    for axes in all_axes:
-        axes.set_xscale("log")
-        ticks = [t for t in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0) if low <= t <= high * 1.2]
-        axes.set_xlim(low, high * 1.2)
-        axes.set_xticks(ticks, [f"{t:g}×" for t in ticks])
-        axes.minorticks_off()
-    all_axes[-1].set_xlabel("bytes so far, multiples of 50 rounds of FedAvg (log scale)")
-    return figure
+def rounds_of(r: MethodResult) -> NDArray[np.float64]:
+    """(rounds,) 1, 2, …"""
+    return np.arange(1, len(mean_curve(r)) + 1, dtype=np.float64)
 
 
 # ---------------------------------------------------------------- rest
@@ -486,65 +434,6 @@ def rest_by_cause(part: Part) -> Figure:
     return figure
 
 
-# ---------------------------------------------------------------- centers
-
-
-def gains(part: Part) -> Figure:
-    """Per-center differences to training alone and to FedAvg."""
-    sides = [(name, part.find(name)) for name in (part.alone or "", "fedavg")]
-    sides = [(name, other) for name, other in sides if other is not None]
-    shown = [r for r in _results(part) if r.label != part.alone]
-    figure = blank(7.2, 1.0 + 0.3 * len(shown))
-    shared: Axes | None = None
-    for k, (name, other) in enumerate(sides):
-        axes = figure.add_subplot(1, len(sides), k + 1, sharey=shared)
-        assert other is not None
-        every = []
-        for y, r in enumerate(reversed(shown)):
-            found = None if r is other else harmed(r, other)
-            if found is None:
-                continue
-            values = found.gains.mean[np.isfinite(found.gains.mean)]
-            every.append(values)
-            jitter = ((np.arange(len(values)) * 0.6180339887) % 1 - 0.5) * 0.55
-            axes.scatter(
-                values,
-                y + jitter,
-                s=3,
-                c=np.where(values < -HARM, LOSS, np.where(values > HARM, GAIN, EVEN)),
-                alpha=0.35,
-                linewidths=0,
-            )
-            quarter, middle, three = np.quantile(values, [0.25, 0.5, 0.75])
-            axes.plot([quarter, three], [y, y], color=INK, linewidth=4.5, alpha=0.55, solid_capstyle="butt")
-            axes.plot([middle, middle], [y - 0.3, y + 0.3], color=INK, linewidth=1.4)
-            axes.annotate(
-                harm(found),
-                (1.0, y),
-                xycoords=("axes fraction", "data"),
-                xytext=(4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7.5,
-                color=LOSS,
-            )
-        axes.axvline(0, color=INK, linewidth=0.8)
-        if every:
-            reach = float(np.quantile(np.abs(np.concatenate(every)), 0.99)) * 1.1 + 1e-3
-            axes.set_xlim(-reach, reach)
-        axes.set_title(f"minus {name}")
-        axes.set_xlabel(f"{part.measure} difference of a center")
-        if shared is None:
-            axes.set_yticks(range(len(shown)), [r.label for r in reversed(shown)])
-        else:
-            axes.tick_params(axis="y", labelleft=False)
-        axes.tick_params(axis="y", length=0)
-        axes.set_ylim(-0.6, len(shown) - 0.4)
-        _grid(axes, "x")
-        shared = shared or axes
-    return figure
-
-
 # ---------------------------------------------------------------- differences between hospitals
 
 
@@ -559,7 +448,7 @@ def differences(part: Part) -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, 100)
     axes.set_xlabel("% of the difference")
-    axes.set_title(f"{label}: largest p {small(max(test.p for test in tests))} over {len(tests)} seed(s)")
+    axes.set_title(f"{label}: largest p {small(max(test.p for test in tests))} over {len(tests)} repeat(s)")
     _grid(axes, "x")
     return figure
 
@@ -589,7 +478,7 @@ def survival_curve(part: Part) -> Figure:
     return figure
 
 
-def _calibrated(part: Part) -> list[Results]:
+def _calibrated(part: Part) -> list[MethodResult]:
     """Methods whose calibration is known in every run, the most wanted first."""
     names = dict.fromkeys((*_SHOWN[:1], part.alone or "", *_SHOWN[1:]))
     found = [r for r in (part.find(name) for name in names) if r is not None]
@@ -597,7 +486,7 @@ def _calibrated(part: Part) -> list[Results]:
 
 
 def reliability(part: Part) -> Figure:
-    """Told against seen."""
+    """Observed against predicted."""
     figure = blank(7.2, 4.2)
     axes = figure.add_subplot()
     highest = 0.05
@@ -613,7 +502,7 @@ def reliability(part: Part) -> Figure:
     axes.plot([0, highest], [0, highest], color=INK, alpha=0.4, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set_xlim(0, highest)
     axes.set_ylim(0, highest)
-    axes.set_xlabel("probability told")
+    axes.set_xlabel("predicted probability")
     axes.set_ylabel("share with the outcome")
     axes.legend(loc="upper left")
     _grid(axes)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from abps.core.errors import RequestError
 from abps.report.build import parts_of, section_of
-from abps.report.comparison import load_study
 from abps.report.pages.document import policy, render
 from abps.report.pages.study_page import page
+from abps.study.compare import load_study
 
 #: The only address that is served.
 HOST = "127.0.0.1"

@@ -19,8 +19,8 @@ from abps.study.records import StudyFolder
 
 if TYPE_CHECKING:
     from abps.engine.result import Run
-    from abps.report.comparison import Study
-    from abps.report.statistics import Part
+    from abps.report.analysis import Part
+    from abps.study.compare import Study
     from abps.study.plan import PlannedRun
 
 #: Up to this area an attack is called no better than guessing.
@@ -65,7 +65,7 @@ def privacy_part(study: Study, part: Part) -> PrivacyPart:
     mine = [each for each in looked if each.key in keys]
     accounts, doubts = _accounts(study, part)
     absent = ""
-    if not mine and any(line.result.vs_fedavg > 0 for line in part.lines):
+    if not mine and any(line.result.sends for line in part.lines):
         absent = (
             "Nobody has looked yet who could be recognised in what is exchanged: "
             "abps audit-privacy, with the folder of this study, attacks it and adds what it finds here."
@@ -151,7 +151,7 @@ def _accounts(study: Study, part: Part) -> tuple[Table | None, tuple[str, ...]]:
         return None, tuple(doubts)
     gaps = dict.fromkeys(gap for found in seen.values() for ledger, _ in found for gap in ledger.not_covered)
     plain = [line.result for line in part.lines if line.result.label not in seen]
-    without = ", ".join(result.label for result in plain if result.vs_fedavg > 0)
+    without = ", ".join(result.label for result in plain if result.sends)
     notes = (
         "ε follows from the releases that privacy.json of a run lists; δ is the chance that it fails",
         *gaps,

@@ -1,112 +1,108 @@
-"""What the numbers mean, in plain sentences that follow from the verdicts and from nothing else."""
+"""Numbers and verdicts in plain sentences."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from abps.engine.result import Heterogeneity
-from abps.report.statistics import (
-    ABSENT,
-    BETTER,
-    CONFIDENCE,
-    EQUAL,
-    HARM,
-    ONE_SEED,
-    UNSURE,
-    WORSE,
-    Answer,
-    Difference,
-    Line,
-    Part,
-    answers,
-)
-from abps.report.tables import number, percent, signed, times, verdict
+from abps.evaluate.inference import AverageGain, Scope
+from abps.evaluate.verdicts import ALPHA, Cause, LossAgreement, Verdict
+from abps.report.analysis import Comparison, Part
+from abps.report.tables import percent, signed
 
-Floats = NDArray[np.float64]
-
-#: A fifth of P(helps) with fewer mixes says nothing of it.
-FEWEST_MIXES = 100
-
-
-def interval(difference: Difference) -> str:
-    """An estimate and its interval."""
-    d = difference
-    if not math.isfinite(d.low):
-        return signed(d.estimate)
-    return f"{signed(d.estimate)}, 95 % interval {signed(d.low)} to {signed(d.high)}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a row, the last with 'and'; many are counted instead."""
-    if len(names) > 6:
-        return f"{len(names)} methods"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def summary(part: Part) -> list[str]:
-    """The main findings on one federation."""
-    said = [
-        _against_alone(part),
-        _against_fedavg(part),
-        heterogeneity(part),
-        *_selection(part),
-        _price(part),
-        _harm(part),
-        _rest(part),
-        _caution(part),
-    ]
-    return [sentence for sentence in said if sentence]
-
-
-#: How a list of methods continues for each verdict, one method or several.
-_STANDING = {
-    BETTER: ("lies above it", "lie above it"),
-    EQUAL: ("equals it", "equal it"),
-    UNSURE: ("cannot be told from it", "cannot be told from it"),
-    WORSE: ("lies below it", "lie below it"),
+#: How a verdict on a pair is written.
+VERDICTS = {
+    Verdict.BETTER: "better",
+    Verdict.WORSE: "worse",
+    Verdict.INCONCLUSIVE: "inconclusive",
+    Verdict.NO_INTERVAL: "one run: no verdict",
+    Verdict.REFERENCE: "",
 }
 
 
-def _standing(part: Part, column: Sequence[Difference | None]) -> str:
-    """Who lies above, level with and below the method of a column."""
-    groups: dict[str, list[str]] = {name: [] for name in _STANDING}
-    for line, difference in zip(part.lines, column):
-        if difference is not None and line.result.method != "centralized" and difference.verdict in groups:
-            groups[difference.verdict].append(line.result.label)
-    return "; ".join(
-        f"{listed(names)} {_STANDING[name][len(names) > 1]}"
-        + (f" within {part.margin:g}" if name == EQUAL else "")
-        for name, names in groups.items()
-        if names
+def verdict_words(found: Comparison) -> str:
+    """The verdict; equality with its margin."""
+    if found.verdict is Verdict.EQUAL:
+        return f"equal within {found.margin:g}"
+    return VERDICTS[found.verdict]
+
+
+def gain_words(gain: AverageGain, scope: Scope = Scope.THESE) -> str:
+    """An estimate and its interval: ``+0.067 (95 % interval +0.050 to +0.083)``."""
+    low, high = gain.interval(scope=scope)
+    within = f" (95\u00a0% interval {signed(low)} to {signed(high)})" if math.isfinite(low) else ""
+    return f"{signed(gain.estimate)}{within}"
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """Names in a row, the last with 'and'; what is more than ``most`` is counted."""
+    if len(names) > most:
+        names = [*names[: most - 1], f"{len(names) - most + 1} more"]
+    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def in_ten(chance: float) -> str:
+    """A probability as a natural frequency.
+
+    >>> in_ten(0.93), in_ten(0.998), in_ten(0.02)
+    ('9 in 10', 'more than 99 in 100', '2 in 100')
+    """
+    if chance > 0.99:
+        return "more than 99 in 100"
+    if chance < 0.01:
+        return "less than 1 in 100"
+    if chance > 0.95 or chance < 0.1:
+        return f"{100 * chance:.0f} in 100"
+    return f"{10 * chance:.0f} in 10"
+
+
+def agreement_words(found: Comparison) -> str:
+    """What the loss adds to the ranking."""
+    if found.agreement is LossAgreement.AGREES:
+        return "Log-loss agrees."
+    if found.agreement is LossAgreement.UNCLEAR:
+        return f"Log-loss shows no clear difference ({signed(found.loss.estimate)})."
+    if found.gain.estimate > 0:
+        return (
+            f"It ranks patients better, but its probabilities are worse (log-loss "
+            f"{signed(-found.loss.estimate)}): recalibrate before use."
+        )
+    loss = signed(-found.loss.estimate)
+    return f"It ranks patients worse, but its probabilities are better (log-loss {loss})."
+
+
+def settle_words(found: Comparison) -> str:
+    """Why a comparison is inconclusive, and what would settle it."""
+    needed = found.settles
+    if needed.cause is Cause.RUNS and needed.repeats is not None:
+        more = max(needed.repeats - found.repeats, 1)
+        return (
+            f"Training runs differ too much among themselves. About {needed.repeats} repeats in all would "
+            f"settle it ({more} more)."
+        )
+    have = int(found.cells.events.sum())
+    return (
+        f"There are too few events for a difference of this size: {have:,} are here, about "
+        f"{needed.events or have:,} would settle it."
     )
 
 
-def _against_alone(part: Part) -> str:
-    if part.alone is None:
-        return "No method stands for training alone here, so nobody's gain can be told."
-    alone = part.find(part.alone)
-    assert alone is not None
-    best = {"local-best": "the best that each center can do alone", "local": "the same network alone"}
-    told = _standing(part, [line.to_alone for line in part.lines])
-    text = f"Training alone is {part.alone} ({best[part.alone]}), mean {part.measure} {number(alone.mean)}"
-    return f"{text}; {told}." if told else f"{text}."
+# ---------------------------------------------------------------- sentences for methodologists
 
 
-def _against_fedavg(part: Part) -> str:
-    fedavg = part.find("fedavg")
-    if fedavg is None:
-        best = max(part.lines, key=lambda line: line.result.mean).result
-        return f"The highest mean {part.measure} is {number(best.mean)} ({best.label}); FedAvg did not run."
-    text = f"FedAvg reaches a mean {part.measure} of {number(fedavg.mean)}"
-    pooled = part.find("centralized")
-    if pooled is not None:
-        text += f" (all rows pooled: {number(pooled.mean)})"
-    told = _standing(part, [line.to_fedavg for line in part.lines])
-    return f"{text}; {told}." if told else f"{text}."
+def findings(part: Part) -> list[str]:
+    """Whether hospitals differ, who rests, what one split or one repeat means."""
+    return [sentence for sentence in (heterogeneity(part), _rest(part), _design(part)) if sentence]
+
+
+def tested(part: Part) -> tuple[str, list[Heterogeneity]] | None:
+    """The first method that tests whether hospitals differ, and its tests, one per repeat."""
+    for line in part.lines:
+        tests = [run.heterogeneity for run in line.result.runs if run.heterogeneity is not None]
+        if tests:
+            return line.result.label, tests
+    return None
 
 
 def heterogeneity(part: Part) -> str:
@@ -115,30 +111,20 @@ def heterogeneity(part: Part) -> str:
     if found is None:
         return ""
     label, tests = found
-    rejected = sum(test.p < 1.0 - CONFIDENCE for test in tests)
+    rejected = sum(test.p < ALPHA for test in tests)
     largest = max(test.p for test in tests)
-    splits = f"{rejected} of {len(tests)} {'split' if len(tests) == 1 else 'splits'}"
-    told = f"test of {label}, rejected in {splits}, largest p {small(largest)}"
+    details = f"test of {label}, rejected in {rejected} of {len(tests)} repeats, largest p {small(largest)}"
     if rejected * 2 <= len(tests):
-        return f"That the hospitals differ in their risk is not shown ({told})."
+        return f"The data do not show that the hospitals differ in their risk ({details})."
     kinds = sorted(test.kinds for test in tests)[len(tests) // 2]
     columns = shares_of(tests)
     by = f", most of all by {listed(list(columns)[:4])}" if columns else ""
-    apart = f"; {kinds} kinds of hospitals were told apart" if kinds > 1 else ""
-    return f"The hospitals differ in their risk{by} ({told}){apart}."
-
-
-def tested(part: Part) -> tuple[str, list[Heterogeneity]] | None:
-    """The first method that tests whether hospitals differ, and its tests, one per seed."""
-    for line in part.lines:
-        tests = [run.heterogeneity for run in line.result.runs if run.heterogeneity is not None]
-        if tests:
-            return line.result.label, tests
-    return None
+    apart = f"; {kinds} groups of hospitals were found" if kinds > 1 else ""
+    return f"The hospitals differ in their risk{by} ({details}){apart}."
 
 
 def shares_of(tests: Sequence[Heterogeneity]) -> dict[str, float]:
-    """The columns that carry the difference with their mean share over seeds, most first."""
+    """The columns that carry the difference with their mean share over repeats, most first."""
     total: dict[str, float] = {}
     for test in tests:
         shares = test.shares or (1.0 / max(1, len(test.columns)),) * len(test.columns)
@@ -152,80 +138,6 @@ def small(p: float) -> str:
     return f"{p:.2g}" if p >= 1e-4 else "below 0.0001"
 
 
-#: Questions about choosing partners: the finding for each verdict.
-_CHOICE = {
-    BETTER: "here choosing partners is worth it",
-    EQUAL: "here choosing partners changes nothing that matters",
-    UNSURE: "whether choosing partners is worth it cannot be told from these runs",
-    WORSE: "here choosing partners does harm",
-    ONE_SEED: "a verdict needs more seeds",
-    ABSENT: "nothing could be compared",
-}
-
-
-def _selection(part: Part) -> list[str]:
-    said = []
-    for a in answers(part):
-        if (a.first, a.second) in (("abps-pq-k1", "random-k1"), ("abps", "random-k3")):
-            how = "one partner" if a.second == "random-k1" else "three partners"
-            said.append(
-                f"ABPS against random pairing ({how}): {verdict(a.difference)} ({interval(a.difference)}); "
-                f"{_CHOICE[a.difference.verdict]}."
-            )
-        elif (a.first, a.second) == ("abps-x", "fedavg-x"):
-            said.append(
-                f"ABPS-X against FedAvg with the same extensions: {verdict(a.difference)} "
-                f"({interval(a.difference)})."
-            )
-        elif a.second == "random-k1" and a.first in ("group-oracle-k1", "abps-plus"):
-            said.append(_plain(a))
-    return said
-
-
-def _plain(a: Answer) -> str:
-    return f"{a.first} against {a.second}: {verdict(a.difference)} ({interval(a.difference)})."
-
-
-def _price(part: Part) -> str:
-    """What was saved, and whether choosing had a part in it."""
-    x, chosen, random = part.find("abps-x"), part.find("abps-pq-k1"), part.find("random-k1")
-    said = []
-    if x is not None:
-        said.append(f"abps-x sent {times(x.vs_fedavg)} of FedAvg's bytes")
-    if chosen is not None and random is not None:
-        same = abs(chosen.vs_fedavg - random.vs_fedavg) < 0.005
-        said.append(
-            f"abps-pq-k1 sent {times(chosen.vs_fedavg)} and random-k1 {times(random.vs_fedavg)}"
-            + (": the saving comes from pairs and bfloat16, not from who is chosen" if same else "")
-        )
-    return "; ".join(said) + "." if said else ""
-
-
-def _harm(part: Part) -> str:
-    shares = [
-        (line.harm.expected / line.harm.centers, line)
-        for line in part.lines
-        if line.harm is not None and line.result.method != "centralized" and line.result.label != "local"
-    ]
-    if not shares:
-        return ""
-    shares.sort(key=lambda entry: (entry[0], entry[1].result.label))
-    text = f"Centers that truly lose more than {HARM:g} against {part.alone}, noise taken out: "
-    return (
-        text + ", ".join(_who_loses(part, line) for _, line in dict.fromkeys((shares[0], shares[-1]))) + "."
-    )
-
-
-def _who_loses(part: Part, line: Line) -> str:
-    harm = line.harm
-    assert harm is not None
-    text = f"{percent(harm.expected, harm.centers)} with {line.result.label}"
-    if not harm.sure:
-        return text
-    worst = part.centers[harm.worst]
-    return f"{text} ({harm.sure} surely, the worst {worst} by {signed(float(harm.gains.mean[harm.worst]))})"
-
-
 def _rest(part: Part) -> str:
     resting = [line.result for line in part.lines if line.result.rest >= 0.005]
     if not resting:
@@ -237,15 +149,18 @@ def _rest(part: Part) -> str:
         "every candidate declined": most.average(lambda run: run.rest.declined),
         "in rounds without any exchange": most.average(lambda run: run.rest.quiet),
     }
-    told = ", ".join(f"{percent(value, 1)} {cause}" for cause, value in causes.items() if value >= 0.005)
-    why = f" ({told})" if told else ""
-    return f"Rest was highest with {most.label}: {percent(most.rest, 1)} of center-rounds{why}."
+    why = ", ".join(f"{percent(value, 1)} {cause}" for cause, value in causes.items() if value >= 0.005)
+    return (
+        f"Hospitals rested most with {most.label}: in {percent(most.rest, 1)} of their rounds"
+        f"{f' ({why})' if why else ''}."
+    )
 
 
-def _caution(part: Part) -> str:
-    seeds = part.seeds()
-    if seeds == 1:
-        return "One seed gives no verdict: how much splits and starts matter shows only with two or more."
-    if seeds < 5:
-        return f"With {seeds} seeds the intervals are wide: little is known of other splits and starts."
-    return ""
+def _design(part: Part) -> str:
+    if part.folds:
+        return ""
+    return (
+        "Rows were scored on the test rows of one split per seed (70 % training, 15 % validation, 15 % test) "
+        "with the models of the last round, as the paper does; other comparisons score every patient out of "
+        "five folds."
+    )

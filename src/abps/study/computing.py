@@ -12,9 +12,21 @@ from abps.study.plan import PlannedRun
 
 
 def computed(
-    run: PlannedRun, federation: Federation, config: Method, progress: Progress | None = None
+    run: PlannedRun,
+    federation: Federation,
+    config: Method,
+    progress: Progress | None = None,
 ) -> Run:
     """The result of a planned run."""
     if run.leave_out:
         return stay_away(federation, config, run.seed, run.leave_out, progress, run.method, run.subgroups)
-    return compute(federation, config, run.seed, run.folds, progress, run.method, run.attack, run.subgroups)
+    return compute(
+        federation,
+        config,
+        run.seed,
+        run.folds,
+        progress,
+        run.method,
+        run.attack,
+        run.subgroups,
+    )

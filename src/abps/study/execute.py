@@ -8,11 +8,11 @@ from pathlib import Path
 
 from abps.study import cache as data_cache
 from abps.study.plan import Plan, PlannedRun
-from abps.study.progress import Board
+from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder
 
-#: Computes runs: given the study, the runs to do and the board to tell.
-Executor = Callable[[StudyFolder, Sequence[PlannedRun], Board], None]
+#: Computes runs: given the study, the runs to do and where to report.
+Executor = Callable[[StudyFolder, Sequence[PlannedRun], StudyProgress], None]
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -
     elsewhere: the executor's processes are not this one, and need the data in the folder.
     """
     study = StudyFolder(out)
-    with study.alone(), Board(plan.runs) as board:
+    with study.alone(), StudyProgress(plan.runs) as progress:
         for line in (*study.open(plan), *(f"left out: {reason}" for reason in plan.left_out)):
-            board.say(line)
-        todo = survey(study, plan.runs, board)
+            progress.say(line)
+        todo = survey(study, plan.runs, progress)
         if todo:
             for federation in plan.federations.values() if elsewhere else ():
                 problem = data_cache.ensure(study.cache, federation)
                 if problem:
-                    board.say(problem)
+                    progress.say(problem)
             for run in todo:
                 study.forget_failure(run)
-                board.waiting(run)
-            executor(study, todo, board)
+                progress.waiting(run)
+            executor(study, todo, progress)
         failed, missing = [], []
         for run in todo:
             if study.look(run).result is None:
@@ -64,19 +64,19 @@ def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -
         )
 
 
-def survey(study: StudyFolder, runs: Sequence[PlannedRun], board: Board) -> list[PlannedRun]:
+def survey(study: StudyFolder, runs: Sequence[PlannedRun], progress: StudyProgress) -> list[PlannedRun]:
     """The runs that are not there yet; what is damaged or foreign is named."""
     todo = []
     for run in runs:
         found = study.look(run)
         if found.result is not None:
-            board.there(run, found.result.main.mean, found.result.bytes.vs_fedavg)
+            progress.there(run, found.result.main.mean, found.result.bytes.vs_fedavg)
         else:
             todo.append(run)
             if found.problem:
-                board.say(f"{found.problem}; it is not used, and the run is computed again")
+                progress.say(f"{found.problem}; it is not used, and the run is computed again")
     for name in study.strangers(list(runs)):
-        board.say(f"{study.root / 'runs' / name} belongs to no run of this study; it is not used")
-    if todo and len(todo) < len(runs) and board.console.is_terminal:
-        board.say(f"{len(runs) - len(todo)} of {len(runs)} runs are there already")
+        progress.say(f"{study.root / 'runs' / name} belongs to no run of this study; it is not used")
+    if todo and len(todo) < len(runs) and progress.console.is_terminal:
+        progress.say(f"{len(runs) - len(todo)} of {len(runs)} runs are there already")
     return todo

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import itertools
 import json
 import re
@@ -18,11 +20,12 @@ from abps.data.roles import Roles
 from abps.data.subgroup_names import groups_of, with_only
 from abps.data.table import load
 from abps.engine.attacks import parse as parse_attack
+from abps.engine.crossvalidation import FOLDS
 from abps.engine.outsiders import check_turns
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, find
 from abps.methods.settings import configure, describe, names
-from abps.study.calculation import calculation
+from abps.release import VERSION
 
 #: The 19 rows of the paper's table in its order.
 PAPER_ROWS: Final = (
@@ -33,9 +36,6 @@ PAPER_ROWS: Final = (
 
 #: What `--methods paper` means: the rows, the upper bound, and the controls that the paper lacks.
 PAPER: Final = (*PAPER_ROWS, "centralized", "random-k1", "random-k3", "group-oracle-k1")
-
-#: Modules that compute runs in another way than on one split, and what asks for them.
-HOW: Final = {"abps.engine.crossvalidation": "folds", "abps.engine.outsiders": "leave_out"}
 
 #: What is said behind a method's name of runs in which every center stayed away once.
 AWAY: Final = ", from outside"
@@ -67,7 +67,8 @@ class Request:
 
     settings: replaced in every method that has them.  vary: a setting and its values; a method that has
     the setting runs once with each value.  references: run beside the methods as they are, whatever is set.
-    folds: score every row once by cross-validation instead of one split's test rows.
+    folds: score every row once for each seed, out of so many folds; 1: one split, its test rows; None: the
+    default (:func:`folds_of`).
     attack: members that attack, in every run but the references'.
     tune: seeds on which every method's grid is tried before; none: methods run as they are.
     subgroups: columns by which accuracy is told apart, besides sex and age.
@@ -98,7 +99,7 @@ class Request:
         if self.attack is not None:
             parse_attack(self.attack)
         for other in ("folds", "attack"):
-            if self.leave_out and getattr(self, other) is not None:
+            if self.leave_out and getattr(self, other) not in (None, 1):
                 raise RequestError(
                     f"centers that stay away with {other}={getattr(self, other)}: choose one of them"
                 )
@@ -205,19 +206,37 @@ def identity(
     subgroups: Sequence[str] = (),
     leave_out: int = 0,
 ) -> dict[str, Any]:
-    """Everything that decides a run's result."""
+    """Everything that decides a run's result: the version of the package, the settings, and the data.
+
+    A method of one's own counts by its source, where that can be read.
+    """
     asked: dict[str, Any] = {"folds": folds, "attack": attack}
     asked |= {"subgroups": list(subgroups) or None, "leave_out": leave_out or None}
     more = {name: value for name, value in asked.items() if value is not None}
-    how = [module for module, wanted in HOW.items() if more.get(wanted)]
+    kind = type(config)
+    if kind.__module__.partition(".")[0] != "abps":
+        with contextlib.suppress(OSError, TypeError):
+            more["source"] = hashlib.blake2b(inspect.getsource(kind).encode(), digest_size=12).hexdigest()
     return more | {
         "method": method,
-        "kind": f"{type(config).__module__}.{type(config).__qualname__}",
+        "kind": f"{kind.__module__}.{kind.__qualname__}",
         "config": describe(config),
         "data": fingerprint,
         "seed": seed,
-        "calculation": calculation(config, how),
+        "version": VERSION,
     }
+
+
+def folds_of(request: Request, words: Sequence[str], federation: Federation) -> int | None:
+    """In how many folds a federation is scored; None: on the test rows of one split.
+
+    Unless the request says it: five. The paper's table keeps the paper's split; so do attacks, centers that
+    stay away, and federations with windows of time.
+    """
+    if request.folds is not None:
+        return None if request.folds == 1 else request.folds
+    one_split = "paper" in words or request.attack is not None or request.leave_out
+    return None if one_split or federation.era is not None else FOLDS
 
 
 def key_of(content: Mapping[str, Any]) -> str:
@@ -265,6 +284,7 @@ def make_plan(
         federations[fingerprint] = federation = with_only(federation, request.subgroups)
         if request.leave_out:
             check_turns(federation, request.leave_out)
+        folds = folds_of(request, words, federation)
         methods = list(request.methods)
         for name in NEEDS_GROUPS:
             if name in methods and name not in words and federation.groups is None:
@@ -282,7 +302,7 @@ def make_plan(
             for label, settings in _variants(method, plain[method], request):
                 settings = settings | dict(chosen.get((fingerprint, method), {}))
                 config = configure(own.get(method, method), settings, request.rounds)
-                how = (request.folds, request.attack, request.subgroups)
+                how = (folds, request.attack, request.subgroups)
                 key = key_of(identity(method, config, fingerprint, seed, *how))
                 runs.append(PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key, *how))
                 if request.leave_out and config.kind != "alone":
@@ -296,7 +316,7 @@ def make_plan(
         for seed, method in itertools.product(request.seeds, references):
             # A reference that is fitted at once knows no rounds.
             rounds = None if getattr(find(method), "fitted", False) else request.rounds
-            how = (request.folds, None, request.subgroups)
+            how = (folds, None, request.subgroups)
             key = key_of(identity(method, configure(method, {}, rounds), fingerprint, seed, *how))
             runs.append(PlannedRun(method, method, {}, rounds, seed, fingerprint, key, *how))
     return Plan(request, federations, tuple(runs), tuple(left_out), choices)

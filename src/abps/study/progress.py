@@ -1,4 +1,4 @@
-"""What one sees while a study runs: a live table on the terminal, nothing elsewhere."""
+"""What one sees while a study runs: a live table on the terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ class _Row:
     seconds: list[float] = field(default_factory=list)
 
 
-class Board:
+#: Seconds between two lines where there is no terminal.
+LINE_EVERY = 10.0
+
+
+class StudyProgress:
     """Follows the runs of a study and estimates the time left."""
 
     def __init__(self, runs: Sequence[PlannedRun], console: Console | None = None) -> None:
@@ -40,6 +44,7 @@ class Board:
         self._waiting: dict[str, str] = {}
         self._now: dict[str, tuple[PlannedRun, int, int, float]] = {}
         self._began = time.monotonic()
+        self._said = self._began
         self._lanes = 1
         self.note = ""
         for run in runs:
@@ -48,7 +53,7 @@ class Board:
             console=self.console, get_renderable=self._render, refresh_per_second=2, transient=True
         )
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> StudyProgress:
         if self.console.is_terminal:
             self._live.start()
         return self
@@ -90,6 +95,9 @@ class Board:
         self._waiting.pop(run.key, None)
         self.there(run, auroc, vs_fedavg)
         self._rows[run.label].seconds.append(seconds)
+        if not self.console.is_terminal and time.monotonic() - self._said >= LINE_EVERY:
+            self._said = time.monotonic()
+            self.say(self._line())
 
     def failed(self, run: PlannedRun, error: str) -> None:
         """A run failed."""
@@ -117,7 +125,7 @@ class Board:
 
     def _render(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("method", "runs", "", "score so far", "bytes / FedAvg"):
+        for name in ("method", "runs", "", "score so far", "bytes to FedAvg"):
             table.add_column(name, justify="left" if name in ("method", "") else "right")
         for label, row in self._rows.items():
             current = [(t, rounds) for run, t, rounds, _ in list(self._now.values()) if run.label == label]
@@ -127,14 +135,16 @@ class Board:
             bar = ProgressBar(total=row.total, completed=row.done + part, width=24)
             title = Text(label, style="red" if row.failed else "bold" if current else "")
             table.add_row(title, f"{row.done}/{row.total}", bar, mean, cost)
-        done = sum(row.done for row in self._rows.values())
-        total = sum(row.total for row in self._rows.values())
+        return Group(table, Text(f"{self._line()}  {self.note}", style="dim"))
+
+    def _line(self) -> str:
+        """How far the study is, and how long it may still take."""
+        done, total = (sum(getattr(row, what) for row in self._rows.values()) for what in ("done", "total"))
         left = self.seconds_left()
         spent = clock(time.monotonic() - self._began)
-        line = f"{done} of {total} runs, {spent} spent, " + (
+        return f"{done} of {total} runs, {spent} spent, " + (
             "…" if left is None else f"about {clock(left)} left"
         )
-        return Group(table, Text(f"{line}  {self.note}", style="dim"))
 
 
 def clock(seconds: float) -> str:

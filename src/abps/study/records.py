@@ -1,9 +1,9 @@
 """Runs on disk: each in a folder of its own, whole or not there.
 
-A run's folder holds ``result.json``, ``decisions.parquet``, the ledger of a private run and, written last,
-the receipt ``run.json`` with the run's identity and the digests of the others. Only a folder whose receipt
-names the wanted run and whose files match their digests counts as done; anything else is named and computed
-again.
+A run's folder holds ``result.json``, ``decisions.parquet``, ``scores.parquet``, the ledger of a private run
+and, written last, the receipt ``run.json`` with the run's identity and the digests of the others. Only a
+folder whose receipt names the wanted run and whose files match their digests counts as done; anything else is
+named and computed again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import msgspec
 from abps import files
 from abps.core.errors import RequestError
 from abps.data.federation import About
-from abps.engine.output import DECISIONS, PRIVACY, RESULT, load_run, save
+from abps.engine.output import DECISIONS, PRIVACY, RESULT, SCORES, load_run, save
 from abps.engine.result import Run
 from abps.study.plan import Choice, Plan, PlannedRun, Request, key_of
 
@@ -30,6 +30,9 @@ STUDY_SCHEMA = "abps.study/1"
 RECEIPT_SCHEMA = "abps.receipt/1"
 RECEIPT = "run.json"
 FAILED = "failed.json"
+
+#: The sets of repeats with which a report of the study was made, in order.
+LOOKS = "looks.json"
 
 #: The folder, inside a study's own, of the runs that it was tuned on.
 TUNING = "tuning"
@@ -55,7 +58,8 @@ def write_run(folder: Path, run: Run, content: Mapping[str, Any]) -> None:
     files.folder(folder)
     (folder / RECEIPT).unlink(missing_ok=True)
     save(run, folder)
-    written = (RESULT, DECISIONS) if run.privacy is None else (RESULT, DECISIONS, PRIVACY)
+    there = {SCORES: run.artifacts.scores, PRIVACY: run.privacy}
+    written = (RESULT, DECISIONS, *(name for name, what in there.items() if what is not None))
     receipt = {
         "schema": RECEIPT_SCHEMA,
         "key": key_of(content),
@@ -105,7 +109,7 @@ def read_receipt(folder: Path) -> dict[str, Any]:
         whole = (
             receipt["schema"] == RECEIPT_SCHEMA
             and receipt["key"] == key_of(receipt["identity"])
-            and set(receipt["files"]) - {PRIVACY} == {RESULT, DECISIONS}
+            and set(receipt["files"]) - {PRIVACY, SCORES} == {RESULT, DECISIONS}
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{path} cannot be read as a receipt") from error
@@ -232,6 +236,21 @@ class StudyFolder:
             f"{self.path} is damaged or not a study; run the same comparison again (finished runs are kept)"
         )
 
+    def count_look(self, seeds: Sequence[int]) -> int:
+        """How many times the study was looked at with another set of repeats, this time included.
+
+        Verdicts of a study that grows after it was looked at are held to a stricter level.
+        """
+        path, now = self.root / LOOKS, sorted(seeds)
+        try:
+            looks = [list(map(int, each)) for each in json.loads(path.read_text(encoding="utf-8"))]
+        except (OSError, ValueError, TypeError):
+            looks = []
+        if now not in looks:
+            looks.append(now)
+            files.write_json(path, looks)
+        return looks.index(now) + 1
+
     def runs(self) -> tuple[PlannedRun, ...]:
         """The planned runs as they were written."""
         return self.read().runs
@@ -299,6 +318,7 @@ def _same_study(root: Path, old: Request, new: Request) -> None:
         ("settings", "settings"),
         ("vary", "variation"),
         ("tune", "seeds to tune on"),
+        ("folds", "folds"),
     ):
         there = getattr(old, part)
         if getattr(new, part) != there:

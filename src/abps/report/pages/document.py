@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from abps.report import tables
 
@@ -36,6 +35,7 @@ def render(template: str, **context: Any) -> str:
         "thousands": lambda value: "" if value is None else f"{value:,}",
         "percent": lambda value: f"{100 * value:.1f}",
         "anchor": anchor,
+        "code": code,
         "p": p_value,
         "figures": significant,
         "number": tables.number,
@@ -77,12 +77,13 @@ def anchor(name: str, number: int = 1) -> str:
     return (f"{number}:" if number > 1 else "") + quote(name, safe="")
 
 
-def script_json(value: Any) -> Markup:
-    """Data inside a page: JSON in which no tag can begin or end."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+def code(text: str) -> Markup:
+    """Text in which what stands between backticks is a command.
+
+    >>> str(code("run `a < b` now"))
+    'run <code>a &lt; b</code> now'
+    """
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
 
 
 def significant(value: float, digits: int = 3) -> str:

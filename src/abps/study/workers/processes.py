@@ -24,7 +24,7 @@ from abps.study.workers.worker import import_path
 
 if TYPE_CHECKING:
     from abps.study.plan import PlannedRun
-    from abps.study.progress import Board
+    from abps.study.progress import StudyProgress
     from abps.study.records import StudyFolder
 
 #: What workers said: (number of the worker, event), or nothing when it is gone.
@@ -56,7 +56,7 @@ class _Worker:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "POLARS_MAX_THREADS"):
             environment[name] = "1"
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "abps.study.workers.worker", "--serve"],
+            [sys.executable, "-P", "-m", "abps.study.workers.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment, text=True,
             start_new_session=True,
         )  # fmt: skip
@@ -127,14 +127,15 @@ class Local:
         for number, _ in enumerate(share_cores(available_cores(), self._jobs, runs)):
             self._ready[number] = _Worker(number, self._heard)
 
-    def __call__(self, study: StudyFolder, todo: Sequence[PlannedRun], board: Board) -> None:
-        """Compute runs; failures are told to the board and noted in the study."""
+    def __call__(self, study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyProgress) -> None:
+        """Compute runs; failures are shown and noted in the study."""
         if not todo:
             return
         shares = share_cores(available_cores(), self._jobs, len(todo))
-        board.lanes(len(shares))
-        # Those with most rounds first: at the end, no core should have to wait long for another.
-        waiting = deque(sorted(todo, key=lambda run: -run.config().stop.rounds))
+        progress.lanes(len(shares))
+        # Those with most rounds first, so that no core waits long for another at the end; of these, runs on
+        # the same folds together, so that a worker prepares them once.
+        waiting = deque(sorted(todo, key=lambda run: (-run.config().stop.rounds, run.data, run.seed)))
         workers: dict[int, _Worker] = {}
 
         def start(number: int) -> None:
@@ -152,7 +153,7 @@ class Local:
                     continue  # it had no more work, and was ended
                 if event is None:  # the process is gone
                     del workers[number]
-                    _worker_gone(study, worker, board)
+                    _worker_gone(study, worker, progress)
                     worker.end()
                     if waiting and worker.run is not None:
                         start(number)
@@ -160,11 +161,11 @@ class Local:
                         why = worker.last_words() or "no message"
                         raise RuntimeError(f"no worker process can start: {why}")
                     continue
-                note(board, worker.run, event)
+                note(progress, worker.run, event)
                 if event["event"] in ("ready", "done", "failed"):
                     if waiting:
                         worker.give(waiting.popleft())
-                        board.round(worker.run, 0, 1)  # type: ignore[arg-type]
+                        progress.round(worker.run, 0, 1)  # type: ignore[arg-type]
                     else:
                         worker.run = None
                         del workers[number]
@@ -174,27 +175,29 @@ class Local:
                 worker.end()
 
 
-def run_local(study: StudyFolder, todo: Sequence[PlannedRun], board: Board, jobs: int | None = None) -> None:
+def run_local(
+    study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyProgress, jobs: int | None = None
+) -> None:
     """Compute runs in worker processes that are started now."""
     with Local(jobs) as local:
-        local(study, todo, board)
+        local(study, todo, progress)
 
 
-def note(board: Board, run: PlannedRun | None, event: dict[str, Any]) -> None:
-    """Show an event of a run on the board."""
+def note(progress: StudyProgress, run: PlannedRun | None, event: dict[str, Any]) -> None:
+    """Show an event of a run."""
     if run is None:
         return
     if event["event"] == "round":
-        board.round(run, event["round"], event["rounds"])
+        progress.round(run, event["round"], event["rounds"])
     elif event["event"] == "done":
-        board.done(
+        progress.done(
             run, math.nan if event["auroc"] is None else event["auroc"], event["vs_fedavg"], event["seconds"]
         )
     elif event["event"] == "failed":
-        board.failed(run, event["error"])
+        progress.failed(run, event["error"])
 
 
-def _worker_gone(study: StudyFolder, worker: _Worker, board: Board) -> None:
+def _worker_gone(study: StudyFolder, worker: _Worker, progress: StudyProgress) -> None:
     """A worker died under its run (killed for memory, a crash in a library): note it and go on."""
     if worker.run is None:
         return
@@ -202,4 +205,4 @@ def _worker_gone(study: StudyFolder, worker: _Worker, board: Board) -> None:
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     error = f"the process that computed it ended with {how}"
     study.note_failure(worker.run, error, worker.last_words())
-    board.failed(worker.run, error)
+    progress.failed(worker.run, error)

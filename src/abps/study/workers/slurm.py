@@ -1,4 +1,4 @@
-"""Runs on a Slurm cluster: job arrays through submitit, or a plain ``sbatch`` script.
+"""Runs on a Slurm cluster: job arrays through submitit.
 
 What is finished is read from the study's folder, which must lie on a file system that all nodes share.
 submitit learns how jobs fare from Slurm's accounting database, which many sites do not run; without it a
@@ -22,7 +22,7 @@ from pathlib import Path
 from abps import files
 from abps.core.errors import RequestError
 from abps.study.plan import PlannedRun
-from abps.study.progress import Board, clock
+from abps.study.progress import StudyProgress, clock
 from abps.study.records import StudyFolder
 from abps.study.workers.worker import compute_task, import_path
 
@@ -106,7 +106,7 @@ def last_state(job: str) -> str:
 # ---------------------------------------------------------------- job arrays
 
 
-def run_slurm(study: StudyFolder, todo: Sequence[PlannedRun], board: Board, slurm: Slurm) -> None:
+def run_slurm(study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyProgress, slurm: Slurm) -> None:
     """Submit what is not in the queue already, then wait and collect."""
     if not todo:
         return
@@ -119,10 +119,10 @@ def run_slurm(study: StudyFolder, todo: Sequence[PlannedRun], board: Board, slur
         for run, job in zip(part, submit(study, part, slurm)):
             jobs[run.key] = job
         _remember(study, jobs)
-    board.lanes(len(todo))
-    if board.console.is_terminal:
-        board.say(f"{len(fresh)} jobs submitted, {len(todo) - len(fresh)} were in the queue already")
-    collect(study, todo, jobs, board, slurm.deadline)
+    progress.lanes(len(todo))
+    if progress.console.is_terminal:
+        progress.say(f"{len(fresh)} jobs submitted, {len(todo) - len(fresh)} were in the queue already")
+    collect(study, todo, jobs, progress, slurm.deadline)
 
 
 def submit(study: StudyFolder, runs: Sequence[PlannedRun], slurm: Slurm) -> list[str]:
@@ -185,7 +185,7 @@ def collect(
     study: StudyFolder,
     todo: Sequence[PlannedRun],
     jobs: Mapping[str, str],
-    board: Board,
+    progress: StudyProgress,
     deadline: float | None,
     pause: float = 2.0,
 ) -> None:
@@ -200,33 +200,33 @@ def collect(
         except Silent as error:
             waiting = None
             if time.monotonic() - received > SILENT_FOR:
-                board.say(
+                progress.say(
                     f"Slurm is silent for {clock(SILENT_FOR)} ({error}); the same command goes on from here"
                 )
                 return
         for key, run in list(open_runs.items()):
             result, why = study.look(run).result, study.failure(run)
             if result is not None:
-                board.done(run, result.main.mean, result.bytes.vs_fedavg, result.seconds)
+                progress.done(run, result.main.mean, result.bytes.vs_fedavg, result.seconds)
             elif why:
-                board.failed(run, why)
+                progress.failed(run, why)
             elif waiting is None or jobs[key] in waiting:
                 gone_since.pop(key, None)
                 if waiting is not None and waiting[jobs[key]][0] == "RUNNING":
-                    board.round(run, 0, 1)
+                    progress.round(run, 0, 1)
                 continue
             elif time.monotonic() - gone_since.setdefault(key, time.monotonic()) < LATE_BY:
                 continue  # its result may still be on the way
             else:
                 lost = f"Slurm job {jobs[key]} ended without a result ({last_state(jobs[key])})"
                 study.note_failure(run, lost, _log(study, jobs[key]))
-                board.failed(run, lost)
+                progress.failed(run, lost)
             del open_runs[key]
         if waiting is not None:
-            board.note = _standing(waiting, jobs, open_runs)
+            progress.note = _queue_state(waiting, jobs, open_runs)
         if open_runs and deadline is not None and time.monotonic() - began > 60 * deadline:
-            board.say(
-                f"{len(open_runs)} jobs are not done after {clock(60 * deadline)} ({board.note}); they "
+            progress.say(
+                f"{len(open_runs)} jobs are not done after {clock(60 * deadline)} ({progress.note}); they "
                 "stay in the queue, and the same command collects them"
             )
             return
@@ -234,7 +234,7 @@ def collect(
             time.sleep(pause)
 
 
-def _standing(
+def _queue_state(
     waiting: Mapping[str, tuple[str, str]], jobs: Mapping[str, str], runs: Mapping[str, PlannedRun]
 ) -> str:
     """How many jobs run and wait, and why they wait."""
@@ -250,61 +250,3 @@ def _log(study: StudyFolder, job: str) -> str:
     for path in (study.root / "slurm").glob(f"{job}_*_log.err"):
         return path.read_text(encoding="utf-8", errors="replace")[-4000:]
     return ""
-
-
-# ---------------------------------------------------------------- a script of one's own
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Numbers as Slurm writes them.
-
-    >>> ranges([0, 1, 2, 5, 7, 8])
-    '0-2,5,7-8'
-    """
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
-def script(study: StudyFolder, todo: Sequence[PlannedRun], slurm: Slurm) -> str:
-    """A batch script that computes the runs that are not there yet, one array task each."""
-    plan = [run.key for run in study.runs()]
-    root = study.root.resolve()
-    if any(character in str(root) for character in '"\n\r'):
-        raise RequestError(
-            f"{str(root)!r}: Slurm cannot write into a folder of this name; choose another one"
-        )
-    hours, minutes = divmod(slurm.minutes, 60)
-    lines = [
-        "#!/bin/bash",
-        "#SBATCH --job-name=abps",
-        f"#SBATCH --array={ranges([plan.index(run.key) for run in todo])}",
-        f"#SBATCH --time={hours:02d}:{minutes:02d}:00",
-        f"#SBATCH --mem={max(1, round(slurm.memory_gb * 1024))}M",
-        f"#SBATCH --cpus-per-task={slurm.cores}",
-        f'#SBATCH --output="{str(root).replace("%", "%%")}/slurm/%A_%a.log"',
-        *([f"#SBATCH --account={slurm.account}"] if slurm.account else []),
-        *([f"#SBATCH --partition={slurm.partition}"] if slurm.partition else []),
-        "",
-        "# One run of the study per task; the results go to the study's folder.",
-        "# Afterwards: abps report " + shlex.quote(str(root)),
-        "set -euo pipefail",
-        f"export PYTHONPATH={shlex.quote(import_path())}",
-        f"exec {shlex.quote(sys.executable)} -P -m abps.study.workers.worker {shlex.quote(str(root))} "
-        '--task "$SLURM_ARRAY_TASK_ID"',
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def write_script(
-    study: StudyFolder, todo: Sequence[PlannedRun], board: Board, slurm: Slurm, path: Path
-) -> None:
-    """Write the batch script instead of computing anything."""
-    files.folder(study.root / "slurm")
-    files.write_text(path, script(study, todo, slurm))
-    path.chmod(0o755)

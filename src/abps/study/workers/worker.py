@@ -1,17 +1,13 @@
-"""The process that computes runs of a study: one, or one after another as they are handed to it.
+"""The process that computes runs of a study, one after another as they are handed to it.
 
-    python -m abps.study.workers.worker STUDY --task 3        run number 3 of the plan (a Slurm array task)
-    python -m abps.study.workers.worker --serve               runs from standard input, one JSON line each
-
-The first line says for which study, and on which cores: {"study": FOLDER, "cores": [NUMBERS]}. Until then the
-worker imports what it will need. It answers on standard output, one JSON line per event, and ends when its
-standard input closes, also in the middle of a run: when the study's process is killed, nothing goes on behind
-it.
+``python -m abps.study.workers.worker`` reads runs from standard input, one JSON line each. The first line
+says for which study, and on which cores: {"study": FOLDER, "cores": [NUMBERS]}. Until then the worker
+imports what it will need. It answers on standard output, one JSON line per event, and ends when its standard
+input closes, also in the middle of a run: when the study's process is killed, nothing goes on behind it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import queue
@@ -176,24 +172,5 @@ def compute_task(root: str, key: str) -> bool:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The worker's command line."""
-    parser = argparse.ArgumentParser(prog="python -m abps.study.workers.worker", description=__doc__)
-    parser.add_argument("study", type=Path, nargs="?")
-    parser.add_argument("--serve", action="store_true")
-    parser.add_argument("--task", type=int, help="the number of a run in the plan, from 0")
-    given = parser.parse_args(arguments)
-    if given.serve:
-        serve()
-    if given.study is None:
-        parser.error("name the study's folder")
-    from abps.study.records import StudyFolder
-
-    runs = StudyFolder(given.study).runs()
-    if given.task is None or not 0 <= given.task < len(runs):
-        parser.error(f"--task must be a number from 0 to {len(runs) - 1}")
-    return 0 if compute_task(str(given.study), runs[given.task].key) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    serve()

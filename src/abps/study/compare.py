@@ -1,21 +1,23 @@
-"""Comparisons in Python: many runs, and what they say together.
+"""Comparisons: many runs, and what they say together. The command line and Python share this orchestration.
 
 >>> import abps
 >>> federation = abps.load("icu-synthetic:centers=8")
->>> study = abps.compare(federation, ["local", "fedavg"], seeds=[11], rounds=2, references=False)
+>>> study = abps.compare(federation, ["local", "fedavg"], seeds=[11], rounds=2, references=False, folds=3)
 >>> study
-<Study of 2 methods on icu-synthetic:centers=8, 1 seed: 2 runs>
+<Study of 2 methods on icu-synthetic:centers=8, 3 folds, 1 repeat: 2 runs>
 >>> study.frame().columns
-['data', 'method', 'seed', 'center', 'auroc', 'auprc', 'brier']
+['data', 'method', 'seed', 'center', 'auroc', 'auprc', 'brier', 'rounds', 'bytes', 'settings']
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -24,26 +26,26 @@ from abps.data.federation import Federation
 from abps.engine.result import Accuracy, Run
 from abps.methods.base import Method
 from abps.methods.catalog import REFERENCES, find
-from abps.report.build import Report, build, parts_of
-from abps.report.drawing import Drawing
-from abps.report.figures import draw_all
-from abps.report.statistics import MARGIN
-from abps.report.tables import Table, headline
 from abps.study.computing import computed
-from abps.study.execute import Executor, conduct
-from abps.study.plan import Plan, PlannedRun, Request, Source, expand_methods, make_plan
+from abps.study.execute import Executor, Outcome, conduct
+from abps.study.plan import NONE, Plan, PlannedRun, Request, Source, expand_methods, make_plan
 from abps.study.records import StudyFolder, StudyRecord, record_of
 from abps.study.tuning import in_folder, tuned, tuning_seeds
 from abps.study.workers.in_process import run_here
 from abps.study.workers.processes import run_local
 
-#: The seeds of a comparison unless others are named.
-SEEDS = (11, 22, 33, 44, 55)
+if TYPE_CHECKING:
+    from abps.report.build import Report
+    from abps.report.drawing import Drawing
+    from abps.report.tables import Table
+
+#: The repeats of a comparison unless others are named.
+SEEDS = (11, 22, 33)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Study:
-    """Runs of several methods and seeds, and what they say together.
+    """Runs of several methods and repeats, and what they say together.
 
     record: what was asked for.  runs: what is finished.  absent: one line for every run that is not.
     root: the study's folder; None for a study that lives in memory.
@@ -55,8 +57,8 @@ class Study:
     root: Path | None = None
 
     def frame(self) -> pl.DataFrame:
-        """One row per method, seed and center: AUROC, AUPRC and Brier score, or the scores of another
-        outcome; null where not defined."""
+        """One row per method, repeat and center: AUROC, AUPRC and Brier score, or the scores of another
+        outcome (null where not defined), with the run's rounds, bytes and settings."""
         parts = [
             pl.DataFrame(
                 {
@@ -66,10 +68,15 @@ class Study:
                     "center": list(run.main.per_center),
                 }
                 | {
-                    name: [told.per_center.get(center) for center in run.main.per_center]
-                    for name, told in _told(run).items()
+                    name: [score.per_center.get(center) for center in run.main.per_center]
+                    for name, score in _scores(run).items()
+                }
+                | {
+                    "rounds": run.rounds,
+                    "bytes": run.bytes.directed + run.bytes.control,
+                    "settings": json.dumps(dict(planned.settings), default=str),
                 },
-                schema_overrides=dict.fromkeys(_told(run), pl.Float64),
+                schema_overrides=dict.fromkeys(_scores(run), pl.Float64),
             ).with_columns(pl.col(pl.Float64).fill_nan(None))
             for planned, run in self.runs
             if not planned.leave_out
@@ -78,7 +85,7 @@ class Study:
 
     def tables(self) -> list[Table]:
         """The headline of every federation: accuracy, bytes, and what may be said of them."""
-        return [headline(part) for part in parts_of(self)]
+        return list(_report_module().headlines(self))
 
     def table(self) -> Table:
         """The headline of the study's federation (of its first, where it has several)."""
@@ -86,54 +93,50 @@ class Study:
 
     def plots(self) -> dict[str, Drawing]:
         """Every figure that the runs allow, by its name; a notebook shows it."""
-        return {drawing.name: drawing for drawing in draw_all(parts_of(self)[0])}
+        return {drawing.name: drawing for drawing in _report_module().figures(self)}
 
-    def plot_ranking(self) -> Drawing:
-        """Mean AUROC of every method, with its seeds."""
-        return self._plot("ranking")
-
-    def plot_pareto(self) -> Drawing:
-        """Accuracy against bytes."""
-        return self._plot("pareto")
-
-    def plot_rounds(self) -> Drawing:
-        """AUROC over rounds."""
-        return self._plot("rounds")
-
-    def _plot(self, name: str) -> Drawing:
-        found = draw_all(parts_of(self)[0], name)
-        if not found:
-            raise RequestError(f"these runs allow no figure {name!r}; study.plots() has those that they do")
-        return found[0]
+    def plot(self, name: str) -> Drawing:
+        """One figure: ranking, pareto (accuracy against bytes), rounds, or another of :meth:`plots`."""
+        found = self.plots()
+        if name not in found:
+            raise RequestError(f"there is no figure {name!r}; these runs allow {', '.join(found)}")
+        return found[name]
 
     def report(
         self,
         out: Path | str | None = None,
         targets: Sequence[float] | None = None,
-        margin: float = MARGIN,
+        margin: float | None = None,
     ) -> Report:
         """Write tables, figures and ``report.html`` into a folder; default: the study's own.
 
-        targets: AUROCs for the table of bytes; unless told, on the way from training alone to the best.
+        targets: AUROCs for the table of bytes; default: on the way from training alone to the best.
         margin: methods that differ by less are equal.
         """
         place = out if out is not None else self.root
         if place is None:
             raise RequestError("this study has no folder; name one: study.report(out='my-report')")
-        return build(self, Path(place), targets, margin)
+        return _report_module().build(self, Path(place), targets, margin)
 
     def __repr__(self) -> str:
         labels = len({planned.label for planned, _ in self.runs})
-        seeds = len({run.seed for _, run in self.runs})
+        repeats = len({run.seed for _, run in self.runs})
+        folds = max((planned.folds or 1 for planned, _ in self.runs), default=1)
         names = ", ".join(about.name for about in self.record.data)
         missing = f", {len(self.absent)} absent" if self.absent else ""
+        how = f"{folds} folds" if folds > 1 else "one split"
         return (
-            f"<Study of {labels} method{'s' * (labels != 1)} on {names}, {seeds} seed{'s' * (seeds != 1)}: "
-            f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}{missing}>"
+            f"<Study of {labels} method{'s' * (labels != 1)} on {names}, {how}, {repeats} "
+            f"repeat{'s' * (repeats != 1)}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}{missing}>"
         )
 
     def _repr_html_(self) -> str:
         return "".join(table._repr_html_() for table in self.tables())
+
+
+def _report_module() -> Any:
+    """Pages and tables lie above studies: they are loaded by name, when somebody asks for them."""
+    return import_module("abps.report.build")
 
 
 def load_study(root: Path | str) -> Study:
@@ -146,11 +149,35 @@ def load_study(root: Path | str) -> Study:
     return Study(record, tuple(there), tuple(absent), folder.root)
 
 
+def run_study(
+    request: Request,
+    words: Sequence[str],
+    out: Path,
+    executor: Executor,
+    own: Mapping[str, Method] = NONE,
+    given: Sequence[Federation] = (),
+    elsewhere: bool = True,
+    before: Callable[[Plan], None] | None = None,
+) -> Outcome:
+    """Plan a request, tune its methods if it asks for that, and compute what its folder lacks.
+
+    words: the methods as they were asked for.  own, given: methods and federations that only this process
+    knows.  elsewhere: the executor's processes are not this one.  before: called with the plan.
+    """
+    plan = make_plan(request, words, own, given)
+    if before is not None:
+        before(plan)
+    plan = tuned(plan, in_folder(request, out, executor, elsewhere), words, own)
+    return conduct(plan, out, executor, elsewhere)
+
+
 def compare(
-    federation: Federation,
+    federation: Federation | Sequence[Federation],
     methods: Sequence[str | Method] | Mapping[str, str | Method],
     seeds: Sequence[int] = SEEDS,
+    *,
     rounds: int | None = None,
+    model: str | None = None,
     settings: Mapping[str, Any] | None = None,
     vary: Mapping[str, Sequence[Any]] | None = None,
     out: Path | str | None = None,
@@ -161,29 +188,30 @@ def compare(
     subgroups: Sequence[str] = (),
     leave_centers_out: int = 0,
 ) -> Study:
-    """Run methods over seeds and hold them against each other.
+    """Run methods in folds and repeats and hold them against each other.
 
     methods: names (also ``package.module:CONFIG``, ``paper`` and ``all``) or configurations; a mapping gives
     configurations names of their own.
-    settings, vary: replaced in every method that has them; ``vary`` makes a row for each value.
+    seeds: one per repeat; each divides the patients anew.
+    model, settings, vary: replaced in every method that has them; ``vary`` makes a row for each value.
     out: a folder that keeps the runs; asked for again, what is finished is not computed twice. Without one
-    the runs live in memory, with their final models.
+    the runs live in memory.
     jobs: compute in so many processes, each with its own cores; needs ``out``, and methods with a name.
     references: also run what a hospital alone, pooled rows and a federated regression would give.
-    folds: score every row once by cross-validation over patients; each seed deals them out anew.
+    folds: every patient is scored out of so many folds (default 5; 1: the test rows of one split).
     tune: first try every method's grid on other seeds (two, or those named) and run with what does best there
     on validation rows.
-    subgroups: columns by which accuracy is told apart, besides sex and age where they are found.
-    leave_centers_out: also let centers stay away, in so many groups, one after the other: what would the
-    others' model be worth to a hospital that did not take part?
+    subgroups: columns by which accuracy is shown, besides sex and age where they are found.
+    leave_centers_out: also evaluate the others' model at hospitals that are left out, in so many groups.
     """
+    federations = (federation,) if isinstance(federation, Federation) else tuple(federation)
     words, own = _named(methods)
     request = Request(
-        (Source(federation.name),),
+        tuple(Source(each.name) for each in federations),
         tuple(name for word in words for name in ((word,) if word in own else expand_methods([word]))),
         tuple(seeds),
         rounds,
-        dict(settings or {}),
+        dict(settings or {}) | ({} if model is None else {"model": model}),
         {name: tuple(values) for name, values in (vary or {}).items()},
         REFERENCES if references else (),
         folds,
@@ -191,23 +219,29 @@ def compare(
         subgroups=tuple(subgroups),
         leave_out=leave_centers_out,
     )
-    plan = make_plan(request, words, own, (federation,))
     if jobs is not None and (out is None or own):
         raise RequestError(f"jobs={jobs}: other processes need a folder (out) and methods that have a name")
     if out is None:
-
-        def all_of(plan: Plan) -> list[tuple[PlannedRun, Run]]:
-            return [(run, computed(run, federation, run.config(own))) for run in plan.runs]
-
-        plan = tuned(plan, lambda trials: (all_of(trials), {}), words, own)
-        return Study(record_of(plan), tuple(all_of(plan)), plan.left_out)
-    executor: Executor = functools.partial(run_here, own=own, federations=plan.federations)
-    if jobs is not None:
-        executor = functools.partial(run_local, jobs=jobs)
-    elsewhere = jobs is not None
-    plan = tuned(plan, in_folder(request, Path(out), executor, elsewhere), words, own)
-    conduct(plan, Path(out), executor, elsewhere)
+        return _in_memory(request, words, own, federations)
+    executor: Executor = functools.partial(run_local, jobs=jobs)
+    if jobs is None:
+        given = {each.fingerprint(): each for each in federations}
+        executor = functools.partial(run_here, own=own, federations=given)
+    run_study(request, words, Path(out), executor, own, federations, elsewhere=jobs is not None)
     return load_study(out)
+
+
+def _in_memory(
+    request: Request, words: Sequence[str], own: Mapping[str, Method], federations: Sequence[Federation]
+) -> Study:
+    """A study without a folder."""
+
+    def all_of(plan: Plan) -> list[tuple[PlannedRun, Run]]:
+        return [(run, computed(run, plan.federations[run.data], run.config(own))) for run in plan.runs]
+
+    plan = make_plan(request, words, own, federations)
+    plan = tuned(plan, lambda trials: (all_of(trials), {}), words, own)
+    return Study(record_of(plan), tuple(all_of(plan)), plan.left_out)
 
 
 def _named(
@@ -233,7 +267,7 @@ def _named(
     return list(methods), own
 
 
-def _told(run: Run) -> dict[str, Accuracy]:
+def _scores(run: Run) -> dict[str, Accuracy]:
     """The scores of a run by their names."""
     if run.score is None:
         return {"auroc": run.auroc, "auprc": run.auprc, "brier": run.brier}

@@ -1,0 +1,243 @@
+"""The tables of a study. No times in them: they must not change when a study is repeated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import attrgetter
+
+from abps.core.matching import CAUSES
+from abps.engine.result import Run
+from abps.evaluate.verdicts import RELEVANT, HospitalVerdict, Verdict
+from abps.report.analysis import BUDGETS, Comparison, Part, answers, at_budget, stages, to_target
+from abps.report.hospitals import HospitalStory
+from abps.report.tables import NOTHING, Table, number, plain, signed, times, volume
+from abps.report.words import verdict_words
+
+
+def spoken(found: Comparison | None) -> str:
+    """A difference with its interval and verdict: ``+0.012 (+0.003 to +0.021) better``."""
+    if found is None or not math.isfinite(found.gain.estimate):
+        return NOTHING
+    low, high = found.interval
+    within = f" ({signed(low)} to {signed(high)})" if math.isfinite(low) else ""
+    return f"{signed(found.gain.estimate)}{within} {verdict_words(found)}".strip()
+
+
+def brief(found: Comparison | None) -> str:
+    """A difference and its verdict, for narrow places; ``?`` where it is inconclusive."""
+    if found is None or not math.isfinite(found.gain.estimate):
+        return NOTHING
+    short = {Verdict.INCONCLUSIVE: "?", Verdict.NO_INTERVAL: "?", Verdict.REFERENCE: ""}
+    return f"{signed(found.gain.estimate)} {short.get(found.verdict, found.verdict.value)}".strip()
+
+
+def losing(found: Comparison | None) -> str:
+    """The expected number of hospitals that lose more than 0.02, and how many surely lose."""
+    if found is None or not math.isfinite(found.expected_losing):
+        return NOTHING
+    sure = found.count(HospitalVerdict.LOSES)
+    return f"{found.expected_losing:.0f} of {found.gain.hospitals}" + (f" ({sure} clearly)" if sure else "")
+
+
+def headline(part: Part) -> Table:
+    """What every method gains over training alone, its accuracy, and its bytes."""
+    rows = tuple(
+        (
+            line.result.label,
+            spoken(line.to_alone),
+            number(line.result.mean),
+            number(line.result.mean_loss),
+            volume(line.result.megabytes),
+            spoken(line.to_fedavg),
+            spoken(line.to_random),
+            losing(line.to_alone),
+            str(len(line.result.seeds)),
+        )
+        for line in part.lines
+    )
+    alone = part.alone or "training alone"
+    return Table(
+        "headline",
+        f"Accuracy and bytes on {part.data.name} ({part.data.centers} hospitals).",
+        (
+            "method", f"to {alone}", part.measure, "log-loss", "bytes per hospital", "to FedAvg",
+            "to random partners", "hospitals losing", "repeats",
+        ),
+        rows,
+        notes(part),
+    )  # fmt: skip
+
+
+def notes(part: Part) -> tuple[str, ...]:
+    """How the headline is to be read."""
+    rows, events = part.scored
+    how = f"out of {part.folds} folds" if part.folds else "on the test rows of one split per seed"
+    look = (
+        f" This is look number {part.look} at a growing study: a difference must reach p < "
+        f"{next(iter(part.comparisons.values())).alpha:.4f}."
+        if part.look > 1 and part.comparisons
+        else ""
+    )
+    return (
+        f"{part.measure}: mean over hospitals, {rows:,} rows with {events:,} events scored {how}; only rows "
+        "that one model scored are compared with each other.",
+        "Differences: paired by row, with a 95 % interval for other patients of these hospitals and other "
+        "training runs. The page's method against training alone is the primary comparison; other methods "
+        "against training alone, against FedAvg and against random partners are corrected as one family each "
+        f"(Holm). Equal: the 90 % interval lies within {part.margin:g}. References have no verdict.{look}",
+        "Bytes: everything that one hospital sends and receives in a run.",
+        f"Hospitals losing: expected number that lose more than {RELEVANT:g} against training alone; "
+        "clearly: with 95 % probability.",
+        "To random partners: against random-k3 for methods with more than one partner, else random-k1.",
+    )
+
+
+def numbers(part: Part) -> Table:
+    """The headline with every number in a column of its own, for programs."""
+    score = "auroc" if part.measure == "AUROC" else "score"
+    columns = [
+        "method", f"{score}_mean", f"{score}_sd", "log_loss_mean", f"{score}_at_best_validation",
+        "auprc_mean", "brier_mean", "bytes_per_center", "bytes_all_vs_fedavg", "bytes_vs_fedavg",
+        "edge_bytes", "directed_bytes", "control_bytes", "cost_usd", "partners_mean", "rest_share",
+        *(f"rest_{cause.key}" for cause in CAUSES), "rounds_mean",
+    ]  # fmt: skip
+    for other in ("alone", "fedavg", "random"):
+        ends = ("", "_low", "_high", "_p", "_p_holm", "_verdict", "_log_loss")
+        columns += [f"to_{other}{what}" for what in ends]
+    columns += ["random_control", "alone", "expected_losing", "clearly_losing", "compared_centers", "repeats"]
+    rows = []
+    for line in part.lines:
+        r = line.result
+        values: list[float | str] = [
+            r.label, r.mean, r.deviation, r.mean_loss, r.average(lambda run: run.main.at_best_validation),
+            r.average(lambda run: run.auprc.mean), r.average(lambda run: run.brier.mean),
+            1e6 * r.megabytes, r.all_vs_fedavg, r.average(lambda run: run.bytes.vs_fedavg),
+            r.average(lambda run: run.bytes.edge), r.average(lambda run: run.bytes.directed),
+            r.average(lambda run: run.bytes.control), r.average(lambda run: run.cost_usd),
+            r.average(lambda run: run.partners_mean), r.rest,
+            *(r.average(attrgetter(f"rest.{cause.key}")) for cause in CAUSES),
+            r.average(lambda run: run.rounds),
+        ]  # fmt: skip
+        for found in (line.to_alone, line.to_fedavg, line.to_random):
+            values += [""] * 7 if found is None else _comparison(found)
+        values += [line.random, part.alone or ""]
+        found = line.to_alone
+        values += (
+            ["", "", ""]
+            if found is None
+            else [found.expected_losing, str(found.count(HospitalVerdict.LOSES)), str(found.gain.hospitals)]
+        )
+        values.append(str(len(r.seeds)))
+        rows.append(tuple(v if isinstance(v, str) else plain(v) for v in values))
+    return Table("headline", "", tuple(columns), tuple(rows))
+
+
+def _comparison(found: Comparison) -> list[float | str]:
+    low, high = found.interval
+    return [
+        found.gain.estimate, low, high, found.p, found.corrected, found.verdict.value, found.loss.estimate
+    ]  # fmt: skip
+
+
+def equal_bytes(part: Part, budgets: Sequence[float] = BUDGETS) -> Table:
+    """The measure that each method has reached when a budget is used up."""
+    sending = [line.result for line in part.lines if line.result.average(lambda run: run.bytes.edge) > 0]
+    rows = tuple((r.label, *(number(at_budget(r, budget, part.unit)) for budget in budgets)) for r in sending)
+    return Table(
+        "equal-bytes",
+        f"{part.measure} at equal payload: the last round that a budget pays for.",
+        ("method", *(times(budget) for budget in budgets)),
+        rows,
+        (
+            "Payload once per edge, as in the paper, in multiples of 50 rounds of FedAvg. A method that ends "
+            f"below a budget is shown with its final value; {NOTHING}: not even its first exchange fits.",
+        ),
+    )
+
+
+def targets(part: Part, goals: Sequence[float] | None = None) -> Table:
+    """Payload that each method needs to reach a value; default: on the way to the best method's."""
+    goals = stages(part) if goals is None else goals
+    rows = []
+    for line in part.lines:
+        r = line.result
+        cells = []
+        for goal in goals:
+            needed, count = to_target(r, goal, part.unit)
+            few = "" if count == len(r.seeds) else f" ({count} of {len(r.seeds)} repeats)"
+            cells.append(NOTHING if not count else f"{times(needed)}{few}")
+        rows.append((r.label, *cells))
+    return Table(
+        "bytes-to-target",
+        f"Payload until the mean {part.measure} first reaches a target, in multiples of 50 rounds of FedAvg.",
+        ("method", *(f"{part.measure} {goal:.3f}" for goal in goals)),
+        tuple(rows),
+        (f"{NOTHING}: not reached. Mean over the repeats that reach it.",),
+    )
+
+
+def direct(part: Part) -> Table:
+    """The direct questions."""
+    rows = tuple(
+        (question, f"{found.first} − {found.second}", spoken(found), str(found.repeats))
+        for question, found in answers(part)
+    )
+    heads = ("question", "difference", f"{part.measure} (95 % interval), verdict", "repeats")
+    return Table("questions", "Direct comparisons, paired by row.", heads, rows)
+
+
+def runs(part: Part) -> Table:
+    """One line per run."""
+    score = "auroc" if part.measure == "AUROC" else "score"
+    columns = (
+        "method", "seed", "rounds", score, "scored_events", f"{score}_at_best_validation", "auprc", "brier",
+        "all_vs_fedavg", "rest",
+    )  # fmt: skip
+    rows = []
+    for line in part.lines:
+        for run in line.result.runs:
+            values = [
+                run.main.mean, events_of(run), run.main.at_best_validation, run.auprc.mean,
+                run.brier.mean, run.bytes.all_vs_fedavg, run.rest.share,
+            ]  # fmt: skip
+            rows.append((line.result.label, str(run.seed), str(run.rounds), *map(plain, values)))
+    return Table("runs", "Every run.", columns, tuple(rows))
+
+
+def events_of(run: Run) -> float:
+    """The events that a run's scores stand on; NaN where it does not say it."""
+    return float(sum(run.scored.per_center_events.values())) if run.scored.per_center_events else math.nan
+
+
+def centers(part: Part) -> Table:
+    """One line per center and method."""
+    score = "auroc" if part.measure == "AUROC" else "score"
+    rows = []
+    for line in part.lines:
+        r = line.result
+        events = r.runs[0].scored.per_center_events
+        for c, name in enumerate(part.centers):
+            seen = (plain(r.level[c]), plain(r.loss[c]), plain(events.get(name, math.nan)))
+            rows.append((r.label, name, *seen, str(len(r.seeds))))
+    heads = ("method", "center", score, "log_loss", "scored_events", "repeats")
+    return Table("centers", "Every center.", heads, tuple(rows))
+
+
+def hospitals(part: Part, found: Sequence[HospitalStory]) -> Table:
+    """One line per hospital under the method that the page is about."""
+    rows = []
+    for h in found:
+        e = h.evidence
+        values = (
+            h.alone, h.together, e.measured, e.own_low, e.own_high, e.estimate, e.low, e.high, e.gains,
+            e.gains_clearly, e.loses_clearly,
+        )  # fmt: skip
+        more = (h.rows, h.events, e.needed, h.megabytes, h.expected, h.slope)
+        rows.append((h.name, *map(plain, values), e.verdict.value, *map(plain, more)))
+    heads = (
+        "hospital", "alone", "together", "own_gain", "own_low", "own_high", "gain", "gain_low", "gain_high",
+        "chance_of_gain", "chance_above_0.02", "chance_below_-0.02", "verdict", "rows", "events",
+        "events_needed", "megabytes", "expected_events", "calibration_slope",
+    )  # fmt: skip
+    return Table("hospitals", f"{part.alone} and {part.page}.", heads, tuple(rows))
