@@ -7,7 +7,6 @@ Nothing is sent but the greeting of TLS.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import errno
 import json
@@ -17,7 +16,7 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -34,7 +33,6 @@ from abps.sites.consent import sitefile
 from abps.sites.consent.kit import Kit, Role, read_certificate
 from abps.sites.consent.membership import Membership
 from abps.sites.node.status_file import read_clock
-from abps.sites.store.store import Store
 
 #: Days before the end of a certificate from which on every check warns.
 WARN_DAYS = 60
@@ -43,7 +41,7 @@ WARN_DAYS = 60
 DISK = (100 * 2**20, 2**30)
 MEMORY = (400 * 2**20, 800 * 2**20)
 
-#: The engine's versions that are known to work.
+#: The engine's versions that are known to work: from the first, below the second.
 ENGINE = ((2, 9), (2, 10))
 
 #: Rows and events that a site's table needs to be of any use.
@@ -54,6 +52,9 @@ SKEW = (30.0, 300.0)
 
 #: Seconds that the relay gets to answer.
 TIMEOUT = 5.0
+
+RENEW_KEY = "run `abps site request`, and let the operator certify it"
+RENEW_NETWORK = "the whole network needs a new authority: provision into a new folder"
 
 
 class State(StrEnum):
@@ -73,62 +74,52 @@ class Check:
     sentence: str
 
 
-def days_left(paper: x509.Certificate, now: datetime.datetime) -> float:
-    """Days until a certificate ends; negative afterwards."""
-    return (paper.not_valid_after_utc - now) / datetime.timedelta(days=1)
-
-
-def of_certificate(what: str, paper: x509.Certificate, now: datetime.datetime, remedy: str) -> Check:
-    """Whether a certificate holds today, and for how long."""
-    left, day = days_left(paper, now), f"{paper.not_valid_after_utc:%Y-%m-%d}"
-    if left < 0:
-        return Check(what, State.FAIL, f"ended on {day}, {-left:.0f} days ago; {remedy}")
-    if paper.not_valid_before_utc > now:
-        begins = f"{paper.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-        return Check(what, State.FAIL, f"begins only on {begins}; is this machine's clock right?")
-    if left < WARN_DAYS:
-        return Check(what, State.WARN, f"ends on {day}, in {left:.0f} days; {remedy}")
-    return Check(what, State.OK, f"good for {left:.0f} days, until {day}")
-
-
-RENEW_KEY = "run `abps site request`, and let the operator certify it"
-RENEW = "the whole network needs a new authority: provision into a new folder"
-
-
-def checks(
-    kit: Kit,
-    book: Codebook | None = None,
-    now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
-) -> Iterator[Check]:
+def checks(kit: Kit, book: Codebook | None = None) -> Iterator[Check]:
     """Every check that fits the participant, one after the other; one that fails hides no other."""
+    now = datetime.datetime.now(datetime.UTC)
     yield versions()
-    yield from _papers(kit, now())
-    yield clock(kit, now())
-    yield from _line(kit)
+    yield from _certificates(kit, now)
+    yield clock(kit, now)
+    yield from _relay(kit)
     yield disk(kit)
-    yield memory()
+    yield _room("memory", psutil.virtual_memory().available, MEMORY, "of memory are free")
     if kit.role is Role.SITE:
         yield from _table(kit, book)
-        yield from _stores(kit, now())
 
 
 def versions() -> Check:
     """Python, abps and the engine."""
-    python = ".".join(str(part) for part in sys.version_info[:3])
     try:
         engine = metadata.version("nvflare")
     except metadata.PackageNotFoundError:
         return Check("versions", State.FAIL, "NVIDIA FLARE is not installed; run: pip install 'abps[flare]'")
     low, high = ENGINE
     if not low <= tuple(int(part) for part in engine.split(".")[:2]) < high:
-        wanted = f"{low[0]}.{low[1]}"
-        return Check(
-            "versions", State.FAIL, f"NVIDIA FLARE is {engine}, and {wanted} is needed; install that"
-        )
+        said = f"NVIDIA FLARE is {engine}, and {low[0]}.{low[1]} is needed; install that"
+        return Check("versions", State.FAIL, said)
+    python = ".".join(str(part) for part in sys.version_info[:3])
     return Check("versions", State.OK, f"abps {VERSION}, NVIDIA FLARE {engine}, Python {python}")
 
 
-def _papers(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
+def days_left(certificate: x509.Certificate, now: datetime.datetime) -> float:
+    """Days until a certificate ends; negative afterwards."""
+    return (certificate.not_valid_after_utc - now) / datetime.timedelta(days=1)
+
+
+def of_certificate(what: str, certificate: x509.Certificate, now: datetime.datetime, remedy: str) -> Check:
+    """Whether a certificate holds today, and for how long."""
+    left, day = days_left(certificate, now), f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    if left < 0:
+        return Check(what, State.FAIL, f"ended on {day}, {-left:.0f} days ago; {remedy}")
+    if certificate.not_valid_before_utc > now:
+        begins = f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        return Check(what, State.FAIL, f"begins only on {begins}; is this machine's clock right?")
+    if left < WARN_DAYS:
+        return Check(what, State.WARN, f"ends on {day}, in {left:.0f} days; {remedy}")
+    return Check(what, State.OK, f"good for {left:.0f} days, until {day}")
+
+
+def _certificates(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
     """Certificates and keys."""
     try:
         own, root = read_certificate(kit.certificate), read_certificate(kit.root)
@@ -136,81 +127,61 @@ def _papers(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
         yield Check("certificate", State.FAIL, str(error))
         return
     yield of_certificate("certificate", own, now, RENEW_KEY)
-    yield of_certificate("authority", root, now, RENEW)
+    yield of_certificate("authority", root, now, RENEW_NETWORK)
     try:
         own.verify_directly_issued_by(root)
     except Exception:
-        yield Check(
-            "signature", State.FAIL, "the certificate is not signed by the kit's authority; ask again"
-        )
+        said = "the certificate is not signed by the kit's authority; ask again"
+        yield Check("signature", State.FAIL, said)
     revoked = Membership(kit.folder).now
     if revoked.has(own.serial_number) or kit.name in revoked.expelled:
         yield Check("membership", State.FAIL, "the authority has revoked this certificate; ask the operator")
-    subject = own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if kit.role is not Role.RELAY and (not subject or subject[0].value != kit.name):
-        found = subject[0].value if subject else "nobody"
-        yield Check(
-            "name", State.FAIL, f"the certificate is of {found!r}, the kit of {kit.name!r}; ask again"
-        )
+    names = [n.value for n in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if names != [kit.member]:
+        said = f"the certificate is of {names}, the kit of {kit.member!r}; ask again"
+        yield Check("name", State.FAIL, said)
     if not kit.key.is_file():
-        yield Check("key", State.FAIL, f"{kit.key} is missing; ask for a new kit")
+        yield Check("key", State.FAIL, f"{kit.key} is missing; {RENEW_KEY}")
     elif os.name == "posix" and stat.S_IMODE(kit.key.stat().st_mode) & 0o077:
         yield Check("key", State.WARN, f"{kit.key} can be read by others; run: chmod 600 {kit.key}")
 
 
 def clock(kit: Kit, now: datetime.datetime) -> Check:
-    """Whether this machine's clock can be right: certificates and the own log have been before now."""
+    """Whether this machine's clock can be right: by the kit's certificate, and the relay's clock."""
     with contextlib.suppress(RequestError):
         made = read_certificate(kit.certificate).not_valid_before_utc
         if made - now > datetime.timedelta(minutes=5):
             return Check("clock", State.FAIL, f"it is {made - now} behind the day the kit was made; set it")
     skew = read_clock(kit.local)
-    if skew is not None and abs(skew.seconds) > SKEW[0]:
-        state = State.FAIL if abs(skew.seconds) > SKEW[1] else State.WARN
-        which = "ahead of" if skew.seconds > 0 else "behind"
-        said = f"it was {abs(skew.seconds):.0f} s {which} the relay's clock on {skew.at}"
-        return Check("clock", state, f"{said}; set it, or tell the operator")
-    told = _synchronised()
-    if told is False:
-        return Check("clock", State.WARN, "the system says that its clock is not synchronised; set up NTP")
-    how = "synchronised" if told else "plausible (whether it is synchronised is not known here)"
-    if skew is not None:
-        how += f"; within {max(1.0, abs(skew.seconds)):.0f} s of the relay's on {skew.at}"
-    return Check("clock", State.OK, f"{now:%Y-%m-%d %H:%M:%S} UTC, {how}")
+    if skew is None:
+        return Check("clock", State.OK, f"{now:%Y-%m-%d %H:%M:%S} UTC; the first job compares it")
+    state = State.OK if abs(skew.seconds) <= SKEW[0] else State.WARN
+    state = state if abs(skew.seconds) <= SKEW[1] else State.FAIL
+    which = "ahead of" if skew.seconds > 0 else "behind"
+    remedy = "" if state is State.OK else "; set it, or ask the operator to"
+    said = f"it was {abs(skew.seconds):.0f} s {which} the relay's clock on {skew.at}{remedy}"
+    return Check("clock", state, said)
 
 
-def _synchronised() -> bool | None:
-    """What the kernel says of its clock; None where it cannot be asked."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        # struct timex is at most 208 bytes; with no mode set the call only reads. 5 is TIME_ERROR.
-        return int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))) != 5
-    except (OSError, AttributeError):
-        return None
-
-
-def _line(kit: Kit) -> Iterator[Check]:
+def _relay(kit: Kit) -> Iterator[Check]:
     """Name, port and greeting of the relay, each only if the one before is there."""
+    name = "name of the relay"
     try:
         found = socket.getaddrinfo(kit.host, kit.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        why = error.strerror or str(error)
-        yield Check(
-            "name of the relay", State.FAIL, f"{kit.host} cannot be resolved ({why}); ask your network"
-        )
+        said = f"{kit.host} cannot be resolved ({_why(error)}); ask your network"
+        yield Check(name, State.FAIL, said)
         return
     addresses = sorted({str(entry[4][0]) for entry in found})
-    yield Check("name of the relay", State.OK, f"{kit.host} is {', '.join(addresses)}")
+    yield Check(name, State.OK, f"{kit.host} is {', '.join(addresses)}")
     if kit.role is Role.RELAY:
         yield relay_port(kit)
         return
     try:
         line = socket.create_connection((kit.host, kit.port), timeout=TIMEOUT)
     except OSError as error:
-        why = error.strerror or str(error)
         ask = "is the relay started, and does the firewall let TCP out?"
-        yield Check("port", State.FAIL, f"{kit.host}:{kit.port} does not answer ({why}); {ask}")
+        yield Check("port", State.FAIL, f"{kit.host}:{kit.port} does not answer ({_why(error)}); {ask}")
         return
     with line:
         yield Check("port", State.OK, f"{kit.host}:{kit.port} is open")
@@ -220,18 +191,14 @@ def _line(kit: Kit) -> Iterator[Check]:
 def relay_port(kit: Kit) -> Check:
     """Whether the relay's port is free for it, or the relay runs already."""
     try:
-        socket.create_server(("", kit.port)).close()
+        need_free_port(kit)
         return Check("port", State.OK, f"nothing listens on {kit.port} yet: free for the relay")
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            why = error.strerror or str(error)
-            return Check("port", State.FAIL, f"the relay cannot listen on {kit.port} ({why}); choose another")
-    with contextlib.suppress(OSError, ValueError, RequestError):
-        theirs = ssl.get_server_certificate(("127.0.0.1", kit.port), timeout=TIMEOUT)
-        if x509.load_pem_x509_certificate(theirs.encode()) == read_certificate(kit.certificate):
-            return Check("port", State.OK, f"the relay runs and listens on {kit.port}")
-    said = f"another program listens on {kit.port}: stop it, or provision a relay with another --port"
-    return Check("port", State.FAIL, said)
+    except RequestError as error:
+        with contextlib.suppress(OSError, ValueError, RequestError):
+            theirs = ssl.get_server_certificate(("127.0.0.1", kit.port), timeout=TIMEOUT)
+            if x509.load_pem_x509_certificate(theirs.encode()) == read_certificate(kit.certificate):
+                return Check("port", State.OK, f"the relay runs and listens on {kit.port}")
+        return Check("port", State.FAIL, str(error))
 
 
 def need_free_port(kit: Kit) -> None:
@@ -239,11 +206,15 @@ def need_free_port(kit: Kit) -> None:
     try:
         socket.create_server(("", kit.port)).close()
     except OSError as error:
-        why = error.strerror or str(error)
+        taken = error.errno == errno.EADDRINUSE
+        why = "another program listens there; stop it" if taken else _why(error)
         raise RequestError(
-            f"the relay cannot listen on port {kit.port} ({why}): another program, or this relay, runs there"
-            "; stop it, or provision a relay with another --port"
+            f"the relay cannot listen on port {kit.port}: {why}, or provision a relay with another --port"
         ) from error
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def handshake(kit: Kit, line: socket.socket) -> Check:
@@ -264,13 +235,11 @@ def handshake(kit: Kit, line: socket.socket) -> Check:
     except (ssl.SSLError, OSError, ValueError) as error:
         why = getattr(error, "reason", None) or str(error)
         return Check("TLS", State.FAIL, f"the relay refuses this certificate ({why}); {RENEW_KEY}")
-    if not first:
+    if not first or theirs is None:
         return Check("TLS", State.FAIL, f"the relay hung up after the greeting; {RENEW_KEY}")
-    assert theirs is not None
     left = days_left(x509.load_der_x509_certificate(theirs), datetime.datetime.now(datetime.UTC))
-    if left < WARN_DAYS:
-        return Check("TLS", State.WARN, f"the relay's certificate ends in {left:.0f} days; tell the operator")
-    return Check("TLS", State.OK, f"{version}, both ends known; the relay's certificate has {left:.0f} days")
+    state = State.WARN if left < WARN_DAYS else State.OK
+    return Check("TLS", state, f"{version}, both ends known; the relay's certificate has {left:.0f} days")
 
 
 def disk(kit: Kit) -> Check:
@@ -281,22 +250,14 @@ def disk(kit: Kit) -> Check:
             place = Path(sitefile.read(kit.local / sitefile.FILE).store)
     while not place.exists():
         place = place.parent
-    free = shutil.disk_usage(place).free
-    return _room("disk", free, DISK, f"free at {place}")
-
-
-def memory() -> Check:
-    """Room for a job's process."""
-    return _room("memory", psutil.virtual_memory().available, MEMORY, "of memory are free")
+    return _room("disk", shutil.disk_usage(place).free, DISK, f"free at {place}")
 
 
 def _room(what: str, free: int, levels: tuple[int, int], words: str) -> Check:
     said = f"{free / 2**30:.1f} GiB {words}" if free >= 2**30 else f"{free / 2**20:.0f} MiB {words}"
     if free < levels[0]:
         return Check(what, State.FAIL, f"only {said}; make room")
-    if free < levels[1]:
-        return Check(what, State.WARN, f"only {said}")
-    return Check(what, State.OK, said)
+    return Check(what, State.WARN if free < levels[1] else State.OK, said)
 
 
 def _table(kit: Kit, book: Codebook | None) -> Iterator[Check]:
@@ -325,25 +286,3 @@ def _table(kit: Kit, book: Codebook | None) -> Iterator[Check]:
         yield Check("columns", State.FAIL, str(error))
         return
     yield Check("columns", State.OK, f"all {len(book.sources)} columns of the codebook are there")
-
-
-def _stores(kit: Kit, now: datetime.datetime) -> Iterator[Check]:
-    """What the site remembers can be read, and was not written in the future."""
-    with contextlib.suppress(RequestError):
-        own = sitefile.read(kit.local / sitefile.FILE)
-        for path in sorted(Path(own.store).glob("*.sqlite")):
-            try:
-                store = Store.look(path)
-            except RequestError as error:
-                yield Check(f"store {path.stem}", State.FAIL, str(error))
-                continue
-            try:
-                last = max((entry.at for entry in store.traffic()), default="")
-                rounds = store.round
-            finally:
-                store.close()
-            if last > (now + datetime.timedelta(minutes=5)).isoformat():
-                said = f"its last entry is of {last}, which is in the future; the clock was or is wrong"
-                yield Check(f"store {path.stem}", State.WARN, said)
-            else:
-                yield Check(f"store {path.stem}", State.OK, f"{rounds} rounds")
