@@ -66,10 +66,15 @@ def main() -> None:
         steps(given.inside, "north")
         return
     from abps.sites.flare.kits import _LEAN
-    from abps.sites.flare.rehearsal import Plan, prepare
+    from abps.sites.flare.rehearsal import RehearsalPlan, prepare
 
     with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder), Plan(2, settings={"model": given.model}, stays=given.stays), "localhost", 8002)
+        prepare(
+            Path(folder),
+            RehearsalPlan(2, "memory", "abps-pq-k1", settings={"model": given.model}, stays=given.stays),
+            "localhost",
+            8002,
+        )
         command = [sys.executable, __file__, "--inside", folder]
         subprocess.run(command, check=True, env={**os.environ, **_LEAN})
 

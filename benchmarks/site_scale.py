@@ -27,8 +27,8 @@ import psutil
 
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, running
-from abps.sites.flare.recipe import Waits
-from abps.sites.flare.rehearsal import Plan, prepare
+from abps.sites.flare.recipe import JobTimeouts
+from abps.sites.flare.rehearsal import RehearsalPlan, prepare
 from abps.sites.flare.submit import submit
 
 #: Loaded by the relay's processes: adds up the frames that come in, by who sent them.
@@ -75,7 +75,7 @@ class Cost:
         return (self.wire - self.payload) / self.sites / self.rounds
 
 
-def measure(folder: Path, plan: Plan) -> Cost:
+def measure(folder: Path, plan: RehearsalPlan) -> Cost:
     """Provision, start, run one job, stop."""
     count, port = plan.sites, free_port()
     began = time.monotonic()
@@ -97,7 +97,9 @@ def measure(folder: Path, plan: Plan) -> Cost:
         with _watching(processes) as peak:
             began = time.monotonic()
             # Generous, because all sites share this machine's cores.
-            done = submit(network.operator, agreement, plan.rounds, count, Waits(call=120, sign=120), LONG)
+            done = submit(
+                network.operator, agreement, plan.rounds, count, JobTimeouts(call=120, sign=120), LONG
+            )
             job = time.monotonic() - began
         bytes_last, frames_last = _counted(folder, plan.names)
     if done.report is None or done.status != "FINISHED:COMPLETED":
@@ -191,7 +193,7 @@ def main() -> None:
         for count in (int(part) for part in given.sites.split(",")):
             with tempfile.TemporaryDirectory() as folder:
                 settings = {"model": given.model}
-                plan = Plan(count, "scale", given.method, settings, given.rounds, stays=given.stays)
+                plan = RehearsalPlan(count, "scale", given.method, settings, given.rounds, stays=given.stays)
                 c = measure(Path(folder), plan)
             if given.json:
                 print(json.dumps({**c.__dict__, "overhead": c.overhead}), flush=True)

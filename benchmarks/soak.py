@@ -24,14 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from abps.sites.consent.signing import signer
 
 from abps.core.errors import RequestError
 from abps.core.protocol import Stage
 from abps.sites.consent import sitefile
+from abps.sites.consent.keys import read_signer
 from abps.sites.flare.on_one_machine import RELAY, Processes, free_port, own_home, running
-from abps.sites.flare.recipe import Waits
-from abps.sites.flare.rehearsal import Plan, prepare
+from abps.sites.flare.recipe import JobTimeouts
+from abps.sites.flare.rehearsal import RehearsalPlan, prepare
 from abps.sites.flare.submit import submit
 from abps.sites.store import audit
 from abps.sites.store.store import Store
@@ -146,7 +146,7 @@ def _signal(family: list[psutil.Process], what: str) -> None:
             getattr(process, what)()
 
 
-def soak(folder: Path, plan: Plan, job_rounds: int, harm: Harm, seed: int) -> Story:
+def soak(folder: Path, plan: RehearsalPlan, job_rounds: int, harm: Harm, seed: int) -> Story:
     """Run a whole study on a network that is harmed, and look through all stores after every job."""
     story, rng, port = Story(), random.Random(seed), free_port()
     network, agreement = prepare(folder, plan, "localhost", port)
@@ -177,7 +177,7 @@ def soak(folder: Path, plan: Plan, job_rounds: int, harm: Harm, seed: int) -> St
 def _job(processes: Processes, agreement, rounds: int, story: Story) -> None:  # type: ignore[no-untyped-def]
     """One job; it may be lost with the relay."""
     story.jobs += 1
-    waits = Waits(call=8.0, sign=8.0, grace=15.0)
+    waits = JobTimeouts(call=8.0, sign=8.0, grace=15.0)
     try:
         done = submit(processes.network.operator, agreement, rounds, 2, waits, LONG)
     except RequestError as error:
@@ -231,7 +231,7 @@ def inspect(network, study: str, before: dict[str, dict]) -> dict[str, dict]:  #
     stores = _stores(network, study)
     seen: dict[str, dict] = {}
     for name, store in stores.items():
-        found = audit.verify(store, signer(network.sites[name]))
+        found = audit.verify(store, read_signer(network.sites[name]))
         _must(not found.faults, f"{name}: {found.faults}")
         seen[name] = store.observations()
         _must(before.get(name, {}).items() <= seen[name].items(), f"{name} has lost observations")
@@ -296,7 +296,7 @@ def main() -> None:
     arguments.add_argument("--pause", type=float, default=120.0, help="seconds of a pause")
     given = arguments.parse_args()
     settings = {"model": "gam"}
-    plan = Plan(given.sites, "soak", "abps-pq-k1", settings, given.rounds, stays=200, seconds=1e6)
+    plan = RehearsalPlan(given.sites, "soak", "abps-pq-k1", settings, given.rounds, stays=200, seconds=1e6)
     harm = Harm(tuple(given.harms.split(",")), given.every, given.pause)
     with (
         tempfile.TemporaryDirectory() if given.keep is None else contextlib.nullcontext(given.keep) as folder
