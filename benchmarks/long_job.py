@@ -22,7 +22,7 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node.site import Site
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store
 
 

@@ -41,8 +41,8 @@ from abps.privacy.budget import Account, PrivacyLedger, Release, recomputed
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal, Signed
+from abps.sites.node.measuring import with_scales
 from abps.sites.protocol import answers, masking
-from abps.sites.protocol.measuring import with_scales
 from abps.study.records import StudyFolder
 from abps.wire import admission, messages
 from abps.wire.codecs import CODECS, codec
@@ -249,7 +249,7 @@ def _json(take: Callable[[Any], object]) -> Callable[[bytes], object]:
 def _answered(value: Any) -> object:
     """Every check of a conductor on every value: what fails must fail as nonsense."""
     return [
-        answers.sorted_out({"x": value}, check)
+        answers.check_all({"x": value}, check)
         for check in (
             lambda v: answers.hello(v, 50, 10**6),
             lambda v: answers.report(v, 5, 10**6),

@@ -152,7 +152,7 @@ def _job(method: str) -> dict[str, Any]:
     """A job between six sites in this process: the one place here that knows the package from inside."""
     from abps.sites.coordinator.loopback import LoopbackNetwork
     from abps.sites.coordinator.scheduler import Scheduler
-    from abps.sites.protocol.steps import Timeouts
+    from abps.sites.protocol.commands import Timeouts
     from sites.network import close, hospitals, open_site
 
     with tempfile.TemporaryDirectory() as name:

@@ -1,6 +1,6 @@
 """Real sites as small processes around a hub: they can be killed like any process, and start in no time.
 
-The hub stands where the engine's relay stands. Sites, stores and the conductor are those of the product;
+The hub stands where the engine's relay stands. Sites, stores and the scheduler are those of the product;
 only the carrier of the bytes is another one.
 """
 
@@ -26,7 +26,8 @@ from abps.data.site_table import own_table
 from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.loopback import answer
 from abps.sites.node.site import Site
-from abps.sites.node.transport import Patience, Unreachable
+from abps.sites.node.transport import Retries, UnreachableError
+from abps.sites.protocol.decline_codes import DeclineCode, Failure
 from abps.sites.store.store import Store
 
 from .network import Hospitals
@@ -59,10 +60,10 @@ def _life(name: str, table: Path, roles, agreement: dict, store: Path, hub: Conn
         say("send", number, peer, what, data)
         reply = None if alone.is_set() else answered.get(timeout=LONG)
         if reply is None:
-            raise Unreachable(peer)
+            raise UnreachableError(peer)
         return reply
 
-    site = Site(name, agreed, agreed.prepare(own), kept, send, patience=Patience(repeats=1, swap_seconds=3.0))
+    site = Site(name, agreed, agreed.prepare(own), kept, send, retries=Retries(repeats=1))
 
     def conducted(number: int, what: str, arguments: tuple) -> None:
         try:
@@ -91,13 +92,11 @@ def _life(name: str, table: Path, roles, agreement: dict, store: Path, hub: Conn
 
 
 class RelayGone(Exception):
-    """There is no conductor any more."""
+    """There is no scheduler any more."""
 
 
 class Hub:
     """The processes of some sites, and the lines between them. ``passing`` sees every payload go by."""
-
-    parallel = True
 
     def __init__(self, given: Hospitals, agreement: Agreement, folder: Path) -> None:
         self.given, self.agreement, self.folder = given, agreement, folder
@@ -141,7 +140,7 @@ class Hub:
         assert process.exitcode == -signal.SIGKILL
 
     def cut(self) -> None:
-        """The relay is gone, and the conductor with it, whatever they were doing."""
+        """The relay is gone, and the scheduler with it, whatever they were doing."""
         self._cut = True
         for line in self._lines.values():
             with socket.socket(fileno=os.dup(line.fileno())) as pipe, contextlib.suppress(OSError):
@@ -198,7 +197,7 @@ class Hub:
             return False, "gone"
         return answered.get(timeout=LONG)
 
-    # The conductor's line
+    # The scheduler's line
 
     def ask(self, sites, what, *arguments, seconds):
         if self._cut:
@@ -208,7 +207,10 @@ class Hub:
             told = {name: asking.submit(self._call, name, "ask", what, arguments) for name in sites}
         for name, future in told.items():
             ok, value = future.result()
-            (answers if ok else failures)[name] = value
+            if ok:
+                answers[name] = value
+            else:
+                failures[name] = Failure(DeclineCode.FAULT, str(value))
         return answers, failures
 
     def pause(self, seconds: float) -> None:

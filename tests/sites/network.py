@@ -17,16 +17,13 @@ from abps.data.roles import Roles
 from abps.data.site_table import own_table
 from abps.data.synthetic.builtin import builtin_table
 from abps.data.table import MIN_CLASS, federate
-from abps.lab import change_detection as drift
-from abps.methods.abps import State
 from abps.methods.settings import configure
-from abps.methods.state_bytes import thaw
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import Policy
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.node.site import Site
-from abps.sites.store.rows import Evidence
 from abps.sites.store.store import Store
+from abps.wire import versions
 
 #: Sites that let every study in, for tests of something else.
 OPEN = Policy("auto", server=True, rows=1, events=1, floor=0)
@@ -91,6 +88,11 @@ def open_site(
     return site
 
 
+def join(site: Site, members, first: int = 1, rows: dict[str, int] | None = None) -> None:
+    """Let a site into a job."""
+    site.join(members, first, rows or {}, list(versions.VERSION))
+
+
 def close(network: LoopbackNetwork) -> None:
     for site in network.sites.values():
         site.store.close()
@@ -141,49 +143,3 @@ def counted_once(store: Store) -> None:
     for peer, e in beliefs.items():
         np.testing.assert_allclose(e.gain, gains[peer], rtol=0, atol=1e-9)
         np.testing.assert_allclose(e.loss, counts[peer] - gains[peer], rtol=0, atol=1e-9)
-
-
-def remembered(store: Store) -> State:
-    """The state of ABPS that a store holds."""
-    return thaw(State, store.state()[1], models=None)
-
-
-def replayed(store: Store, agreement: Agreement) -> None:
-    """Beliefs, watch and alarms are what the written observations and alarms lead to, each taken once.
-
-    Watched are utilities, by windows.
-    """
-    config, me = agreement.config(), store.facts()["site"]
-    memory, (alpha, beta) = config.memory, config.selection.prior
-    rule = drift.WelchRule(memory.level, memory.block, spend=True)
-    seen, alarms = store.observations(), store.alarms()
-    evidence: dict[str, Evidence] = {}
-    windows, raised = drift.WelchState.start(1), []
-    for t in [r.number for r in store.rounds()]:
-        now = [a.site for a in alarms if a.reckoned == t]
-        if me in now:
-            evidence = {peer: e.times(memory.kept) for peer, e in evidence.items()}
-            windows = drift.WelchState.start(1)
-        for peer in set(now) & set(evidence):
-            evidence[peer] = evidence[peer].times(memory.kept ** now.count(peer))
-        surprises = []
-        for peer, value in [(p, v) for (r, p), v in sorted(seen.items()) if r == t]:
-            e = evidence.get(peer, Evidence(0.0, 0.0, 0.0))
-            if e.count > 0:
-                surprises.append(value - (alpha + e.gain) / (alpha + beta + e.gain + e.loss))
-            evidence[peer] = Evidence(e.gain + value, e.loss + 1 - value, e.count + 1)
-        if surprises:
-            spread = np.var(surprises, ddof=1) if len(surprises) > 1 else 0.0
-            batch = drift.summary([np.mean(surprises)], spread, len(surprises))
-            windows, alarm = drift.grow(rule, windows, batch)
-            raised += [t] if alarm[0] else []
-    assert [a.round for a in alarms if a.site == me] == raised
-    kept = store.beliefs()
-    assert set(kept) == set(evidence)
-    for peer, e in evidence.items():
-        told = kept[peer]
-        np.testing.assert_allclose([told.gain, told.loss, told.count], [e.gain, e.loss, e.count], atol=1e-9)
-    found = remembered(store).watch.windows
-    for got, expected in zip((*found.window, *found.pending), (*windows.window, *windows.pending)):
-        np.testing.assert_allclose(got, expected, atol=1e-6)  # surprises are summed in float32 there
-    assert found.comparisons == windows.comparisons and found.rounds == windows.rounds

@@ -24,16 +24,15 @@ from abps.sites.consent.keys import Signer
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
-from abps.sites.protocol.steps import Timeouts
-from abps.sites.store import audit
-from abps.sites.store.file import MIGRATIONS
-from abps.sites.store.rows import Entry
+from abps.sites.protocol.commands import Command, Timeouts
+from abps.sites.store import audit, chain
+from abps.sites.store.rows import Entry, EntryKind
 from abps.sites.store.store import Store
-from abps.wire import admission, versions
+from abps.wire import admission
 from abps.wire.frames import pack
-from abps.wire.messages import pack_head, pack_message
+from abps.wire.messages import HeadMessage, pack_head, pack_message
 
-from .network import close, open_site
+from .network import close, join, open_site
 
 QUICK = Timeouts(poll=0.0)
 
@@ -145,7 +144,7 @@ def test_who_has_the_key_too_is_found_by_partners(four, keys, stores):
         facts = store.facts()
     with closing(Store.open(path, name, facts["agreement"])) as store:
         for _ in range(30):
-            store.log(Entry("now", 2, "site-9", True, "message", 16, "nothing to see"))
+            store.log(Entry("now", 2, "site-9", True, EntryKind.MESSAGE, 16, "nothing to see"))
         audit.sign_head(store, 2, keys[name])
     assert looked(stores, name, keys[name]).faults == ()
     found = looked(stores, name, keys[name], held_by_others(four, stores, name))
@@ -160,9 +159,9 @@ def test_what_others_make_up_about_a_log_counts_for_nothing(four, keys, stores):
     assert looked(stores, name, keys[name], [lie, forged]).faults == ()
 
 
-def test_everything_that_the_conductor_is_told_is_in_the_log(four, stores):
+def test_everything_that_the_scheduler_gets_is_in_the_log(four, stores):
     with closing(Store.look(stores / f"{four.names[0]}.sqlite")) as store:
-        told = [e for e in store.traffic() if e.kind == "told"]
+        told = [e for e in store.traffic() if e.kind == "report"]
         assert {e.peer for e in told} == {"server"} and all(e.sent and e.bytes > 0 for e in told)
         words = " ".join(e.why for e in told)
         assert all(
@@ -189,6 +188,50 @@ def test_an_older_store_tells_its_site_that_partners_know_more(four, keys, tmp_p
     assert looked(tmp_path, name, keys[name], held_by_others(four, tmp_path, name)).faults == ()
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_log_rewritten_without_the_key_is_found(four, keys, stores, first):
+    """A row that claims a restore, messages deleted, and the plain chain computed anew: once this passed."""
+    name = four.names[0]
+    path = stores / f"{name}.sqlite"
+    with closing(Store.look(path)) as store:
+        start, rows = store.log_start(), store.log_rows()
+    claim = ("now", 1, name, 0, "restored", 0, "restored from a backup of round 1, by Ada")
+    kept = [row[1:-1] for row in rows if not (row[4] and row[5] == "weights")]
+    rewritten = [claim, *kept] if first else [*kept[:3], claim, *kept[3:]]
+    digest = start
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("DELETE FROM traffic")
+        for number, row in enumerate(rewritten, 1):
+            digest = chain.link(digest, (number, *row))
+            db.execute("INSERT INTO traffic VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *row, digest))
+        db.execute("INSERT INTO restore VALUES (1, 1, ?, ?)", (chain.link(start, (1, *rewritten[0])), b"x"))
+        db.commit()
+    found = looked(stores, name, keys[name])
+    assert any("claims a restore that nobody here signed" in fault for fault in found.faults)
+    assert any("this site signed" in fault for fault in found.faults)
+    held = held_by_others(four, stores, name)
+    assert any("a partner holds" in fault for fault in looked(stores, name, keys[name], held).faults)
+
+
+def test_a_store_rolled_back_behind_an_old_restore_is_found(four, keys, tmp_path):
+    """A real restore excuses what it lost, and nothing that was signed after it."""
+    name = four.names[1]
+    path = tmp_path / f"{name}.sqlite"
+    job(four, keys, tmp_path, 1)
+    backup.backup(path, tmp_path / "backup")
+    job(four, keys, tmp_path, 1)
+    backup.restore(path, tmp_path / "backup", "Ada", keys[name])
+    shutil.copy(path, tmp_path / "restored.sqlite")
+    report, _ = job(four, keys, tmp_path, 2)
+    assert name in report.rounds[0].present
+    shutil.copy(tmp_path / "restored.sqlite", path)  # with its signed restore, but without what came after it
+    held = held_by_others(four, tmp_path, name)
+    assert any(head.restores == 1 for head in held)
+    assert any("a partner holds" in fault for fault in looked(tmp_path, name, keys[name], held).faults)
+    report, _ = job(four, keys, tmp_path, 1)
+    assert all("not the one that its partners know" in r.missing[name] for r in report.rounds)
+
+
 def test_a_backup_that_was_changed_is_refused(four, keys, stores):
     name = four.names[0]
     path = stores / f"{name}.sqlite"
@@ -199,42 +242,6 @@ def test_a_backup_that_was_changed_is_refused(four, keys, stores):
     with pytest.raises(RequestError, match="row 5 of the log is missing"):
         backup.restore(path, stores / "backup", "Ada", keys[name])
     assert path.read_bytes() == before
-
-
-def test_the_log_goes_on_in_files_beside_the_store(four, keys, stores):
-    name = four.names[0]
-    path = stores / f"{name}.sqlite"
-    with closing(Store.look(path)) as store:
-        facts, entries, sent, links = store.facts(), store.traffic(), store.sent_bytes(), store.links()
-        weights = store.weight_bytes()
-    with closing(Store.open(path, name, facts["agreement"])) as store:
-        assert store.put_aside(10_000) is None
-        aside = store.put_aside(5)
-        assert aside is not None and len(aside.read_text().splitlines()) > 5
-        assert store.traffic() == entries and store.sent_bytes() == sent and store.links() == links
-        assert store.weight_bytes() == weights
-        store.log(Entry("now", 3, "x", True, "message", 16, "later"))
-    assert looked(stores, name, keys[name], held_by_others(four, stores, name)).faults == ()
-    rows = aside.read_text().splitlines()
-    files.write_text(aside, "\n".join([*rows[:2], *rows[3:]]) + "\n")
-    assert "row 3 of the log is missing" in looked(stores, name, keys[name]).faults[0]
-    aside.unlink()
-    with pytest.raises(RequestError, match="put aside there"):
-        looked(stores, name, keys[name])
-
-
-def test_rows_of_an_older_version_are_chained_when_it_is_opened(tmp_path):
-    path = tmp_path / "old.sqlite"
-    Store.open(path, "a", "x", {}).close()
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        for table in ("head", "aside"):
-            db.execute(f"DROP TABLE {table}")
-        db.execute("ALTER TABLE traffic DROP COLUMN chain")
-        for k in range(3):
-            db.execute("INSERT INTO traffic VALUES (?, 'now', 1, 'b', 1, 'message', 16, 'why')", (k + 1,))
-        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) - 1}")
-    with closing(Store.open(path, "a", "x")) as store:
-        assert audit.verify(store, None).faults == () and audit.verify(store, None).rows == 3
 
 
 # The wire
@@ -250,9 +257,8 @@ def test_frames_of_one_study_or_job_are_refused_in_another(four, tmp_path):
         for name in pair:
             folder = tmp_path / other.study / job_name
             site = open_site(four, name, other, folder, networks[-1], job=job_name)
-            site.join(pair, 1, None, [1, 1])
-            site.begin(1, pair)
-            site.train(1)
+            join(site, pair)
+            site.train(1, pair)
     here, *elsewhere = (network.sites[pair[0]] for network in networks)
     peer = networks[0].sites[pair[1]]
 
@@ -260,56 +266,46 @@ def test_frames_of_one_study_or_job_are_refused_in_another(four, tmp_path):
         partners = (here.name,)
         return admission.admit_weights(
             frame,
-            peer.site_context.origin(here.name, partners, 1),
-            peer.site_context.codec,
-            peer.site_context.shared,
+            peer.context.origin(here.name, partners, 1),
+            peer.context.codec,
+            peer.context.shared,
         )
 
-    assert admitted(here.site_context.round.frames[0]).shape == (peer.site_context.shared,)
+    assert admitted(here.context.round.frames[0]).shape == (peer.context.shared,)
     proposal = Message(Kind.PROPOSE, 1, 1)
     for site in elsewhere:
-        assert (
-            site.site_context.round.frames[0][32:] == here.site_context.round.frames[0][32:]
-        )  # the same weights
+        assert site.context.round.frames[0][32:] == here.context.round.frames[0][32:]  # the same weights
         with pytest.raises(admission.Refusal, match="another center, study or job"):
-            admitted(site.site_context.round.frames[0])
-        assert peer.receive(here.name, "message", pack_message(proposal, site.site_context.id)) == b""
+            admitted(site.context.round.frames[0])
+        assert peer.receive(here.name, "message", pack_message(proposal, site.context.id)) == b""
     assert peer.store.refusals()[(here.name, "wrong sender")] == 2
-    peer.site_context.round.turned = True
-    assert peer.receive(here.name, "message", pack_message(proposal, here.site_context.id)) != b""
+    peer.context.round.turned = True
+    assert peer.receive(here.name, "message", pack_message(proposal, here.context.id)) != b""
     for network in networks:
         close(network)
 
 
-@pytest.mark.parametrize("spoken", [None, [1, 0], [1, 7], [2, 0]])
-def test_versions_are_negotiated(four, keys, tmp_path, spoken):
-    """One site speaks another version: an older minor one is followed, another major one is left out."""
+@pytest.mark.parametrize("spoken", [[1, 3], [2, 1], [3, 0]])
+def test_nobody_talks_a_job_into_another_version(four, keys, tmp_path, spoken):
+    """One site says, or the relay says in its name, that it speaks another version: it is left out, and the
+    others go on as they were."""
     odd = four.names[2]
 
     class Mixed(LoopbackNetwork):
-        def ask(self, sites, what, *arguments, seconds):
-            if what == "join" and spoken in (None, [1, 0]):
-                assert len(arguments) == 3  # what the first version understands
-            said, failed = super().ask(sites, what, *arguments, seconds=seconds)
-            if what == "hello" and odd in said:
-                said[odd] = {k: v for k, v in said[odd].items() if k != "wire"}
-                said[odd] |= {} if spoken is None else {"wire": spoken}
-            return said, failed
+        def ask(self, sites, command, *arguments, seconds):
+            replies, failed = super().ask(sites, command, *arguments, seconds=seconds)
+            if command is Command.HELLO and odd in replies:
+                replies[odd]["wire"] = spoken
+            return replies, failed
 
-    report, network = job(four, keys, tmp_path, 1, network=Mixed())
-    if spoken == [2, 0]:
-        assert "speaks version 2.0 of the wire format" in report.left_out[odd]
-        assert odd not in report.rounds[0].present
-    else:
-        assert set(report.rounds[0].present) == set(four.names) and not report.left_out
-    old = spoken in (None, [1, 0])
-    wire = (1, 0) if old else versions.NEWEST
-    assert all(site.site_context.wire == wire for name, site in network.sites.items() if name != odd)
+    report, _ = job(four, keys, tmp_path, 1, network=Mixed())
+    words = f"speaks version {'.'.join(map(str, spoken))} of the wire format"
+    assert words in report.left_out[odd] and odd not in report.rounds[0].present
     kinds = set()
     for name in four.names:
         with closing(Store.look(tmp_path / f"{name}.sqlite")) as store:
             kinds |= {e.kind for e in store.traffic()}
-    assert "weights" in kinds and ("head" in kinds) == (not old)
+    assert {"weights", "head"} <= kinds
 
 
 def test_a_head_that_is_none_does_no_harm(four, keys, tmp_path):
@@ -317,17 +313,16 @@ def test_a_head_that_is_none_does_no_harm(four, keys, tmp_path):
     network = LoopbackNetwork()
     for name in four.names[:2]:
         site = open_site(four, name, agreement, tmp_path, network, signer=keys[name])
-        site.join(four.names[:2], 1, None, [1, 1])
+        join(site, four.names[:2])
     one, other = (network.sites[name] for name in four.names[:2])
-    for data in (b"", b"x" * 20, pack_head(5, bytes(32), b"", 1, 7), b"\0" * 5000):
+    for data in (b"", b"x" * 20, pack_head(HeadMessage(5, bytes(32), b"", 1), 7), b"\0" * 5000):
         assert one.receive(other.name, "head", data) == b""
     assert sum(one.store.refusals().values()) == 4
-    one.receive(
-        other.name, "head", pack_head(99, bytes(32), b"made up", 1, other.site_context.sender_id(other.name))
-    )
+    made_up = pack_head(HeadMessage(99, bytes(32), b"made up", 1), other.context.id)
+    one.receive(other.name, "head", made_up)
     one.begin(1, four.names[:2])  # a made-up head does not keep it from taking part
-    frame = pack(one.site_context.learner.start[: one.site_context.shared], one.site_context.codec, 1, 3)
-    assert one.swapping.parts(frame + b"tail") == (frame, b"", b"tail")
+    frame = pack(one.context.learner.start[: one.context.shared], one.context.codec, 1, 3)
+    assert one.weights.split(frame + b"tail") == (frame, b"tail")
     close(network)
 
 

@@ -17,7 +17,7 @@ from abps.sites.consent import sitefile
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
 
 from .network import close, open_site
 

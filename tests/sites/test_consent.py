@@ -21,9 +21,8 @@ from abps.sites.consent.sitefile import Policy, SiteFile
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare.opening import SiteJob
-from abps.sites.protocol import decline_codes
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
+from abps.sites.protocol.decline_codes import DeclineCode, DeclineError, Failure
 
 from .network import OPEN, close, open_site
 
@@ -91,7 +90,7 @@ def approve(capsys, home, study: SignedProposal, by: str = "Ada") -> tuple[int, 
 def test_nothing_opens_before_somebody_approves(four, network, home, capsys):
     study = signed_study(four, network)
     assert opening(home, study) == "approval"
-    assert "nobody there has approved" in decline_codes.words("approval")
+    assert "nobody there has approved" in str(Failure(DeclineCode.APPROVAL))
     assert not list((home / "local" / "studies").glob("*.sqlite"))  # no store, no table read, nothing sent
     code, out, _ = command(capsys, "site", "proposals", home, "--json")
     (waiting,) = json.loads(out)
@@ -126,13 +125,11 @@ def test_preview_shows_every_value_before_it_leaves(four, network, home, capsys,
     # What it shows is what a site publishes: the same names, the same values.
     agreement = study.proposal.agreement
     site = open_site(four, home.name, agreement, tmp_path, LoopbackNetwork())
-    told = dict(
-        zip(site.site_context.published.names, site.site_context.published.vectors[0].tolist(), strict=True)
-    )
+    told = dict(zip(site.context.published.names, site.context.published.vectors[0].tolist(), strict=True))
     assert {v["name"]: v["value"] for v in values if v["what"] == "metadata"} == told
     assert by[("told", "training rows")]["value"] == site.hello()["rows"]
     weights = next(v for v in values if v["what"] == "weights")
-    assert weights["value"] == site.site_context.shared and weights["to"] == "partners of the round"
+    assert weights["value"] == site.context.shared and weights["to"] == "partners of the round"
     site.store.close()
     assert (tmp_path / "l.csv").read_text().count("\n") == len(values) + 1
     _, shown, _ = command(capsys, "site", "preview", home, "test")

@@ -27,8 +27,8 @@ from abps.sites.flare import kits, submit
 from abps.sites.flare.app import only_sealed
 from abps.sites.flare.recipe import ABPSRecipe, JobTimeouts
 from abps.sites.flare.submit import connected, session
+from abps.sites.node import measuring
 from abps.sites.node.privacy_ledger import account_of
-from abps.sites.protocol import measuring
 from abps.sites.store import audit
 
 from .network import agree_about_partners, counted_once, same_beliefs

@@ -14,7 +14,7 @@ from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
 
 from .network import close, open_site
 
@@ -45,7 +45,7 @@ def test_sites_do_what_the_simulation_does(six, tmp_path):
     assert spent == {"edge": run.bytes.edge, "directed": run.bytes.directed, "control": run.bytes.control}
     models = np.stack([network.sites[name].models[0] for name in six.names])
     np.testing.assert_allclose(models, run.models, atol=1e-5)
-    times = np.stack([network.sites[name].state.times[0] for name in six.names])
+    times = np.stack([network.sites[name].context.state.times[0] for name in six.names])
     np.testing.assert_array_equal(times, times.T)
     assert times.sum() == run.partners_mean * 6 * 5 and times.max() <= 2  # everybody in turn
 

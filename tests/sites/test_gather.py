@@ -17,9 +17,8 @@ from abps.sites.consent.proposal import Proposal, sign
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import own_home
-from abps.sites.protocol import decline_codes
-from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
+from abps.sites.protocol.decline_codes import DeclineCode, DeclineError, Failure
 
 from .network import OPEN
 from .test_cli import call
@@ -139,8 +138,6 @@ def test_a_floor_below_the_policy_is_not_shared(four, tmp_path):
 class Slowly:
     """Sites of which one decides only after some time; a clock that the conductor's pauses move on."""
 
-    parallel = True
-
     def __init__(self, when: dict[str, float]) -> None:
         self.when, self.clock = when, 0.0
 
@@ -152,7 +149,9 @@ class Slowly:
             for name in sites
             if name in self.when
         }
-        return said, {name: "not connected" for name in sites if name not in self.when}
+        return said, {
+            name: Failure(DeclineCode.UNREACHABLE, "not connected") for name in sites if name not in self.when
+        }
 
     def pause(self, seconds):
         self.clock += seconds
@@ -163,8 +162,8 @@ class Slowly:
 
 def test_people_get_time_to_share():
     line = Slowly({"north": 0.0, "south": 30.0})
-    waiting = decline_codes.words(str(DeclineCode.APPROVAL))
-    found = gather(line, ["north", "south", "west"], Timeouts(patience=10.0))
+    waiting = str(Failure(DeclineCode.APPROVAL))
+    found = gather(line, ["north", "south", "west"], Timeouts(approval=10.0))
     assert sorted(found["codebooks"]) == ["north"]
     assert found["left_out"] == {"south": waiting, "west": "not connected"} and 10 <= line.clock < 15
     found = gather(line, ["north", "south", "west"], Timeouts(patience=60.0))

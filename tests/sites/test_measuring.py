@@ -16,10 +16,11 @@ from abps.methods.accounting import counting_of
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.proposal import Proposal
+from abps.sites.coordinator.measuring import measure
 from abps.sites.coordinator.scheduler import Scheduler
+from abps.sites.node import measuring
 from abps.sites.node.privacy_ledger import account_of
-from abps.sites.protocol import measuring
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store
 
 from .network import close, open_site
@@ -51,7 +52,7 @@ class Desks(Relay):
     def _counter(self, name):
         store = Store.open(self.path(name), name, self.agreement.digest(), self.agreement.notes())
         table = self.given.table(name, self.agreement.book)
-        return measuring.Measuring(name, self.agreement, table, store, secret=7)
+        return measuring.ScaleCounting(name, self.agreement, table, store, secret=7)
 
     def path(self, name):
         return self.folder / f"{name}-scales.sqlite"
@@ -63,8 +64,8 @@ class Desks(Relay):
         finally:
             store.close()
 
-    def measured(self, names=None, tell=lambda line: None):
-        return measuring.measure(self, self.agreement, names or self.given.names, QUICK, "", tell)
+    def measured(self, names=None, log=lambda line: None):
+        return measure(self, self.agreement, names or self.given.names, QUICK, "", log)
 
 
 def uncounted(given, method, rounds=2, **settings):
@@ -115,7 +116,7 @@ def test_nobody_sees_a_site_s_counts(four, tmp_path):
     for site in network.sites.values():
         log = site.store.traffic()
         assert sum(e.kind == "statistics" and e.sent for e in log) == PASSES
-        assert {e.kind for e in log if e.sent} == {"told", "mask", "statistics"}
+        assert {e.kind for e in log if e.sent} == {"report", "mask", "statistics"}
     told = [value for what, _, value in network.seen if what == "measure"]
     assert all(set(each) == {"agreement", "rows", "scales"} and each["scales"] is None for each in told)
     close(network)
@@ -128,7 +129,7 @@ def test_a_site_that_falls_away_is_left_out_and_the_rest_have_their_scales(six, 
         six, agreement, tmp_path, lambda name, what, v: LOST if (name, what) == (gone, "sum_masked") else v
     )
     words: list[str] = []
-    found = network.measured(tell=words.append)
+    found = network.measured(log=words.append)
     assert any(f"without {gone}" in line for line in words) and gone not in found["summarised"]["bytes"]
     rest = [k for k, name in enumerate(six.names) if name != gone]
     split = assign_splits(six.together, 11, agreement.book.shared_patients)
@@ -210,7 +211,7 @@ def test_a_site_that_adds_what_it_has_not_is_found(four, tmp_path):
 
     def adding(sites, what, *arguments, seconds):
         if what == "sum_masked" and liar in sites:
-            network.sites[liar]._told[:] += 1e6
+            network.sites[liar]._own[:] += 1e6
         return ask(sites, what, *arguments, seconds=seconds)
 
     network.ask = adding
@@ -238,7 +239,7 @@ def test_counts_are_paid_for(four, tmp_path):
 def test_the_proposal_says_what_is_counted(four):
     agreement = uncounted(four, "fedavg", model="linear")
     terms = Proposal("test", agreement).terms()
-    assert terms["counted by all sites under masks, before"] == list(agreement.uncounted)
+    assert terms["counted by all sites under masks before"] == list(agreement.uncounted)
     assert agreement.uncounted == agreement.book.numbers
     told = replace(agreement, book=four.book(11, "common"))
     assert told.uncounted == ()

@@ -23,8 +23,8 @@ from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import app, kits
 from abps.sites.flare.authority import Authority
-from abps.sites.protocol import decline_codes
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
+from abps.sites.protocol.decline_codes import DeclineCode, Failure
 
 from .network import close, open_site
 from .test_cli import call
@@ -261,13 +261,15 @@ def test_a_member_that_is_expelled_within_a_job_is_left_out(six, tmp_path):
     rounds = {r.round: r for r in report.rounds}
     assert gone in rounds[2].present and not rounds[2].missing
     for t in (3, 4):
-        assert gone not in rounds[t].present and rounds[t].missing == {gone: decline_codes.EXPELLED}
+        assert gone not in rounds[t].present and rounds[t].missing == {
+            gone: str(Failure(DeclineCode.EXPELLED))
+        }
         assert gone not in {p for name in six.names if name != gone
                             for r in network.sites[name].store.rounds() if r.number == t
                             for p in r.partners}  # fmt: skip
     assert received == dict.fromkeys(set(six.names) - {gone}, "list")
     again = Scheduler(network, agreement, 1, Timeouts(poll=0.0), revoked=revoked).run(six.names)
-    assert again.left_out == {gone: decline_codes.EXPELLED} and gone not in again.members
+    assert again.left_out == {gone: str(Failure(DeclineCode.EXPELLED))} and gone not in again.members
     close(network)
 
 

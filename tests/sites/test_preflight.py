@@ -263,7 +263,7 @@ def test_what_a_job_is_waiting_for(north, made, capsys):
     code, found = told(capsys, north)
     assert found["job"] == ("ok", "no job has run from this kit yet")
     board = StatusFile(north / "local", "icu")
-    board.say(3, "train")
+    board.write(3, "train")
     assert (
         read_status(north / "local").step == "train" and read_status(north / "local").process == os.getpid()
     )
@@ -276,12 +276,12 @@ def test_what_a_job_is_waiting_for(north, made, capsys):
     path.write_text(json.dumps(gone))
     code, found = told(capsys, north)
     assert found["job"][0] == "warn" and "is gone, in the midst of training" in found["job"][1]
-    board.say(4, "done")
+    board.write(4, "done")
     assert "the last job ended" in told(capsys, north)[1]["job"][1]
     assert "job" not in told(capsys, made.operator)[1]
 
 
 def test_a_board_on_a_broken_disk_ends_nothing(tmp_path):
     (tmp_path / "file").touch()
-    StatusFile(tmp_path / "file", "icu").say(1, "train")
+    StatusFile(tmp_path / "file", "icu").write(1, "train")
     assert read_status(tmp_path / "file") is None

@@ -18,7 +18,8 @@ from abps.privacy.differencing import may_be_opened
 from abps.sites.consent.sitefile import Policy
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.coordinator.star_server import StarServer
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
+from abps.sites.protocol.decline_codes import DeclineCode, Failure
 
 from .network import close, open_site
 from .test_masking import LOST, Looking, Relay
@@ -53,12 +54,16 @@ def test_sites_fit_the_regression_of_the_simulation(four, tmp_path):
     assert told[0]["directed"] + told[1]["directed"] == simulated.bytes.directed
     assert not any("no sum" in line for line in words)
     site = second.sites[four.names[0]]
-    assert site.state.done and not [e for e in site.store.traffic(30) if e.kind in ("weights", "mask")]
+    assert site.context.state.done and not [
+        e for e in site.store.traffic(30) if e.kind in ("weights", "mask")
+    ]
     # The model is a linear one, as every other of its kind: it can be written down and used.
-    plain = site.context.learner.logits(site.models, site.site_context.data.test).values
+    plain = site.context.learner.logits(site.models, site.context.data.test).values
     np.testing.assert_allclose(
         plain,
-        site.site_context.method.logits(site.context, site.state, site.site_context.data.test).values,
+        site.context.method.logits(
+            site.context.method_context, site.context.state, site.context.data.test
+        ).values,
         atol=1e-4,
     )
     close(second)
@@ -75,7 +80,7 @@ def test_nobody_sees_a_site_s_sums(four, tmp_path):
         assert not np.any(words == plain)
         assert np.mean((words >> np.uint64(56)) % np.uint64(255) == 0) < 0.05
         with pytest.raises(RequestError, match="out of step"):
-            network.sites[name].upload(1)
+            network.sites[name].star.upload(1)
     close(network)
 
 
@@ -93,7 +98,7 @@ def test_a_site_that_falls_away_is_waited_for(four, tmp_path):
     opened = [name for what, name, _ in network.seen if what == "sum_open"]
     assert all(opened.count(name) == opened.count(gone) for name in four.names)
     log = " ".join(e.why for e in network.sites[four.names[0]].store.traffic(2))
-    assert "would show these; it is not opened" in log
+    assert "would reveal these; it is not opened" in log
     simulated = simulate(four.together, "glm-exact", 11, 30, OWN)
     np.testing.assert_allclose(models_of(network), simulated.models, atol=1e-6)
     close(network)
@@ -127,12 +132,12 @@ def test_who_missed_an_answer_hears_it_again(six, tmp_path):
             said, failed = super().ask(
                 [n for n in sites if not (lost and n == late)], what, *arguments, seconds=seconds
             )
-            return said, failed | ({late: "lost"} if lost else {})
+            return said, failed | ({late: Failure(DeclineCode.UNREACHABLE, "lost")} if lost else {})
 
     network = Deaf()
     report, words = run(six, network, agreement, tmp_path, 30)
     assert [line for line in words if "no sum" in line] == [
-        f"round 3: no sum (it waits for {late}: without them it would show what few have)"
+        f"round 3: no sum (it waits for {late}: without them it would reveal what few have)"
     ]
     assert report.rounds[1].missing == {late: "lost"} and not report.rounds[3].missing
     simulated = simulate(six.together, "glm-exact", 11, 30, OWN)
@@ -151,7 +156,7 @@ def test_a_newcomer_gets_the_model_and_is_in_no_sum(six, tmp_path):
     assert not any("no sum" in line for line in words) and not report.left_out
     assert {name for what, name, _ in second.seen if what == "sum_open"} == set(early)
     models = models_of(second)
-    assert second.sites[new].state.done and np.array_equal(models[0], models[5])
+    assert second.sites[new].context.state.done and np.array_equal(models[0], models[5])
     close(second)
 
 

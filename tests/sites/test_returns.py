@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 from abps.engine.simulate import simulate
 from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
-from abps.sites.node.transport import Patience
-from abps.sites.protocol.steps import BUSY, NEW, Timeouts, enough
+from abps.sites.coordinator.steps import enough
+from abps.sites.protocol.commands import Command, SiteState, Timeouts
 
 from .network import agree_about_partners, close, counted_once, open_site
 
@@ -46,10 +45,10 @@ class Late(LoopbackNetwork):
         if self.late in sites and busy:
             rest = [s for s in sites if s != self.late]
             said, failed = super().ask(rest, what, *arguments, seconds=seconds)
-            return said | {self.late: BUSY if what == "ping" else ["busy", None]}, failed
+            return said | {self.late: SiteState.BUSY if what == "ping" else ["busy", None]}, failed
         if self.work and not busy:
             done, self.work, self.until = self.work, (), None
-            said = super().ask([self.late], "start", *done, seconds=seconds)[0]
+            said = super().ask([self.late], Command.START, *done, seconds=seconds)[0]
             if what == "poll" and list(sites) == [self.late]:
                 return said, {}
         return super().ask(sites, what, *arguments, seconds=seconds)
@@ -114,9 +113,9 @@ class Leaving(LoopbackNetwork):
         if what in ("ping", "wake") and self.name in sites and self.name in self.sites and not self.woken:
             rest = [name for name in sites if name != self.name]
             said, failed = super().ask(rest, what, *arguments, seconds=seconds)
-            self.woken = what == "wake" or len(self.sites[self.name].site_context.roster) > 1
+            self.woken = what == "wake" or len(self.sites[self.name].context.roster) > 1
             self.told.append(what)
-            return said | {self.name: NEW if what == "ping" else True}, failed
+            return said | {self.name: SiteState.NEW if what == "ping" else True}, failed
         return super().ask(sites, what, *arguments, seconds=seconds)
 
 
@@ -134,7 +133,7 @@ def test_a_site_that_returns_inside_a_job_joins_a_later_round(six, tmp_path):
     for site in network.sites.values():
         counted_once(site.store)
         # Everybody knows everybody's vector: it has been told its peers' anew, and they its own.
-        assert set(site.site_context.vectors) == set(six.names)
+        assert set(site.context.vectors) == set(six.names)
     close(network)
 
 
@@ -152,8 +151,6 @@ def test_a_site_that_opens_late_joins_the_study(six, tmp_path):
 
 class Parallel(LoopbackNetwork):
     """All sites at once, as in a real network."""
-
-    parallel = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,35 +172,18 @@ class Parallel(LoopbackNetwork):
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("abps", {"kappa": "2"}), ("decefl", {}), ("abps-pq-k1", {"codec": "int4"})],
+    [("abps", {"kappa": "2"}), ("abps-pq-k1", {"codec": "int4"})],
 )
-def test_sites_that_end_rounds_by_themselves_are_the_simulation(six, tmp_path, method, settings):
+def test_sites_that_work_at_once_are_the_simulation(six, tmp_path, method, settings):
     agreement = six.agreement(method, rounds=3, **settings)
     network = opened(six, agreement, tmp_path, Parallel())
     report = Scheduler(network, agreement, 3, Timeouts(poll=0.0)).run(six.names)
-    assert network.steps.count("exchange") == 3 and "settle" not in network.steps
+    assert network.steps.count("exchange") == 3
     run = simulate(six.together, method, seed=11, rounds=3, settings=settings)
     models = np.stack([network.sites[name].store.model() for name in six.names])
     np.testing.assert_allclose(models, run.models, atol=1e-5)
     told = report.to_json()["bytes"]
     assert told == {name: getattr(run.bytes, name) for name in ("edge", "directed", "control")}
-    close(network)
-
-
-def test_weights_that_never_come_are_not_waited_for(six, tmp_path):
-    """A partner is lost between its proposal and its weights: the conductor says so, and the site goes on."""
-    agreement = six.agreement("abps-pq-k1", rounds=1)
-    network = opened(six, agreement, tmp_path, Parallel(), patience=Patience(swap_seconds=60.0))
-    site = network.sites[six.names[0]]
-    site.site_context.round.asked, site.site_context.round.silent = [six.names[1]], set()
-    site.site_context.method = six.agreement("gossip").config()
-    waiting = threading.Thread(target=site.swapping.wait)
-    waiting.start()
-    waiting.join(0.3)
-    assert waiting.is_alive()
-    site.lost([six.names[1]])
-    waiting.join(5.0)
-    assert not waiting.is_alive()
     close(network)
 
 
@@ -215,7 +195,7 @@ def test_what_leaves_is_on_the_disk_before(six, tmp_path):
     seen: list[str] = []
 
     def watch(site):
-        store, carry, sync = site.store, site.post.send, site.store.sync
+        store, carry, sync = site.store, site.transport.send, site.store.sync
 
         def rows() -> int:
             return int(store._rows("SELECT COALESCE(MAX(number), 0) FROM traffic")[0][0])
@@ -235,13 +215,13 @@ def test_what_leaves_is_on_the_disk_before(six, tmp_path):
                 seen.append(what)
             return carry(peer, what, data)
 
-        store.sync, site.post.send = noted, send
+        store.sync, site.transport.send = noted, send
 
     for name in six.names:
         watch(open_site(six, name, agreement, tmp_path, network))
     report = Scheduler(network, agreement, 2, Timeouts(poll=0.0)).run(six.names)
     assert all(len(r.present) == 6 for r in report.rounds) and {"weights", "vector"} <= set(seen)
-    for name, site in network.sites.items():  # what the conductor was told, too
+    for name, site in network.sites.items():  # what the scheduler was told, too
         assert synced[name] == site.store._rows("SELECT MAX(number) FROM traffic")[0][0]
         assert not site.store._pending
     close(network)
@@ -269,14 +249,14 @@ def test_a_full_disk_costs_a_site_its_round_and_nothing_else(six, tmp_path):
 
     finish = victim.conclude
 
-    def conclude(round, rest=""):
+    def conclude(round, rest=0):
         victim.store._db = Full() if round == 2 else real
         try:
             return finish(round, rest)
         finally:
             victim.store._db = real
 
-    victim.conclude = conclude
+    victim.commands[Command.CONCLUDE] = conclude
     report = Scheduler(network, agreement, 3, Timeouts(poll=0.0)).run(six.names)
     assert [victim.name in r.missing for r in report.rounds] == [False, True, False]
     assert [r.number for r in victim.store.rounds()] == [1, 3]
@@ -290,7 +270,7 @@ def test_a_full_disk_costs_a_site_its_round_and_nothing_else(six, tmp_path):
 @pytest.mark.parametrize(("answer", "begins"), [(("a", "b", "c"), True), (("a",), True), ((), False)])
 def test_a_job_begins_without_sites_that_stand_still(monkeypatch, answer, begins):
     """More than half are waited for; who is not there is asked no more, and the engine does not end the job:
-    those who were killed meanwhile set themselves up. The conductor says how many have to be there."""
+    those who were killed meanwhile set themselves up. The scheduler says how many have to be there."""
     controller = pytest.importorskip("nvflare.collab.runtime.controller")
     from types import SimpleNamespace
 

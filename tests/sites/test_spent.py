@@ -15,10 +15,10 @@ from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node import status
 from abps.sites.node.privacy_ledger import account_of
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store
 
-from .network import close, open_site
+from .network import close, join, open_site
 
 QUICK = Timeouts(poll=0.0)
 SMALL = {"model": "linear", "standardise": "own", "epochs": 1, "clip": 1.0}
@@ -47,12 +47,12 @@ def test_sites_spend_what_the_simulation_spends(four, tmp_path, method):
         site = network.sites[name]
         np.testing.assert_allclose(site.models[0], run.models[k], atol=1e-5)
         assert account_of(site.store) == run.privacy.accounts[name]
-        assert status.summary(site.store)["epsilon"] == pytest.approx(site.site_context.purse.account.spent())
-        assert site.site_context.purse.account.spent() <= 5.0
+        assert status.summary(site.store)["epsilon"] == pytest.approx(site.context.budget.account.spent())
+        assert site.context.budget.account.spent() <= 5.0
     close(network)
 
 
-@pytest.mark.parametrize("method", ["random-k1", "fedavg", "gossip", "local"])
+@pytest.mark.parametrize("method", ["random-k1", "fedavg", "local"])
 def test_a_spent_account_ends_in_rest_with_that_reason(four, tmp_path, method):
     run = simulate(four.together, method, 11, 6, SHORT)
     done = round(6 * (1 - run.rest.privacy))
@@ -74,14 +74,14 @@ def test_a_spent_account_ends_in_rest_with_that_reason(four, tmp_path, method):
 def test_an_account_goes_on_from_job_to_job_and_a_vector_is_drawn_once(four, tmp_path):
     agreement = four.agreement("abps-pq-k1-hom", rounds=3, **(SMALL | {"dp_epsilon": 5.0}))
     first, _ = job(four, agreement, tmp_path, 1)
-    vectors = {name: site.site_context.vectors[name].copy() for name, site in first.sites.items()}
+    vectors = {name: site.context.vectors[name].copy() for name, site in first.sites.items()}
     close(first)
     network = LoopbackNetwork()
     for name in four.names:
         # Another secret, as in every job of a real site: what was published stays what it was.
         open_site(four, name, agreement, tmp_path, network, secret=12345)
     for name, site in network.sites.items():
-        assert np.array_equal(site.site_context.vectors[name], vectors[name])
+        assert np.array_equal(site.context.vectors[name], vectors[name])
         assert [r.what for r in account_of(site.store).releases] == ["metadata", "training"]
     Scheduler(network, agreement, 1, QUICK).run(four.names)
     spent = account_of(network.sites[four.names[0]].store)
@@ -95,11 +95,11 @@ def test_a_round_that_is_begun_again_is_paid_again(four, tmp_path):
     for _ in range(2):
         network = opened(four, agreement, tmp_path)
         site = network.sites[four.names[0]]
-        site.join(four.names, 1)
+        join(site, four.names)
         site.begin(1, four.names)
         with closing(Store.look(site.store.path)) as seen:  # on disk before it trains
             paid = [r.round for r in account_of(seen).releases]
-        site.train(1)
+        site.learning.train(1)
         close(network)
     assert paid == [1, 1]
 

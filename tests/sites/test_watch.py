@@ -26,7 +26,7 @@ from abps.sites.flare.on_one_machine import free_port
 from abps.sites.node import monitor
 from abps.sites.node.monitor import Monitor
 from abps.sites.node.status_file import NOW, StatusFile
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
 
 from .network import close, open_site
 from .processes import LONG
@@ -97,7 +97,7 @@ def test_health_metrics_and_page(site):
 
 def test_what_is_not_well(site):
     board = StatusFile(site.local, "icu")
-    board.say(4, "train", ("south",))
+    board.write(4, "train", ("south",))
     assert monitor.health(site, 600.0).sentence.startswith("Round 4 of icu: training, for")
     told = monitor.health(site, 0.0)
     assert not told.well and "round 4 of icu is stuck: training by south" in told.sentence
@@ -114,14 +114,14 @@ def test_a_stuck_round_is_told_once_and_calls_the_hook(site, tmp_path, caplog):
     told = tmp_path / "told"
     script = f"import os; open({str(told)!r}, 'a').write(os.environ['ABPS_SENTENCE'] + '\\n')"
     watchman = Monitor(site, Watch(stuck_seconds=1e-9, hook=(sys.executable, "-c", script)))
-    StatusFile(site.local, "icu").say(2, "swap", ("south", "east"))
+    StatusFile(site.local, "icu").write(2, "exchange", ("south", "east"))
     with caplog.at_level(logging.WARNING, "abps.watch"):
         watchman.look_once()
         watchman.look_once()
     (line,) = told.read_text().splitlines()
-    assert line.startswith("round 2 of icu is stuck: swapping weights by south, east for")
+    assert line.startswith("round 2 of icu is stuck: exchanging weights by south, east for")
     assert caplog.text.count("is stuck") == 1
-    StatusFile(site.local, "icu").say(3, "train")
+    StatusFile(site.local, "icu").write(3, "train")
     Monitor(site, Watch(stuck_seconds=1e-9, hook=("/no/such/program",))).look_once()  # ends nothing
     assert "could not be run" in caplog.text
 
@@ -158,7 +158,7 @@ def test_a_port_that_is_taken(site):
 
 
 def test_the_process_that_wrote_it_is_this_one(site):
-    StatusFile(site.local, "icu").say(1, "train")
+    StatusFile(site.local, "icu").write(1, "train")
     assert json.loads((site.local / NOW).read_text())["process"] == os.getpid()
 
 

@@ -48,7 +48,7 @@ from abps.sites.consent.kit import Role, participant_kit, read_certificate, read
 from abps.sites.consent.preflight import State
 from abps.sites.node import monitor
 from abps.sites.node import status as account
-from abps.sites.node.diagnosis import diagnose
+from abps.sites.node.monitor import diagnose
 from abps.sites.store import audit
 
 #: The exit code of a check that fails: neither a wrong request nor an internal error.

@@ -159,7 +159,7 @@ def submit(
         def once() -> jobs.JobOutcome:
             return jobs.submit(
                 kit, agreement, job_rounds, min_sites,
-                jobs.JobTimeouts(sign=sign_of_life, grace=grace, patience=approval),
+                jobs.JobTimeouts(sign=sign_of_life, grace=grace, approval=approval),
                 wait=wait + approval if wait else None, progress=state.update, members=chosen,
             )  # fmt: skip
 

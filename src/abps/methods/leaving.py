@@ -72,12 +72,12 @@ def leaving(method: Method, table: Federation, book: Codebook, seed: int) -> tup
         found += [Value("metadata", name, float(v)) for name, v in zip(published.names, published.vectors[0])]
     if isinstance(method, GlmExact):
         found += _sums(method, with_derived(method, context))
-    elif method.kind != "alone":
+    elif method.kind not in ("alone", "coordinated"):
         shared = method.line.shared(context)
         size = frame_size(codec(method.line.codec), shared)
         found.append(Value("weights", f"{size} bytes as {method.line.codec}", float(shared), "every round"))
     if isinstance(method, CoordinatedMethod):
-        found += _uploads(method, context)
+        found += _uploads(method, with_derived(method, context))
     return tuple(found)
 
 

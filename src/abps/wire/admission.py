@@ -20,14 +20,11 @@ from abps.core.streams import center_id
 from abps.wire.codecs import Codec
 from abps.wire.frames import FrameError, frame_size, unpack
 from abps.wire.messages import (
+    HeadMessage,
     MessageError,
-    unpack_address,
-    unpack_alarm,
-    unpack_attestation,
     unpack_broadcast,
     unpack_head,
     unpack_message,
-    unpack_note,
     unpack_request,
     unpack_upload,
     unpack_vector,
@@ -52,7 +49,6 @@ class Reason(StrEnum):
     PROTOCOL = "against the protocol"
     QUARANTINE = "in quarantine"
     REVOKED = "no member any more"
-    PLACE = "no place left"
 
 
 class Refusal(Exception):
@@ -107,9 +103,6 @@ class RateLimit:
             raise Refusal(peer, Reason.RATE, f"more than {limits.per_second:g} messages per second")
         return replace(self, left=left - 1.0, at=now)
 
-
-#: The most bytes of a message with an address.
-LONGEST_ADDRESS = 300
 
 #: The number by which a peer's messages must name their sender.
 SenderId = Callable[[str], int]
@@ -226,85 +219,44 @@ def admit_vector(data: bytes, origin: Origin, names: tuple[str, ...]) -> NDArray
     return vector
 
 
-def admit_alarm(data: bytes, origin: Origin, rounds: int) -> int:
-    """The round in which a member raised its alarm, one of the study's ``rounds``."""
+def admit_head(data: bytes, origin: Origin) -> HeadMessage:
+    """The head of a log from a member. It does not say whose."""
     origin.member()
     with _readable(origin.peer):
-        round, sender = unpack_alarm(data)
+        head, sender = unpack_head(data)
     origin.sent_by(sender)
-    if not 1 <= round <= rounds:
-        raise Refusal(origin.peer, Reason.ROUND, f"an alarm of round {round}, the study has {rounds}")
-    return round
+    return head
 
 
-def admit_request(data: bytes, origin: Origin) -> None:
-    """A member's request for this center's weights in this round."""
+def admit_request(data: bytes, origin: Origin) -> int:
+    """The round after which a member asks for broadcasts, in this round."""
     origin.member()
     with _readable(origin.peer):
-        wanted, sender = unpack_request(data)
-    origin.sent_by(sender)
-    origin.same_round(wanted, "a request in")
-
-
-def admit_attestation(data: bytes, origin: Origin) -> int:
-    """The number of the partner about whom a member asks this center for attestation in this round."""
-    origin.member()
-    with _readable(origin.peer):
-        partner, round, sender = unpack_attestation(data)
+        after, round, sender = unpack_request(data)
     origin.sent_by(sender)
     origin.same_round(round, "asked in")
-    return partner
+    return after
 
 
-def admit_head(data: bytes, origin: Origin) -> tuple[int, bytes, bytes, int]:
-    """The head of a log from a member: rows, digest, signature and round. It does not say whose."""
-    origin.member()
-    with _readable(origin.peer):
-        rows, digest, signature, round, sender = unpack_head(data)
-    origin.sent_by(sender)
-    return rows, digest, signature, round
-
-
-def admit_address(data: bytes, origin: Origin) -> str:
-    """Where a member claims to listen; the caller validates the address when it uses it."""
-    origin.member()
-    if len(data) > LONGEST_ADDRESS:
-        raise Refusal(origin.peer, Reason.SIZE, f"{len(data)} bytes, at most {LONGEST_ADDRESS}")
-    with _readable(origin.peer):
-        address, sender = unpack_address(data)
-    origin.sent_by(sender)
-    return address
-
-
-def admit_note(data: bytes, origin: Origin) -> float:
-    """The number that a partner sent with its weights in this round."""
-    with _readable(origin.peer):
-        value, round = unpack_note(data)
-    origin.same_round(round, "a note of")
-    return value
-
-
-def admit_upload(data: bytes, origin: Origin) -> tuple[bytes, int]:
-    """The content of a member's upload in this round, and its step."""
+def admit_upload(data: bytes, origin: Origin) -> bytes:
+    """The content of a member's upload in this round."""
     return _admit_content(data, origin, unpack_upload)
 
 
-def admit_broadcast(data: bytes, origin: Origin) -> tuple[bytes, int]:
-    """The content of the coordinator's broadcast in this round, and its step."""
+def admit_broadcast(data: bytes, origin: Origin) -> bytes:
+    """The content of the coordinator's broadcast in this round."""
     return _admit_content(data, origin, unpack_broadcast)
 
 
-def _admit_content(
-    data: bytes, origin: Origin, unpack: Callable[[bytes], tuple[bytes, int, int, int]]
-) -> tuple[bytes, int]:
+def _admit_content(data: bytes, origin: Origin, unpack: Callable[[bytes], tuple[bytes, int, int]]) -> bytes:
     origin.member()
     if len(data) > origin.limits.said:
         raise Refusal(origin.peer, Reason.SIZE, f"{len(data)} bytes, at most {origin.limits.said}")
     with _readable(origin.peer):
-        content, round, step, sender = unpack(data)
+        content, round, sender = unpack(data)
     origin.sent_by(sender)
     origin.same_round(round, "sent in")
-    return content, step
+    return content
 
 
 @contextmanager

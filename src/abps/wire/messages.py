@@ -1,21 +1,21 @@
-"""The small messages of a round as bytes: proposals and their answers, a center's metadata vector, alarms.
+"""The messages of a round as bytes: proposals and their answers, a center's metadata vector, uploads to a
+coordinator and its broadcasts, heads of logs.
 
 A control message is sixteen bytes, the unit the ledger counts:
 
     0  kind     u8
-    1  detail   u8    the reason of a refusal; of an upload or broadcast, the number of the step
-    2  count    u16   the attempt of a proposal; the entries of a vector; the bytes of a signature
+    1  detail   u8    the reason of a refusal; of a head, how often its store was restored
+    2  count    u16   the attempt of a proposal; the entries of a vector; the bytes of a signature; of a
+                      request, the last round whose broadcast is known
     4  round    u32
-    8  sender   u64   the sender's stream number; of a note, its value as float64
+    8  sender   u64   the number that names the sender
 
 Some kinds have a body after it: a vector its entries as little-endian float32, an upload or a broadcast its
-content, the head of a log the number of rows (u64), a digest (32 bytes) and the signature, an address its
-text in ASCII, a request for attestation the number of the partner it is about (u64).
+content, the head of a log the number of rows (u64), a digest (32 bytes) and the signature.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass
 
@@ -26,24 +26,18 @@ from abps.core.ledger import CONTROL_MESSAGE
 from abps.core.protocol import Kind, Message
 
 _LAYOUT = struct.Struct("<BBHIQ")
-_NUMBER = struct.Struct("<d")
-_PARTNER = struct.Struct("<Q")
 _HEAD_BODY = struct.Struct("<Q32s")
 assert _LAYOUT.size == CONTROL_MESSAGE
 
 _KINDS = {1: Kind.PROPOSE, 2: Kind.ACCEPT, 3: Kind.REFUSE, 4: Kind.CONFIRM, 5: Kind.RELEASE}
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
-_VECTOR, _ALARM, _REQUEST, _NOTE, _UPLOAD, _BROADCAST, _HEAD, _ATTESTATION, _ADDRESS = range(32, 41)
+_VECTOR, _REQUEST, _UPLOAD, _BROADCAST, _HEAD = 32, 34, 36, 37, 38
 _WORDS = {
     _VECTOR: "a vector",
-    _ALARM: "an alarm",
-    _REQUEST: "a request",
-    _NOTE: "a note",
+    _REQUEST: "a request for broadcasts",
     _UPLOAD: "an upload",
     _BROADCAST: "a broadcast",
     _HEAD: "the head of a log",
-    _ATTESTATION: "a request for attestation",
-    _ADDRESS: "an address",
 }
 _REASONS = (
     "", "full", "declined", "filtered", "busy", "sealed", "crossed", "unreachable", "released",
@@ -81,7 +75,7 @@ def _unpack(data: bytes, kind: int, body: int | None = 0) -> _Parts:
     parts = _Parts(detail, count, round, sender, data[CONTROL_MESSAGE:])
     if number != kind:
         raise MessageError(f"kind {number} is not {_WORDS[kind]}")
-    if (parts.detail and kind not in (_UPLOAD, _BROADCAST)) or (parts.count and kind not in (_VECTOR, _HEAD)):
+    if (parts.detail and kind != _HEAD) or (parts.count and kind not in (_VECTOR, _REQUEST, _HEAD)):
         raise MessageError(f"detail {parts.detail} and count {parts.count} are not those of {_WORDS[kind]}")
     return parts
 
@@ -124,97 +118,66 @@ def unpack_vector(data: bytes) -> tuple[NDArray[np.float64], int, int]:
     return np.frombuffer(parts.body, "<f4").astype(np.float64), parts.round, parts.sender
 
 
-def pack_alarm(round: int, sender: int) -> bytes:
-    """A center detected drift in its own data in this round."""
-    return _pack(_ALARM, round, sender)
+def pack_upload(content: bytes, round: int, sender: int) -> bytes:
+    """What a member sends to the coordinator of a round."""
+    return _pack(_UPLOAD, round, sender, content)
 
 
-def unpack_alarm(data: bytes) -> tuple[int, int]:
-    """The round of an alarm and the stream number its sender claims, or :class:`MessageError`."""
-    parts = _unpack(data, _ALARM)
-    return parts.round, parts.sender
-
-
-def pack_request(round: int, sender: int) -> bytes:
-    """A center asks a peer for its weights in this round."""
-    return _pack(_REQUEST, round, sender)
-
-
-def unpack_request(data: bytes) -> tuple[int, int]:
-    """The round of a request and the stream number its sender claims, or :class:`MessageError`."""
-    parts = _unpack(data, _REQUEST)
-    return parts.round, parts.sender
-
-
-def pack_attestation(partner: int, round: int, sender: int) -> bytes:
-    """A request for attestation: has this partner, by its number, a place left?"""
-    return _pack(_ATTESTATION, round, sender, _PARTNER.pack(partner))
-
-
-def unpack_attestation(data: bytes) -> tuple[int, int, int]:
-    """The partner's number, the round, and the number that the sender claims; or :class:`MessageError`."""
-    parts = _unpack(data, _ATTESTATION, _PARTNER.size)
-    return _PARTNER.unpack(parts.body)[0], parts.round, parts.sender
-
-
-def pack_note(value: float, round: int) -> bytes:
-    """The number that goes with a center's weights."""
-    return _pack(_NOTE, round, 0)[: -_NUMBER.size] + _NUMBER.pack(value)
-
-
-def unpack_note(data: bytes) -> tuple[float, int]:
-    """The number and its round, or :class:`MessageError`."""
-    parts = _unpack(data, _NOTE)
-    (value,) = _NUMBER.unpack_from(data, CONTROL_MESSAGE - _NUMBER.size)
-    if not math.isfinite(value):
-        raise MessageError(f"a note of {value:g}")
-    return value, parts.round
-
-
-def pack_upload(content: bytes, round: int, step: int, sender: int) -> bytes:
-    """What a member sends to the coordinator in one step of a round."""
-    return _pack(_UPLOAD, round, sender, content, detail=step)
-
-
-def unpack_upload(data: bytes) -> tuple[bytes, int, int, int]:
-    """Content, round, step and the stream number its sender claims, or :class:`MessageError`."""
+def unpack_upload(data: bytes) -> tuple[bytes, int, int]:
+    """Content, round and the number that the sender claims, or :class:`MessageError`."""
     parts = _unpack(data, _UPLOAD, None)
-    return parts.body, parts.round, parts.detail, parts.sender
+    return parts.body, parts.round, parts.sender
 
 
-def pack_broadcast(content: bytes, round: int, step: int, sender: int) -> bytes:
-    """What the coordinator sends to a member in one step of a round."""
-    return _pack(_BROADCAST, round, sender, content, detail=step)
+def pack_broadcast(content: bytes, round: int, sender: int) -> bytes:
+    """What the coordinator of a round sends to a member."""
+    return _pack(_BROADCAST, round, sender, content)
 
 
-def unpack_broadcast(data: bytes) -> tuple[bytes, int, int, int]:
-    """Content, round, step and the stream number its sender claims, or :class:`MessageError`."""
+def unpack_broadcast(data: bytes) -> tuple[bytes, int, int]:
+    """Content, round and the number that the sender claims, or :class:`MessageError`."""
     parts = _unpack(data, _BROADCAST, None)
-    return parts.body, parts.round, parts.detail, parts.sender
+    return parts.body, parts.round, parts.sender
 
 
-def pack_address(address: str, round: int, sender: int) -> bytes:
-    """Where a center listens."""
-    return _pack(_ADDRESS, round, sender, address.encode("ascii"))
+def pack_request(after: int, round: int, sender: int) -> bytes:
+    """A member asks for the broadcasts after a round."""
+    return _pack(_REQUEST, round, sender, count=after)
 
 
-def unpack_address(data: bytes) -> tuple[str, int]:
-    """The address and the number that the sender claims, or :class:`MessageError`."""
-    parts = _unpack(data, _ADDRESS, None)
-    if not parts.body.isascii():
-        raise MessageError("not an address")
-    return parts.body.decode("ascii"), parts.sender
+def unpack_request(data: bytes) -> tuple[int, int, int]:
+    """The last round that is known, the present one, and the number that the sender claims."""
+    parts = _unpack(data, _REQUEST)
+    return parts.count, parts.round, parts.sender
 
 
-def pack_head(rows: int, digest: bytes, signature: bytes, round: int, sender: int) -> bytes:
-    """The signed head of a log: how many rows it has, and the digest of the last."""
-    return _pack(_HEAD, round, sender, _HEAD_BODY.pack(rows, digest) + signature, count=len(signature))
+@dataclass(frozen=True)
+class HeadMessage:
+    """The signed head of a log.  restores: how often its store had been brought back from a backup."""
+
+    rows: int
+    digest: bytes
+    signature: bytes
+    round: int
+    restores: int = 0
 
 
-def unpack_head(data: bytes) -> tuple[int, bytes, bytes, int, int]:
-    """Rows, digest, signature, round, and the number that the sender claims; or :class:`MessageError`."""
+#: More restores than this cannot be written into a message.
+MOST_RESTORES = 0xFF
+
+
+def pack_head(head: HeadMessage, sender: int) -> bytes:
+    """The signed head of a log as a message."""
+    body = _HEAD_BODY.pack(head.rows, head.digest) + head.signature
+    detail = min(head.restores, MOST_RESTORES)
+    return _pack(_HEAD, head.round, sender, body, detail=detail, count=len(head.signature))
+
+
+def unpack_head(data: bytes) -> tuple[HeadMessage, int]:
+    """The head and the number that the sender claims; or :class:`MessageError`."""
     parts = _unpack(data, _HEAD, None)
     if parts.count > LONGEST_SIGNATURE or len(parts.body) != _HEAD_BODY.size + parts.count:
         raise MessageError(f"{len(data)} bytes for a head with a signature of {parts.count}")
     rows, digest = _HEAD_BODY.unpack_from(parts.body)
-    return rows, digest, parts.body[_HEAD_BODY.size :], parts.round, parts.sender
+    head = HeadMessage(rows, digest, parts.body[_HEAD_BODY.size :], parts.round, parts.detail)
+    return head, parts.sender

@@ -70,7 +70,7 @@ class Agreement:
     def config(self) -> Method:
         """The method's configuration, the same object that the simulation runs."""
         config = with_noise(configure(self.method, self.settings, self.rounds))
-        why = config.between_sites()
+        why = config.between_sites() or _not_between_sites(config)
         if why:
             raise RequestError(f"{self.method!r} does not run between sites: {why}")
         sums_needed(config)
@@ -104,7 +104,7 @@ class Agreement:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """What sites have to count before the study can begin (:mod:`abps.sites.protocol.measuring`)."""
+        """What sites have to count before the study can begin (:mod:`abps.sites.node.measuring`)."""
         return to_count(self.config(), self.book)
 
     def penalties(self) -> tuple[float, ...]:
@@ -187,6 +187,17 @@ class Agreement:
             raise RequestError(
                 f"the job's agreement cannot be read ({error!r}); submit it with abps"
             ) from error
+
+
+def _not_between_sites(config: Method) -> str:
+    """Why sites have no protocol for a method, in half a sentence; nothing if they have."""
+    if config.kind in ("graph", "pull"):
+        return "sites form pairs, or exchange with a coordinator or a server"
+    if getattr(config, "noted", False):
+        return "a number beside the weights is sent in simulations only"
+    if config.budget is not None:
+        return "the byte budget is for simulations; every site's policy limits its own bytes"
+    return ""
 
 
 def _identity(config: Method) -> list[Any]:

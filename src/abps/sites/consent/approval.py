@@ -179,12 +179,24 @@ class Consent:
         return held
 
     def members(self, roster: Collection[str]) -> None:
-        """Refuse a job with sites that the proposal does not name."""
-        strangers = sorted(set(roster) - set(self.proposal.members)) if self.proposal.members else []
+        """Refuse a job with sites that the proposal does not name, or with few of those that it names.
+
+        A relay that leaves members out could single a site out in a sum, or pair it with one of its friends.
+        Members that were revoked since the approval may be missing: up to a third.
+        """
+        approved = set(self.proposal.members)
+        if not approved:
+            return
+        strangers = sorted(set(roster) - approved)
         if strangers:
             raise DeclineError(
                 DeclineCode.MEMBERS,
                 f"the job has the site {strangers[0]!r}, which is not among the members that were approved",
+            )
+        if len(set(roster)) < 2 * len(approved) // 3 + 1:
+            raise DeclineError(
+                DeclineCode.MEMBERS,
+                f"the job has {len(set(roster))} of the {len(approved)} members that were approved",
             )
 
     def round(self, sent: int, now: Callable[[], float] = time.monotonic) -> None:

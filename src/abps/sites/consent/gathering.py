@@ -1,4 +1,4 @@
-"""The conductor of a job that asks for codebooks: it carries letters that it cannot read."""
+"""The scheduler of a job that asks for codebooks: it carries letters that it cannot read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from abps.core.errors import RequestError
 from abps.sites.consent.sharing import MOST_BYTES
+from abps.sites.coordinator.steps import run_with_approval
 from abps.sites.protocol import answers
-from abps.sites.protocol.steps import Line, Timeouts, decided
+from abps.sites.protocol.commands import Command, Line, Timeouts
 
 SCHEMA = "abps.gathered/1"
 
@@ -18,20 +19,24 @@ _PARTS = ("book", "certificate", "signature")
 def gather(
     line: Line,
     sites: Sequence[str],
-    seconds: Timeouts | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    timeouts: Timeouts | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Every site's letter, and why there is none."""
-    seconds = seconds or Timeouts()
-    said, why = decided(line, sorted(sites), seconds.talk, seconds, "letter")
-    letters, lies = answers.sorted_out(said, _letter)
-    why |= lies
+    timeouts = timeouts or Timeouts()
+    replies, why = run_with_approval(line, sorted(sites), timeouts.talk, timeouts, Command.LETTER)
+    letters, invalid = answers.check_all(replies, _letter)
+    why |= invalid
     for name, reason in sorted(why.items()):
-        tell(f"{name} has sent no codebook: {reason}")
+        log(f"{name} has sent no codebook: {reason}")
     if not letters:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
         raise RequestError(f"no site has sent a codebook ({reasons or 'no site is there'})")
-    return {"schema": SCHEMA, "codebooks": letters, "left_out": why}
+    return {
+        "schema": SCHEMA,
+        "codebooks": letters,
+        "left_out": {name: str(each) for name, each in why.items()},
+    }
 
 
 def _letter(value: Any) -> dict[str, str]:

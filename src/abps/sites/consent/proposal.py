@@ -38,7 +38,7 @@ class Proposal:
     study: str
     agreement: Agreement | None = None
     members: tuple[str, ...] = ()
-    wire: tuple[int, int] = versions.NEWEST
+    wire: tuple[int, int] = versions.VERSION
 
     @property
     def asks(self) -> Literal["study", "codebook"]:

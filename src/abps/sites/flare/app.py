@@ -30,30 +30,21 @@ from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.membership import Membership
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.coordinator.job_report import StudyFinished
+from abps.sites.coordinator.measuring import measure
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import opening, returning
 from abps.sites.flare.intake import Intake
+from abps.sites.node.measuring import MEASURE, with_scales
 from abps.sites.node.status_file import StatusFile, note_clock
-from abps.sites.node.transport import Unreachable
-from abps.sites.protocol import decline_codes, measuring
-from abps.sites.protocol.decline_codes import DeclineCode
-from abps.sites.protocol.steps import BUSY, NEW, OPEN, Timeouts
+from abps.sites.node.transport import UnreachableError
+from abps.sites.protocol.commands import LONG, Answers, Command, SiteState, StepState, Timeouts
+from abps.sites.protocol.decline_codes import DeclineCode, Failure, code_of
 from abps.wire.admission import Reason
 
 log = logging.getLogger("abps")
 
 #: The engine's name for the scheduler's side.
 SERVER = "server"
-
-#: What the scheduler may ask a site to do at once, and to start.
-_SUMS = frozenset(
-    {"sum_introduce", "sum_meet", "sum_keys", "sum_shares", "sum_masked", "sum_present", "sum_open"}
-)
-ASKED = _SUMS | {
-    "measure", "sum_total", "hello", "join", "begin", "keep_best", "upload", "download", "taken_in", "report",
-}  # fmt: skip
-_TALKS = frozenset({"catch_up", "introduce", "announce", "turn", "settle", "swap"})
-STARTED = _TALKS | {"open", "letter", "reply", "preside", "train", "conclude", "exchange"}
 
 #: Seconds before a site that could not take part tries again.
 PAUSE = 5.0
@@ -126,14 +117,14 @@ class FlareSite:
         self._last_code = ""  # the last decline code that left
         self._round = 0
         self._work: threading.Thread | None = None
-        self._state: list[Any] = ["done", None]
+        self._state: list[Any] = [str(StepState.DONE), None]
         self._status = StatusFile(job.local, _study(self.proposal))
 
     @collab.final
     def end(self) -> None:
         """Leave the store closed."""
         if hasattr(self, "_site"):
-            self._status.say(self._round, "done")
+            self._status.write(self._round, "done")
             if self._site is not None:
                 self._site.store.close()
 
@@ -160,17 +151,23 @@ class FlareSite:
         try:
             if collab.caller != SERVER:
                 return [False, str(DeclineCode.STEP)]
-            own: dict[str, Callable[..., Any]] = {
-                "ping": self._ping, "wake": self._wake, "revoked": self._revoked, "start": self._start,
-                "poll": self._poll,
-            }  # fmt: skip
-            if what in own:
-                return [True, own[what](*arguments)]
-            if what not in ASKED or self._site is None:
+            command = Command(what)
+            own: dict[Command, Callable[..., Any]] = {
+                Command.PING: self._ping,
+                Command.WAKE: self._wake,
+                Command.REVOKED: self._revoked,
+                Command.START: self._start,
+                Command.POLL: self._poll,
+            }
+            if command in own:
+                return [True, own[command](*arguments)]
+            if command in LONG or self._site is None or command not in self._site.commands:
                 return [False, str(DeclineCode.STEP)]
-            answer = getattr(self._site, what)(*arguments)
-            self._joined |= what == "join"
+            answer = self._site.commands[command](*arguments)
+            self._joined |= command is Command.JOIN
             return [True, answer]
+        except ValueError:  # no such command
+            return [False, str(DeclineCode.STEP)]
         except Exception as error:
             return [False, self._failed(what, error)]
 
@@ -178,53 +175,54 @@ class FlareSite:
         """The decline code of an error; the sentence goes into this site's log."""
         if isinstance(error, RequestError):
             log.warning("%s was refused: %s", what, error)
-            return str(decline_codes.code(error, DeclineCode.STEP))
+            return str(code_of(error, DeclineCode.STEP))
         log.error("internal error in %s:\n%s", what, traceback.format_exc())
         return str(DeclineCode.FAULT)
 
-    def _ping(self) -> bool | str:
+    def _ping(self) -> str:
         """Whether this site is ready for a round, or what else it is."""
         if self._work is not None and self._work.is_alive():
-            return BUSY
-        return True if self._joined else NEW if self._site is None else OPEN
+            return str(SiteState.BUSY)
+        if self._joined:
+            return str(SiteState.READY)
+        return str(SiteState.NEW if self._site is None else SiteState.OPEN)
 
     def _wake(self, *arguments: Any) -> bool:
         """Try again to take part, if that is some time ago."""
-        if self._ping() == NEW and time.monotonic() - self._tried > PAUSE:
-            self._start("open", None, *arguments)
+        if self._ping() == SiteState.NEW and time.monotonic() - self._tried > PAUSE:
+            self._start(Command.OPEN, None, *arguments)
         return True
 
     def _revoked(self, text: str) -> bool:
         """Take a newer list of revoked members."""
         return self._known.hear(str(text))
 
-    def _poll(self, lost: Sequence[str] = ()) -> list[Any]:
+    def _poll(self) -> list[Any]:
         """How the work stands: [done, its result], [busy, None] or [decline code, None]."""
-        if lost and self._site is not None:
-            self._site.lost([str(name) for name in lost])
         if self._work is not None:
             self._work.join(LINGER)
         return self._state
 
     def _start(self, what: str, *arguments: Any) -> list[Any]:
         """Begin something that may take long, in a thread of its own."""
-        if what not in STARTED or (self._work is not None and self._work.is_alive()):
+        command = Command(what)
+        if command not in LONG or (self._work is not None and self._work.is_alive()):
             raise RequestError(f"{what!r} cannot be started now")
-        own: dict[str, Callable[..., Any]] = {"open": self._open, "letter": self._letter}
-        if what not in own and self._site is None:
+        own: dict[Command, Callable[..., Any]] = {Command.OPEN: self._open, Command.LETTER: self._letter}
+        work = own.get(command) or (None if self._site is None else self._site.commands.get(command))
+        if work is None:
             raise RequestError(f"{what!r} cannot be started before the site is open")
-        work = own.get(what) or getattr(self._site, what)
-        self._state = ["busy", None]
+        self._state = [str(StepState.BUSY), None]
         if arguments and isinstance(arguments[0], int):
             self._round = arguments[0]
-        self._status.say(self._round, what)
+        self._status.write(self._round, what)
 
         def run() -> None:
             try:
-                self._state = ["done", work(*arguments)]
+                self._state = [str(StepState.DONE), work(*arguments)]
             except Exception as error:
                 self._state = [self._failed(what, error), None]
-            self._status.say(self._round, "idle")
+            self._status.write(self._round, "idle")
 
         self._work = threading.Thread(target=run, name=f"abps-{what}", daemon=True)
         self._work.start()
@@ -246,9 +244,7 @@ class FlareSite:
         self._tried = time.monotonic()
         own, journal = self._job.own_file()
         with self._recorded(journal):
-            self._site = opening.open_study(
-                self._job, own, journal, self._carry, which == [measuring.MEASURE], scales
-            )
+            self._site = opening.open_study(self._job, own, journal, self._carry, which == [MEASURE], scales)
 
     def _letter(self) -> dict[str, Any]:
         """The site's codebook for the operator."""
@@ -262,7 +258,7 @@ class FlareSite:
         try:
             yield
         except Exception as error:
-            code = str(decline_codes.code(error, DeclineCode.FAULT))
+            code = str(code_of(error, DeclineCode.FAULT))
             if code != self._last_code:
                 journal.write(JournalEvent.SENT, to=SERVER, code=code)
                 self._last_code = code
@@ -272,13 +268,13 @@ class FlareSite:
         """Bytes to a peer and its answer back, encrypted end to end where there are certificates."""
         proxy = self._peers.get(peer)
         if proxy is None or peer in self._known.now.expelled:
-            raise Unreachable(peer)
+            raise UnreachableError(peer)
         try:
             answer = proxy(timeout=self.call_seconds, secure=self._secure).receive(what, data)
         except CollabCallError as error:
-            raise Unreachable(peer) from error
+            raise UnreachableError(peer) from error
         if not isinstance(answer, bytes):
-            raise Unreachable(peer)
+            raise UnreachableError(peer)
         return answer
 
 
@@ -319,46 +315,42 @@ class FlareConductor:
         agreement, scales = proposal.agreement, None
         if agreement is None:
             return gather(line, members, timeouts, log.info)
-        from abps.sites.protocol import measuring
-
         status = StatusFile(Path(collab.workspace.get_site_config_dir()), proposal.study)
         known = Membership(root)
         if agreement.uncounted:
             there = [name for name in members if name not in known.now.expelled]
-            scales = measuring.measure(line, agreement, there, timeouts, job, log.info, status.say)
-            agreement = measuring.with_scales(agreement, scales)
+            scales = measure(line, agreement, there, timeouts, job, log.info, status.write)
+            agreement = with_scales(agreement, scales)
         report = Scheduler(
-            line, agreement, self.rounds, timeouts, log.info, root / "abps-server", status.say,
+            line, agreement, self.rounds, timeouts, log.info, root / "abps-server", status.write,
             lambda: (known.text, frozenset(known.now.expelled)), job, scales=scales,
         ).run(members)  # fmt: skip
-        status.say(report.rounds[-1].round if report.rounds else 0, "done")
+        status.write(report.rounds[-1].round if report.rounds else 0, "done")
         return report.to_json()
 
 
 class _Line:
     """The scheduler's line: calls to many sites at once."""
 
-    parallel = True
-
     def __init__(self, sites: dict[str, Any]) -> None:
         self.sites = sites
 
-    def ask(
-        self, sites: Sequence[str], what: str, *arguments: Any, seconds: float
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+    def ask(self, sites: Sequence[str], command: Command, *arguments: Any, seconds: float) -> Answers:
         """Ask some sites the same at once: answers, and why there is none, by site."""
         answers: dict[str, Any] = {}
-        failures = {name: "no answer" if name in self.sites else "not connected" for name in sites}
+        words = ("not connected", "no answer")
+        failures = {name: Failure(DeclineCode.UNREACHABLE, words[name in self.sites]) for name in sites}
         there = [name for name in sites if name in self.sites]
         if not there:
             return answers, failures
-        for name, result in collab.get_clients(there)(timeout=seconds).conduct(what, list(arguments)):
+        plain = [str(each) if isinstance(each, Command) else each for each in arguments]
+        for name, result in collab.get_clients(there)(timeout=seconds).conduct(str(command), plain):
             if isinstance(result, list | tuple) and len(result) == 2 and result[0] is True:
                 answers[name] = result[1]
                 del failures[name]
             else:
                 declined = isinstance(result, list | tuple) and len(result) == 2
-                failures[name] = decline_codes.words(result[1] if declined else "")
+                failures[name] = Failure.sent(result[1] if declined else None)
         return answers, failures
 
     def pause(self, seconds: float) -> None:

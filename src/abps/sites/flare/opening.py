@@ -21,12 +21,11 @@ from abps.sites.consent.approval import Consent, declining
 from abps.sites.consent.journal import Journal
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.consent.sitefile import SiteFile
+from abps.sites.node import measuring
 from abps.sites.node.privacy_ledger import account_of, inherit
 from abps.sites.node.site import Site
-from abps.sites.node.transport import Patience, Send
-from abps.sites.protocol import measuring
+from abps.sites.node.transport import Retries, Send
 from abps.sites.protocol.decline_codes import DeclineCode
-from abps.sites.protocol.measuring import Measuring
 from abps.sites.store.file import StoreInUse
 from abps.sites.store.store import Store
 
@@ -68,7 +67,7 @@ def codebook_letter(given: SiteJob, own: SiteFile) -> dict[str, Any]:
 
 def open_study(
     given: SiteJob, own: SiteFile, journal: Journal, send: Send, counting: bool, scales: Any
-) -> Site | Measuring:
+) -> Site | measuring.ScaleCounting:
     """The site's part in a study or, if ``counting``, in the counts for its common scales.
 
     scales: what was counted before, as the scheduler says.
@@ -99,7 +98,7 @@ def open_study(
     secret = secrets.randbits(62) if agreement.book.min_cell or method.privacy.budget is not None else 0
     if counting:
         with _opened_store(given, own, agreement, measuring.store_name(agreement.study)) as store:
-            return measuring.Measuring(
+            return measuring.ScaleCounting(
                 given.site, agreement, table, store, consent, journal.signer, given.job, secret
             )
     with declining(DeclineCode.TABLE):
@@ -108,11 +107,11 @@ def open_study(
     with _opened_store(given, own, agreement, agreement.study) as store:
         inherit(store, _from_counts(own, agreement)[1])
         site = Site(
-            given.site, agreement, data, store, send, own.limits, Patience(turn_seconds=given.turn_seconds),
+            given.site, agreement, data, store, send, own.limits, Retries(turn_seconds=given.turn_seconds),
             another_table=own.another_table, consent=consent, secret=secret, signer=journal.signer,
-            job=given.job, ahead=True,
+            job=given.job,
         )  # fmt: skip
-        site.decided(f"{approval.what} by {approval.facts['by']} on {approval.at}")
+        site.transport.log_decision(f"{approval.what} by {approval.facts['by']} on {approval.at}")
         return site
 
 

@@ -15,7 +15,7 @@ from nvflare.collab import CollabRecipe
 
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.flare.app import FlareConductor, FlareSite
-from abps.sites.protocol.steps import Timeouts
+from abps.sites.protocol.commands import Timeouts
 
 #: What a site must allow for our jobs, and nothing more.
 ALLOW = (

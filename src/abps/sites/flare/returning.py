@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from abps.sites.protocol.steps import enough
+from abps.sites.coordinator.steps import enough
 
 log = logging.getLogger("abps")
 

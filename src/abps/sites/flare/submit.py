@@ -178,7 +178,7 @@ def gather(
     """Ask the connected sites for their codebooks; approval: seconds for people there to share them."""
     key, authority = read_signer(kit), read_root(kit)
     signed = sign(Proposal(study, None, tuple(members)), key)
-    recipe = ABPSRecipe(signed, 1, 1, JobTimeouts(patience=approval))
+    recipe = ABPSRecipe(signed, 1, 1, JobTimeouts(approval=approval))
     done = _run(kit, recipe, wait + approval, lambda status: None)
     report = done.report or {"error": f"the job ended as {done.status}; look into the relay's log"}
     if "error" in report:

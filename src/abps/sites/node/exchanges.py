@@ -1,203 +1,305 @@
-"""Roll calls: questions that all members answer before a round, to a board among them, and what it tells.
+"""Exchanges of a coordinated method: every member uploads, one of them aggregates, all apply its broadcast.
 
-A site answers, may be the board, and goes on with what the board tells. Boards follow from the seed.
+The coordinator follows from the seed: the first in the draw that is present. A site accepts a broadcast from
+this member alone, and one per exchange. Exchanges that need nothing but sums can run under masked sums: the
+coordinator then gets the total, and nobody sees a single upload.
+
+The state is what the broadcasts of all exchanges led to. Members keep them; a site that missed some, or joins
+later, asks other members for them and applies them, before it uploads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.core.streams import center_ids
-from abps.methods.base import with_derived
-from abps.methods.coordinated import Broadcast, coordinators
+from abps.methods.base import Floats
+from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload, coordinators
 from abps.sites.node.context import SiteContext
 from abps.sites.node.gate import Gate
-from abps.sites.node.transport import AuditedTransport, Unreachable
+from abps.sites.node.masked_sums import MaskedSums
+from abps.sites.node.transport import RELAY, AuditedTransport, UnreachableError
+from abps.sites.store.rows import EntryKind
 from abps.wire import admission
 from abps.wire.admission import Reason, Refusal
-from abps.wire.messages import pack_broadcast, pack_upload
-from abps.wire.number_lists import Form, NumberList, NumberListError
+from abps.wire.messages import pack_broadcast, pack_request, pack_upload
+from abps.wire.number_lists import Form, NumberList, NumberListError, length
 
-#: How many members are tried as the board of a roll call.
-BOARDS = 2
+_SIZE = struct.Struct("<I")
 
 
 class Exchanges:
-    """A site's part in the roll calls of a round."""
+    """A site's part in the exchanges of a coordinated method; round t is exchange t."""
 
-    def __init__(self, site_context: SiteContext, post: AuditedTransport, gate: Gate) -> None:
-        self.site_context, self.post, self.gate = site_context, post, gate
+    def __init__(
+        self, context: SiteContext, transport: AuditedTransport, gate: Gate, sums: MaskedSums
+    ) -> None:
+        self.context, self.transport, self.gate, self._sums = context, transport, gate, sums
         self.begin()
 
     def begin(self) -> None:
         """A round begins."""
-        # By question: this site's answer, and how it is written (None: as weights are).
-        self._said: dict[int, tuple[bytes, Form | None]] = {}
-        self._board: dict[int, dict[str, bytes]] = {}  # by question: the others' answers to this site
-        self._informed = 0  # questions of this round after which the board's notice has come
+        self._own: Upload | None = None
+        self._uploads: dict[str, NumberList] = {}  # by peer, to this site as the coordinator
+        self._state: Any = None  # after the broadcast
+        self._closed = False
+        self._synced = False  # whether the state is known to follow from all earlier exchanges
+        #: Broadcasts that were applied since the last finished round.
+        self.applied: dict[int, bytes] = {}
 
-    def reply(self, round: int, question: int, attempt: int) -> bool:
-        """Answer a question to the board; False if this site cannot: it missed what was told after the last
-        question, or the board is not there. attempt: boards that were tried before."""
-        site_context = self.site_context
-        site_context.need(round, self._asks(round, question) or None, "such a question")
-        if site_context.round.resting or question > self._informed or attempt not in range(BOARDS):
-            return False
-        board = self._boards()[attempt : attempt + 1]
-        if question not in self._said:
-            self._said[question] = self._answer(round, question)
-        if not board:
-            return False
-        if board[0] == site_context.name:
-            return True
-        why = f"our answer to question {question + 1} of the roll call, for the board of round {round}"
-        data = pack_upload(self._said[question][0], round, question, site_context.id)
+    @property
+    def method(self) -> CoordinatedMethod:
+        """The method of a study with coordinated exchanges."""
+        if self.context.method.kind != "coordinated":
+            raise RequestError(f"{self.context.agreement.method!r} has no coordinated exchanges")
+        return cast(CoordinatedMethod, self.context.method)
+
+    def masked(self, round: int) -> bool:
+        """Whether an exchange runs under masked sums."""
+        return self.method.privacy.secure and self.method.sums_only(round)
+
+    def close(self) -> Any:
+        """The state after the exchange, or None if no broadcast has come; nothing is applied any more."""
+        with self.context.lock:
+            self._closed = True
+            return self._state
+
+    # Asked by the scheduler
+
+    def contribute(self, round: int, gone: Sequence[str] = ()) -> int:
+        """Upload to the coordinator. Returns how many numbers an upload has; 0 if this site cannot upload.
+
+        gone: members that were there when the round began and are not any more; asked again with the
+        coordinator among them, the site uploads to the next in the draw.
+        """
+        context, now = self.context, self.context.round
+        context.need(round, self.method, "begun")
+        now.silent |= set(gone) - {context.name}
+        if now.resting or not self._in_step(round):
+            return 0
+        if self._own is None:
+            self._own = self.method.upload(context.method_context, context.state, round)
+        entries = self._own.values.shape[1]
+        if self.masked(round):
+            self._sums.summand = self._own.values[0].astype(np.float64)
+            return entries
+        coordinator = self.coordinator()
+        if coordinator == context.name:
+            return entries
+        data = pack_upload(self._own.messages[0].data, round, context.id)
+        why = f"our upload of round {round}, for its coordinator"
         try:
-            self.post.carry(board[0], "answer", data, why, self.post.patience.repeats)
-        except Unreachable:
+            self.transport.carry(coordinator, EntryKind.UPLOAD, data, why, self.transport.retries.repeats)
+        except UnreachableError:
+            return 0
+        return entries
+
+    def coordinate(self, round: int, total: bytes | None = None, names: Sequence[str] = ()) -> int:
+        """Aggregate, and broadcast the result. Returns how many members' uploads are in it.
+
+        total, names: under masked sums, the total of the uploads and whose they are.
+        """
+        context = self.context
+        own = context.need(round, self._own, "an upload of its own")
+        if self.coordinator() != context.name:
+            raise RequestError(f"{context.name} is not the coordinator of round {round}")
+        if self.masked(round):
+            uploads, count = self._total(round, total, own), len(set(names) & set(context.roster))
+        else:
+            uploads, count = self._gathered(own)
+        if count < 2:
+            return count
+        broadcast = self.method.aggregate(context.method_context, context.state, uploads, round)
+        for peer in context.roster:
+            if peer in context.round.silent:
+                continue
+            own_part = broadcast.own.get(context.members.index(peer))
+            content = broadcast.common.data + (b"" if own_part is None else own_part.data)
+            if peer == context.name:
+                self._state = self._after(peer, context.state, content, round)
+                self.applied[round] = broadcast.common.data
+                continue
+            data = pack_broadcast(content, round, context.id)
+            why = f"the result of exchange {round}, which we coordinate"
+            with contextlib.suppress(UnreachableError):
+                self.transport.carry(peer, EntryKind.BROADCAST, data, why, self.transport.retries.repeats)
+        return count
+
+    def _gathered(self, own: Upload) -> tuple[Floats, int]:
+        """(n, entries) the uploads of the members, NaN where there is none; and how many there are."""
+        context = self.context
+        found = {context.name: own.messages[0]}
+        with context.lock:
+            for peer, upload in self._uploads.items():
+                if _compatible(upload.form, own.messages[0].form):
+                    found[peer] = upload
+                else:
+                    self.gate.note(Refusal(peer, Reason.SHAPE, "its upload has another form than ours"))
+        uploads = np.full((len(context.members), max(len(each.values) for each in found.values())), np.nan)
+        for peer, each in found.items():
+            uploads[context.members.index(peer), : len(each.values)] = each.values
+        return uploads, len(found)
+
+    def _total(self, round: int, total: bytes | None, own: Upload) -> Floats:
+        """(1, entries) the sum of all uploads."""
+        values = np.frombuffer(total or b"", dtype="<f8").astype(np.float64)
+        if values.shape != own.values[0].shape or not np.isfinite(values).all():
+            raise RequestError(f"the relay's total of round {round} is not a sum of our uploads")
+        why = f"the total of round {round}, under masks"
+        self.transport.log(RELAY, EntryKind.UPLOAD, len(total or b""), why, sent=False)
+        return values[None]
+
+    def coordinator(self) -> str:
+        """The first member in the draw of this round that is present."""
+        context = self.context
+        order = coordinators(context.agreement.seed, context.round.number, center_ids(context.roster))
+        return next(context.roster[k] for k in order if context.roster[k] not in context.round.silent)
+
+    # Asked by a peer
+
+    def receive_upload(self, peer: str, data: bytes) -> bytes:
+        """A member's upload, to this site as the coordinator."""
+        context = self.context
+        content = admission.admit_upload(data, context.origin(peer))
+        if self.masked(context.round.number):
+            raise Refusal(peer, Reason.PROTOCOL, "uploads of this exchange are masked")
+        upload = _numbers(peer, content)
+        with context.lock:
+            self._uploads[peer] = upload
+        self.transport.log(peer, EntryKind.UPLOAD, len(data), "its upload", sent=False)
+        return b""
+
+    def receive_broadcast(self, peer: str, data: bytes) -> bytes:
+        """The coordinator's broadcast."""
+        context, round = self.context, self.context.round.number
+        content = admission.admit_broadcast(data, context.origin(peer))
+        if peer != self.coordinator():
+            raise Refusal(peer, Reason.PROTOCOL, f"{self.coordinator()} coordinates this exchange")
+        with context.lock:
+            if self._state is not None or self._closed or not self._in_step(round, ask=False):
+                raise Refusal(peer, Reason.ROUND, "no broadcast is due")
+            self._state = self._after(peer, context.state, content, round)
+            common, _ = NumberList.read(content)
+            self.applied[round] = common.data
+        self.transport.log(peer, EntryKind.BROADCAST, len(data), "the result of the exchange", sent=False)
+        return b""
+
+    def receive_request(self, peer: str, data: bytes) -> bytes:
+        """A member asks for broadcasts that it has missed."""
+        after = admission.admit_request(data, self.context.origin(peer))
+        self.transport.log(peer, EntryKind.REQUEST, len(data), f"its request, after {after}", sent=False)
+        kept = self.context.store.broadcasts(after) | {
+            number: content for number, content in self.applied.items() if number > after
+        }
+        now = self.context.round.number
+        parts = [
+            pack_broadcast(content, number, self.context.id)
+            for number, content in kept.items()
+            if number < now
+        ]
+        reply = b"".join(_SIZE.pack(len(part)) + part for part in parts)
+        why = f"{len(parts)} broadcasts that it has missed"
+        self.transport.log(peer, EntryKind.BROADCAST, len(reply), why)
+        return reply
+
+    # Broadcasts
+
+    def _after(self, coordinator: str, state: Any, content: bytes, round: int) -> Any:
+        """The state after a broadcast."""
+        context = self.context
+        try:
+            common, rest = NumberList.read(content)
+            own, rest = NumberList.read(rest) if rest else (None, b"")
+            me = int(context.method_context.local_index[0])
+            if rest or not all(np.isfinite(each.values).all() for each in (common, own) if each is not None):
+                raise ValueError("values that are not finite, or too many")
+            broadcast = Broadcast(common, {} if own is None else {me: own})
+            return self.method.apply_broadcast(context.method_context, state, broadcast, round)
+        except ValueError as error:
+            raise Refusal(coordinator, Reason.MALFORMED, f"its broadcast: {error}") from error
+
+    def _in_step(self, round: int, ask: bool = True) -> bool:
+        """Whether the state follows from all earlier exchanges.  ask: ask members for missed ones."""
+        context = self.context
+        last = max((*context.store.broadcasts(), *self.applied), default=0)
+        if self._synced or last >= round - 1:
+            return True
+        missed = self._ask_for_missed(last, round) if ask else None
+        if missed is None:
             return False
+        state = context.state
+        try:
+            for number, (peer, content) in sorted(missed.items()):
+                state = self._after(peer, state, content, number)
+        except Refusal as refused:
+            self.gate.note(refused)
+            return False
+        with context.lock:
+            context.state = state
+            self.applied |= {number: content for number, (_, content) in missed.items()}
+            self._synced = True
         return True
 
-    def preside(self, round: int, question: int) -> int:
-        """Be the board: work out what follows from all answers, and tell it. Returns how many answered."""
-        site_context = self.site_context
-        site_context.need(round, self._asks(round, question) or None, "such a question")
-        if site_context.name not in self._boards()[:BOARDS] or question not in self._said:
-            raise RequestError(
-                f"{site_context.name} is not the board of question {question} in round {round}"
-            )
-        read: dict[str, NDArray[np.float64]] = {}
-        mine, form = self._said[question]
-        with site_context.lock:
-            said = {**self._board.get(question, {}), site_context.name: mine}
-        for peer in (site_context.name, *sorted(site_context.others)):
+    def _ask_for_missed(self, last: int, round: int) -> dict[int, tuple[str, bytes]] | None:
+        """The broadcasts after a round, as two members have them alike (one, if there is no other)."""
+        context = self.context
+        peers = sorted(context.others - context.round.silent)
+        seen: list[tuple[str, Mapping[int, bytes]]] = []
+        for peer in peers:
             try:
-                if peer in said:
-                    read[peer] = self._read(peer, said[peer], round, form)
+                data = pack_request(last, round, context.id)
+                why = f"we ask for broadcasts after exchange {last}"
+                reply = self.transport.carry(peer, EntryKind.REQUEST, data, why)
+                found = self._parse_missed(peer, reply, last, round)
+            except UnreachableError:
+                continue
             except Refusal as refused:
                 self.gate.note(refused)
-        if len(read) < 2:
-            return len(read)
-        answers = np.full((len(site_context.roster), len(read[site_context.name])), np.nan)
-        for peer, values in read.items():
-            answers[site_context.roster.index(peer)] = values
-        sizes = np.array([site_context.rows_of(member) for member in site_context.roster])
-        sizes[site_context.roster.index(site_context.name)] = float(site_context.data.train.sizes[0])
-        notice = site_context.peer_method.board(answers, sizes, round, question)
-        for place, peer in enumerate(site_context.roster):
-            own = notice.own.get(place)
-            told = notice.common.data + (b"" if own is None else own.data)
-            if peer == site_context.name:
-                self._take_notice(peer, told, question)
-            elif peer not in site_context.round.silent:
-                data = pack_broadcast(told, round, question, site_context.id)
-                why = f"what follows from all answers to question {question + 1} of the roll call"
-                with contextlib.suppress(Unreachable):
-                    self.post.carry(peer, "notice", data, why, self.post.patience.repeats)
-        return len(read)
+                continue
+            self.transport.log(peer, EntryKind.BROADCAST, len(reply), "broadcasts that we missed", sent=False)
+            if len(peers) == 1 or any(found == other for _, other in seen):
+                return {number: (peer, content) for number, content in found.items()}
+            seen.append((peer, found))
+        return None
 
-    def receive_answer(self, peer: str, data: bytes) -> bytes:
-        """A member's answer, to this site as the board."""
-        site_context = self.site_context
-        said, question = admission.admit_upload(data, site_context.origin(peer))
-        if (
-            not self._asks(site_context.round.number, question)
-            or site_context.name not in self._boards()[:BOARDS]
-        ):
-            raise Refusal(peer, Reason.PROTOCOL, "this site is not the board of a roll call")
-        with site_context.lock:
-            self._board.setdefault(question, {})[peer] = said
-        self.post.log(peer, "answer", len(data), f"its answer to question {question + 1}", sent=False)
-        return b""
+    def _parse_missed(self, peer: str, reply: bytes, last: int, round: int) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        expected = range(last + 1, round)
+        while reply:
+            if len(reply) < _SIZE.size:
+                raise Refusal(peer, Reason.MALFORMED, "broadcasts that are cut short")
+            (size,) = _SIZE.unpack_from(reply)
+            part, reply = reply[_SIZE.size : _SIZE.size + size], reply[_SIZE.size + size :]
+            number = next((t for t in expected if t not in found and _round_of(part) == t), 0)
+            content = admission.admit_broadcast(part, self.context.origin(peer, round=number))
+            found[number] = content
+        return found
 
-    def receive_notice(self, peer: str, data: bytes) -> bytes:
-        """What the board tells."""
-        site_context = self.site_context
-        told, question = admission.admit_broadcast(data, site_context.origin(peer))
-        if not self._asks(site_context.round.number, question) or peer not in self._boards()[:BOARDS]:
-            raise Refusal(peer, Reason.PROTOCOL, "it is not the board of a roll call")
-        with site_context.lock:
-            if question > self._informed or site_context.round.trained is not None:
-                raise Refusal(peer, Reason.ROUND, "a notice that nobody waits for")
-            self._take_notice(peer, told, question)
-        self.post.log(peer, "notice", len(data), f"what follows from question {question + 1}", sent=False)
-        return b""
 
-    def _asks(self, round: int, question: int) -> bool:
-        """Whether there is such a question before a round."""
-        site_context = self.site_context
-        if not site_context.by_peers:
-            return False
-        return False
+def _round_of(message: bytes) -> int:
+    return int.from_bytes(message[4:8], "little")
 
-    def _boards(self) -> list[str]:
-        """The members that are there, in the order in which they are asked to be the board."""
-        site_context = self.site_context
-        order = coordinators(
-            site_context.agreement.seed, site_context.round.number, center_ids(site_context.roster)
-        )
-        return [
-            site_context.roster[k] for k in order if site_context.roster[k] not in site_context.round.silent
-        ]
 
-    def _answer(self, round: int, question: int) -> tuple[bytes, Form | None]:
-        """What this site answers to a roll call, and how it is written."""
-        site_context = self.site_context
-        context = site_context.context
-        if site_context.members != site_context.roster:  # who is not asked does not count
-            context = with_derived(site_context.method, site_context.world_of(site_context.roster))
-        answer = site_context.peer_method.reply(context, site_context.state, round, question)
-        if answer.told:
-            return answer.told[0].data, answer.told[0].form
-        return site_context.pack(site_context.state.models, site_context.agreement.rounds + round), None
+def _numbers(peer: str, content: bytes) -> NumberList:
+    """The numbers of an upload."""
+    try:
+        upload, rest = NumberList.read(content)
+    except NumberListError as error:
+        raise Refusal(peer, Reason.MALFORMED, str(error)) from error
+    if rest:
+        raise Refusal(peer, Reason.SHAPE, "its upload has more than one list of numbers")
+    if not np.isfinite(upload.values).all():
+        raise Refusal(peer, Reason.NOT_FINITE, "its upload has values that are not finite")
+    return upload
 
-    def _read(self, peer: str, said: bytes, round: int, form: Form | None) -> NDArray[np.float64]:
-        """(entries,) an answer to a roll call; what is no number counts as not told."""
-        site_context = self.site_context
-        if form is None:
-            origin = site_context.origin(peer, (peer,), site_context.agreement.rounds + round)
-            weights = admission.admit_weights(said, origin, site_context.codec, site_context.shared)
-            arrived = weights + site_context.base
-            self.gate.check_distance(peer, arrived, site_context.state.models[0, : site_context.shared])
-            return arrived.astype(np.float64)
-        try:
-            told, rest = NumberList.read(said)
-        except NumberListError as error:
-            raise Refusal(peer, Reason.MALFORMED, str(error)) from error
-        if rest or told.form != form:
-            raise Refusal(peer, Reason.SHAPE, "its answer has another form than ours")
-        return told.values
 
-    def _take_notice(self, board: str, told: bytes, question: int) -> None:
-        """Go on with what the board told."""
-        site_context = self.site_context
-        try:
-            common, rest = NumberList.read(told)
-            own, rest = NumberList.read(rest) if rest else (None, b"")
-            me = int(site_context.context.local_index[0])
-            notice = Broadcast(self._placed(common), {} if own is None else {me: self._placed(own)})
-            if rest or not all(np.isfinite(each.values).all() for each in (common, own) if each is not None):
-                raise ValueError("it says no numbers, or too many")
-            site_context.state = site_context.peer_method.informed(
-                site_context.context, site_context.state, notice, site_context.round.number, question
-            )
-        except ValueError as error:
-            raise Refusal(board, Reason.MALFORMED, f"its notice: {error}") from error
-        self._informed = max(self._informed, question + 1)
-
-    def _placed(self, told: NumberList) -> NumberList:
-        """What is told of members by their places in this job, by their places at this site."""
-        place = np.array([self.site_context.members.index(name) for name in self.site_context.roster])
-        values, at = told.values.copy(), 0
-        for stretch in told.form:
-            if stretch.kind == "place":
-                part = slice(at, at + stretch.total)
-                if (values[part] >= len(place)).any():
-                    raise ValueError("a place that no member has")
-                values[part] = place[values[part].astype(np.int64)]
-            at += stretch.total
-        return NumberList(values, told.form, told.data)
+def _compatible(one: Form, other: Form) -> bool:
+    """Whether one form begins with the other: some members may upload more than others."""
+    shared = min(len(one), len(other))
+    return one[:shared] == other[:shared] and length(one[:shared]) > 0

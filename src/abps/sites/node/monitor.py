@@ -1,7 +1,7 @@
-"""A participant that can be watched: health and metrics on loopback, and a word when a round is stuck.
+"""Health and metrics of a participant on loopback, and a warning when a round is stuck.
 
-It reads what the processes of a job leave behind (:mod:`.status_file`), the site's stores and its
-certificate, and changes nothing. The address is 127.0.0.1 and nothing else; without a port nothing listens.
+It reads the status file of a job (:mod:`.status_file`), the site's stores and its certificate, and changes
+nothing. The address is 127.0.0.1 and nothing else; without a port nothing listens.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.sites.consent import sitefile
 from abps.sites.consent.kit import Kit, read_certificate
-from abps.sites.consent.preflight import WARN_DAYS, days_left
+from abps.sites.consent.preflight import WARN_DAYS, Check, State, days_left
 from abps.sites.consent.sitefile import Watch
 from abps.sites.node import status
-from abps.sites.node.status_file import STEPS, Now, read_status
+from abps.sites.node.status_file import STEPS, StepStatus, read_status
 from abps.sites.store.store import Store
 
 log = logging.getLogger("abps.watch")
@@ -35,7 +35,7 @@ HOST = "127.0.0.1"
 #: Seconds between two looks, and that a hook gets to run.
 LOOK, HOOK = 5.0, 60.0
 
-#: Where the relay, which has no site's file, is told how it is watched.
+#: The relay's own settings; it has no site's file.
 RELAY_FILE = "abps-relay.json"
 
 #: Makes the status page of a study from a site's stores: (summary, store, sentence) -> HTML.
@@ -60,7 +60,7 @@ def settings(kit: Kit) -> Watch:
 class Health:
     """Whether all is well, and a sentence for each thing that is not."""
 
-    now: Now | None
+    now: StepStatus | None
     days: float
     troubles: tuple[str, ...]
 
@@ -99,30 +99,30 @@ def health(kit: Kit, stuck_seconds: float, alive: bool = True) -> Health:
     return Health(now, days, tuple(troubles))
 
 
-def stuck(now: Now) -> str:
+def stuck(now: StepStatus) -> str:
     """A sentence about a step that lasts too long."""
     whom = f" by {', '.join(now.waiting)}" if now.waiting else ""
     what = STEPS.get(now.step, now.step)
     return f"round {now.round} of {now.study} is stuck: {what}{whom} for {now.seconds:.0f} s"
 
 
-def metrics(kit: Kit, told: Health) -> str:
+def metrics(kit: Kit, seen: Health) -> str:
     """What Prometheus reads: of this participant, and of every study at a site."""
     lines = [
         "# HELP abps_up Whether the engine's process runs and nothing is wrong.",
         "# TYPE abps_up gauge",
-        f"abps_up {int(told.well)}",
+        f"abps_up {int(seen.well)}",
         "# HELP abps_certificate_days Days until the participant's certificate ends.",
         "# TYPE abps_certificate_days gauge",
-        f"abps_certificate_days {told.days:.3f}",
+        f"abps_certificate_days {seen.days:.3f}",
     ]
-    if told.now is not None:
-        running = told.now.step != "done"
-        label = _labels(study=told.now.study, step=told.now.step)
+    if seen.now is not None:
+        running = seen.now.step != "done"
+        label = _labels(study=seen.now.study, step=seen.now.step)
         lines += [
             "# HELP abps_step_seconds How long the present step has lasted (0: no job runs).",
             "# TYPE abps_step_seconds gauge",
-            f"abps_step_seconds{label} {told.now.seconds if running else 0:.3f}",
+            f"abps_step_seconds{label} {seen.now.seconds if running else 0:.3f}",
         ]
     studies = [status.summary_at(path) for path in stores(kit)]
     for name, kind, words, values in _families(studies):
@@ -193,7 +193,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         path = self.path.partition("?")[0]
         try:
-            found = self.server.watchman.answer(path)
+            found = self.server.monitor.answer(path)
         except RequestError as error:
             found = (500, "text/plain", f"{error}\n")
         self._answer(*(found or (404, "text/plain", "there are /, /healthz and /metrics\n")))
@@ -214,8 +214,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, watchman: Monitor, port: int) -> None:
-        self.watchman = watchman
+    def __init__(self, monitor: Monitor, port: int) -> None:
+        self.monitor = monitor
         super().__init__((HOST, port), _Handler)
 
 
@@ -257,23 +257,23 @@ class Monitor:
 
     def answer(self, path: str) -> tuple[int, str, str] | None:
         """(status, kind, text) for a path; None if there is no such page."""
-        told = health(self.kit, self.watch.stuck_seconds, self.alive())
+        seen = health(self.kit, self.watch.stuck_seconds, self.alive())
         if path == "/healthz":
-            return (200 if told.well else 503), "text/plain", f"{told.sentence}\n"
+            return (200 if seen.well else 503), "text/plain", f"{seen.sentence}\n"
         if path == "/metrics":
-            return 200, "text/plain; version=0.0.4", metrics(self.kit, told)
+            return 200, "text/plain; version=0.0.4", metrics(self.kit, seen)
         if path == "/" and self.page is not None:
-            return 200, "text/html", self._page(told)
+            return 200, "text/html", self._page(seen)
         return None
 
-    def _page(self, told: Health) -> str:
+    def _page(self, seen: Health) -> str:
         found = stores(self.kit)
         if not found or self.page is None:
-            return f"<!doctype html><title>{self.kit.name}</title><p>{_escaped(told.sentence)}</p>\n"
+            return f"<!doctype html><title>{self.kit.name}</title><p>{_escaped(seen.sentence)}</p>\n"
         last = max(found, key=lambda path: path.stat().st_mtime)
         store = Store.look(last)
         try:
-            return self.page(status.summary(store), store, told.sentence)
+            return self.page(status.summary(store), store, seen.sentence)
         finally:
             store.close()
 
@@ -282,12 +282,12 @@ class Monitor:
             try:
                 self.look_once()
             except Exception:
-                log.exception("the watch met a fault of ours")
+                log.exception("internal error of the monitor")
 
     def look_once(self) -> None:
         """Say once of a step that it lasts too long, and once a day that the certificate will end."""
-        told = health(self.kit, self.watch.stuck_seconds, self.alive())
-        now = told.now
+        seen = health(self.kit, self.watch.stuck_seconds, self.alive())
+        now = seen.now
         if now is not None and now.step != "done" and now.alive and now.seconds > self.watch.stuck_seconds:
             step = (now.study, now.round, now.step)
             if step != self._told:
@@ -295,15 +295,15 @@ class Monitor:
                 log.warning("%s", stuck(now))
                 self._call(now)
         today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-        if told.days < WARN_DAYS and today != self._warned:
+        if seen.days < WARN_DAYS and today != self._warned:
             self._warned = today
-            log.warning("the certificate of %s ends in %.0f days; have it rotated", self.kit.name, told.days)
+            log.warning("the certificate of %s ends in %.0f days; have it rotated", self.kit.name, seen.days)
 
-    def _call(self, now: Now) -> None:
+    def _call(self, now: StepStatus) -> None:
         """Run the site's own command about a stuck round."""
         if not self.watch.hook:
             return
-        told = {
+        seen = {
             "ABPS_STUDY": now.study,
             "ABPS_ROUND": str(now.round),
             "ABPS_STEP": now.step,
@@ -312,7 +312,7 @@ class Monitor:
             "ABPS_SENTENCE": stuck(now),
         }
         try:
-            variables = {**os.environ, **told}
+            variables = {**os.environ, **seen}
             done = subprocess.run(list(self.watch.hook), env=variables, timeout=HOOK, check=False)
             if done.returncode:
                 log.warning("the hook %s ended with code %d", self.watch.hook[0], done.returncode)
@@ -322,3 +322,29 @@ class Monitor:
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def diagnose(kit: Kit, after: float) -> Iterator[Check]:
+    """What a job here is waiting for, and since when; a step longer than ``after`` seconds fails."""
+    now = read_status(kit.local)
+    if kit.role == "operator":
+        yield Check("job", State.WARN, "an operator's kit runs no job; ask at the relay or at a site")
+        return
+    if now is None:
+        yield Check("job", State.OK, "no job has run from this kit yet")
+        return
+    what = STEPS.get(now.step, now.step)
+    where = (
+        f"study {now.study}, round {now.round}" if now.round else f"study {now.study}, before its first round"
+    )
+    if now.step == "done":
+        yield Check("job", State.OK, f"{where}: the last job ended at {now.since}")
+    elif not now.alive:
+        seen = f"{where}: the process of the job is gone, in the midst of {what}, since {now.since} or later"
+        yield Check("job", State.FAIL, f"{seen}; submit the job again")
+    else:
+        whom = f" by {', '.join(now.waiting)}" if now.waiting else ""
+        seen = f"{where}: {what}{whom} for {now.seconds:.0f} s, since {now.since}"
+        state = State.FAIL if now.seconds > after else State.OK
+        hint = "; look at the logs there" if state is State.FAIL else ""
+        yield Check("job", state, f"{seen}{hint}")

@@ -1,7 +1,7 @@
 """A site's privacy account, in its store: what was spent is written down before anything of it leaves.
 
 It holds every release with its noise, so that ε can be computed again from the file that ``abps site export``
-writes. What the site publishes of itself is drawn with noise once, and told again in later jobs as it is.
+writes. What the site publishes of itself is drawn with noise once, and is the same in later jobs.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class PrivacyBudget:
         if kept is not None:
             return np.array(json.loads(kept), dtype=np.float64)
         noise = self._method.training.noise_multiplier
-        told = published_privately(context, published, 0, int(context.ids[context.local_index[0]]), noise)
+        drawn = published_privately(context, published, 0, int(context.ids[context.local_index[0]]), noise)
         after = self.account.spend(Release(0, "metadata", noise))
-        self._write(after, context, **{_PUBLISHED: json.dumps(told.tolist())})
-        return told
+        self._write(after, context, **{_PUBLISHED: json.dumps(drawn.tolist())})
+        return drawn
 
     def pays(self, context: Context, round: int) -> bool:
         """Pay for a round, and write it down; False if the account does not afford it."""
-        told = releases(self._method, round)
-        if not self.account.affords(*told):
+        due = releases(self._method, round)
+        if not self.account.affords(*due):
             return False
-        self._write(self.account.spend(*told), context)
+        self._write(self.account.spend(*due), context)
         return True
 
     def _write(self, after: Account, context: Context, **more: str) -> None:
@@ -59,14 +59,14 @@ class PrivacyBudget:
         self.account = after
 
 
-def pay(store: Store, method: Method, *told: Release) -> None:
-    """Pay for what is told before the study has begun, in a store of its own; the study's account begins with
+def pay(store: Store, method: Method, *due: Release) -> None:
+    """Pay for what leaves before the study has begun, in a store of its own; the study's account begins with
     it (:func:`inherit`)."""
     budget = method.privacy.budget
     before = account_of(store) or Account(math.inf if budget is None else budget, method.privacy.dp_delta)
-    if not before.affords(*told):
-        raise RequestError("the privacy account does not afford what the conductor asks for")
-    store.keep(**{_ACCOUNT: json.dumps(before.spend(*told).to_json())})
+    if not before.affords(*due):
+        raise RequestError("the privacy account does not afford what the scheduler asks for")
+    store.keep(**{_ACCOUNT: json.dumps(before.spend(*due).to_json())})
 
 
 def inherit(store: Store, before: Account | None) -> None:
@@ -87,6 +87,6 @@ def ledger_of(store: Store) -> dict[str, Any] | None:
     if _ACCOUNT not in facts:
         return None
     account = Account.from_json(json.loads(facts[_ACCOUNT]))
-    told = PrivacyLedger({facts["site"]: account}, tuple(json.loads(facts.get(_GAPS, "[]")))).to_json()
-    told["centers"][facts["site"]]["epsilon"] = json.loads(facts[_ACCOUNT])["epsilon"]
-    return told
+    ledger = PrivacyLedger({facts["site"]: account}, tuple(json.loads(facts.get(_GAPS, "[]")))).to_json()
+    ledger["centers"][facts["site"]]["epsilon"] = json.loads(facts[_ACCOUNT])["epsilon"]
+    return ledger

@@ -1,4 +1,4 @@
-"""What a site's store has to tell its owner: the state of a study, and everything that ever left."""
+"""What a site's store holds for its owner: the state of a study, and everything that ever left."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 from abps import files
 from abps.data.outcome import parse_outcome
 from abps.sites.node.privacy_ledger import ledger_of
-from abps.sites.store.audit import RESTORED, heads_json
-from abps.sites.store.rows import Entry
+from abps.sites.store.audit import heads_json
+from abps.sites.store.rows import Entry, EntryKind
 from abps.sites.store.store import Store
 
 #: The privacy account in an export.
@@ -46,10 +46,6 @@ def summary(store: Store) -> dict[str, Any]:
         "validation_auroc": rounds[-1].validation if rounds else None,
         "measure": _measure(facts),
         "beliefs": beliefs,
-        "alarms": [
-            {"round": a.round, "site": a.site, "statistic": a.statistic or None, "p": a.p}
-            for a in store.alarms()
-        ],
         "rests": dict(sorted(Counter(r.rest for r in rounds if r.rest).items())),
         "bytes_sent": {**sent, "total": sum(sent.values())},
         "epsilon": account.get("epsilon"),
@@ -63,7 +59,7 @@ def summary(store: Store) -> dict[str, Any]:
 
 
 def _measure(facts: Mapping[str, str]) -> str:
-    """What validation tells, by the study's outcome: an AUROC, or its main score."""
+    """The validation measure by the study's outcome: an AUROC, or its main score."""
     about = json.loads(facts.get("codebook", "{}")).get("outcome", {})
     return parse_outcome(str(about.get("predicts", "binary"))).measure
 
@@ -79,7 +75,7 @@ def summary_at(path: Path) -> dict[str, Any]:
 
 def sentence(entry: Entry) -> str:
     """One line of the audit log: when, what, to whom, how many bytes, why."""
-    if entry.kind in ("decision", RESTORED):
+    if entry.kind in (EntryKind.DECISION, EntryKind.RESTORED):
         return f"{entry.at}  round {entry.round}: {entry.why}"
     way = f"sent {entry.bytes:,} bytes to" if entry.sent else f"received {entry.bytes:,} bytes from"
     return f"{entry.at}  round {entry.round}: {way} {entry.peer}: {entry.why}"

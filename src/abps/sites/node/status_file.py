@@ -1,7 +1,7 @@
 """What a process of a job is doing this moment, in a small file that anybody at the same place may read.
 
-The conductor and every site write it when a step begins; ``abps site doctor``, the status page and the
-watch over stuck rounds read it. It holds names of sites and of steps, and nothing of the data.
+The scheduler and every site write it when a step begins; ``abps site doctor``, the status page and the
+monitor read it. It holds names of sites and of steps, and nothing of the data.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import psutil
 
 from abps import files
 from abps.core.errors import RequestError
+from abps.sites.protocol.commands import Command
 
 #: The file's name, in the participant's ``local`` folder.
 NOW = "abps-now.json"
@@ -26,25 +27,24 @@ _SCHEMA = "abps.now/1"
 
 #: What a step of a round means, for people.
 STEPS = {
-    "open": "reading its table and its store",
-    "catch_up": "settling what earlier jobs left in doubt",
-    "introduce": "publishing its metadata vector",
-    "announce": "telling of alarms",
-    "train": "training",
-    "turn": "proposing to peers",
-    "settle": "settling proposals",
-    "swap": "swapping weights",
-    "finish": "mixing and judging",
-    "conclude": "mixing and judging",
-    "exchange": "swapping weights, mixing and judging",
-    "letter": "sending its codebook to the operator",
-    "idle": "waiting for the conductor's word",
+    Command.OPEN: "reading its table and its store",
+    Command.CATCH_UP: "settling what earlier jobs left in doubt",
+    Command.INTRODUCE: "publishing its metadata vector",
+    Command.TRAIN: "training",
+    Command.PROPOSE: "proposing to peers",
+    Command.SETTLE: "settling proposals",
+    Command.EXCHANGE: "exchanging weights",
+    Command.CONTRIBUTE: "uploading to the coordinator",
+    Command.COORDINATE: "aggregating as the coordinator",
+    Command.CONCLUDE: "updating its model",
+    Command.LETTER: "sending its codebook to the operator",
+    "idle": "waiting for the scheduler",
     "done": "done",
 }
 
 
 @dataclass(frozen=True)
-class Now:
+class StepStatus:
     """step: of the round (0: before the first).  waiting: for whom.  since: when the step began, UTC."""
 
     study: str
@@ -69,32 +69,32 @@ class Now:
 
 
 class StatusFile:
-    """Where a process says what it is doing."""
+    """The file in which a process says what it is doing."""
 
     def __init__(self, local: Path, study: str) -> None:
         self.path = Path(local) / NOW
         self.study = study
         self._last: tuple[int, str, tuple[str, ...]] | None = None
 
-    def say(self, round: int, step: str, waiting: Sequence[str] = ()) -> None:
+    def write(self, round: int, step: str, waiting: Sequence[str] = ()) -> None:
         """A step begins. A disk that is full or gone must not end a job."""
-        told = (round, step, tuple(waiting))
-        if told == self._last:
+        status = (round, step, tuple(waiting))
+        if status == self._last:
             return
-        self._last = told
+        self._last = status
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        now = Now(self.study, round, step, at, tuple(waiting), os.getpid())
+        now = StepStatus(self.study, round, step, at, tuple(waiting), os.getpid())
         with contextlib.suppress(RequestError, OSError):
             files.write_json(self.path, {"schema": _SCHEMA, **asdict(now)})
 
 
-def read_status(local: Path) -> Now | None:
+def read_status(local: Path) -> StepStatus | None:
     """What a job here is doing, or did last; None if there was none yet."""
     try:
         data = json.loads((Path(local) / NOW).read_text(encoding="utf-8"))
         if data.pop("schema") != _SCHEMA:
             return None
-        return Now(**{**data, "waiting": tuple(data["waiting"])})
+        return StepStatus(**{**data, "waiting": tuple(data["waiting"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -116,9 +116,9 @@ class Skew:
 def note_clock(local: Path, relay: float) -> None:
     """Write down how far the relay's clock is from ours; relay: its seconds since 1970."""
     now = datetime.datetime.now(datetime.UTC)
-    told = {"seconds": round(now.timestamp() - relay, 1), "at": now.isoformat(timespec="seconds")}
+    skew = {"seconds": round(now.timestamp() - relay, 1), "at": now.isoformat(timespec="seconds")}
     with contextlib.suppress(RequestError, OSError):
-        files.write_json(Path(local) / CLOCK, {"schema": _CLOCK_SCHEMA, **told})
+        files.write_json(Path(local) / CLOCK, {"schema": _CLOCK_SCHEMA, **skew})
 
 
 def read_clock(local: Path) -> Skew | None:

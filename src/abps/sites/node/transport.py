@@ -1,7 +1,7 @@
-"""What leaves a site and what has come: written into its log first, then carried.
+"""What leaves a site and what arrives: written into the site's log first, then sent.
 
 Which engine carries the bytes does not matter here: ``send`` is given. Nothing leaves while people of the
-site do not want it (``shut``).
+site do not want it (``closed``).
 """
 
 from __future__ import annotations
@@ -13,36 +13,34 @@ from typing import TypeVar
 
 from abps.sites.node.context import SiteContext
 from abps.sites.store.chain import canonical
-from abps.sites.store.rows import Entry
+from abps.sites.store.rows import Entry, EntryKind
 
 T = TypeVar("T")
 
-#: The name under which the conductor sends (only what a star's server has to say does come from there).
+#: The engine's name for the relay, where the scheduler and a star's server run.
 RELAY = "server"
 
 #: Who merges the codebooks.
 OPERATOR = "operator"
 
 
-class Unreachable(Exception):
+class UnreachableError(Exception):
     """A peer did not answer in time."""
 
 
-#: Carry bytes to a peer and bring back its answer: (peer, what, data) -> reply, or Unreachable.
-Send = Callable[[str, str, bytes], bytes]
+#: Send bytes to a peer and return its answer: (peer, kind, data) -> reply, or UnreachableError.
+Send = Callable[[str, EntryKind, bytes], bytes]
 
-#: A row of the log without when and to whom: what it is, how many bytes, and why.
-Part = tuple[str, int, str]
+#: A row of the log without time and peer: kind, bytes, why.
+Part = tuple[EntryKind, int, str]
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long a site tries: repetitions of an unanswered message, seconds for its whole turn, and for the
-    weights of partners."""
+class Retries:
+    """How often a site repeats an unanswered message, and the seconds for its whole turn to propose."""
 
     repeats: int = 2
     turn_seconds: float = 60.0
-    swap_seconds: float = 30.0
 
 
 def utc() -> str:
@@ -55,67 +53,66 @@ class AuditedTransport:
 
     def __init__(
         self,
-        site_context: SiteContext,
+        context: SiteContext,
         send: Send,
-        patience: Patience,
+        retries: Retries,
         now: Callable[[], float],
         stamp: Callable[[], str],
     ) -> None:
-        self.site_context, self.patience, self.now = site_context, patience, now
+        self.context, self.retries, self.now = context, retries, now
         self.send, self._stamp = send, stamp
-        self.shut = False  # whether consent was missing when a round should begin
+        self.closed = False  # whether consent was missing when a round should begin
 
     def log(
-        self, peer: str, what: str, size: int, why: str, sent: bool = True, round: int | None = None
+        self, peer: str, kind: EntryKind, size: int, why: str, sent: bool = True, round: int | None = None
     ) -> None:
         """Write down something that leaves or has come, in this round unless said otherwise."""
-        self.log_parts(peer, [(what, size, why)], sent, round)
+        self.log_parts(peer, [(kind, size, why)], sent, round)
 
     def log_parts(
         self, peer: str, parts: Sequence[Part], sent: bool = True, round: int | None = None
     ) -> None:
         """The same for things that go together."""
-        number = self.site_context.round.number if round is None else round
+        number = self.context.round.number if round is None else round
         at = self._stamp()
-        self.site_context.store.log(*(Entry(at, number, peer, sent, *part) for part in parts))
+        self.context.store.log(*(Entry(at, number, peer, sent, *part) for part in parts))
 
-    def tell(self, answer: T, why: str, round: int) -> T:
-        """Write down what the conductor is told, before it is."""
-        self.log(RELAY, "told", len(canonical(answer)), why, round=round)
+    def log_decision(self, what: str, round: int | None = None) -> None:
+        """Write down what people of this site decided about the study, or must know of it."""
+        self.log(self.context.name, EntryKind.DECISION, 0, what, sent=False, round=round)
+
+    def report(self, answer: T, why: str, round: int) -> T:
+        """Write down what the scheduler gets, before it gets it."""
+        self.log(RELAY, EntryKind.REPORT, len(canonical(answer)), why, round=round)
         return answer
 
     def carry(
-        self, peer: str, what: str, data: bytes, why: str, repeats: int = 0, round: int | None = None
+        self, peer: str, kind: EntryKind, data: bytes, why: str, repeats: int = 0, round: int | None = None
     ) -> bytes:
-        """Write down, send, and bring back the answer; an answer that says nothing is none."""
-        return self.carry_parts(peer, what, data, [(what, len(data), why)], repeats, round)
+        """Write down, send, and return the answer; where one is due, an empty answer is none."""
+        return self.carry_parts(peer, data, [(kind, len(data), why)], repeats, round)
 
     def carry_parts(
-        self,
-        peer: str,
-        what: str,
-        data: bytes,
-        parts: Sequence[Part],
-        repeats: int = 0,
-        round: int | None = None,
+        self, peer: str, data: bytes, parts: Sequence[Part], repeats: int = 0, round: int | None = None
     ) -> bytes:
-        """The same for bytes that consist of several things."""
-        if self.shut:
-            raise Unreachable(peer)
+        """The same for bytes that consist of several things; the first says what they are."""
+        if self.closed:
+            raise UnreachableError(peer)
+        kind = parts[0][0]
         for attempt in range(1 + repeats):
             again = " (repeated)" if attempt else ""
-            self.log_parts(peer, [(kind, size, f"{why}{again}") for kind, size, why in parts], round=round)
-            if what != "message":
-                self.site_context.store.sync()
+            self.log_parts(peer, [(each, size, f"{why}{again}") for each, size, why in parts], round=round)
+            if kind is not EntryKind.MESSAGE:
+                self.context.store.sync()
             try:
-                reply = self.send(peer, what, data)
-            except Unreachable:
+                reply = self.send(peer, kind, data)
+            except UnreachableError:
                 continue
-            if reply or not self._expects_answer(what, data):
+            if reply or not _expects_answer(kind, data):
                 return reply
-        raise Unreachable(peer)
+        raise UnreachableError(peer)
 
-    def _expects_answer(self, what: str, data: bytes) -> bool:
-        if what == "weights":
-            return self.site_context.mutual
-        return what == "place" or (what == "message" and data[0] in (1, 2))  # a proposal, an accept
+
+def _expects_answer(kind: EntryKind, data: bytes) -> bool:
+    # Of the messages of a negotiation, a proposal (1) and an accept (2).
+    return kind is EntryKind.WEIGHTS or (kind is EntryKind.MESSAGE and data[0] in (1, 2))

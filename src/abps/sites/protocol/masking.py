@@ -1,9 +1,10 @@
-"""Masked sums between sites: a site's part, and the conductor's, of :mod:`abps.privacy.secure_sum`.
+"""Masked sums between sites: a site's part, and the relay's, of :mod:`abps.privacy.secure_sum`.
 
-Everything goes through the conductor, which adds up and sees no summand. It cannot stand in for a site
-either: at the beginning of a job each site makes a key for signatures, and tells it with its certificate and
-a signature of its kit's key; the others check both with the authority's certificate. (In a trial without
-certificates nobody can.) Who falls away in the middle is left out of the sum.
+Everything goes through the relay, which adds up and sees no summand. It cannot stand in for a site either: at
+the beginning of a job each site makes a key for signatures, and sends it with its certificate and a signature
+of its kit's key; the others check both with the authority's certificate. (In a rehearsal without certificates
+nobody can.) The group of a sum is all members of the job; a site that drops out is left out of the sum, and
+without more than two thirds of the group there is none.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from abps.core.errors import RequestError
 from abps.privacy import fixed_point
 from abps.privacy.fixed_point import SHARE
 from abps.privacy.secure_sum import Collector, Group, Keys, Member, PresenceList, SumError, UnmaskShares
-from abps.sites.consent import keys
+from abps.sites.consent import keys as site_keys
 from abps.sites.consent.keys import Signer
 from abps.sites.protocol import answers
+from abps.sites.protocol.commands import Answers, Command
+from abps.sites.protocol.decline_codes import Failure
 from abps.sites.store.chain import canonical
 
 Floats = NDArray[np.float64]
@@ -33,10 +36,10 @@ PURPOSE = "key of masked sums"
 
 @dataclass
 class Masking:
-    """A site's part in the masked sums of a job; its steps are asked for by the conductor, in their order.
+    """A site's part in the masked sums of a job; the scheduler asks for its steps in their order.
 
-    context: study and job; sums of one fit no other.  authority: the certificate that all others' follow
-    from; none in a trial.
+    context: study and job; sums of one fit no other.  authority: the certificate that signs all others;
+    none in a rehearsal.
     """
 
     name: str
@@ -50,7 +53,7 @@ class Masking:
 
     def introduction(self) -> list[bytes]:
         """This job's key, the site's certificate, and the signature under the key; the latter two are empty
-        in a trial."""
+        in a rehearsal."""
         public = self._identity.public_key().public_bytes_raw()
         if self.signer is None:
             return [public, b"", b""]
@@ -59,37 +62,36 @@ class Masking:
         ]  # fmt: skip
 
     def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> list[str]:
-        """Learn the keys of members of the job; who comes back to it has another. Returns whose introduction
-        is none."""
+        """Learn the keys of members of the job; a site that comes back has another one. Returns the sites
+        whose key is not proven."""
         strangers = []
-        for name, told in introductions.items():
+        for name, given in introductions.items():
             try:
-                self._known[name] = self._identity_of(name, told)
+                self._known[name] = self._identity_of(name, given)
             except (RequestError, ValueError, TypeError):
                 strangers.append(name)
         return sorted(strangers)
 
-    def keys(self, round: int, names: Sequence[str]) -> list[bytes]:
-        """Step 1 of the sum of a round, which is begun once, among members that introduced themselves."""
+    def keys(self, round: int, group: Sequence[str]) -> list[bytes]:
+        """Step 1 of the sum of a round, which is begun once."""
         if round <= self._round:
             raise RequestError(f"the sum of round {self._round} has begun; that of round {round} is over")
-        unknown = sorted(set(names) - set(self._known))
-        if unknown or self.name not in names:
-            raise RequestError(f"{(unknown or [self.name])[0]} is no member of the sum that this site knows")
-        identities = {name: self._known[name] for name in names}
+        if self.name not in group:
+            raise RequestError(f"{self.name} is not in the group of the sum")
+        identities = {name: self._known[name] for name in group if name in self._known}
         with _refused():
-            group = Group(tuple(sorted(identities)), f"{self.context}/{round}", identities)
-        self._member, self._round = Member(group, self.name, self._identity), round
-        made = self._member.keys()
-        return [made.mask, made.share, made.signature]
+            made = Group(tuple(sorted(group)), f"{self.context}/{round}", identities)
+        self._member, self._round = Member(made, self.name, self._identity), round
+        keys = self._member.keys()
+        return [keys.mask, keys.share, keys.signature]
 
     def shares(self, round: int, keys: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
         """Step 2: what each other shall keep of this site's secrets."""
         with _refused():
-            return dict(self._of(round).shares({name: Keys(*told) for name, told in keys.items()}).sealed)
+            return dict(self._of(round).shares({name: Keys(*each) for name, each in keys.items()}).sealed)
 
     def masked(self, round: int, sealed: Mapping[str, bytes], summand: Floats) -> bytes:
-        """Step 3: keep what the others gave, and tell the summand under all masks."""
+        """Step 3: keep what the others gave, and send the summand under all masks."""
         member = self._of(round)
         with _refused():
             for sender, parcel in sorted(sealed.items()):
@@ -106,10 +108,10 @@ class Masking:
         """Step 5: the shares that take the masks off, once enough have signed the same list."""
         listed = tuple(sorted(names))
         with _refused():
-            told = self._of(round).open({name: PresenceList(listed, s) for name, s in signatures.items()})
+            shares = self._of(round).open({name: PresenceList(listed, s) for name, s in signatures.items()})
         return [
             {name: share.to_bytes(SHARE, "big") for name, share in each.items()}
-            for each in (told.seeds, told.masks)
+            for each in (shares.seeds, shares.masks)
         ]
 
     def _of(self, round: int) -> Member:
@@ -117,16 +119,18 @@ class Masking:
             raise RequestError(f"there is no sum of round {round} under way")
         return self._member
 
-    def _identity_of(self, name: str, told: Sequence[bytes]) -> bytes:
-        public, certificate, signature = told
+    def _identity_of(self, name: str, given: Sequence[bytes]) -> bytes:
+        public, certificate, signature = given
         if self.authority is None:
             return public
         try:
-            owner, _ = keys.certificate_owner(certificate, self.authority)
+            owner, _ = site_keys.certificate_owner(certificate, self.authority)
         except ValueError as error:
             raise RequestError(f"the key of masked sums of {name}: {error}") from error
-        if owner != name or not keys.signed_by(certificate, PURPOSE, self._signed(name, public), signature):
-            raise RequestError(f"the key of masked sums that is said to be {name}'s is not")
+        if owner != name or not site_keys.signed_by(
+            certificate, PURPOSE, self._signed(name, public), signature
+        ):
+            raise RequestError(f"key signature does not match {name}")
         return public
 
     def _signed(self, name: str, public: bytes) -> bytes:
@@ -144,53 +148,57 @@ class _refused:
             raise RequestError(f"the masked sum: {error}") from error
 
 
-#: How the conductor asks sites something: (sites, what, *arguments) -> answers, and why there is none.
-Ask = Callable[..., tuple[dict[str, Any], dict[str, str]]]
+#: How the relay asks sites something: (sites, command, *arguments) -> answers, and why there is none.
+Ask = Callable[..., Answers]
 
 
-def total(
-    ask: Ask, context: str, round: int, members: Sequence[str], entries: int
-) -> tuple[Floats, tuple[str, ...], dict[str, str]]:
-    """The conductor's part of one sum: what it is, whose summands are in it, and who failed and why.
+def masking_context(study: str, job: str) -> str:
+    """What the masks of a job are for: they fit no other."""
+    return f"{study}/{job}"
 
-    ``SumError`` if there is none. members: the sites that take part, all of which have introduced themselves.
+
+@dataclass(frozen=True)
+class MaskedTotal:
+    """A sum, whose summands are in it, and who failed and why."""
+
+    values: Floats
+    names: tuple[str, ...]
+    missing: dict[str, Failure]
+
+
+def masked_total(
+    ask: Ask, context: str, round: int, group: Sequence[str], present: Sequence[str], entries: int
+) -> MaskedTotal:
+    """The relay's part of one sum; ``SumError`` if there is none.
+
+    group: all members of the job.  present: those of them that can take part now.
     """
-    missing: dict[str, str] = {}
+    missing: dict[str, Failure] = {}
 
     def asked(
-        sites: Sequence[str], what: str, check: Callable[[Any], Any], *arguments: Any
+        sites: Sequence[str], command: Command, check: Callable[[Any], Any], *arguments: Any
     ) -> dict[str, Any]:
-        said, failed = ask(sites, what, round, *arguments)
-        good, lies = answers.sorted_out(said, check)
-        missing.update(failed | lies)
+        replies, failed = ask(sites, command, round, *arguments)
+        good, invalid = answers.check_all(replies, check)
+        missing.update(failed | invalid)
         return good
 
-    def each(
-        sites: Sequence[str], what: str, check: Callable[[Any], Any], mine: Callable[[str], Any]
-    ) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name in sites:
-            found |= asked([name], what, check, mine(name))
-        return found
-
-    everybody = tuple(sorted(members))
-    group = Group(everybody, f"{context}/{round}", {})
-    keys = asked(everybody, "sum_keys", lambda v: _parts(v, 3), list(everybody))
-    sealed = asked(sorted(keys), "sum_shares", lambda v: _by_name(v, everybody), keys)
-    collector = Collector(group, {name: Keys(*made) for name, made in keys.items()})
-    masked = each(
-        sorted(sealed),
-        "sum_masked",
-        lambda v: _ring(v, entries),
-        lambda name: {sender: given[name] for sender, given in sealed.items() if name in given},
-    )
+    everybody = tuple(sorted(group))
+    made = Group(everybody, f"{context}/{round}", {})
+    keys = asked(sorted(present), Command.SUM_KEYS, lambda v: _parts(v, 3), list(everybody))
+    sealed = asked(sorted(keys), Command.SUM_SHARES, lambda v: _by_name(v, everybody), keys)
+    collector = Collector(made, {name: Keys(*each) for name, each in keys.items()})
+    masked: dict[str, Any] = {}
+    for name in sorted(sealed):
+        for_name = {sender: given[name] for sender, given in sealed.items() if name in given}
+        masked |= asked([name], Command.SUM_MASKED, lambda v: _ring(v, entries), for_name)
     for name, vector in masked.items():
         collector.take(name, vector)
     listed = sorted(masked)
-    signatures = asked(listed, "sum_present", _some_bytes, listed)
-    shares = asked(sorted(signatures), "sum_open", lambda v: _opened(v, everybody), listed, signatures)
+    signatures = asked(listed, Command.SUM_PRESENT, _some_bytes, listed)
+    shares = asked(sorted(signatures), Command.SUM_OPEN, lambda v: _opened(v, everybody), listed, signatures)
     ring = collector.total(shares, sorted(sealed))
-    return fixed_point.decode(ring), tuple(listed), missing
+    return MaskedTotal(fixed_point.decode(ring), tuple(listed), missing)
 
 
 def _some_bytes(value: Any) -> bytes:

@@ -1,36 +1,37 @@
-"""Whether a site's log can be believed: its chain, its signed heads, and what partners know of them.
+"""Whether a site's log can be trusted: its chain, its signed heads, and what partners know of them.
 
-A row that was changed, taken out or put elsewhere breaks the chain. Rows that were cut off at the end, or a
-whole chain that was made anew, contradict a head that the site signed before; who has the site's key as
-well as its files contradicts the heads that partners hold.
+A row that was changed, removed or moved breaks the chain. Rows that were cut off at the end, or a chain that
+was made anew, contradict a head that the site signed before; an attacker who also has the site's key
+contradicts the heads that partners hold.
+
+A restored backup lacks rows that partners know. Only a restore signed with the site's key explains that, and
+only for heads that were signed before it: every head says how many restores came before it, so a head of the
+present store always binds.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import Signer
 from abps.sites.store import chain
-from abps.sites.store.rows import Head
+from abps.sites.store.rows import Entry, EntryKind, Head, Restore
 from abps.sites.store.store import Store
 
-#: What signatures of heads are for.
-PURPOSE = "head"
+#: What signatures of heads, and of restores, are for.
+PURPOSE, RESTORE_PURPOSE = "head", "restore"
 
-SCHEMA = "abps.heads/1"
-
-#: The kind of a row that tells of a restored backup.
-RESTORED = "restored"
+SCHEMA = "abps.heads/2"
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was looked through: rows of the log, own heads, and heads that partners hold."""
+    """What was checked: rows of the log, own heads, and heads that partners hold; and what is wrong."""
 
     rows: int
     heads: int
@@ -40,43 +41,65 @@ class Verification:
 
 def signed_content(head: Head, agreement: str) -> bytes:
     """What a site signs of its log."""
-    return chain.canonical([agreement, head.site, head.rows, head.round, head.digest.hex()])
+    return chain.canonical([agreement, head.site, head.rows, head.round, head.digest.hex(), head.restores])
 
 
 def sign_head(store: Store, round: int, signer: Signer) -> Head:
     """The log as it is now, signed and kept."""
     facts = store.facts()
     rows, digest = store.log_head()
-    bare = Head(facts["site"], rows, round, digest)
-    signature = signer.sign(PURPOSE, signed_content(bare, facts["agreement"]))
-    head = Head(bare.site, rows, round, digest, signature)
+    bare = Head(facts["site"], rows, round, digest, restores=len(store.restores()))
+    head = replace(bare, signature=signer.sign(PURPOSE, signed_content(bare, facts["agreement"])))
     store.keep_head(head)
     return head
 
 
+def record_restore(store: Store, entry: Entry, signer: Signer | None) -> None:
+    """Write the restore of a backup into the log of the store that was brought back, signed."""
+    facts = store.facts()
+    store.log(replace(entry, kind=EntryKind.RESTORED))
+    rows, digest = store.log_head()
+    bare = Restore(len(store.restores()) + 1, rows, digest)
+    content = _restore_content(bare, facts["agreement"])
+    store.keep_restore(
+        bare if signer is None else replace(bare, signature=signer.sign(RESTORE_PURPOSE, content))
+    )
+
+
+def _restore_content(restore: Restore, agreement: str) -> bytes:
+    return chain.canonical([agreement, restore.number, restore.row, restore.digest.hex()])
+
+
 def verify(store: Store, signer: Signer | None, witnesses: Collection[Head] = ()) -> Verification:
-    """Look through a site's log. signer: the site's own key.  witnesses: its heads as partners hold them."""
+    """Check a site's log.  signer: the site's own key.  witnesses: its heads as partners hold them."""
     facts = store.facts()
     faults: list[str] = []
     digests = {0: store.log_start()}
-    before, number = digests[0], 0
+    before = digests[0]
+    marked: list[int] = []  # rows that claim a restore
     for number, *row, digest in store.log_rows():
         expected = len(digests)
         if number != expected:
             faults.append(f"row {expected} of the log is missing (row {number} stands there)")
             break
-        if digest is None or chain.link(before, (number, *row)) != digest:
+        if chain.link(before, (number, *row)) != digest:
             faults.append(f"row {number} of the log was changed, or a row before it")
             break
         before = digests[number] = bytes(digest)
+        if row[4] == EntryKind.RESTORED:
+            marked.append(number)
     own = store.heads(facts["site"])
     if not faults:
-        restored = _restored(store)
+        restores = _valid_restores(store, signer)
+        trusted = {each.row for each in restores}
+        faults += [
+            f"row {row} claims a restore that nobody here signed" for row in marked if row not in trusted
+        ]
         signed = None if signer is None else _by(signer, facts["agreement"])
-        faults += _contradictions(own, digests, restored, signed, "this site signed")
-        # What is not signed by this site says nothing of it: anybody could have made it up.
+        faults += _contradictions(own, digests, restores, signed, "this site signed")
+        # A head without this site's signature proves nothing: anybody could have made it up.
         theirs = [head for head in witnesses if signed is None or signed(head)]
-        faults += _contradictions(theirs, digests, restored, None, "a partner holds")
+        faults += _contradictions(theirs, digests, restores, None, "a partner holds")
     return Verification(len(digests) - 1, len(own), len(witnesses), tuple(faults))
 
 
@@ -84,15 +107,24 @@ def _by(signer: Signer, agreement: str) -> Callable[[Head], bool]:
     return lambda head: signer.signed(PURPOSE, signed_content(head, agreement), head.signature)
 
 
-def _restored(store: Store) -> list[int]:
-    """The rows that tell of a restored backup."""
-    return [row[0] for row in store.log_rows() if row[5] == RESTORED]
+def _valid_restores(store: Store, signer: Signer | None) -> list[Restore]:
+    """The restores that the log records and this site signed; without a key (a rehearsal) the recorded."""
+    agreement = store.facts()["agreement"]
+    return [
+        each
+        for each in store.restores()
+        if store.digest_at(each.row) == each.digest
+        and (
+            signer is None
+            or signer.signed(RESTORE_PURPOSE, _restore_content(each, agreement), each.signature)
+        )
+    ]
 
 
 def _contradictions(
     heads: Iterable[Head],
     digests: dict[int, bytes],
-    restored: list[int],
+    restores: list[Restore],
     signed: Callable[[Head], bool] | None,
     who: str,
 ) -> list[str]:
@@ -100,7 +132,7 @@ def _contradictions(
     for head in heads:
         if signed is not None and not signed(head):
             found.append(f"the head of round {head.round} that {who} is not signed by this site's key")
-        elif digests.get(head.rows) != head.digest and not _excused(head, restored):
+        elif digests.get(head.rows) != head.digest and not _lost_by_restore(head, restores):
             why = "is cut short" if head.rows not in digests else "is another one"
             found.append(
                 f"the head of round {head.round} that {who} is of a log with {head.rows} rows; this log {why}"
@@ -108,17 +140,19 @@ def _contradictions(
     return found
 
 
-def _excused(head: Head, restored: list[int]) -> bool:
-    """Whether a restored backup explains that the log lacks the rows of a head."""
-    return any(head.rows >= row for row in restored)
+def _lost_by_restore(head: Head, restores: list[Restore]) -> bool:
+    """Whether a later restore explains that the log lacks the rows of a head."""
+    return any(each.number > head.restores and each.row <= head.rows for each in restores)
 
 
 def contradicts(store: Store, head: Head, signer: Signer) -> bool:
-    """Whether a head, which this site signed once, shows that its log is older now or was changed."""
+    """Whether a head that this site signed shows that its log is older now or was changed."""
     facts = store.facts()
     if head.site != facts["site"] or not _by(signer, facts["agreement"])(head):
         return False  # anybody could have made that up
-    return store.digest_at(head.rows) != head.digest and not _excused(head, _restored(store))
+    if store.digest_at(head.rows) == head.digest:
+        return False
+    return not _lost_by_restore(head, _valid_restores(store, signer))
 
 
 def heads_json(store: Store) -> dict[str, Any]:
@@ -131,6 +165,7 @@ def heads_json(store: Store) -> dict[str, Any]:
             "round": head.round,
             "digest": head.digest.hex(),
             "signature": head.signature.hex(),
+            "restores": head.restores,
         }
         for head in store.heads()
     ]
@@ -138,7 +173,7 @@ def heads_json(store: Store) -> dict[str, Any]:
 
 
 def read_heads(path: Path, store: Store) -> list[Head]:
-    """What a partner's export says of this site's log."""
+    """The heads of this site's log in a partner's export."""
     facts = store.facts()
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -153,6 +188,7 @@ def read_heads(path: Path, store: Store) -> list[Head]:
                 int(head["round"]),
                 bytes.fromhex(head["digest"]),
                 bytes.fromhex(head["signature"]),
+                int(head["restores"]),
             )
             for head in data["heads"]
             if head["site"] == facts["site"]

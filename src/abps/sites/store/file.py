@@ -1,4 +1,4 @@
-"""The file of a site's store: made whole, brought up to date, looked at before it is trusted.
+"""The file of a site's store: made whole, and checked before it is trusted.
 
 One SQLite file in write-ahead mode with an application id, a schema version and a digest of its content. One
 process writes at a time.
@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from abps import files
 from abps.core.errors import RequestError
 
 try:
@@ -25,19 +24,24 @@ except ImportError:  # not a Unix: the check against a second writer is left out
 #: "ABPS" as SQLite's application id.
 APPLICATION = 0x41425053
 
-#: One script per schema version; a store of version v is brought up to date by the scripts after the v-th.
-MIGRATIONS: tuple[str, ...] = (
-    """
+#: The version of the schema below.
+SCHEMA_VERSION = 6
+
+_SCHEMA = """
     CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE belief (
         peer TEXT PRIMARY KEY, gain REAL NOT NULL, loss REAL NOT NULL, count REAL NOT NULL
     ) WITHOUT ROWID;
     CREATE TABLE observation (
-        round INTEGER NOT NULL, peer TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (round, peer)
+        round INTEGER NOT NULL, peer TEXT NOT NULL, value REAL NOT NULL, se REAL, PRIMARY KEY (round, peer)
     ) WITHOUT ROWID;
     CREATE TABLE model (
         which TEXT PRIMARY KEY, round INTEGER NOT NULL, weights BLOB NOT NULL, digest BLOB NOT NULL
     ) WITHOUT ROWID;
+    CREATE TABLE state (
+        only INTEGER PRIMARY KEY CHECK (only = 1), members TEXT NOT NULL, content BLOB NOT NULL,
+        digest BLOB NOT NULL
+    );
     CREATE TABLE round (
         number INTEGER PRIMARY KEY, partners TEXT NOT NULL, rest TEXT NOT NULL, validation REAL
     );
@@ -47,69 +51,38 @@ MIGRATIONS: tuple[str, ...] = (
     ) WITHOUT ROWID;
     CREATE TABLE traffic (
         number INTEGER PRIMARY KEY, at TEXT NOT NULL, round INTEGER NOT NULL, peer TEXT NOT NULL,
-        sent INTEGER NOT NULL, kind TEXT NOT NULL, bytes INTEGER NOT NULL, why TEXT NOT NULL
+        sent INTEGER NOT NULL, kind TEXT NOT NULL, bytes INTEGER NOT NULL, why TEXT NOT NULL,
+        chain BLOB NOT NULL
     );
+    CREATE TABLE head (
+        site TEXT NOT NULL, rows INTEGER NOT NULL, restores INTEGER NOT NULL, round INTEGER NOT NULL,
+        digest BLOB NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (site, rows, restores)
+    ) WITHOUT ROWID;
+    CREATE TABLE restore (
+        number INTEGER PRIMARY KEY, row INTEGER NOT NULL, digest BLOB NOT NULL, signature BLOB NOT NULL
+    );
+    CREATE TABLE broadcast (round INTEGER PRIMARY KEY, content BLOB NOT NULL);
     CREATE TABLE refusal (
         peer TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL, latest TEXT NOT NULL,
         PRIMARY KEY (peer, reason)
     ) WITHOUT ROWID;
-    """,
-    # Forgetting after alarms: those raised here or told by peers, with the round whose beliefs first reckon
-    # with them; whom the own ones were told to; and what the watch carries along.
-    """
-    CREATE TABLE alarm (
-        round INTEGER NOT NULL, site TEXT NOT NULL, statistic TEXT NOT NULL, p REAL, reckoned INTEGER,
-        PRIMARY KEY (round, site, statistic)
-    ) WITHOUT ROWID;
-    CREATE TABLE told (round INTEGER NOT NULL, peer TEXT NOT NULL, PRIMARY KEY (round, peer)) WITHOUT ROWID;
-    CREATE TABLE watch (only INTEGER PRIMARY KEY CHECK (only = 1), state TEXT NOT NULL);
-    """,
-    # Observations that have an error of their own.
-    "ALTER TABLE observation ADD COLUMN se REAL;",
-    # The method's own state, whatever it is, and the members that it speaks of (``watch`` is of old).
-    """
-    CREATE TABLE state (
-        only INTEGER PRIMARY KEY CHECK (only = 1), members TEXT NOT NULL, content BLOB NOT NULL,
-        digest BLOB NOT NULL
-    );
-    """,
-    # The log as a chain of digests: of every row and all before it. The site's own signed heads of it, and
-    # the heads of partners' logs as they told them. What was put aside into files, and its sums.
-    """
-    ALTER TABLE traffic ADD COLUMN chain BLOB;
-    CREATE TABLE head (
-        site TEXT NOT NULL, rows INTEGER NOT NULL, round INTEGER NOT NULL, digest BLOB NOT NULL,
-        signature BLOB NOT NULL, PRIMARY KEY (site, rows)
-    ) WITHOUT ROWID;
-    CREATE TABLE aside (
-        file TEXT PRIMARY KEY, rows INTEGER NOT NULL, chain BLOB NOT NULL, sums TEXT NOT NULL
-    ) WITHOUT ROWID;
-    """,
-)
+"""
 
 
 def content_digest(db: sqlite3.Connection) -> str:
-    """A digest of what must not change by itself: round, beliefs, observations, alarms, models and state."""
+    """A digest of what must not change by itself: facts, beliefs, observations, rounds, models and state."""
     digest = hashlib.blake2b(digest_size=16)
     for query in (
         "SELECT key, value FROM fact WHERE key <> 'digest' ORDER BY key",
         "SELECT * FROM belief ORDER BY peer",
-        "SELECT round, peer, value FROM observation ORDER BY round, peer",
+        "SELECT * FROM observation ORDER BY round, peer",
         "SELECT * FROM round ORDER BY number",
+        "SELECT * FROM broadcast ORDER BY round",
     ):
         for row in db.execute(query):
             digest.update(repr(row).encode())
         digest.update(b"|")
-    # Of later versions: nothing in them is the digest of a store that never had them.
-    for query in (
-        "SELECT * FROM alarm ORDER BY round, site, statistic",
-        "SELECT state FROM watch",
-        "SELECT round, peer, se FROM observation WHERE se IS NOT NULL ORDER BY round, peer",
-    ):
-        rows = db.execute(query).fetchall()
-        if rows:
-            digest.update(repr((query, rows)).encode())
-    # What is large is hashed once, when written; here it must still have that hash.
+    # Large content is hashed once, when it is written; here it must still have that hash.
     for which, number, content, written in (
         *db.execute("SELECT * FROM model ORDER BY which"),
         *db.execute("SELECT 'state', members, content, digest FROM state"),
@@ -120,12 +93,13 @@ def content_digest(db: sqlite3.Connection) -> str:
 
 
 def content_hash(blob: bytes) -> bytes:
+    """The hash that is kept beside large content."""
     return hashlib.blake2b(blob, digest_size=16).digest()
 
 
 @contextlib.contextmanager
-def refusing(path: Path) -> Iterator[None]:
-    """SQLite's complaints in our words; the file stays as it is."""
+def readable(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into one sentence; the file stays as it is."""
     try:
         yield
     except (sqlite3.DatabaseError, UnicodeDecodeError, ValueError) as error:
@@ -137,7 +111,7 @@ def refusing(path: Path) -> Iterator[None]:
 
 
 def connect(path: Path, write: bool) -> sqlite3.Connection:
-    """Open an existing store after looking whether it is one; bring it up to date if we may write."""
+    """Open an existing store after checking that it is one."""
     header = path.read_bytes()[:100] if path.is_file() else b""
     if len(header) < 100 or header[:16] != b"SQLite format 3\0":
         raise RequestError(
@@ -148,43 +122,33 @@ def connect(path: Path, write: bool) -> sqlite3.Connection:
             f"{path} is a database of something else; it was left as it is, choose another path"
         )
     mode = "rw" if write else "ro"
-    with refusing(path):
+    with readable(path):
         db = sqlite3.connect(
             f"file:{path.absolute().as_posix().replace('?', '%3f').replace('#', '%23')}?mode={mode}",
             uri=True, timeout=10.0, isolation_level=None, check_same_thread=False,
         )  # fmt: skip
-    if write:
-        with refusing(path):
-            db.execute("PRAGMA synchronous = NORMAL")  # the store syncs by itself, when something is to leave
     try:
-        with refusing(path):
+        with readable(path):
+            if write:
+                db.execute("PRAGMA synchronous = NORMAL")  # the store syncs itself before anything leaves
             (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
                 raise RequestError(f"{path} is damaged ({verdict}); it was left as it is, restore a backup")
             (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version > len(MIGRATIONS):
+        if version > SCHEMA_VERSION:
             raise RequestError(
                 f"{path} was written by a newer version of abps (schema {version}, this one knows "
-                f"{len(MIGRATIONS)}); update abps at this site"
+                f"{SCHEMA_VERSION}); update abps at this site"
             )
-        if version < len(MIGRATIONS):
-            if not write:
-                raise RequestError(f"{path} has the older schema {version}; the site's next job updates it")
-            migrate(db, path, version)
+        if version < SCHEMA_VERSION:
+            raise RequestError(
+                f"{path} was written by an older version of abps (schema {version}); end the study with that "
+                "version, or begin a new study under another name"
+            )
     except BaseException:
         db.close()
         raise
     return db
-
-
-def migrate(db: sqlite3.Connection, path: Path, version: int) -> None:
-    """Bring a store of an older version up to date, keeping a copy of what it was."""
-    copy = path.with_name(f"{path.name}.schema{version}")
-    with files.replacing(copy) as part, contextlib.closing(sqlite3.connect(part)) as backup:
-        db.backup(backup)
-    with refusing(path):
-        steps = "\n".join(MIGRATIONS[version:])
-        db.executescript(f"BEGIN IMMEDIATE;\n{steps}\nPRAGMA user_version = {len(MIGRATIONS)};\nCOMMIT;")
 
 
 def make(path: Path, facts: Mapping[str, str]) -> None:
@@ -196,8 +160,7 @@ def make(path: Path, facts: Mapping[str, str]) -> None:
         with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as db:
             db.execute(f"PRAGMA application_id = {APPLICATION}")
             db.execute("PRAGMA journal_mode = WAL")
-            steps = "\n".join(MIGRATIONS)
-            db.executescript(f"BEGIN;\n{steps}\nPRAGMA user_version = {len(MIGRATIONS)};\nCOMMIT;")
+            db.executescript(f"BEGIN;\n{_SCHEMA}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
             db.executemany("INSERT INTO fact VALUES (?, ?)", list(facts.items()))
             db.execute("INSERT INTO fact VALUES ('digest', ?)", (content_digest(db),))
         part.replace(path)  # closing wrote the journal back, so the one file is all of it
@@ -207,11 +170,11 @@ def make(path: Path, facts: Mapping[str, str]) -> None:
 
 
 class StoreInUse(RequestError):
-    """Another process of this site has the store open."""
+    """Another process of the site has the store open."""
 
 
 def single_writer(path: Path) -> int | None:
-    """Hold a lock for as long as the store is open, or say that another job has it."""
+    """Hold a lock for as long as the store is open; :class:`StoreInUse` if another process has it."""
     if fcntl is None:
         return None
     handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -226,5 +189,6 @@ def single_writer(path: Path) -> int | None:
 
 
 def unlock(handle: int | None) -> None:
+    """Release the lock."""
     if handle is not None:
         os.close(handle)

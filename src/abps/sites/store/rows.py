@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class EntryKind(StrEnum):
+    """What a row of the log is about. The first seven are also what a site may send to a peer."""
+
+    MESSAGE = "message"
+    WEIGHTS = "weights"
+    VECTOR = "vector"
+    HEAD = "head"
+    UPLOAD = "upload"
+    BROADCAST = "broadcast"
+    REQUEST = "request"
+    #: To the relay: sums, scores, codes; steps of masked sums; statistics of columns.
+    REPORT = "report"
+    MASK = "mask"
+    STATISTICS = "statistics"
+    #: Nothing left or came: people decided something, or brought a backup back.
+    DECISION = "decision"
+    RESTORED = "restored"
 
 
 @dataclass(frozen=True)
@@ -17,25 +37,6 @@ class Evidence:
     loss: float
     count: float
 
-    def times(self, share: float) -> Evidence:
-        """What is left when only a share of it counts."""
-        return Evidence(self.gain * share, self.loss * share, self.count * share)
-
-
-@dataclass(frozen=True)
-class AlarmRow:
-    """An alarm of drift, raised at a site in a round.
-
-    statistic, p: what it was raised on, and its p-value where there is one; a peer does not tell.
-    reckoned: the first round whose beliefs reckon with it; None until then.
-    """
-
-    round: int
-    site: str
-    statistic: str = ""
-    p: float | None = None
-    reckoned: int | None = None
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -45,19 +46,35 @@ class Entry:
     round: int
     peer: str
     sent: bool
-    #: weights, message, vector, alarm, request, note, answer, notice, head, place, address, told or decision
-    kind: str
+    kind: EntryKind
     bytes: int
     why: str
 
 
 @dataclass(frozen=True)
 class Head:
-    """A log as its owner stood for it: how many rows, the digest of the last, the owner's signature."""
+    """A signed head of a log: how many rows, the digest of the last, and the owner's signature.
+
+    restores: how often the store had been brought back from a backup when the head was signed.
+    """
 
     site: str
     rows: int
     round: int
+    digest: bytes
+    signature: bytes = b""
+    restores: int = 0
+
+
+@dataclass(frozen=True)
+class Restore:
+    """A signed restore: the row of the log that records it, the digest of that row, and the signature.
+
+    number: the first restore of a store is 1.
+    """
+
+    number: int
+    row: int
     digest: bytes
     signature: bytes = b""
 
@@ -66,10 +83,10 @@ class Head:
 class RoundRecord:
     """Everything that one round changes, written together.
 
-    state: the method's, without the model (:mod:`abps.methods.state_bytes`).  members: of whom it speaks.
-    observations: what each partner was worth, in [0, 1].  beliefs: evidence after the round; both for the
-    site's owner to look at.  errors: standard errors of observations, from methods that know them.
-    alarms: raised in this round.  reckoned: earlier alarms that this state is the first to reckon with.
+    state: the method's, without the model (:mod:`abps.methods.state_bytes`).  members: whom it refers to.
+    observations: each partner's utility in [0, 1].  beliefs: evidence after the round.  Both are for the
+    site's owner.  errors: standard errors of observations, from methods that know them.
+    broadcasts: what coordinators sent to all, by exchange: the state is what they led to.
     """
 
     round: int
@@ -81,9 +98,8 @@ class RoundRecord:
     validation: float
     members: tuple[str, ...] = ()
     state: bytes = b""
-    alarms: tuple[AlarmRow, ...] = ()
-    reckoned: tuple[AlarmRow, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict)
+    broadcasts: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
-"""What a site remembers between jobs: its beliefs, its model, its promises, and what it sent to whom.
+"""What a site remembers between jobs: its model, the method's state, its promises, and what it sent to whom.
 
-One SQLite file in write-ahead mode, at the site, never shipped. A round changes it in one transaction,
-so that a site killed at any moment has either all of a round or nothing of it: no observation is lost
-and none is counted twice. What was promised to a peer (:mod:`abps.core.protocol`) is on disk before the
-promise leaves.
+One SQLite file in write-ahead mode, at the site, never shipped. A round changes it in one transaction, so
+that a site killed at any moment has either all of a round or nothing of it: no observation is lost and none
+is counted twice. A promise to a peer (:mod:`abps.core.protocol`) is on disk before it leaves.
 
-A file that is damaged, of a newer version, or not a store at all is refused and left as it is.
+A file that is damaged, of another version, or not a store at all is refused and left as it is.
 """
 
 from __future__ import annotations
@@ -28,13 +27,7 @@ from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
 from abps.sites.store import chain
 from abps.sites.store import file as store_file
-from abps.sites.store.rows import AlarmRow, Entry, Evidence, Head, RoundRecord, RoundRow
-
-#: A log with more rows than this puts those of finished rounds aside, into files beside the store.
-MOST_ROWS = 100_000
-
-#: Kinds of what leaves that tell nothing of patients: on disk with the next that does.
-_SMALL = ("message", "place")
+from abps.sites.store.rows import Entry, EntryKind, Evidence, Head, Restore, RoundRecord, RoundRow
 
 _COLUMNS = "at, round, peer, sent, kind, bytes, why"
 
@@ -57,7 +50,7 @@ class Store:
         """The store of ``site`` for one agreement (method, seed, columns); made if there is none.
 
         A store of another site or another agreement is refused: its beliefs are about something else.
-        notes: what else a new store shall say about itself.
+        notes: what else a new store says about itself.
         """
         path = Path(path)
         files.folder(path.parent)
@@ -69,12 +62,7 @@ class Store:
         except BaseException:
             store_file.unlock(lock)
             raise
-        try:
-            store._check(site, agreement)
-            store._chain_old()
-        except BaseException:
-            store.close()
-            raise
+        store._check_or_close(site, agreement)
         return store
 
     @staticmethod
@@ -83,11 +71,7 @@ class Store:
         if not Path(path).exists():
             raise RequestError(f"{path}: no store here; it is made when the site's first job starts")
         store = Store(store_file.connect(Path(path), write=False), Path(path), None)
-        try:
-            store._check(None, None)
-        except BaseException:
-            store.close()
-            raise
+        store._check_or_close(None, None)
         return store
 
     def close(self) -> None:
@@ -96,6 +80,13 @@ class Store:
             self._db.close()
             store_file.unlock(self._file_lock)
             self._file_lock = None
+
+    def _check_or_close(self, site: str | None, agreement: str | None) -> None:
+        try:
+            self._check(site, agreement)
+        except BaseException:
+            self.close()
+            raise
 
     def _check(self, site: str | None, agreement: str | None) -> None:
         facts = self.facts()
@@ -108,7 +99,7 @@ class Store:
                     f"{self.path} {words} {facts.get(key)!r}, not {wanted!r}; "
                     "give this study a store of its own or move the file away"
                 )
-        with store_file.refusing(self.path):
+        with store_file.readable(self.path):
             if facts.get("digest", "") != self._digest():
                 raise RequestError(
                     f"{self.path} is damaged: its content does not match its own digest; "
@@ -136,7 +127,7 @@ class Store:
         return {(r, peer): value for r, peer, value in rows}
 
     def state(self) -> tuple[tuple[str, ...], bytes] | None:
-        """The members of whom the method's state speaks, and the state; None before the first round."""
+        """The members that the method's state refers to, and the state; None before the first round."""
         rows = self._rows("SELECT members, content FROM state")
         return None if not rows else (tuple(json.loads(rows[0][0])), bytes(rows[0][1]))
 
@@ -180,39 +171,32 @@ class Store:
         return {number: frozenset(peers) for number, peers in found.items()}
 
     def traffic(self, round: int | None = None) -> list[Entry]:
-        """Every payload (of a round that was not put aside), in the order it was written down."""
+        """Every payload (of a round), in the order it was written down."""
         which = "1" if round is None else f"round = {int(round)}"
         rows = self._rows(f"SELECT {_COLUMNS} FROM traffic WHERE {which} ORDER BY number")
-        old = [row[1:-1] for row in self._aside()] if round is None else []
         return [
-            Entry(at, r, peer, bool(sent), kind, size, why)
-            for at, r, peer, sent, kind, size, why in (*old, *rows)
+            Entry(at, r, peer, bool(sent), EntryKind(kind), size, why)
+            for at, r, peer, sent, kind, size, why in rows
         ]
 
     def sent_bytes(self) -> dict[str, int]:
         """Bytes sent so far, by kind."""
-        found = dict(self._rows("SELECT kind, SUM(bytes) FROM traffic WHERE sent GROUP BY kind"))
-        for sums in self._sums():
-            for kind, size in sums["sent"].items():
-                found[kind] = found.get(kind, 0) + size
-        return dict(sorted(found.items()))
+        return dict(self._rows("SELECT kind, SUM(bytes) FROM traffic WHERE sent GROUP BY kind ORDER BY kind"))
 
-    def links(self) -> int:
-        """How many times weights went to or came from a peer: once for each peer and round."""
-        ((count,),) = self._rows(
-            "SELECT COUNT(*) FROM (SELECT DISTINCT round, peer FROM traffic WHERE kind = 'weights')"
-        )
-        return int(count) + sum(int(sums["links"]) for sums in self._sums())
+    def broadcasts(self, after: int = 0) -> dict[int, bytes]:
+        """The applied broadcasts of coordinators after a round, in order."""
+        rows = self._rows("SELECT round, content FROM broadcast WHERE round > ? ORDER BY round", after)
+        return {number: bytes(content) for number, content in rows}
 
-    def weight_bytes(self) -> int:
-        """Bytes of weights that left or came."""
-        ((size,),) = self._rows("SELECT COALESCE(SUM(bytes), 0) FROM traffic WHERE kind = 'weights'")
-        return int(size) + sum(int(sums["weights"]) for sums in self._sums())
+    def refusals(self) -> dict[tuple[str, str], int]:
+        """How often each peer's messages were refused, by reason."""
+        return {(peer, why): n for peer, why, n in self._rows("SELECT peer, reason, count FROM refusal")}
 
-    def log_rows(self) -> Iterator[tuple[Any, ...]]:
-        """The log as it lies there: number, the columns of an entry, and the digest; oldest first."""
-        yield from self._aside()
-        yield from self._rows(f"SELECT number, {_COLUMNS}, chain FROM traffic ORDER BY number")
+    # The log
+
+    def log_rows(self) -> list[tuple[Any, ...]]:
+        """The log as it is stored: number, the columns of an entry, and the digest; oldest first."""
+        return self._rows(f"SELECT number, {_COLUMNS}, chain FROM traffic ORDER BY number")
 
     def log_start(self) -> bytes:
         """What the chain of this log begins with."""
@@ -221,52 +205,64 @@ class Store:
 
     def log_head(self) -> tuple[int, bytes]:
         """How many rows the log has, and the digest of the last."""
-        with self._lock, store_file.refusing(self.path):
+        with self._lock, store_file.readable(self.path):
             return self._head(self._db)
-
-    def heads(self, site: str | None = None) -> list[Head]:
-        """The signed heads of logs (of one site's), oldest first."""
-        which, values = ("1", ()) if site is None else ("site = ?", (site,))
-        rows = self._rows(
-            f"SELECT site, rows, round, digest, signature FROM head WHERE {which} ORDER BY site, rows",
-            *values,
-        )
-        return [Head(*row) for row in rows]
 
     def digest_at(self, number: int) -> bytes | None:
         """The digest of a row of the log, or none if there is no such row."""
         if number == 0:
             return self.log_start()
         rows = self._rows("SELECT chain FROM traffic WHERE number = ?", number)
-        if rows:
-            return bytes(rows[0][0])
-        return next((bytes(row[-1]) for row in self._aside() if row[0] == number), None)
+        return bytes(rows[0][0]) if rows else None
 
-    def refusals(self) -> dict[tuple[str, str], int]:
-        """How often each peer's messages were refused, by reason."""
-        return {(peer, why): n for peer, why, n in self._rows("SELECT peer, reason, count FROM refusal")}
+    def heads(self, site: str | None = None) -> list[Head]:
+        """The signed heads of logs (of one site's), oldest first."""
+        which, values = ("1", ()) if site is None else ("site = ?", (site,))
+        columns = "site, rows, round, digest, signature, restores"
+        rows = self._rows(f"SELECT {columns} FROM head WHERE {which} ORDER BY site, restores, rows", *values)
+        return [Head(*row) for row in rows]
 
-    def alarms(self) -> list[AlarmRow]:
-        """Every alarm that was raised here or told by a peer, oldest first."""
-        rows = self._rows("SELECT round, site, statistic, p, reckoned FROM alarm ORDER BY round, site")
-        return [AlarmRow(*row) for row in rows]
+    def restores(self) -> list[Restore]:
+        """The recorded restores, oldest first."""
+        return [Restore(*row) for row in self._rows("SELECT * FROM restore ORDER BY number")]
 
-    def told(self) -> set[tuple[int, str]]:
-        """Which of its alarms (by their round) the site has told to whom."""
-        return set(self._rows("SELECT round, peer FROM told"))
+    def log(self, *entries: Entry) -> None:
+        """Write down payloads.
+
+        What leaves is on disk before it does (in a block of :meth:`together` by :meth:`sync`); what came, and
+        the sixteen bytes of a negotiation, which reveal nothing of patients, are with the next that does, at
+        the latest at the end of the round.
+        """
+        power = any(e.sent and e.kind is not EntryKind.MESSAGE for e in entries)
+        with self._change(power) as db:
+            number, digest = self._head(db)
+            for e in entries:
+                number += 1
+                row = (number, e.at, e.round, e.peer, int(e.sent), str(e.kind), e.bytes, e.why)
+                digest = chain.link(digest, row)
+                db.execute(
+                    f"INSERT INTO traffic (number, {_COLUMNS}, chain) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*row, digest),
+                )
+
+    def keep_head(self, head: Head) -> None:
+        """Keep a signed head: the site's own, or what a partner says of its log."""
+        with self._change(power=False) as db:
+            db.execute(
+                "INSERT OR IGNORE INTO head VALUES (?, ?, ?, ?, ?, ?)",
+                (head.site, head.rows, head.restores, head.round, head.digest, head.signature),
+            )
+
+    def keep_restore(self, restore: Restore) -> None:
+        """Record a restore."""
+        with self._change() as db:
+            values = (restore.number, restore.row, restore.digest, restore.signature)
+            db.execute("INSERT INTO restore VALUES (?, ?, ?, ?)", values)
 
     # Writing
 
-    def hear(self, peer: str, round: int) -> bool:
-        """Write down an alarm that a peer tells; False if it is known: told twice, it counts once."""
-        with self._change() as db:
-            found = db.execute("INSERT OR IGNORE INTO alarm VALUES (?, ?, '', NULL, NULL)", (round, peer))
-            if found.rowcount:
-                db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
-        return bool(found.rowcount)
-
     def keep_table(self, fingerprint: str, another: bool = False) -> None:
-        """Write down which table the study is about; a swapped one is refused unless it may be another."""
+        """Write down which table the study is about; another one is refused unless the site allows it."""
         known = self.facts().get("table")
         if known == fingerprint:
             return
@@ -281,12 +277,7 @@ class Store:
         """Write down facts of the study, on disk before anything that follows from them leaves."""
         with self._change() as db:
             db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", list(facts.items()))
-            db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
-
-    def tell(self, round: int, peer: str) -> None:
-        """Write down that a peer knows of this site's alarm of a round."""
-        with self._change(power=False) as db:
-            db.execute("INSERT OR IGNORE INTO told VALUES (?, ?)", (round, peer))
+            self._seal(db)
 
     def promise(self, round: int, kept: Iterable[Record]) -> None:
         """Write down a round's promises in the place of what was written for it before."""
@@ -294,61 +285,6 @@ class Store:
         with self._change() as db:
             db.execute("DELETE FROM promise WHERE round = ?", (round,))
             db.executemany("INSERT INTO promise VALUES (?, ?, ?, ?, ?)", rows)
-
-    def log(self, *entries: Entry) -> None:
-        """Write down payloads.
-
-        What leaves is on disk before it does (in a block of :meth:`together` by :meth:`sync`); what came, and
-        the sixteen bytes of a negotiation, which tell nothing of patients, are with the next that does, at
-        the latest at the end of the round.
-        """
-        with self._change(power=any(e.sent and e.kind not in _SMALL for e in entries)) as db:
-            number, digest = self._head(db)
-            for e in entries:
-                number += 1
-                row = (number, e.at, e.round, e.peer, int(e.sent), e.kind, e.bytes, e.why)
-                digest = chain.link(digest, row)
-                db.execute(
-                    f"INSERT INTO traffic (number, {_COLUMNS}, chain) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (*row, digest),
-                )
-
-    def keep_head(self, head: Head) -> None:
-        """Keep a signed head: the site's own, or what a partner says of its log."""
-        with self._change(power=False) as db:
-            db.execute(
-                "INSERT OR IGNORE INTO head VALUES (?, ?, ?, ?, ?)",
-                (head.site, head.rows, head.round, head.digest, head.signature),
-            )
-
-    def put_aside(self, most: int = MOST_ROWS) -> Path | None:
-        """Move the log's rows of finished rounds into a file beside the store, if there are too many."""
-        ((count,),) = self._rows("SELECT COUNT(*) FROM traffic")
-        if count <= most:
-            return None
-        ((last,),) = self._rows("SELECT MAX(number) FROM traffic WHERE round < ?", self.round)
-        if last is None:
-            return None
-        rows = self._rows(
-            f"SELECT number, {_COLUMNS}, chain FROM traffic WHERE number <= ? ORDER BY number", last
-        )
-        ((before,),) = self._rows("SELECT COUNT(*) FROM aside")
-        path = self.path.with_name(f"{self.path.stem}.audit-{before + 1:04}.jsonl")
-        text = "".join(
-            json.dumps([*row[:-1], bytes(row[-1]).hex()], ensure_ascii=False) + "\n" for row in rows
-        )
-        files.write_text(path, text)
-        sent: dict[str, int] = {}
-        for row in rows:
-            if row[4]:
-                sent[row[5]] = sent.get(row[5], 0) + row[6]
-        weights = [row for row in rows if row[5] == "weights"]
-        links = {(row[2], row[3]) for row in weights}
-        sums = json.dumps({"sent": sent, "links": len(links), "weights": sum(row[6] for row in weights)})
-        with self._change() as db:
-            db.execute("INSERT INTO aside VALUES (?, ?, ?, ?)", (path.name, last, bytes(rows[-1][-1]), sums))
-            db.execute("DELETE FROM traffic WHERE number <= ?", (last,))
-        return path
 
     def refused(self, peer: str, reason: str, detail: str) -> None:
         """Count a refused message against its sender."""
@@ -362,6 +298,7 @@ class Store:
     def finish(self, done: RoundRecord) -> bool:
         """Write a round, whole. False if it had been finished before: nothing is counted twice."""
         blob = done.weights.astype("<f4").tobytes()
+        validation = done.validation if math.isfinite(done.validation) else None
         with self._change() as db:
             if done.round <= self.round:
                 return False
@@ -381,25 +318,17 @@ class Store:
                 "INSERT OR REPLACE INTO model VALUES ('current', ?, ?, ?)",
                 (done.round, blob, store_file.content_hash(blob)),
             )
-            validation = done.validation if math.isfinite(done.validation) else None
             db.execute(
                 "INSERT INTO round VALUES (?, ?, ?, ?)",
                 (done.round, json.dumps(sorted(done.partners)), done.rest, validation),
-            )
-            db.executemany(
-                "INSERT INTO alarm VALUES (?, ?, ?, ?, NULL)",
-                [(a.round, a.site, a.statistic, a.p) for a in done.alarms],
-            )
-            db.executemany(
-                "UPDATE alarm SET reckoned = ? WHERE round = ? AND site = ? AND statistic = ?",
-                [(done.round, a.round, a.site, a.statistic) for a in done.reckoned],
             )
             db.execute(
                 "INSERT OR REPLACE INTO state VALUES (1, ?, ?, ?)",
                 (json.dumps(list(done.members)), done.state, store_file.content_hash(done.state)),
             )
+            db.executemany("INSERT INTO broadcast VALUES (?, ?)", sorted(done.broadcasts.items()))
             db.execute("UPDATE fact SET value = ? WHERE key = 'round'", (str(done.round),))
-            db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
+            self._seal(db)
         return True
 
     def keep_best(self) -> None:
@@ -409,12 +338,12 @@ class Store:
                 "INSERT OR REPLACE INTO model "
                 "SELECT 'best', round, weights, digest FROM model WHERE which = 'current'"
             )
-            db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
+            self._seal(db)
 
-    # Inside
+    # Transactions
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock, store_file.refusing(self.path):
+        with self._lock, store_file.readable(self.path):
             return self._db.execute(query, values).fetchall()
 
     @contextlib.contextmanager
@@ -423,7 +352,7 @@ class Store:
 
         power: it also outlives a power cut from the moment it is made; else, from the next one that does.
         """
-        with self._lock, store_file.refusing(self.path):
+        with self._lock, store_file.readable(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -455,58 +384,25 @@ class Store:
         with self._lock:
             if not self._pending:
                 return
+            # In write-ahead mode all changes since the last checkpoint, which syncs, are in this file.
+            journal = Path(f"{self.path}-wal")
             try:
-                # In write-ahead mode all changes since the last checkpoint, which syncs, are in this file.
-                handle = os.open(f"{self.path}-wal", os.O_RDONLY)
-            except FileNotFoundError:
-                handle = os.open(self.path, os.O_RDONLY)
+                handle = os.open(journal if journal.exists() else self.path, os.O_RDONLY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
             except OSError as error:
                 raise RequestError(f"{self.path} cannot be synced ({error.strerror})") from error
-            try:
-                os.fsync(handle)
-            except OSError as error:
-                raise RequestError(f"{self.path} cannot be synced ({error.strerror})") from error
-            finally:
-                os.close(handle)
             self._pending = False
 
     def _digest(self) -> str:
         return store_file.content_digest(self._db)
 
+    def _seal(self, db: sqlite3.Connection) -> None:
+        db.execute("INSERT OR REPLACE INTO fact VALUES ('digest', ?)", (self._digest(),))
+
     def _head(self, db: sqlite3.Connection) -> tuple[int, bytes]:
-        for query in (
-            "SELECT number, chain FROM traffic ORDER BY number DESC LIMIT 1",
-            "SELECT rows, chain FROM aside ORDER BY rows DESC LIMIT 1",
-        ):
-            for number, digest in db.execute(query):
-                return int(number), bytes(digest)
+        for number, digest in db.execute("SELECT number, chain FROM traffic ORDER BY number DESC LIMIT 1"):
+            return int(number), bytes(digest)
         return 0, self.log_start()
-
-    def _aside(self) -> Iterator[tuple[Any, ...]]:
-        """The rows that were put aside, oldest first."""
-        for (name,) in self._rows("SELECT file FROM aside ORDER BY rows"):
-            path = self.path.with_name(name)
-            if not path.is_file():
-                raise RequestError(f"{path} is missing: rows of the log were put aside there; bring it back")
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    *row, digest = json.loads(line)
-                    yield (*row, bytes.fromhex(digest))
-                except ValueError as error:
-                    raise RequestError(
-                        f"{path} is damaged ({error}); bring back the file as it was"
-                    ) from error
-
-    def _sums(self) -> list[dict[str, Any]]:
-        return [json.loads(sums) for (sums,) in self._rows("SELECT sums FROM aside")]
-
-    def _chain_old(self) -> None:
-        """Chain the rows of a store that an older version wrote; from now on they are fixed."""
-        if not self._rows("SELECT 1 FROM traffic WHERE chain IS NULL LIMIT 1"):
-            return
-        digest, links = self.log_start(), []
-        for number, *row, _ in self._rows(f"SELECT number, {_COLUMNS}, chain FROM traffic ORDER BY number"):
-            digest = chain.link(digest, (number, *row))
-            links.append((digest, number))
-        with self._change() as db:
-            db.executemany("UPDATE traffic SET chain = ? WHERE number = ?", links)

@@ -1,0 +1,91 @@
+"""The relay's part in counting common scales under masks (:mod:`abps.sites.node.measuring`)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from abps.core.errors import RequestError
+from abps.privacy.secure_sum import SumError
+from abps.sites.consent.agreement import Agreement
+from abps.sites.coordinator.steps import run_with_approval
+from abps.sites.node.measuring import MEASURE, Tally, measuring_context
+from abps.sites.protocol import answers
+from abps.sites.protocol.commands import Answers, Command, Line, Timeouts
+from abps.sites.protocol.masking import introduced, masked_total
+
+
+def measure(
+    line: Line,
+    agreement: Agreement,
+    members: Sequence[str],
+    timeouts: Timeouts,
+    job: str,
+    log: Callable[[str], None] = lambda line: None,
+    notice: Callable[[int, str, Sequence[str]], None] = lambda round, step, waiting: None,
+) -> dict[str, Any]:
+    """The relay's part: what the study lacks, as sites know it from an earlier job, or counted now."""
+    _, why = run_with_approval(
+        line, sorted(members), timeouts.work, timeouts, Command.OPEN, time.time(), [MEASURE],
+        notice=lambda waiting: notice(0, Command.OPEN, waiting),
+    )  # fmt: skip
+    there = [name for name in sorted(members) if name not in why]
+    replies, failed = line.ask(there, Command.MEASURE, seconds=timeouts.talk)
+    mine = agreement.digest()
+    facts, invalid = answers.check_all(replies, lambda v: _facts(v, mine))
+    why |= failed | invalid
+    kept = Counter(json.dumps(scales, sort_keys=True) for _, scales in facts.values() if scales is not None)
+    if kept:
+        return dict(json.loads(kept.most_common(1)[0][0]))
+    for name, reason in sorted(why.items()):
+        log(f"{name} does not count: {reason}")
+    rows = {name: count for name, (count, _) in facts.items()}
+    try:
+        return _counted(line, agreement, members, rows, timeouts, job, log)
+    except SumError as error:
+        raise RequestError(f"the common scales could not be counted ({error}); submit again") from error
+
+
+def _counted(
+    line: Line,
+    agreement: Agreement,
+    members: Sequence[str],
+    rows: Mapping[str, int],
+    timeouts: Timeouts,
+    job: str,
+    log: Callable[[str], None],
+) -> dict[str, Any]:
+    def ask(sites: Sequence[str], command: Command, *arguments: Any) -> Answers:
+        return line.ask(sites, command, *arguments, seconds=timeouts.talk)
+
+    replies, _ = ask(sorted(rows), Command.SUM_INTRODUCE)
+    known, _ = answers.check_all(replies, introduced)
+    met, _ = ask(sorted(known), Command.SUM_MEET, known)
+    names: tuple[str, ...] = tuple(sorted(met))
+    tally = Tally(agreement)
+    while not tally.found.done:
+        number, entries = tally.found.taken + 1, tally.found.entries
+        found = masked_total(ask, measuring_context(agreement, job), number, members, names, entries)
+        total, names = found.values, found.names
+        for name, reason in sorted(found.missing.items()):
+            log(f"count {number}: without {name} ({reason})")
+        tally.members = len(names)
+        most = sum(rows[name] for name in names) + 0.5 + tally.doubt() * tally.found.edges.shape[1]
+        columns = total.reshape(tally.columns, -1)
+        if (columns < -tally.doubt() - 0.5).any() or (columns.sum(axis=1) > most).any():
+            raise SumError("a total is more than all rows, or less than none: a site adds what it has not")
+        ask(names, Command.SUM_TOTAL, number, total.astype("<f8").tobytes())
+        tally.take(total, names)
+    log(f"common scales of {tally.columns} columns, counted under masks by {len(names)} sites")
+    return tally.result()
+
+
+def _facts(value: Any, digest: str) -> tuple[int, dict[str, Any] | None]:
+    """A site's training rows and scales, if it is in this study."""
+    scales = value["scales"]
+    if value["agreement"] != digest or not (scales is None or isinstance(scales, dict)):
+        raise ValueError("another study")
+    return answers.whole(value["rows"], 0, answers.MOST_ROWS), scales

@@ -1,0 +1,97 @@
+"""How the scheduler lets sites do something: started at all of them at once, and polled until it is done.
+
+When more than half of the sites are done, the others get the grace period. Sites that exceed it skip the rest
+of the round, go on by themselves, and are asked again in a later round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from abps.sites.protocol import answers
+from abps.sites.protocol.commands import Answers, Command, Line, StepState, Timeouts
+from abps.sites.protocol.decline_codes import DeclineCode, Failure
+
+#: Seconds between two questions to a site whose people have not decided yet.
+PAUSE = 2.0
+
+#: Called with the sites that the scheduler waits for.
+Notice = Callable[[Sequence[str]], None]
+
+
+def run_with_approval(
+    line: Line,
+    sites: Sequence[str],
+    limit: float,
+    timeouts: Timeouts,
+    command: Command,
+    *arguments: Any,
+    notice: Notice = lambda waiting: None,
+) -> Answers:
+    """Run a command that people at the sites have to allow: sites without a decision are asked again until
+    the time for approval is over."""
+    until = line.now() + timeouts.approval
+    done: dict[str, Any] = {}
+    failed: dict[str, Failure] = {}
+    waiting = list(sites)
+    # A process that has just begun is slow to answer: its first sign of life may take as long as talk; but no
+    # longer than anybody is waited for.
+    sign = min(timeouts.talk, max(timeouts.sign, timeouts.grace))
+    while True:
+        more, why = run_step(line, waiting, limit, timeouts, command, *arguments, sign=sign, notice=notice)
+        done |= more
+        failed = {name: each for name, each in failed.items() if name not in waiting} | why
+        waiting = [name for name, each in why.items() if each.code is DeclineCode.APPROVAL]
+        if not waiting or line.now() >= until:
+            return done, failed
+        notice(waiting)
+        line.pause(PAUSE)
+
+
+def enough(asked: int) -> int:
+    """How many sites must be done before the grace period of the others begins: more than half."""
+    return asked // 2 + 1
+
+
+def run_step(
+    line: Line,
+    sites: Sequence[str],
+    limit: float,
+    timeouts: Timeouts,
+    command: Command,
+    *arguments: Any,
+    sign: float | None = None,
+    notice: Notice = lambda waiting: None,
+) -> Answers:
+    """Start a command at every site, and poll until it is done: results, and who failed and why."""
+    sign = timeouts.sign if sign is None else sign
+    done: dict[str, Any] = {}
+    until, late = line.now() + limit, f"{command} took longer than {limit:g} s"
+    in_grace = False
+    replies, failed = line.ask(sites, Command.START, command, *arguments, seconds=sign)
+    while True:
+        waiting = []
+        valid, invalid = answers.check_all(replies, answers.progress)
+        failed |= invalid
+        for name, (state, value) in valid.items():
+            if state == StepState.DONE:
+                done[name] = value
+            elif state == StepState.BUSY:
+                waiting.append(name)
+            else:
+                failed[name] = Failure.sent(state)
+        if not in_grace and waiting and len(done) >= enough(len(sites)):
+            in_grace = True
+            if line.now() + timeouts.grace < until:
+                until = line.now() + timeouts.grace
+                late = f"it was {timeouts.grace:g} s later than the others with {command}"
+        if waiting and line.now() > until:
+            failed |= dict.fromkeys(waiting, Failure(DeclineCode.LATE, late))
+            waiting = []
+        if not waiting:
+            return done, failed
+        notice(sorted(waiting))
+        line.pause(timeouts.poll)
+        replies, gone = line.ask(sorted(waiting), Command.POLL, seconds=sign)
+        failed |= gone
