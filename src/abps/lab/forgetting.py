@@ -380,14 +380,9 @@ class AdaptiveABPS(ABPS):
         return self.memory.announce and self.memory.watches_utility
 
     def between_sites(self) -> str:
-        """Statistics of replaced rows stay in the simulation."""
-        old_rows = sorted(set(self.memory.watch) - {"utility"})
-        if self.memory.forget == "alarm" and old_rows:
-            return (
-                f"watch={'+'.join(old_rows)} compares new rows with the rows they replaced, and a site has "
-                "one table in a job; set watch=utility, which compares utilities of partners with earlier "
-                "ones"
-            )
+        """Alarms stay in the simulation."""
+        if self.memory.forget == "alarm":
+            return "alarms of drift are raised in simulations only; set forget=window or forget=never"
         return super().between_sites()
 
     def init(self, context: Context) -> AdaptiveState:

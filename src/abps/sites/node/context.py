@@ -229,10 +229,10 @@ class SiteContext:
         return pack(sent, self.codec, number, self.id, key)
 
     def _stored_state(self) -> tuple[tuple[str, ...], Any]:
-        """The members and the state after the last round, or this site alone at the start."""
+        """The members and the state after the last round; before the first, a state is made with the roster."""
         model, kept = self.store.model(), self.store.state()
         if model is None or kept is None:
-            return (self.name,), self.method.init(self._derived_of((self.name,)))
+            return (self.name,), None
         if len(model) != self.learner.layout.size:
             raise RequestError(
                 f"{self.store.path} holds a model of {len(model)} weights and this study's has "
