@@ -229,7 +229,7 @@ class SiteContext:
         return pack(sent, self.codec, number, self.id, key)
 
     def _stored_state(self) -> tuple[tuple[str, ...], Any]:
-        """The members and the state after the last round; before the first, a state is made with the roster."""
+        """The members and the state after the last round; none before the first (:meth:`join` makes it)."""
         model, kept = self.store.model(), self.store.state()
         if model is None or kept is None:
             return (self.name,), None
