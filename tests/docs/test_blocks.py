@@ -121,7 +121,7 @@ def quick() -> list[tuple[Path, list[str]]]:
     found: dict[tuple[str, ...], tuple[Path, list[str]]] = {}
     for page, words in ALL:
         if page.stem in GUIDES and RUN.match(" ".join(words)):
-            found.setdefault(tuple(word for word in words if word != "--live"), (page, words))
+            found.setdefault(tuple(words), (page, words))
     return list(found.values())
 
 

@@ -11,10 +11,10 @@ from sklearn.metrics import roc_auc_score
 from abps.core.errors import RequestError
 from abps.data.federation import About
 from abps.evaluate.verdicts import HospitalVerdict, Verdict
-from abps.report.analysis import analyse, at_budget, inflation_of, page_method, stages, to_target
+from abps.report.analysis import analyse, inflation_of, page_method
 from abps.report.answer import first_screen
 from abps.report.hospitals import hospitals_of
-from made_runs import CENTERS, METHODS, ROWS, UNIT, made_run
+from made_runs import CENTERS, METHODS, ROWS, made_run
 
 ABOUT = About("made", len(CENTERS), len(CENTERS) * ROWS, 5, "f", positive_share=0.2)
 
@@ -172,16 +172,3 @@ def test_inconclusive_says_why_and_what_would_settle_it():
     assert part.primary.verdict is Verdict.INCONCLUSIVE
     screen = first_screen(part, hospitals_of(part))
     assert screen.title.startswith("Inconclusive.") and "would settle it" in screen.lead
-
-
-def test_bytes_at_a_budget_and_to_a_target_are_read_off_the_curve():
-    part = part_of({"local": METHODS["local"], "fedavg": (0.7, 1.2, 0.0, None)})
-    r = part.find("fedavg")
-    assert part.unit == pytest.approx(UNIT)
-    # Rounds cost 0.2: a budget of 0.5 pays for two of them.
-    assert at_budget(r, 0.5, UNIT) == pytest.approx(np.mean([run.history.auroc[1] for run in r.runs]))
-    assert math.isnan(at_budget(r, 0.1, UNIT))
-    target = min(run.history.auroc[3] for run in r.runs)
-    needed, count = to_target(r, target, UNIT)
-    assert count == 3 and 0.2 <= needed <= 0.8 + 1e-9 and to_target(r, 0.999, UNIT)[1] == 0
-    assert all(part.find("local").mean < goal < r.mean for goal in stages(part))

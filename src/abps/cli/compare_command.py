@@ -59,10 +59,6 @@ def compare(
     slurm_deadline: Annotated[
         float | None, typer.Option(help="Slurm: stop waiting after so many minutes; jobs stay in the queue.")
     ] = None,
-    live: Annotated[
-        bool,
-        typer.Option("--live", help="Serve the report so far on this machine alone while the study runs."),
-    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Compare methods in folds and repeats; stop and start again, nothing finished is computed twice.
@@ -104,7 +100,7 @@ def compare(
         for federation in plan.federations.values():
             announce(federation.notes, columns.strict, f"{out}/study.json")
 
-    finish(request, words, out, compute, as_json, live, show_notes)
+    finish(request, words, out, compute, as_json, show_notes)
 
 
 def read_vary(pairs: list[str]) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from abps.cli import options
-from abps.cli.options import split
 from abps.cli.study_outcome import show, summary
 from abps.core.errors import RequestError
 from abps.evaluate.verdicts import MARGIN
@@ -19,12 +18,6 @@ from abps.study.compare import load_study
 def report(
     study: Annotated[Path, typer.Argument(help="The folder of a study (the --out of `abps compare`).")],
     out: Annotated[Path | None, typer.Option(help="Write here instead of into the study's folder.")] = None,
-    targets: Annotated[
-        str | None,
-        typer.Option(
-            help="AUROC targets of the table of bytes, with commas; unset, on the way to the best method."
-        ),
-    ] = None,
     margin: Annotated[float, typer.Option(help="Methods that differ by less are called equal.")] = MARGIN,
     as_json: options.Json = False,
 ) -> None:
@@ -34,21 +27,8 @@ def report(
     """
     if not 0 < margin < 1:
         raise RequestError(f"--margin {margin:g}: give an AUROC difference between 0 and 1, such as 0.01")
-    written = load_study(study).report(out, None if targets is None else read_targets(targets), margin)
+    written = load_study(study).report(out, margin)
     if as_json:
         print(json.dumps(summary(written)))
     else:
         show(written)
-
-
-def read_targets(text: str) -> tuple[float, ...]:
-    """``--targets 0.75,0.77`` as numbers."""
-    try:
-        values = tuple(float(part) for part in split(text))
-    except ValueError:
-        values = ()
-    if not values or not all(0 < value < 1 for value in values):
-        raise RequestError(
-            f"--targets {text}: give numbers between 0 and 1 with commas between, such as 0.75,0.8"
-        )
-    return values

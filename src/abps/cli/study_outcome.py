@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import sys
@@ -19,7 +18,6 @@ from abps.evaluate.verdicts import HospitalVerdict
 from abps.report.analysis import Comparison
 from abps.report.answer import bytes_of, computing_words
 from abps.report.build import Report, Section
-from abps.report.live import serving
 from abps.report.study_tables import brief, spoken
 from abps.report.tables import number
 from abps.study.compare import load_study, run_study
@@ -36,19 +34,14 @@ def finish(
     out: Path,
     executor: Executor,
     as_json: bool,
-    live: bool = False,
     before: Callable[[Plan], None] | None = None,
 ) -> None:
     """Conduct a study, write its report, and say what came out; failed runs end it with their exit code.
 
-    words: the methods as they were asked for.  live: serve the report on this machine while the study runs.
-    before: called with the plan, before anything is computed.
+    words: the methods as they were asked for.  before: called with the plan, before anything is computed.
     """
     try:
-        with serving(out) if live else contextlib.nullcontext() as address:
-            if address is not None:
-                print(f"the report so far, on this machine while the study runs: {address}", file=sys.stderr)
-            outcome = run_study(request, words, out, executor, before=before)
+        outcome = run_study(request, words, out, executor, before=before)
     except KeyboardInterrupt:
         terminal(stderr=True).print("stopped; the same command goes on from here")
         raise

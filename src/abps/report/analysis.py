@@ -56,10 +56,6 @@ REFERENCE_ONLY = (
 #: The federated regression that everything more complicated has to beat.
 SIMPLE = "glm-exact"
 
-#: Budgets in multiples of FedAvg's 50 rounds, and AUROC targets between training alone and the best method.
-BUDGETS = (0.1, 0.25, 0.5, 1.0)
-STAGES = (0.5, 0.75, 0.9)
-
 
 @dataclass(frozen=True, eq=False)
 class MethodResult:
@@ -327,15 +323,6 @@ class Part:
             return sum(run.scored.per_center_rows.values()), sum(run.scored.per_center_events.values())
         return int((found.cells.events + found.cells.others).sum()), int(found.cells.events.sum())
 
-    @property
-    def unit(self) -> float:
-        """Bytes of FedAvg's 50 rounds on this federation; NaN if no run sent anything."""
-        for line in self.lines:
-            for run in line.result.runs:
-                if run.bytes.edge > 0 and run.bytes.vs_fedavg > 0:
-                    return run.bytes.edge / run.bytes.vs_fedavg
-        return math.nan
-
 
 def page_method(results: Sequence[MethodResult]) -> str | None:
     """The method that a page is about: abps-plus if it ran, else the first named method that sends something.
@@ -531,41 +518,3 @@ def answers(part: Part) -> list[tuple[str, Comparison]]:
     """The direct questions whose two sides both ran, with their comparisons."""
     asked = [(question, part.compare(first, second)) for first, second, question in QUESTIONS]
     return [(question, found) for question, found in asked if found is not None]
-
-
-# ---------------------------------------------------------------- bytes
-
-
-def spent(run: Run, unit: float) -> Floats:
-    """(rounds,) cumulative bytes after each round in multiples of ``unit``."""
-    edge = np.array(run.history.edge_bytes, dtype=np.float64)
-    return edge / unit if math.isfinite(unit) else np.zeros(len(edge))
-
-
-def at_budget(result: MethodResult, budget: float, unit: float) -> float:
-    """Mean measure over repeats at the last round that a budget pays for; NaN if the first does not fit."""
-    values = []
-    for run in result.runs:
-        affordable = np.flatnonzero(spent(run, unit) <= budget * (1 + 1e-9))
-        values.append(run.history.auroc[affordable[-1]] if len(affordable) else math.nan)
-    return float(np.mean(values))
-
-
-def to_target(result: MethodResult, target: float, unit: float) -> tuple[float, int]:
-    """Mean bytes until the mean measure first reaches a target, over the runs that do, and how many do."""
-    needed = []
-    for run in result.runs:
-        reached = np.flatnonzero(np.array(run.history.auroc) >= target)
-        if len(reached):
-            needed.append(float(spent(run, unit)[reached[0]]))
-    return (float(np.mean(needed)) if needed else math.nan), len(needed)
-
-
-def stages(part: Part) -> tuple[float, ...]:
-    """Targets that mean something on these data: on the way from training alone to the best method."""
-    means = [line.result.mean for line in part.lines if line.result.sends]
-    alone = part.find(part.alone)
-    start = math.nan if alone is None else alone.mean
-    if not means or not math.isfinite(start) or max(means) <= start:
-        return ()
-    return tuple(dict.fromkeys(round(start + share * (max(means) - start), 3) for share in STAGES))

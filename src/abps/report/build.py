@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from abps.study.tuning import words_of
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """One federation's part of the report.  privacy: not there while a study runs."""
+    """One federation's part of the report."""
 
     part: Part
     first: FirstScreen
@@ -90,14 +89,12 @@ def figures(study: Study) -> list[Drawing]:
     return draw_all(parts_of(study)[0])
 
 
-def section_of(part: Part, targets: Sequence[float] | None, privacy: PrivacyPart | None = None) -> Section:
+def section_of(part: Part, privacy: PrivacyPart | None = None) -> Section:
     """Words, tables and figures of one federation."""
     hospitals = hospitals_of(part)
     shown = [
         study_tables.headline(part),
         study_tables.direct(part),
-        study_tables.equal_bytes(part),
-        study_tables.targets(part, targets),
     ]
     return Section(
         part,
@@ -111,18 +108,15 @@ def section_of(part: Part, targets: Sequence[float] | None, privacy: PrivacyPart
     )
 
 
-def build(
-    study: Study, out: Path, targets: Sequence[float] | None = None, margin: float | None = None
-) -> Report:
+def build(study: Study, out: Path, margin: float | None = None) -> Report:
     """Write the report of a study into a folder.
 
-    targets: AUROCs for the table of bytes needed; default: on the way from training alone to the best.
     margin: methods that differ by less are equal.
     """
     seeds = sorted({run.seed for _, run in study.runs})
     look = 1 if study.root is None else StudyFolder(study.root).count_look(seeds)
     parts = parts_of(study, MARGIN if margin is None else margin, look)
-    sections = [section_of(part, targets, privacy_part(study, part)) for part in parts]
+    sections = [section_of(part, privacy_part(study, part)) for part in parts]
     for number, section in enumerate(sections, 1):
         inside = "" if len(study.record.data) == 1 else f"{number}-{slug(section.part.data.name)}"
         _write_tables(out / "tables" / inside, section)

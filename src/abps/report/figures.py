@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,8 +15,6 @@ from numpy.typing import NDArray
 from abps.methods.catalog import CATALOG
 from abps.report.analysis import MethodResult, Part
 from abps.report.drawing import INK, LATE, Drawing, blank, draw
-from abps.report.tables import percent
-from abps.report.words import shares_of, small, tested
 
 #: Colour and name of every family; ABPS-X and ABPS+ stand out of theirs.
 FAMILIES = {
@@ -29,14 +25,6 @@ FAMILIES = {
     "abps": ("#e08a2e", "ABPS"),
     "abps-x": ("#d6455d", "ABPS-X"),
     "abps-plus": ("#c43d9a", "ABPS+"),
-}
-CAUSES = {
-    "no_candidates": ("#3d7edb", "filter leaves nobody"),
-    "all_full": ("#e08a2e", "all candidates taken"),
-    "declined": ("#d6455d", "all candidates declined"),
-    "budget": ("#8a8f98", "budget used up"),
-    "quiet": ("#c9ccd1", "no exchange in this round"),
-    "privacy": ("#5b4a8a", "privacy account spent"),
 }
 #: The paper's ablation path through the accuracy-bytes plane.
 PATH = ("abps", "abps-p", "abps-q", "abps-pq-k1", "abps-x")
@@ -63,8 +51,6 @@ def colour(result: MethodResult) -> str:
 def draw_all(part: Part, only: str = "") -> list[Drawing]:
     """Every figure that the runs allow, or one of them."""
     sending = any(line.result.all_vs_fedavg > 0 for line in part.lines)
-    resting = any(line.result.rest > 0 for line in part.lines)
-    differing = tested(part) or ("", [])
     wanted: list[tuple[bool, str, str, str, Callable[[Part], Figure]]] = [
         (
             True, "ranking", "Accuracy ranking",
@@ -81,17 +67,6 @@ def draw_all(part: Part, only: str = "") -> list[Drawing]:
             True, "rounds", f"{part.measure} over rounds",
             "Mean over centers and repeats, a panel per family; grey: FedAvg, dotted: training alone.",
             over_rounds,
-        ),
-        (
-            resting, "rest", "Rest by cause",
-            "Share of centers without a partner in each round, by the reason why (mean over repeats).",
-            rest_by_cause,
-        ),
-        (
-            shares_of(differing[1]) != {}, "differences", "By what the hospitals differ",
-            f"Share of the difference in risk between hospitals that each column carries, by the test of "
-            f"{differing[0]}; mean over repeats.",
-            differences,
         ),
         (
             bool(_alive(part)), "survival", "Survival in the federation",
@@ -253,77 +228,20 @@ def _bound(axes: Axes, r: MethodResult, bottom: float, top: float) -> None:
     )
 
 
-#: A label's size in points: width of a character, height of a line.
-_LETTER, _HEIGHT = 5.0, 10.5
-
-
 def _name_points(figure: Figure, axes: Axes, shown: Sequence[MethodResult]) -> None:
-    """A label near every point, where it covers neither a point nor another label."""
+    """A label beside every point; labels that would touch move up."""
     figure.draw_without_rendering()  # settles the layout: from here on data have places
     scale = 72.0 / figure.dpi
-    at = {r.label: axes.transData.transform((r.all_vs_fedavg, r.mean)) * scale for r in shown}
-    frame = axes.get_window_extent()
-    edges = (frame.x0 * scale, frame.y0 * scale, frame.x1 * scale, frame.y1 * scale)
-    points = [(x - 5, y - 5, x + 5, y + 5) for x, y in at.values()]
-    sizes = {r.label: (_LETTER * len(r.label), _HEIGHT) for r in shown}
-    for label, (dx, dy) in place_labels(at, sizes, points, edges).items():
-        r = next(r for r in shown if r.label == label)
-        far = math.hypot(dx, dy) > 16
-        line = {"arrowstyle": "-", "color": INK, "alpha": 0.3, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4}
-        axes.annotate(
-            label,
-            (r.all_vs_fedavg, r.mean),
-            (dx, dy),
-            textcoords="offset points",
-            fontsize=8,
-            va="center",
-            ha="left" if dx >= 0 else "right",
-            arrowprops=line if far else None,
-        )
-
-
-Box = tuple[float, float, float, float]
-
-
-def place_labels(
-    at: Mapping[str, NDArray[np.float64]],
-    sizes: Mapping[str, tuple[float, float]],
-    taken: Sequence[Box],
-    edges: Box,
-) -> dict[str, tuple[float, float]]:
-    """Offsets (points) of labels from their places: the nearest that covers nothing and stays inside.
-
-    Right is tried before left, and near before far; a label that fits nowhere goes to its right.
-    """
-    tries = sorted(
-        ((side * dx, dy) for side in (1, -1) for dx in (8, 16, 28) for dy in range(-66, 67, 6)),
-        key=lambda t: (math.hypot(t[0], 1.5 * t[1]) + (6 if t[0] < 0 else 0), -t[1]),
-    )
-    full = list(taken)
-    found: dict[str, tuple[float, float]] = {}
-    for label, (x, y) in sorted(at.items(), key=lambda item: (-item[1][1], item[0])):
-        width, height = sizes[label]
-
-        def box(dx: float, dy: float, x: float = x, y: float = y, w: float = width, h: float = height) -> Box:
-            start = x + dx if dx >= 0 else x + dx - w
-            return (start, y + dy - h / 2, start + w, y + dy + h / 2)
-
-        free = (
-            t for t in tries if inside(box(*t), edges) and not any(overlap(box(*t), other) for other in full)
-        )
-        found[label] = next(free, tries[0])
-        full.append(box(*found[label]))
-    return found
-
-
-def overlap(a: Box, b: Box) -> bool:
-    """Whether two boxes (left, bottom, right, top) share an area."""
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-def inside(a: Box, edges: Box) -> bool:
-    """Whether a box lies within the edges."""
-    return a[0] >= edges[0] and a[1] >= edges[1] and a[2] <= edges[2] and a[3] <= edges[3]
+    placed: list[tuple[float, float]] = []
+    for r in sorted(shown, key=lambda r: (r.mean, r.label)):
+        x, y = axes.transData.transform((r.all_vs_fedavg, r.mean)) * scale
+        up = y
+        for other_x, other_y in placed:
+            if abs(other_x - x) < 60 and abs(up - other_y) < 10:
+                up = other_y + 10
+        placed.append((float(x), float(up)))
+        place = (r.all_vs_fedavg, r.mean)
+        axes.annotate(r.label, place, (8, up - y), textcoords="offset points", fontsize=8, va="center")
 
 
 # ---------------------------------------------------------------- curves
@@ -394,63 +312,6 @@ def over_rounds(part: Part) -> Figure:
 def rounds_of(r: MethodResult) -> NDArray[np.float64]:
     """(rounds,) 1, 2, …"""
     return np.arange(1, len(mean_curve(r)) + 1, dtype=np.float64)
-
-
-# ---------------------------------------------------------------- rest
-
-
-def rest_by_cause(part: Part) -> Figure:
-    """Stacked shares of resting centers by cause."""
-    resting = [r for r in _results(part) if r.rest > 0]
-    columns = min(3, len(resting))
-    rows = -(-len(resting) // columns)
-    figure = blank(7.2, 0.6 + 1.9 * rows)
-    highest = 100 * max(max(run.history.rest) for r in resting for run in r.runs)
-    present = [c for c in CAUSES if any(getattr(run.rest, c) > 0 for r in resting for run in r.runs)]
-    for k, r in enumerate(resting):
-        axes = figure.add_subplot(rows, columns, k + 1)
-        rounds = min(run.rounds for run in r.runs)
-        layers = [
-            np.mean([run.history.rest_causes[cause][:rounds] for run in r.runs], axis=0) * 100
-            for cause in present
-        ]
-        axes.stackplot(
-            np.arange(1, rounds + 1),
-            layers,
-            colors=[CAUSES[cause][0] for cause in present],
-            alpha=0.85,
-            linewidth=0,
-        )
-        axes.set_title(f"{r.label}  {percent(r.rest, 1)}", fontsize=8.5)
-        axes.set_xlim(1, max(2, rounds))
-        axes.set_ylim(0, min(100.0, highest * 1.08))
-        if k % columns == 0:
-            axes.set_ylabel("% of centers")
-        if k >= len(resting) - columns:
-            axes.set_xlabel("round")
-        _grid(axes, "y")
-    handles = [mpl.patches.Patch(color=CAUSES[c][0], alpha=0.85, label=CAUSES[c][1]) for c in present]
-    figure.legend(handles=handles, loc="outside upper left", ncols=4, fontsize=8)
-    return figure
-
-
-# ---------------------------------------------------------------- differences between hospitals
-
-
-def differences(part: Part) -> Figure:
-    """The columns that carry the difference in risk."""
-    label, tests = tested(part) or ("", [])
-    shares = dict(reversed(shares_of(tests).items()))
-    figure = blank(7.2, 0.9 + 0.28 * len(shares))
-    axes = figure.add_subplot()
-    axes.barh(range(len(shares)), [100 * share for share in shares.values()], color=LATE, height=0.62)
-    axes.set_yticks(range(len(shares)), list(shares))
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("% of the difference")
-    axes.set_title(f"{label}: largest p {small(max(test.p for test in tests))} over {len(tests)} repeat(s)")
-    _grid(axes, "x")
-    return figure
 
 
 # ---------------------------------------------------------------- calibration

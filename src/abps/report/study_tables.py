@@ -9,9 +9,9 @@ from operator import attrgetter
 from abps.core.matching import CAUSES
 from abps.engine.result import Run
 from abps.evaluate.verdicts import RELEVANT, HospitalVerdict, Verdict
-from abps.report.analysis import BUDGETS, Comparison, Part, answers, at_budget, stages, to_target
+from abps.report.analysis import Comparison, Part, answers
 from abps.report.hospitals import HospitalStory
-from abps.report.tables import NOTHING, Table, number, plain, signed, times, volume
+from abps.report.tables import NOTHING, Table, number, plain, signed, volume
 from abps.report.words import verdict_words
 
 
@@ -138,43 +138,6 @@ def _comparison(found: Comparison) -> list[float | str]:
     return [
         found.gain.estimate, low, high, found.p, found.corrected, found.verdict.value, found.loss.estimate
     ]  # fmt: skip
-
-
-def equal_bytes(part: Part, budgets: Sequence[float] = BUDGETS) -> Table:
-    """The measure that each method has reached when a budget is used up."""
-    sending = [line.result for line in part.lines if line.result.average(lambda run: run.bytes.edge) > 0]
-    rows = tuple((r.label, *(number(at_budget(r, budget, part.unit)) for budget in budgets)) for r in sending)
-    return Table(
-        "equal-bytes",
-        f"{part.measure} at equal payload: the last round that a budget pays for.",
-        ("method", *(times(budget) for budget in budgets)),
-        rows,
-        (
-            "Payload once per edge, as in the paper, in multiples of 50 rounds of FedAvg. A method that ends "
-            f"below a budget is shown with its final value; {NOTHING}: not even its first exchange fits.",
-        ),
-    )
-
-
-def targets(part: Part, goals: Sequence[float] | None = None) -> Table:
-    """Payload that each method needs to reach a value; default: on the way to the best method's."""
-    goals = stages(part) if goals is None else goals
-    rows = []
-    for line in part.lines:
-        r = line.result
-        cells = []
-        for goal in goals:
-            needed, count = to_target(r, goal, part.unit)
-            few = "" if count == len(r.seeds) else f" ({count} of {len(r.seeds)} repeats)"
-            cells.append(NOTHING if not count else f"{times(needed)}{few}")
-        rows.append((r.label, *cells))
-    return Table(
-        "bytes-to-target",
-        f"Payload until the mean {part.measure} first reaches a target, in multiples of 50 rounds of FedAvg.",
-        ("method", *(f"{part.measure} {goal:.3f}" for goal in goals)),
-        tuple(rows),
-        (f"{NOTHING}: not reached. Mean over the repeats that reach it.",),
-    )
 
 
 def direct(part: Part) -> Table:

@@ -102,21 +102,15 @@ class Study:
             raise RequestError(f"there is no figure {name!r}; these runs allow {', '.join(found)}")
         return found[name]
 
-    def report(
-        self,
-        out: Path | str | None = None,
-        targets: Sequence[float] | None = None,
-        margin: float | None = None,
-    ) -> Report:
+    def report(self, out: Path | str | None = None, margin: float | None = None) -> Report:
         """Write tables, figures and ``report.html`` into a folder; default: the study's own.
 
-        targets: AUROCs for the table of bytes; default: on the way from training alone to the best.
         margin: methods that differ by less are equal.
         """
         place = out if out is not None else self.root
         if place is None:
             raise RequestError("this study has no folder; name one: study.report(out='my-report')")
-        return _report_module().build(self, Path(place), targets, margin)
+        return _report_module().build(self, Path(place), margin)
 
     def __repr__(self) -> str:
         labels = len({planned.label for planned, _ in self.runs})

@@ -47,10 +47,9 @@ def page(
     request: Request,
     sections: Sequence[Section],
     absent: Sequence[str],
-    running: str = "",
     tuned: Sequence[str] = (),
 ) -> str:
-    """The page of a study. running: how far it is, while it is not finished."""
+    """The page of a study."""
     versions = sections[0].part.lines[0].result.runs[0].versions
     names = ", ".join(section.part.data.name for section in sections)
     return render(
@@ -61,7 +60,6 @@ def page(
         sections=sections,
         absent=absent,
         tuned=tuned,
-        running=running,
         versions=versions,
         rules=RULES,
         within=within,
