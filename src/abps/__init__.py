@@ -2,10 +2,12 @@
 
 import abps
 fed = abps.read_table("stays.parquet", label="died", center="hospital")
-run = abps.simulate(fed, "abps-pq-k1", seed=11)
-run.auroc.mean, run.bytes.vs_fedavg, run.rest.share
-study = abps.compare(fed, ["local", "fedavg", "abps-pq-k1"], seeds=[11, 22, 33])
+run = abps.simulate(fed, "abps-plus", seed=11)
+run.auroc.mean, run.bytes.all_vs_fedavg, run.predictions()
+study = abps.compare(fed, ["local-best", "fedavg", "abps-plus"], seeds=[11, 22, 33])
 study.frame(), study.table(), study.report("my-report")
+fitted = abps.fit(fed, "abps-plus")
+fitted.models[0].predict_proba(new_rows)
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from abps.engine.output import load_run as load_run
     from abps.engine.result import Run as Run
     from abps.engine.simulate import simulate as simulate
+    from abps.fitted.fit import fit as fit
     from abps.fitted.folder import load_model as load_model
     from abps.methods.base import Method as Method
     from abps.methods.catalog import CATALOG as CATALOG
@@ -45,6 +48,7 @@ _OFFERED = {
     "compare": "abps.study.compare",
     "federation": "abps.data.memory",
     "find": "abps.methods.catalog",
+    "fit": "abps.fitted.fit",
     "load": "abps.data.table",
     "load_model": "abps.fitted.folder",
     "load_run": "abps.engine.output",

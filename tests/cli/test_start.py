@@ -55,6 +55,16 @@ def test_help_lists_every_command_with_its_own_first_sentence():
     assert "--install-completion" in out
 
 
+def test_importing_the_package_takes_at_most_three_tenths_of_a_second_of_cpu():
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", "import abps"], check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(once() for _ in range(3)) <= 0.3
+
+
 def test_starting_takes_at_most_half_a_second_of_cpu():
     """The least of three: another process on the machine must not count."""
     for told, ask in (

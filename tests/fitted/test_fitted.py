@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import abps
 from abps.cli.main import main
@@ -256,6 +259,31 @@ def test_other_methods_come_out_too(method, table):
     rows = fitted.probabilities.filter(pl.col("center") == model.center)
     p = model.probabilities(fitted.federation.features[rows["row"].to_numpy()])
     assert np.abs(p - rows["probability"].to_numpy()).max() < 1e-6
+
+
+def test_the_model_alone_comes_out_too(table, tmp_path):
+    """Every hospital's own penalised regression: scikit-learn's with its own penalty predicts alike."""
+    federation = abps.read_table(table, "died", "hospital")
+    fitted = fit(federation, "local-best")
+    folders = write_models(fitted, tmp_path / "alone")
+    assert not fitted.alone and fitted.overall.area.value > 0.75
+    assert "on this hospital's rows alone" in (folders["north"] / "card.md").read_text()
+    model = load_model(tmp_path / "alone" / "north")
+    frame = pl.read_csv(table).filter(pl.col("hospital") == "north")
+    x = np.column_stack(
+        [frame["lactate"].fill_null(frame["lactate"].mean()), frame["age"], frame["ventilated"]]
+    )
+    theirs = make_pipeline(StandardScaler(), LogisticRegression()).fit(x, frame["died"] == "yes")
+    ours = model.log_odds(frame.select(model.needs))
+    assert np.corrcoef(ours, theirs.decision_function(x))[0, 1] > 0.9
+
+
+def test_thresholds_hold_on_rows_that_they_were_not_chosen_on(made):
+    fitted, _, _ = made
+    for name, at in fitted.overall.thresholds.items():
+        if name.startswith("sensitivity"):
+            assert at.sensitivity.low < 0.9 < at.sensitivity.high + 0.02
+    assert fitted.overall.calibration.slope.low < 1 < fitted.overall.calibration.slope.high
 
 
 def test_a_method_that_is_no_one_network_says_so(table):

@@ -174,7 +174,7 @@ def _cohort(fitted: FitResult, model: FittedModel) -> CardSection:
     learned, events = model.about["rows"], model.about["events"]
     rows += [
         ("… for training", number(learned["learned"]), number(events["learned"])),
-        ("… for validation and calibration", number(learned["validation"]), number(events["validation"])),
+        ("… for validation", number(learned["validation"]), number(events["validation"])),
     ]
     unknown = "how stays were chosen" if federation.time is not None else "how stays were chosen, which years"
     positive = f" is {model.positive!r}" if model.positive else ""
@@ -242,11 +242,11 @@ def _making(fitted: FitResult, model: FittedModel) -> CardSection:
         )
     words += f"The model has {size} numbers. Every setting stands in model.json."
     again = {
-        "none": "The validation rows gave no reason to recalibrate."
+        "none": "Rows that the model had not seen gave no reason to recalibrate."
         if model.outcome.binary
         else "Its predictions are not recalibrated.",
-        "intercept": "The level of the probabilities was shifted on validation rows.",
-        "intercept and slope": "Level and spread of the probabilities were refitted on validation rows.",
+        "intercept": "The level of the probabilities was shifted.",
+        "intercept and slope": "Level and spread of the probabilities were refitted.",
     }[model.recalibration.kind]
     return CardSection("How it was made", "12, 16, 21, 22", (Text(words), Text(again), Text(making.measured)))
 
@@ -342,7 +342,7 @@ def _decisions(every: Evaluation) -> CardSection:
     header = ("threshold", "at or above", "sensitivity", "specificity", "PPV", "NPV")
     blocks: list[Block] = [
         Grid(header, tuple(rows)),
-        Text("Thresholds were chosen on validation rows; the numbers are of rows not used for that."),
+        Text("Every row is judged by thresholds that were chosen on other rows."),
     ]
     if every.decisions is not None and every.events:
         d = every.decisions

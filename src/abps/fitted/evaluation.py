@@ -15,8 +15,17 @@ from numpy.typing import NDArray
 from abps.core.errors import RequestError
 from abps.data.federation import Federation
 from abps.data.prepare import Rows
+from abps.engine.clinical import chosen_cuts
 from abps.engine.result import Run
-from abps.evaluate.calibration import Calibration, Curve, calibration, smooth_curve
+from abps.evaluate.calibration import (
+    Calibration,
+    Curve,
+    Recalibration,
+    calibration,
+    expit,
+    recalibration,
+    smooth_curve,
+)
 from abps.evaluate.hospitals import hospital_gains
 from abps.evaluate.inference import average_gain, fold_inflation
 from abps.evaluate.measured import measured
@@ -64,33 +73,48 @@ class HeldOutRows:
 
     answers: (rows,) recalibrated probabilities of a binary outcome, else (rows, outputs) of the models.
     rows: their outcomes.  place: where each stands in the federation.  fold: whose model scored it.
-    thresholds: by how they were chosen, on other rows.
+    mends: every center's recalibration, and thresholds by how they were chosen: for models trained on all
+    rows. chosen: (rows,) the thresholds that each row is judged by; they come from other rows.
     """
 
     answers: Segments
     rows: Rows
     place: NDArray[np.int64]
     fold: NDArray[np.int64]
+    mends: tuple[Recalibration, ...] = ()
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    chosen: Mapping[str, Floats] = field(default_factory=dict)
 
     @staticmethod
     def of(run: Run, federation: Federation) -> HeldOutRows:
-        """The out-of-fold predictions of a cross-validated run."""
-        frame = run.row_scores
-        answers, seen = run.artifacts.answers, run.artifacts.probabilities
+        """The out-of-fold predictions of a cross-validated run.
+
+        Rows of a fold are recalibrated, and judged by thresholds, as the rows of the other folds say.
+        """
+        frame, answers = run.row_scores, run.artifacts.answers
         if frame is None or answers is None:
             raise RequestError("this run keeps no predictions of its rows; run it again")
         frame = frame.sort("center", maintain_order=True)
         outcome = federation.outcome.settled(federation.label)
         y = frame["y"].to_numpy().astype(np.float32)
         rows = Rows(np.empty((len(y), 0), np.float32), y, answers.start, outcome=outcome)
-        return HeldOutRows(
-            answers if seen is None else seen.after,
-            rows,
-            frame["row"].to_numpy().astype(np.int64),
-            frame["fold"].to_numpy().astype(np.int64),
-            {} if seen is None else seen.cuts,
-        )
+        place, fold = (frame[name].to_numpy().astype(np.int64) for name in ("row", "fold"))
+        if not outcome.binary:
+            return HeldOutRows(answers, rows, place, fold)
+        before, labels = expit(answers.values.astype(np.float64)), y.astype(np.float64)
+        after, mends = before.copy(), []
+        for low, high in zip(answers.start[:-1].tolist(), answers.start[1:].tolist()):
+            p, mine, own = before[low:high], labels[low:high], fold[low:high]
+            mends.append(recalibration(p, mine))
+            for k in np.unique(own):
+                after[low:high][own == k] = recalibration(p[own != k], mine[own != k]).apply(p[own == k])
+        thresholds = chosen_cuts(after, y)
+        chosen = {name: np.full(len(y), value) for name, value in thresholds.items()}
+        for k in np.unique(fold):
+            for name, value in chosen_cuts(after[fold != k], y[fold != k]).items():
+                chosen[name][fold == k] = value
+        probability = Segments(after, answers.start)
+        return HeldOutRows(probability, rows, place, fold, tuple(mends), thresholds, chosen)
 
     def evaluation(self, i: int | None = None) -> Evaluation:
         """How good the models are at center i, or on all rows."""
@@ -99,7 +123,8 @@ class HeldOutRows:
         answers = self.answers.values[part].astype(np.float64)
         if self.rows.outcome.binary:
             y = self.rows.y[part].astype(np.float64)
-            return evaluate(answers, y, self.thresholds, self.fold[part])
+            chosen = {name: values[part] for name, values in self.chosen.items()}
+            return evaluate(answers, y, chosen, self.fold[part])
         answers = answers[:, None] if answers.ndim == 1 else answers
         return evaluate_other(answers, self.rows if i is None else self.rows.only(i), self.rows)
 
@@ -113,10 +138,11 @@ class HeldOutRows:
 
 
 def evaluate(
-    probability: Floats, y: Floats, thresholds: Mapping[str, float], fold: NDArray[np.int64] | None = None
+    probability: Floats, y: Floats, thresholds: Mapping[str, Floats], fold: NDArray[np.int64] | None = None
 ) -> Evaluation:
     """Everything about (rows,) probabilities of (rows,) labels.
 
+    thresholds: (rows,) by name, the one that each row is judged by.
     fold: (rows,) which model scored a row; only pairs of rows of one model count in the area.
     """
     y = np.asarray(y, dtype=np.float64)
@@ -128,7 +154,10 @@ def evaluate(
         calibration=calibration(probability, y),
         curve=smooth_curve(probability, y),
         decisions=decision_curve(probability, y) if len(y) else None,
-        thresholds={name: at_threshold(probability, y, value) for name, value in thresholds.items()},
+        thresholds={
+            name: replace(at_threshold(probability - each, y, 0.0), threshold=float(each.mean()))
+            for name, each in thresholds.items()
+        },
     )
 
 

@@ -2,8 +2,9 @@
 
 The method runs twice on the same federation. First in folds: every patient is predicted by models that were
 trained without them, which says how good the models are, beside the best model of each hospital alone. Then
-on all rows: these are the models that come out. A part of the rows stays for validation in both: the method
-judges its peers there, and the recalibration is fitted there.
+on all rows: these are the models that come out. Recalibration and thresholds come from the predictions out of
+fold. ``local-best`` is stacked from several models; what comes out for it is its additive form, and the
+numbers are of that form.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from abps.engine.clinical import chosen_cuts, mended, mends_of
 from abps.engine.crossvalidation import FOLDS, cross_validate
 from abps.engine.result import Run, versions
 from abps.engine.simulate import Progress, simulate
-from abps.evaluate.calibration import Recalibration, expit, recalibration
+from abps.evaluate.calibration import Recalibration
 from abps.evaluate.subgroups import Part
 from abps.evaluate.survival import breslow, hazard_at
+from abps.fitted.alone import AdditiveAlone
 from abps.fitted.evaluation import (
     AloneComparison,
     Evaluation,
@@ -122,8 +124,8 @@ def fit(
     folds: how many times the method is trained without a part of the patients, to evaluate it.
     alone: compare with the best that every center can do alone.
     """
-    config = configure(method, settings, rounds)
     name = method if isinstance(method, str) else name_of(method)
+    config = configure(AdditiveAlone() if name == ALONE else method, settings, rounds)
     _check_request(federation, subgroups)
     run = cross_validate(federation, config, seed, folds, _first(progress, folds), name, subgroups)
     compared = {}
@@ -136,7 +138,7 @@ def fit(
         last.rounds,
         seed,
         federation.size - 1,
-        last.bytes.directed,
+        last.bytes.directed + last.bytes.control,
         last.partners_mean,
         f"Every patient was predicted by one of {folds} models that were trained without them "
         "(cross-fitting). The model in this folder was trained on all patients in the same way.",
@@ -173,9 +175,7 @@ def put_together(
 ) -> FitResult:
     """Final models, and the evaluation on rows that models had not seen."""
     binary = federation.outcome.binary
-    models = tuple(
-        _model(federation, config, making, final, i, seen.thresholds) for i in range(federation.size)
-    )
+    models = tuple(_model(federation, config, making, final, i, seen) for i in range(federation.size))
     return FitResult(
         federation,
         making,
@@ -246,7 +246,8 @@ def held_out_test(trained: TrainedNetworks) -> HeldOutRows:
     judged = Segments(_answers(trained, data.validation)[:, 0], data.validation.start)
     mends = mends_of(judged, labels_of(data.validation))
     cuts = chosen_cuts(mended(judged, mends).values.astype(np.float64), data.validation.y)
-    return HeldOutRows(mended(Segments(answers[:, 0], start), mends), test, place, fold, cuts)
+    chosen = {name: np.full(len(test.y), value) for name, value in cuts.items()}
+    return HeldOutRows(mended(Segments(answers[:, 0], start), mends), test, place, fold, mends, cuts, chosen)
 
 
 def own_book(federation: Federation, book: Codebook, rows: NDArray[np.bool_]) -> Codebook:
@@ -270,7 +271,7 @@ def _model(
     making: Making,
     final: TrainedNetworks,
     i: int,
-    thresholds: Mapping[str, float],
+    seen: HeldOutRows,
 ) -> FittedModel:
     """Center i's model."""
     data, notes, outcome = final.data, federation.notes, federation.outcome
@@ -278,10 +279,6 @@ def _model(
     learned = final.split == 0
     mine = (federation.center == i) & learned
     validation = data.validation.only(i)
-    mend = Recalibration()
-    if outcome.binary:
-        probability = expit(final.networks[i].log_odds(validation.x))
-        mend = recalibration(probability, validation.y.astype(np.float64))
     return FittedModel(
         center=federation.centers[i],
         label=notes.label if notes else "label",
@@ -289,8 +286,8 @@ def _model(
         book=own_book(federation, data.book, mine),
         network=final.networks[i],
         splines=data.splines,
-        recalibration=mend,
-        thresholds=thresholds,
+        recalibration=seen.mends[i] if seen.mends else Recalibration(),
+        thresholds=seen.thresholds,
         ranges=ranges_of(federation.features.filter(pl.Series(learned)), data.book),
         about={
             "method": making.method,
