@@ -54,6 +54,7 @@ def test_clusters_are_recovered():
     _, first, second, information = _half_scores(rows)
     white = structure.Whitening.of(np.eye(P))
     loadings = structure.subspace(first, second, information, white, np.full(P, 1e-3))
+    loadings = loadings[:, : structure.CLUSTER_DIMENSIONS]
     place, doubt = structure.positions(first + second, information, white, loadings, np.full(P, 1e-3))
     found = structure.find_clusters(place, doubt)
     assert found.count == 3
@@ -69,7 +70,7 @@ def test_the_gate_opens_for_structure_and_stays_shut_without():
     def z(deviations, seed):
         rows = _rows(30, 120, deviations, seed)
         half, first, second, information = _half_scores(rows, seed)
-        gains = np.zeros((30, 2))
+        gains = np.zeros((30, len(structure.CANDIDATES)))
         for fold in range(5):
             others = np.arange(30) % 5 != fold
             loadings = structure.subspace(
@@ -77,7 +78,7 @@ def test_the_gate_opens_for_structure_and_stays_shut_without():
             )
             for i in np.flatnonzero(~others):
                 gains[i] = structure.held_out_gain(rows, i, _common(), loadings, half)
-        return max(structure.gain_z(gains[:, k]) for k in range(2))
+        return max(structure.gain_z(gains[:, k]) for k in range(len(structure.CANDIDATES)))
 
     different = rng.normal(0, 0.8, (2, P))[kinds]
     assert z(different - different.mean(axis=0), 5) > 3

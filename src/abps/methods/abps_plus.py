@@ -43,6 +43,7 @@ from abps.methods.plus_state import (
     as_models,
     common_model,
     curvature_message,
+    directions_message,
     half_scores_message,
     local_rows,
     message,
@@ -118,7 +119,8 @@ class ABPSPlus(CoordinatedMethod):
                 return Phase.VARIANCES
             return (Phase.HALF_SCORES, Phase.GATE)[t - 1]
         if not state.clusters.fits:
-            return Phase.OVER
+            asks = state.clusters.chosen >= 0 and not state.clusters.whole
+            return Phase.DIRECTIONS if asks else Phase.OVER
         t -= VARIANCE_EXCHANGES
         if t <= CLUSTER_STEPS:
             return Phase.CLUSTER_FIT
@@ -191,16 +193,16 @@ class ABPSPlus(CoordinatedMethod):
                 fields.pack({"cluster": float(g), "mean": state.clusters.fit_of(g).point}) for g in numbers
             ]
             return Upload.encode(lists, [fields.form] * len(lists))
+        if phase is Phase.DIRECTIONS:
+            more = half_scores_message(local)
+            return Upload.encode(_half_score_lists(state, local), [more.form] * context.r)
         fields = message(phase, local)
         if phase in _SUMMING:
             lists = [fields.pack(values) for values in _variance_values(state)]
             if phase is Phase.HALF_SCORES:
                 more = half_scores_message(local)
-                halves, information = plus_structure.half_scores(state, local)
-                lists = [
-                    np.concatenate([row, more.pack({"halves": halves[i], "information": information[i]})])
-                    for i, row in enumerate(lists)
-                ]
+                halves = _half_score_lists(state, local)
+                lists = [np.concatenate(both) for both in zip(lists, halves, strict=True)]
                 return Upload.encode(lists, [(*fields.form, *more.form)] * len(lists))
             return Upload.encode(lists, [fields.form] * len(lists))
         form = fields.form
@@ -227,6 +229,11 @@ class ABPSPlus(CoordinatedMethod):
         phase = self.phase(context, state)
         if phase is Phase.CLUSTER_MEANS:
             return _cluster_means(uploads, local)
+        if phase is Phase.DIRECTIONS:
+            columns = np.delete(state.variance, local.constants)
+            halves = plus_structure.HalfScores.of(state, local, uploads, columns)
+            loadings = halves.directions(halves.present).T.ravel()
+            return Broadcast(NumberList.of(loadings, directions_message(local).form))
         fields = message(phase, local)
         present = np.asarray(~np.isnan(uploads[:, : fields.length]).all(axis=1))
         screened = self._screen(context, state, phase, fields, uploads)
@@ -244,7 +251,8 @@ class ABPSPlus(CoordinatedMethod):
             after = plus_updates.after_variances(state, local, fields.unpack(total))
             columns = np.delete(after.variance, local.constants)
             rest = np.where(screened.accepted[:, None], uploads[:, fields.length :], np.nan)
-            further = plus_structure.propose(context, state, local, rest, columns)
+            halves = plus_structure.HalfScores.of(state, local, rest, columns)
+            further = plus_structure.propose(context, halves, local)
         return Broadcast(NumberList.of(total, fields.form), further, decisions)
 
     def _screen(
@@ -274,6 +282,7 @@ class ABPSPlus(CoordinatedMethod):
             Phase.VARIANCES: _apply_variances,
             Phase.CLUSTER_FIT: _apply_cluster_step,
             Phase.CLUSTER_MEANS: _apply_cluster_means,
+            Phase.DIRECTIONS: _apply_directions,
         }
         after = replace(steps[phase](context, state, broadcast), exchanges=t)
         return self._with_models(context, after, phase)
@@ -289,7 +298,7 @@ class ABPSPlus(CoordinatedMethod):
             constant = local.variance_group < 0
             state = replace(state, variance=np.where(constant, state.variance, FIRST_VARIANCE))
         if done is Phase.GATE and state.clusters.fits:  # kept in case clusters turn out not to help
-            bare = replace(state, clusters=ClusterState.none(local))
+            bare = replace(state, clusters=state.clusters.without_fits)
             bare = replace(bare, own=plus_updates.own_posteriors(bare, local))
             state = replace(state, own=bare.own, plain=bare.own, plain_variance=bare.variance)
             return replace(state, models=as_models(bare.own.modes, local))
@@ -361,6 +370,16 @@ def _start_upload(context: Context, state: PlusState) -> Upload:
         lists.append(values)
         forms.append(form)
     return Upload.encode(lists, forms)
+
+
+def _half_score_lists(state: PlusState, local: LocalRows) -> list[Floats]:
+    """The half scores of every center here."""
+    fields = half_scores_message(local)
+    halves, information = plus_structure.half_scores(state, local)
+    return [
+        fields.pack({"halves": each, "information": float(w)})
+        for each, w in zip(halves, information, strict=True)
+    ]
 
 
 def _variance_values(state: PlusState) -> list[dict[str, Floats]]:
@@ -478,7 +497,8 @@ def _apply_variances(context: Context, state: PlusState, broadcast: Broadcast) -
     local: LocalRows = context.derived
     sums = message(Phase.VARIANCES, local).unpack(broadcast.common.values)
     if state.clusters.fits and sums["gains"][0] < 0:  # all in all clusters do not help: back to what was
-        return replace(state, clusters=ClusterState.none(local), variance=state.plain_variance)
+        clusters = replace(state.clusters.without_fits, whole=True)  # with what was learned from others
+        return replace(state, clusters=clusters, variance=state.plain_variance)
     return plus_updates.after_variances(state, local, sums, move=not state.clusters.fits)
 
 
@@ -500,3 +520,7 @@ def _apply_cluster_means(context: Context, state: PlusState, broadcast: Broadcas
     local: LocalRows = context.derived
     means = broadcast.common.values.reshape(-1, local.q)
     return plus_structure.choose_clusters(state, local, means)
+
+
+def _apply_directions(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
+    return plus_structure.take_directions(state, context.derived, broadcast.common.values)

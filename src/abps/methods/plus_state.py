@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -43,15 +43,8 @@ class Phase(Enum):
     VARIANCES = "variances"
     CLUSTER_FIT = "cluster fit"
     CLUSTER_MEANS = "cluster means"
+    DIRECTIONS = "shared directions"
     OVER = "over"
-
-
-class Structure(Enum):
-    """What is known of how centers differ."""
-
-    NONE = 0
-    CONTINUUM = 1
-    CLUSTERS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +105,7 @@ class OwnSums:
         """Before there are any."""
         r, q = local.rows.n, local.q
         groups, terms = np.zeros((r, local.groups)), np.zeros((r, local.terms))
-        gains = np.zeros((r, len(structure.TRUST)))
+        gains = np.zeros((r, len(structure.CANDIDATES)))
         return OwnSums(np.zeros((r, q)), np.zeros((r, q)), groups, groups, terms, terms, gains, np.zeros(r))
 
 
@@ -120,14 +113,16 @@ class OwnSums:
 class ClusterState:
     """What centers know of the structure of a federation.
 
-    found: a :class:`Structure`'s value.  loadings: (r, dimensions, columns) shared directions, from centers
-    of other folds; none of outcomes with several terms.  trust: how far they are trusted.
+    loadings: (r, dimensions, columns) shared directions, from centers of other folds; none of outcomes with
+    several terms.  chosen: which candidate of them is used, -1: none.  count: of clusters that were found.
+    whole: the directions come from all centers.
     number: (r,) the cluster of every center here.  fits: of the clusters ``names`` that have a center here.
     """
 
-    found: int
     loadings: Floats
-    trust: float
+    chosen: int
+    count: int
+    whole: bool
     number: Ints
     names: Ints
     fits: tuple[FitState, ...]
@@ -137,12 +132,19 @@ class ClusterState:
         """Nothing is known."""
         r = local.rows.n
         loadings = np.zeros((r, structure.DIMENSIONS, local.q - local.terms))
-        return ClusterState(0, loadings, 0.0, np.zeros(r, dtype=np.int64), np.zeros(0, dtype=np.int64), ())
+        none = np.zeros(0, dtype=np.int64)
+        return ClusterState(loadings, -1, 1, False, np.zeros(r, dtype=np.int64), none, ())
 
     @property
-    def structure(self) -> Structure:
-        """What was found."""
-        return Structure(self.found)
+    def without_fits(self) -> ClusterState:
+        """The same with shared directions alone."""
+        return replace(self, names=self.names[:0], fits=())
+
+    def directions(self, i: int) -> Floats | None:
+        """(columns, r) the shared directions along which center i here may deviate, if they are used."""
+        if self.fits or self.chosen < 0:
+            return None
+        return structure.candidate(self.loadings[i].T, self.chosen)
 
     def fit_of(self, number: int) -> FitState:
         """The fit of a cluster that has a center here."""
@@ -247,7 +249,7 @@ def message(phase: Phase, local: LocalRows) -> Fields:
         return Fields(score | curvature | intercepts | {"loss": one, "raw": one, "rows": one, "members": one})
     if phase in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
         return Fields(score | {"losses": Field("single", len(FRACTIONS)), "raw": one})
-    gains = Field("single", len(structure.TRUST))
+    gains = Field("single", len(structure.CANDIDATES))
     return Fields(
         score
         | {"squares": Field("half", groups), "dof": Field("half", groups)}
@@ -265,6 +267,11 @@ def fold_message(local: LocalRows) -> Fields:
     """What the coordinator tells one center about structure: directions, and the center's cluster."""
     loadings = Field("small", local.q - 1, structure.DIMENSIONS)
     return Fields({"loadings": loadings, "cluster": Field("single", 1), "clusters": Field("single", 1)})
+
+
+def directions_message(local: LocalRows) -> Fields:
+    """Shared directions of all centers."""
+    return Fields({"loadings": Field("small", local.q - 1, structure.DIMENSIONS)})
 
 
 def triangle_message(q: int) -> Fields:

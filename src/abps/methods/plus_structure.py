@@ -8,18 +8,19 @@ clusters (or, where there are none, the directions themselves) are used.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from abps.core import streams
-from abps.methods.base import Context, Floats
+from abps.methods.base import Context, Floats, Ints
 from abps.methods.plus_state import (
     ClusterState,
     LocalRows,
     PlusState,
-    Structure,
     common_model,
+    directions_message,
     fold_message,
     half_scores_message,
 )
@@ -59,44 +60,80 @@ def whitening(state: PlusState, local: LocalRows, information: Floats) -> struct
     return structure.Whitening.of(unit)
 
 
-def propose(
-    context: Context, state: PlusState, local: LocalRows, uploads: Floats, variance: Floats
-) -> dict[int, NumberList]:
-    """What the coordinator tells every member of shared directions and of its cluster.
+@dataclass(frozen=True, eq=False)
+class HalfScores:
+    """Half scores as the coordinator works with them, in units of their size, of members that sent some.
 
-    uploads: (n, entries) half scores, NaN where a member sent none.  variance: (columns,) of own deviations.
+    first, second: (n, columns).  information: (n,).  variance: (columns,) of own deviations.
+    present: (n,) who sent them.
     """
-    fields = half_scores_message(local)
-    parts = fields.unpack(uploads)
-    columns = local.q - 1
-    present = np.isfinite(uploads).all(axis=1) & (parts["information"][:, 0] > 0)
-    first, second = parts["halves"][:, :columns], parts["halves"][:, columns:]
-    information = np.where(present, parts["information"][:, 0], 0.0)
-    first, second = (np.where(present[:, None], half, 0.0) for half in (first, second))
-    scale = np.delete(state.scale, local.constants)
-    # In units of the scores' size coefficients are larger by the same factor.
-    variance = variance * scale**2
-    white = whitening(state, local, information)
+
+    first: Floats
+    second: Floats
+    information: Floats
+    white: structure.Whitening
+    variance: Floats
+    present: NDArray[np.bool_]
+
+    @staticmethod
+    def of(state: PlusState, local: LocalRows, uploads: Floats, variance: Floats) -> HalfScores:
+        """From uploads (n, entries), NaN where a member sent none; variance: (columns,)."""
+        parts, columns = half_scores_message(local).unpack(uploads), local.q - 1
+        present = np.asarray(np.isfinite(uploads).all(axis=1) & (parts["information"][:, 0] > 0))
+        information = np.where(present, parts["information"][:, 0], 0.0)
+        first, second = (
+            np.where(present[:, None], half, 0.0)
+            for half in (parts["halves"][:, :columns], parts["halves"][:, columns:])
+        )
+        scale = np.delete(state.scale, local.constants)
+        # In units of the scores' size coefficients are larger by the same factor.
+        white = whitening(state, local, information)
+        return HalfScores(first, second, information, white, variance * scale**2, present)
+
+    def directions(self, who: NDArray[np.bool_]) -> Floats:
+        """(columns, dimensions) shared by the members ``who`` (n,)."""
+        some = self.present & who
+        found = np.zeros((self.first.shape[1], structure.DIMENSIONS))
+        shared = structure.subspace(
+            self.first[some], self.second[some], self.information[some], self.white, self.variance
+        )
+        found[:, : shared.shape[1]] = shared
+        return found
+
+    def clusters(self) -> tuple[Ints, int]:
+        """(n,) the cluster of every member, and how many there are."""
+        loadings = self.directions(self.present)[:, : structure.CLUSTER_DIMENSIONS]
+        place, doubt = structure.positions(
+            self.first + self.second, self.information, self.white, loadings, self.variance
+        )
+        found = structure.find_clusters(place[self.present], doubt[self.present])
+        number = np.zeros(len(place), dtype=np.int64)
+        number[self.present] = found.member.argmax(axis=1)
+        return number, found.count
+
+
+def propose(context: Context, halves: HalfScores, local: LocalRows) -> dict[int, NumberList]:
+    """What the coordinator tells every member of shared directions and of its cluster."""
     draw = streams.uniforms(context.seed, "sketch", 1, context.ids)
     fold = np.empty(context.n, dtype=np.int64)
     fold[np.argsort(draw, kind="stable")] = np.arange(context.n) % FOLDS
-    told = fold_message(local)
-    every = structure.subspace(first[present], second[present], information[present], white, variance)
-    place, doubt = structure.positions(first + second, np.maximum(information, 1e-9), white, every, variance)
-    clusters = structure.find_clusters(place[present], doubt[present])
-    number = np.zeros(context.n, dtype=np.int64)
-    number[present] = clusters.member.argmax(axis=1)
-    messages = {}
+    told, messages = fold_message(local), {}
+    number, count = halves.clusters()
     for k in range(FOLDS):
-        others = present & (fold != k)
-        loadings = structure.subspace(first[others], second[others], information[others], white, variance)
-        full = np.zeros((structure.DIMENSIONS, columns))
-        full[: loadings.shape[1]] = loadings.T
+        loadings = halves.directions(fold != k).T
         for member in np.flatnonzero(fold == k).tolist():
-            values: dict[str, Floats | float] = {"loadings": full}
-            values |= {"cluster": float(number[member]), "clusters": float(clusters.count)}
+            values: dict[str, Floats | float] = {"loadings": loadings}
+            values |= {"cluster": float(number[member]), "clusters": float(count)}
             messages[member] = NumberList.of(told.pack(values), told.form)
     return messages
+
+
+def take_directions(state: PlusState, local: LocalRows, values: Floats) -> PlusState:
+    """The state with directions that all centers share."""
+    scale = np.delete(state.scale, local.constants)
+    found = directions_message(local).unpack(values)["loadings"].reshape(structure.DIMENSIONS, -1) / scale
+    loadings = np.tile(found, (local.rows.n, 1, 1))
+    return replace(state, clusters=replace(state.clusters, loadings=loadings, whole=True))
 
 
 def take_proposal(context: Context, state: PlusState, own: list[Floats]) -> PlusState:
@@ -105,15 +142,14 @@ def take_proposal(context: Context, state: PlusState, own: list[Floats]) -> Plus
     fields = fold_message(local)
     scale = np.delete(state.scale, local.constants)
     loadings = np.zeros_like(state.clusters.loadings)
-    number, many = np.zeros(context.r, dtype=np.int64), False
+    number, count = np.zeros(context.r, dtype=np.int64), 1
     for i, values in enumerate(own):
         if not len(values):
             continue
         told = fields.unpack(values)
         loadings[i] = told["loadings"].reshape(loadings.shape[1:]) / scale
-        number[i], many = int(told["cluster"][0]), many or told["clusters"][0] > 1
-    found = Structure.CLUSTERS if many else Structure.CONTINUUM
-    clusters = replace(state.clusters, found=found.value, loadings=loadings, number=number)
+        number[i], count = int(told["cluster"][0]), int(told["clusters"][0])
+    clusters = replace(state.clusters, loadings=loadings, number=number, count=count)
     gains = np.stack(
         [
             structure.held_out_gain(local.rows, i, common_model(state, local), loadings[i].T, local.half)
@@ -135,10 +171,8 @@ def gate(state: PlusState, local: LocalRows, gains: Floats, squares: Floats) -> 
     best = int(np.argmax(z))
     if not z[best] > GATE_Z:
         return replace(state, clusters=ClusterState.none(local))
-    clusters = state.clusters
-    if clusters.structure is Structure.CLUSTERS:
-        return replace(state, clusters=begin_fits(state, local, clusters))
-    return replace(state, clusters=replace(clusters, trust=structure.TRUST[best]))
+    clusters = replace(state.clusters, chosen=best)
+    return replace(state, clusters=begin_fits(state, local, clusters) if clusters.count > 1 else clusters)
 
 
 def begin_fits(

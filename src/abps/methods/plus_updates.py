@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from abps.methods.base import Context, Decisions, Floats
-from abps.methods.plus_state import ClusterState, LocalRows, OwnSums, PlusState, square
+from abps.methods.plus_state import LocalRows, OwnSums, PlusState, square
 from abps.models import common_fit
 from abps.models.common_fit import VarianceSums
 from abps.models.hierarchical import (
@@ -121,18 +121,14 @@ def own_posteriors(state: PlusState, local: LocalRows) -> OwnSums:
     for i in range(rows.n):
         prior = CommonModel(means[i].reshape(shape), variance, state.dispersion)
         x = rows.design(i)
-        if state.clusters.trust > 0:  # shared directions: positions along them are further coefficients
-            loadings = state.clusters.trust * state.clusters.loadings[i].T
+        loadings = state.clusters.directions(i)
+        if loadings is not None:  # positions along shared directions are further coefficients
             wide, further = with_loadings(x, prior, loadings)
             each = posterior(wide, rows.outcomes(i), rows.family, further)
             along = loadings @ each.model[0, local.q :]
             modes[i] = each.model[0, : local.q] + np.append(along, 0.0)
-            each = replace(
-                each,
-                model=each.model[:, : local.q],
-                score=each.score[:, : local.q],
-                dof=each.dof[:, : local.q],
-            )
+            own = slice(0, local.q)
+            each = replace(each, model=each.model[:, own], score=each.score[:, own], dof=each.dof[:, own])
         else:
             each = posterior(x, rows.outcomes(i), rows.family, prior)
             modes[i] = each.model.ravel()
@@ -185,14 +181,17 @@ def evidence_of(state: PlusState, local: LocalRows, i: int, mean: Floats, free: 
         variance[local.constants] = ALONE_INTERCEPT_VARIANCE
     prior = CommonModel(mean.reshape(shape), variance.reshape(shape), state.dispersion)
     x = rows.design(i)
-    if state.clusters.trust > 0:
-        x, prior = with_loadings(x, prior, state.clusters.trust * state.clusters.loadings[i].T)
+    loadings = state.clusters.directions(i)
+    if loadings is not None:
+        x, prior = with_loadings(x, prior, loadings)
     return posterior(x, rows.outcomes(i), rows.family, prior)
 
 
 def cluster_gains(state: PlusState, local: LocalRows) -> Floats:
     """(r, candidates) by how much the evidence of every center's rows speaks for clusters, in the first."""
-    bare = replace(state, clusters=ClusterState.none(local), own=state.plain, variance=state.plain_variance)
+    bare = replace(
+        state, clusters=state.clusters.without_fits, own=state.plain, variance=state.plain_variance
+    )
     inside, outside = without_own(state, local), without_own(bare, local)
     gains = np.zeros_like(state.own.gains)
     for i in range(local.rows.n):
@@ -221,7 +220,7 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
         free = evidence_of(state, local, i, outside[i], free=True).evidence
         if by_itself.evidence > free + margin:
             modes[i], resting[i] = by_itself.model.ravel(), True
-        elif state.clusters.trust == 0:
+        elif state.clusters.directions(i) is None:
             modes[i] = evidence_of(state, local, i, means[i], free=True).model.ravel()
     return replace(state, own=replace(state.own, modes=modes), resting=resting)
 

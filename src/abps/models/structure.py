@@ -17,8 +17,9 @@ from abps.models.hierarchical import CenterRows, CommonModel, fit_intercepts, po
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-#: Dimensions of the subspace that is tested, and the most that is used.
-DIMENSIONS = 5
+#: Dimensions of the subspace, and of the part of it in which clusters are sought.
+DIMENSIONS = 12
+CLUSTER_DIMENSIONS = 5
 
 #: Directions with less than this share of the largest curvature are left out.
 LEAST_CURVATURE = 0.01
@@ -26,11 +27,11 @@ LEAST_CURVATURE = 0.01
 #: Scores longer than this many times the median are shortened to it.
 LONGEST = 2.0
 
-#: How far a tested subspace is trusted: each candidate scales its loadings.
-TRUST = (0.35, 0.7)
+#: How far a tested subspace is trusted: each candidate has a number of dimensions and a scale of loadings.
+CANDIDATES = ((5, 0.35), (5, 0.7), (12, 1.0))
 
 #: The most clusters.
-MOST_CLUSTERS = 10
+MOST_CLUSTERS = 24
 
 
 def halves(rows: CenterRows, order: Floats) -> NDArray[np.bool_]:
@@ -105,14 +106,20 @@ def with_loadings(x: Floats, common: CommonModel, loadings: Floats) -> tuple[Flo
     return np.concatenate([x, extra], axis=1), CommonModel(mean, variance, common.dispersion)
 
 
+def candidate(loadings: Floats, k: int) -> Floats:
+    """(columns, r) the loadings of candidate k."""
+    dimensions, trust = CANDIDATES[k]
+    return np.asarray(trust * loadings[:, :dimensions])
+
+
 def held_out_gain(
     rows: CenterRows, i: int, common: CommonModel, loadings: Floats, half: NDArray[np.bool_]
 ) -> Floats:
     """(candidates,) by how much a subspace lowers the loss of center i on one half of its rows when it fits
-    the other half, both ways, for every scale of the loadings."""
+    the other half, both ways."""
     x, y, family = rows.design(i), rows.outcomes(i), rows.family
     part = half[rows.start[i] : rows.start[i + 1]]
-    gain = np.zeros(len(TRUST))
+    gain = np.zeros(len(CANDIDATES))
     for fit in (part, ~part):
         if fit.sum() < 2 or (~fit).sum() < 2:
             continue
@@ -126,8 +133,8 @@ def held_out_gain(
             return float(family.loss(z, y[~fit], whole).sum()) / common.dispersion
 
         plain = loss(x, common)
-        for k, trust in enumerate(TRUST):
-            gain[k] += plain - loss(*with_loadings(x, common, trust * loadings))
+        for k in range(len(CANDIDATES)):
+            gain[k] += plain - loss(*with_loadings(x, common, candidate(loadings, k)))
     return gain
 
 
