@@ -158,7 +158,7 @@ def provision(
     try:
         for name, kit in kits.items():
             shutil.copytree(fresh / name, kit)
-            _write_readme(kit, roles[name])
+            _write_readme(kit, name, roles[name])
             if roles[name] is not Role.OPERATOR:
                 _write_rules(kit, roles[name])
         # Last: who is recorded here has its kit, which is never made again.
@@ -242,36 +242,20 @@ def _check(sites: Sequence[str], host: str, port: int, operator: str) -> None:
         raise RequestError(f"operator={operator!r}: the engine knows operators by e-mail address; give one")
 
 
-#: What to do with a kit; written into its readme.
-_README = {
-    Role.SITE: """This folder belongs to one hospital. Whoever has its key is this hospital to all others:
-keep it to yourself, and pass nothing of `startup` on.
+#: Written into a kit.
+_README = """This is the startup kit of {} ({}). Whoever has its key is {} to all others: keep it to
+yourself, and pass nothing of `startup` on. `abps site --help` says what to do with it; first:
 
-    abps site init --kit THIS --table stays.parquet --label died     name your own table; nothing leaves
-    abps site check THIS                                             check that all is ready
-    abps site start THIS                                             run until it is stopped
-    abps site proposals THIS                                         read what you are asked for
-    abps site status THIS                                            see what was done, and what left
-""",
-    Role.RELAY: """This folder belongs to the relay, which carries messages between hospitals.
-
-    abps site check THIS
-    abps site start THIS        run until it is stopped
-""",
-    Role.OPERATOR: """This folder belongs to the operator, who proposes studies. Keep its key to yourself.
-
-    abps site gather --kit THIS --study NAME --out codebook.json
-    abps site submit --kit THIS --study NAME --codebook codebook.json
-""",
-}
+    abps site check THIS-FOLDER
+"""
 
 
-def _write_readme(kit: Path, role: Role) -> None:
+def _write_readme(kit: Path, name: str, role: Role) -> None:
     """Our own readme; and none of the engine's scripts, which would start it without our limits."""
     for pattern in ("*.sh", "*.ipynb", "readme.txt"):
         for path in kit.rglob(pattern):
             path.unlink()
-    files.write_text(kit / "readme.txt", _README[role])
+    files.write_text(kit / "readme.txt", _README.format(name, role, name))
 
 
 def _write_rules(kit: Path, role: Role) -> None:
