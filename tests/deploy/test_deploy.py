@@ -82,8 +82,6 @@ def test_units_start_a_kit_as_a_user_of_its_own(unit):
         )  # fmt: skip
         # Older versions of it know no such check.
         found = re.search(r"exposure level for \S+: ([0-9.]+)", exposed.stdout)
-        assert found is None or float(found[1]) <= 3.0, exposed.stdout[
-            -500:
-        ]
+        assert found is None or float(found[1]) <= 3.0, exposed.stdout[-500:]
         complaints = [line for line in done.stderr.splitlines() if unit.stem.rstrip("@") in line]
         assert all("/opt/abps/bin/abps is not executable" in line for line in complaints), done.stderr
