@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "figures.",
     "audit-privacy": "Attack a study's exchanges by membership and attribute inference, with and without "
     "protection.",
+    "benchmark": "Compare methods over many federations: scores with intervals, ranks, bytes, harm, time.",
     "bench": "Measure local training against a plain PyTorch loop and the machine's matrix-multiply speed.",
     "site": "The real federation: hospitals that keep their tables, over NVIDIA FLARE.",
 }
