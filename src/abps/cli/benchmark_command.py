@@ -28,6 +28,7 @@ def benchmark(
     seeds: Annotated[
         str, typer.Option(help="Repeats: new folds of a table, new worlds of a generator.")
     ] = "11,22,33",
+    model: Annotated[str, typer.Option(help="What every method shares: gam, linear or mlp.")] = "gam",
     folds: Annotated[int, typer.Option(help="Folds; every patient is scored out of fold.")] = 5,
     jobs: Annotated[int | None, typer.Option(help="Processes.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the federations and what is missing.")] = False,
@@ -74,10 +75,11 @@ def benchmark(
         repeats = [int(part) for part in options.split(seeds)]
     except ValueError as error:
         raise RequestError(f"--seeds {seeds}: write whole numbers with commas between") from error
+    unique = list({each.name: each for each in chosen}.values())
+    asked_methods, screen = options.split(methods), options.terminal(stderr=True)
     rows = lab.run_benchmark(
-        list(dict.fromkeys(chosen)), options.split(methods), repeats, data_folder, out, folds, jobs,
-        lambda line: options.terminal(stderr=True).print(line),
-    )  # fmt: skip
+        unique, asked_methods, repeats, data_folder, out, model, folds, jobs, screen.print
+    )
     frame = lab.to_frame(rows)
     benchmark_page.write(frame, out)
     console.print(benchmark_page.conclusion(lab.ranking(frame)))

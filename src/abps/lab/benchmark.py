@@ -24,6 +24,9 @@ from abps.study.compare import Study, compare
 #: What differences are taken to: all rows in one place, and the best that a hospital does alone.
 POOLED, ALONE = "pooled-best", "local-best"
 
+#: What stands beside the methods on every federation.
+BESIDE = (ALONE, POOLED, "glm-exact")
+
 #: A hospital is worse off if it loses more than this to its own model.
 RELEVANT = 0.02
 
@@ -70,21 +73,26 @@ def run_benchmark(
     seeds: Sequence[int],
     folder: Path | None,
     out: Path,
+    model: str = "gam",
     folds: int = 5,
     jobs: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
-    """All methods on all federations; what is finished in ``out`` is not computed again."""
+    """All methods on all federations; what is finished in ``out`` is not computed again.
+
+    model: what every method shares; references have their own.
+    """
     rows: list[Row] = []
+    asked = [method for method in methods if method not in BESIDE]
     for description in chosen:
         worlds = [tuple(seeds)] if description.real else [(seed,) for seed in seeds]
         parts = []
         for own in worlds:
             name = description.name if description.real else f"{description.name}-{own[0]}"
-            progress(f"{name}: {len(methods)} methods, {len(own)} repeat(s), {folds} folds")
-            federation = make_federation(description, folder, own[0])
+            progress(f"{name}: {len(asked)} methods, {len(own)} repeat(s), {folds} folds")
+            federation, place = make_federation(description, folder, own[0]), out / "studies" / name
             study = compare(
-                federation, list(methods), own, folds=folds, out=out / "studies" / name, jobs=jobs
+                federation, asked, own, model=model, folds=folds, out=place, jobs=jobs, references=BESIDE
             )
             parts.append(_part(study, folds))
         rows += _rows(description, parts)

@@ -176,7 +176,7 @@ def compare(
     vary: Mapping[str, Sequence[Any]] | None = None,
     out: Path | str | None = None,
     jobs: int | None = None,
-    references: bool = True,
+    references: bool | Sequence[str] = True,
     folds: int | None = None,
     tune: bool | Sequence[int] = False,
     subgroups: Sequence[str] = (),
@@ -191,7 +191,7 @@ def compare(
     out: a folder that keeps the runs; asked for again, what is finished is not computed twice. Without one
     the runs live in memory.
     jobs: compute in so many processes, each with its own cores; needs ``out``, and methods with a name.
-    references: also run what a hospital alone, pooled rows and a federated regression would give.
+    references: also run what a hospital alone, pooled rows and a federated regression would give; or which.
     folds: every patient is scored out of so many folds (default 5; 1: the test rows of one split).
     tune: first try every method's grid on other seeds (two, or those named) and run with what does best there
     on validation rows.
@@ -207,7 +207,7 @@ def compare(
         rounds,
         dict(settings or {}) | ({} if model is None else {"model": model}),
         {name: tuple(values) for name, values in (vary or {}).items()},
-        REFERENCES if references else (),
+        (REFERENCES if references else ()) if isinstance(references, bool) else tuple(references),
         folds,
         tune=tuning_seeds(tune, seeds),
         subgroups=tuple(subgroups),
