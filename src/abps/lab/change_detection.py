@@ -2,20 +2,18 @@
 
 A center watches a stream of one number per round (an outcome rate, a feature mean, the utility of its
 peers). :func:`grow` is the window rule by Welch's test: the window expands while the newest observations
-agree with it, and restarts with them when they do not. It runs for all centers at once. :class:`Detector`
-is the interface for one stream, and :func:`detector` makes those of River (``pip install 'abps[drift]'``).
+agree with it, and restarts with them when they do not. It runs for all centers at once.
 """
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from abps.core.errors import RequestError, nearest
+from abps.core.errors import RequestError
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -102,13 +100,11 @@ class WelchRule:
     numbers need several; a round's patients are a block by themselves). spend: a window is tested
     over and over, and at a fixed level a false alarm is only a matter of time; spending gives the
     k-th comparison of a window alpha / (k (k + 1)), so that all of them together stay at alpha.
-    pool: Student's test with a common variance instead of Welch's (rare outcomes in small blocks).
     """
 
     alpha: float = 0.05
     block: int = 2
     spend: bool = False
-    pool: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.alpha < 1.0:
@@ -148,7 +144,7 @@ def grow(rule: WelchRule, state: WelchState, batch: SampleSummary) -> tuple[Welc
     tested = ready & (state.window.size >= 2)
     alarm = np.zeros(ready.shape, bool)
     if tested.any():
-        t, freedom = (pooled if rule.pool else welch)(
+        t, freedom = welch(
             SampleSummary(*(each[tested] for each in state.window)),
             SampleSummary(*(each[tested] for each in pending)),
         )
@@ -181,86 +177,5 @@ def restart(state: WelchState, centers: ArrayLike) -> WelchState:
     )
 
 
-def alarms(rule: WelchRule, batches: SampleSummary) -> Bools:
-    """(rounds, centers) batches -> (rounds, centers) where an alarm was raised."""
-    rounds, centers = batches.size.shape
-    state, raised = WelchState.start(centers), np.zeros((rounds, centers), bool)
-    for r in range(rounds):
-        state, raised[r] = grow(rule, state, SampleSummary(*(each[r] for each in batches)))
-    return raised
-
-
-def blocks(values: Floats, size: int) -> SampleSummary:
-    """(length, streams) single numbers -> (length // size, streams) batches of ``size`` numbers in a row."""
-    whole = values[: len(values) // size * size].reshape(-1, size, values.shape[1])
-    return summary(whole.mean(axis=1), whole.var(axis=1, ddof=1), size)
-
-
 def _choose(where: Bools, a: SampleSummary, b: SampleSummary) -> SampleSummary:
     return SampleSummary(*(np.where(where, x, y) for x, y in zip(a, b, strict=True)))
-
-
-# --------------------------------------------------------------------------- detectors of one stream
-
-
-class Detector(Protocol):
-    """Watches one stream of numbers."""
-
-    def update(self, value: float) -> bool:
-        """Take the next number; True if it raises an alarm (the detector then starts anew)."""
-        ...
-
-
-class WelchDetector:
-    """The window rule on a stream of single numbers; compares whenever a block is complete."""
-
-    def __init__(self, rule: WelchRule | None = None) -> None:
-        self.rule = rule or WelchRule(alpha=0.05, block=20, spend=True)
-        self.state = WelchState.start(1)
-        self._block: list[float] = []
-
-    def update(self, value: float) -> bool:
-        self._block.append(float(value))
-        if len(self._block) < self.rule.block:
-            return False
-        values, self._block = np.array(self._block), []
-        batch = summary(values.mean(keepdims=True), values.var(ddof=1, keepdims=True), values.size)
-        self.state, alarm = grow(self.rule, self.state, batch)
-        return bool(alarm[0])
-
-
-class RiverDetector:
-    """A detector of River behind the interface of this package."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def update(self, value: float) -> bool:
-        self._inner.update(value)
-        return bool(self._inner.drift_detected)
-
-
-#: River's detectors, for streams in units of their own standard deviation: Page-Hinkley has no level, so its
-#: threshold is set where a stream of 400 numbers without change raises few alarms.
-_RIVER: dict[str, tuple[str, dict[str, float]]] = {
-    "page-hinkley": ("PageHinkley", {"delta": 0.1, "threshold": 20.0, "alpha": 1.0}),
-    "adwin": ("ADWIN", {"delta": 0.002}),
-    "kswin": ("KSWIN", {"alpha": 0.005}),
-}
-
-
-def detector(name: str, seed: int = 0) -> Detector:
-    """A new detector of River by name; ``seed`` for the one that draws (KSWIN)."""
-    if name not in _RIVER:
-        raise RequestError(
-            f"there is no detector {name!r}{nearest(name, _RIVER)}; known are {', '.join(_RIVER)}"
-        )
-    kind, settings = _RIVER[name]
-    try:
-        made = getattr(importlib.import_module("river.drift"), kind)
-    except ImportError as error:
-        raise RequestError(
-            f"the detector {name} is River's, which is not installed; pip install 'abps[drift]'"
-        ) from error
-    drawn = {"seed": seed % 2**32} if name == "kswin" else {}
-    return RiverDetector(made(**settings, **drawn))

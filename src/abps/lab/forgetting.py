@@ -38,7 +38,6 @@ Keys = NDArray[np.uint64]
 #: relation: the association of features and outcome.
 #: utility: the credit of partners, against the beliefs about them.
 Statistic = Literal["loss", "outcome", "case_mix", "relation", "utility"]
-Detector = Literal["t-test", "page-hinkley", "adwin", "kswin"]
 #: Permutations that are expected beyond the level of a test.
 _BEYOND = 5
 #: Rows times permutations that are in memory at a time.
@@ -92,8 +91,6 @@ class Forgetting:
     watch: the monitored statistics: loss, outcome, case_mix, relation, utility, with plus signs between.
     alarm_level: the probability of a false alarm of a center each time its data change, divided over the
     monitored statistics (utilities: windows by Welch's rule, the level spent over all rounds).
-    detector: of loss, outcome and utility: t-test, which keeps that level; or page-hinkley, adwin, kswin
-    (see ``abps theory``), with settings of their own.
     block: utilities that a center gathers before it compares them with those before.
     """
 
@@ -102,7 +99,6 @@ class Forgetting:
     recall: int = 10
     announce: bool = True
     watch: tuple[Statistic, ...] = ("loss", "outcome", "relation")
-    detector: Detector = "t-test"
     alarm_level: float = 0.01
     block: int = 10
 
@@ -131,37 +127,21 @@ class Forgetting:
             new = joined(
                 losses(context, models, context.data.train), losses(context, models, context.data.validation)
             )
-            found += self._compare("loss", old, new, keys)
+            found += self._compare("loss", old, new)
         if "outcome" in self.watch:
             old = joined(labels_of(before.data.train), labels_of(before.data.validation))
             new = joined(labels_of(context.data.train), labels_of(context.data.validation))
-            found += self._compare("outcome", old, new, keys)
+            found += self._compare("outcome", old, new)
         if "case_mix" in self.watch:
             found += self._case_mix(before, context)
         if "relation" in self.watch:
             found += self._relation(before, context, keys)
         return tuple(found)
 
-    def _compare(self, statistic: str, old: Segments, new: Segments, keys: Keys) -> list[Alarm]:
+    def _compare(self, statistic: str, old: Segments, new: Segments) -> list[Alarm]:
         """Every center's new values against its old ones."""
-        if self.detector == "t-test":
-            p = p_values(summary_of(old), summary_of(new))
-            return [Alarm(int(i), statistic, float(p[i])) for i in np.flatnonzero(p <= self.level)]
-        return [
-            Alarm(i, statistic, np.nan)
-            for i in range(len(old))
-            if self._fires(old[i].astype(np.float64), new[i].astype(np.float64), int(keys[i]))
-        ]
-
-    def _fires(self, old: Floats, new: Floats, key: int) -> bool:
-        """Does a detector that has seen the old values raise an alarm on the new ones?"""
-        spread = float(old.std()) if len(old) else 0.0
-        if spread == 0.0:
-            return False
-        watcher = drift.detector(self.detector, key)
-        for value in old.tolist():
-            watcher.update(value / spread)
-        return any(watcher.update(value / spread) for value in new.tolist())
+        p = p_values(summary_of(old), summary_of(new))
+        return [Alarm(int(i), statistic, float(p[i])) for i in np.flatnonzero(p <= self.level)]
 
     def _case_mix(self, before: Context, context: Context) -> list[Alarm]:
         """The smallest p-value over the binary columns, times their number."""
@@ -189,25 +169,15 @@ class Forgetting:
         return found
 
     def surprises(
-        self, state: DriftMonitor, observed: Observations, keys: Keys
+        self, state: DriftMonitor, observed: Observations, n: int
     ) -> tuple[DriftMonitor, tuple[Alarm, ...]]:
-        """Alarms on a round's utilities: do the latest surprises agree with those before? keys: (n,)."""
+        """Alarms of n centers on a round's utilities: do the latest surprises agree with those before?"""
         if not self.watches_utility:
             return state, ()
-        n = len(keys)
         batch = summary_of(by_center(observed.center, observed.surprise, n))
-        if self.detector == "t-test":
-            windows, raised = drift.grow(self._rule, state.windows or drift.WelchState.start(n), batch)
-            return replace(state, windows=windows), tuple(
-                Alarm(int(i), "utility", np.nan) for i in np.flatnonzero(raised)
-            )
-        past = (*state.past, observed)
-        alarms = []
-        for i in range(n):
-            old, new = (surprises_of(part, i) for part in (past[:-1], past[-1:]))
-            if len(old) >= self.block and self._fires(old, new, int(keys[i])):
-                alarms.append(Alarm(i, "utility", np.nan))
-        return replace(state, past=past), tuple(alarms)
+        windows, raised = drift.grow(self._rule, state.windows or drift.WelchState.start(n), batch)
+        alarms = tuple(Alarm(int(i), "utility", np.nan) for i in np.flatnonzero(raised))
+        return replace(state, windows=windows), alarms
 
     @property
     def watches_utility(self) -> bool:
@@ -329,13 +299,6 @@ def by_center(center: Ints, values: Floats, n: int) -> Segments:
     return Segments(values[known][order], start)
 
 
-def surprises_of(past: tuple[Observations, ...], center: int) -> Floats:
-    """A center's surprises in some rounds, in their order."""
-    parts = [each.surprise[each.center == center] for each in past]
-    values = np.concatenate(parts) if parts else np.zeros(0)
-    return values[np.isfinite(values)]
-
-
 def p_values(old: drift.SampleSummary, new: drift.SampleSummary) -> Floats:
     """(n,) two-sided p-values of the pooled t-test; 1 where there is too little to compare.
 
@@ -432,7 +395,7 @@ class AdaptiveABPS(ABPS):
         observed = Observations(utility.center, utility.peer, utility.value, surprise, t)
         own = tuple(replace(a, center=int(context.row[a.center])) for a in state.alarms)
         monitor = self.memory.clear(state.monitor, tuple(a for a in own if a.center >= 0))
-        monitor, raised = self.memory.surprises(monitor, observed, keys_of(context, t))
+        monitor, raised = self.memory.surprises(monitor, observed, context.r)
         monitor = self.memory.remember(monitor, observed)
         seen = self.memory.recalled(
             beliefs.observe(members, utility.peer, utility.value), monitor, context.local_index

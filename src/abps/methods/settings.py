@@ -22,7 +22,7 @@ from abps.registry import imported
 
 #: Settings of a method's extension in the laboratory: naming one turns the extension on.
 _EXTENSIONS: Final = dict.fromkeys(
-    ("forget", "kept", "recall", "announce", "watch", "detector", "alarm_level", "block", "discount"),
+    ("forget", "kept", "recall", "announce", "watch", "alarm_level", "block", "discount"),
     "abps.lab.forgetting:adaptive",
 )
 
