@@ -150,9 +150,9 @@ def _simulation(federation: Callable[[], abps.Federation], method: str, rounds: 
 
 def _job(method: str) -> dict[str, Any]:
     """A job between six sites in this process: the one place here that knows the package from inside."""
-    from abps.sites.coordinator.loopback import LoopbackNetwork
     from abps.sites.coordinator.scheduler import Scheduler
     from abps.sites.protocol.commands import Timeouts
+    from sites.loopback import LoopbackNetwork
     from sites.network import close, hospitals, open_site
 
     with tempfile.TemporaryDirectory() as name:

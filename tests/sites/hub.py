@@ -24,12 +24,12 @@ import torch
 
 from abps.data.site_table import own_table
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.loopback import answer
 from abps.sites.node.site import Site
 from abps.sites.node.transport import Retries, UnreachableError
 from abps.sites.protocol.decline_codes import DeclineCode, Failure
 from abps.sites.store.store import Store
 
+from .loopback import answer
 from .network import Hospitals
 
 #: Longer than anything takes; who is waited for that long fails the test.

@@ -20,10 +20,11 @@ from abps.data.table import MIN_CLASS, federate
 from abps.methods.settings import configure
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.sitefile import Policy
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.node.site import Site
 from abps.sites.store.store import Store
 from abps.wire import versions
+
+from .loopback import LoopbackNetwork
 
 #: Sites that let every study in, for tests of something else.
 OPEN = Policy("auto", server=True, rows=1, events=1, floor=0)

@@ -16,7 +16,6 @@ from abps.core.protocol import Kind, Message
 from abps.sites.consent.membership import Membership
 from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler, _far_ahead
 from abps.sites.protocol.commands import Command, Timeouts
 from abps.sites.protocol.decline_codes import Failure
@@ -24,6 +23,7 @@ from abps.sites.store.store import Store
 from abps.wire.frames import pack
 from abps.wire.messages import pack_message, pack_vector
 
+from .loopback import LoopbackNetwork
 from .network import OPEN, close, join, open_site
 
 QUICK = Timeouts(poll=0.0)

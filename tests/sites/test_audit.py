@@ -22,7 +22,6 @@ from abps.core.protocol import Kind, Message
 from abps.sites.consent import backup
 from abps.sites.consent.keys import Signer
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Command, Timeouts
 from abps.sites.store import audit, chain
@@ -32,6 +31,7 @@ from abps.wire import admission
 from abps.wire.frames import pack
 from abps.wire.messages import HeadMessage, pack_head, pack_message
 
+from .loopback import LoopbackNetwork
 from .network import close, join, open_site
 
 QUICK = Timeouts(poll=0.0)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from abps.core.errors import RequestError
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store import audit
 from abps.sites.store.rows import Entry, RoundRecord
 from abps.sites.store.store import Store
 
+from .loopback import LoopbackNetwork
 from .network import agree_about_partners, close, counted_once, open_site
 
 QUICK = Timeouts(poll=0.0)
@@ -103,7 +103,7 @@ def test_a_full_disk_leaves_the_last_round_whole(tmp_path):
 
 
 def test_many_rounds_need_no_more_memory(four, tmp_path):
-    """Thirty rounds here; a thousand by ``benchmarks/long_job.py``."""
+    """Thirty rounds here."""
     agreement = four.agreement("abps-pq-k1", rounds=40, **LINEAR)
     network = LoopbackNetwork()
     for name in four.names:

@@ -15,10 +15,10 @@ from abps.evaluate.roc import area
 from abps.fitted.folder import load_model
 from abps.sites.consent import sitefile
 from abps.sites.consent.sitefile import SiteFile
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Timeouts
 
+from .loopback import LoopbackNetwork
 from .network import close, open_site
 
 

@@ -18,12 +18,12 @@ from abps.sites.consent.keys import read_root, read_signer
 from abps.sites.consent.membership import Membership
 from abps.sites.consent.proposal import Proposal, SignedProposal, sign
 from abps.sites.consent.sitefile import Policy, SiteFile
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare.opening import SiteJob
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError, Failure
 
+from .loopback import LoopbackNetwork
 from .network import OPEN, close, open_site
 
 #: A site of the tests has 96 rows or more, and three events or more.

@@ -12,12 +12,12 @@ from abps.core.streams import center_ids
 from abps.engine.simulate import simulate
 from abps.methods.coordinated import coordinators
 from abps.sites.coordinator.job_report import StudyFinished
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Command, Timeouts
 from abps.wire.messages import pack_broadcast, pack_upload
 from abps.wire.number_lists import Field, NumberList
 
+from .loopback import LoopbackNetwork
 from .network import close, hospitals, join, open_site
 
 QUICK = Timeouts(poll=0.0)

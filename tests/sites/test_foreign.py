@@ -12,10 +12,10 @@ from abps import simulate
 from abps.core.errors import RequestError
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Timeouts
 
+from .loopback import LoopbackNetwork
 from .network import close, open_site
 
 

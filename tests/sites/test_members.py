@@ -19,13 +19,13 @@ from abps.sites.consent import keys, membership
 from abps.sites.consent.keys import FORMER
 from abps.sites.consent.kit import read_kit
 from abps.sites.consent.membership import Membership, RevocationList
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import app, kits
 from abps.sites.flare.authority import Authority
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, Failure
 
+from .loopback import LoopbackNetwork
 from .network import close, open_site
 from .test_cli import call
 

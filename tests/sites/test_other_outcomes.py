@@ -22,7 +22,6 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.preview import preview
 from abps.sites.consent.proposal import Proposal
 from abps.sites.consent.sitefile import SiteFile, read
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node.context import may_score
 from abps.sites.node.site import Site
@@ -30,6 +29,7 @@ from abps.sites.node.status import summary
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store
 
+from .loopback import LoopbackNetwork
 from .network import close
 
 NAMES = ("east", "north", "south", "west")

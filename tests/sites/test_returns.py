@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from abps.engine.simulate import simulate
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.coordinator.steps import enough
 from abps.sites.protocol.commands import Command, SiteState, Timeouts
 
+from .loopback import LoopbackNetwork
 from .network import agree_about_partners, close, counted_once, open_site
 
 QUICK = Timeouts(poll=1.0, grace=10.0)

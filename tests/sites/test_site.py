@@ -11,7 +11,6 @@ from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.core.protocol import Kind, Message
 from abps.engine.simulate import simulate
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node.transport import Retries, UnreachableError
 from abps.sites.protocol.commands import Command, Timeouts
@@ -19,6 +18,7 @@ from abps.wire.codecs import codec
 from abps.wire.frames import pack
 from abps.wire.messages import pack_message, pack_vector
 
+from .loopback import LoopbackNetwork
 from .network import agree_about_partners, close, counted_once, join, open_site, same_beliefs
 
 QUICK = Timeouts(poll=0.0)

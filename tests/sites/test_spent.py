@@ -11,13 +11,13 @@ import pytest
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.engine.simulate import simulate
-from abps.sites.coordinator.loopback import LoopbackNetwork
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.node import status
 from abps.sites.node.privacy_ledger import account_of
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store.store import Store
 
+from .loopback import LoopbackNetwork
 from .network import close, join, open_site
 
 QUICK = Timeouts(poll=0.0)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import datetime
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,12 +39,10 @@ from abps.sites.consent import preview as values
 from abps.sites.consent.approval import ProposalRecord
 from abps.sites.consent.journal import JournalEvent
 from abps.sites.consent.keys import install_certificate, read_signer, request_certificate
-from abps.sites.consent.kit import Kit as StartupKit
 from abps.sites.consent.kit import Role, participant_kit, read_certificate, read_kit
 from abps.sites.consent.preflight import State
-from abps.sites.node import monitor
 from abps.sites.node import status as account
-from abps.sites.node.monitor import diagnose
+from abps.sites.node.status import diagnose
 from abps.sites.store import audit
 
 #: The exit code of a check that fails: neither a wrong request nor an internal error.
@@ -150,9 +144,6 @@ def _kept_back(columns: dict[str, str]) -> list[str]:
 def start(kit: Annotated[Path, typer.Argument(help="The startup kit of the relay or of a site.")]) -> None:
     """Run the relay or a site from its kit, in the foreground, until it is stopped.
 
-    With `"watch": {"port": 9100}` in the site's own file, health (/healthz), metrics (/metrics) and a status
-    page (/) are served on 127.0.0.1 alone; with `"hook"`, a command is run when a round is stuck.
-
     Example: abps site start kits/north
     """
     need_engine()
@@ -172,55 +163,9 @@ def start(kit: Annotated[Path, typer.Argument(help="The startup kit of the relay
         say(f"the certificate of {given.name} {held.sentence}")
     if given.role is Role.RELAY:
         preflight.need_free_port(given)
-    watching = monitor.settings(given)
     command, environment = kits.command(kit)
     os.chdir(kit)
-    if not watching.wanted:
-        os.execve(command[0], command, environment)
-    sys.exit(_watched(given, watching, command, environment))
-
-
-def _watched(
-    given: StartupKit, watching: sitefile.Watch, command: list[str], environment: dict[str, str]
-) -> int:
-    """Run the engine's process beside a monitor; its exit code."""
-
-    engine = subprocess.Popen(command, env=environment)
-
-    def ended(number: int, frame: object) -> None:
-        raise SystemExit(0)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, ended)
-    try:
-        with monitor.Monitor(given, watching, _page, lambda: engine.poll() is None) as watch:
-            if watch.port is not None:
-                say(f"http://127.0.0.1:{watch.port}/ shows the status of {given.name}")
-            return engine.wait()
-    finally:
-        _end(engine)
-
-
-def _end(engine: subprocess.Popen[bytes]) -> None:
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family = psutil.Process(engine.pid).children(recursive=True)
-        engine.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            engine.wait(GRACE)
-        engine.kill()
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
-def _page(told: Any, store: Any, sentence: str) -> str:
-    """The status page, made anew for every request."""
-    from abps.report.pages.site_page import Now, site_page
-
-    at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return site_page(told, store.rounds(), now=Now(at, sentence))
+    os.execve(command[0], command, environment)
 
 
 def check(

@@ -115,44 +115,12 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Watch:
-    """How a participant is watched.  port: of the loopback address, for health, metrics and a status page;
-    None: nothing listens.  stuck_seconds: a step of a round that lasts longer is reported.  hook: the command
-    that is then run, with ABPS_SENTENCE and the like in its environment.
-    """
-
-    port: int | None = None
-    stuck_seconds: float = 600.0
-    hook: tuple[str, ...] = ()
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anything is watched."""
-        return self.port is not None or bool(self.hook)
-
-    @staticmethod
-    def from_json(data: Any) -> Watch:
-        """From a file's entry; a ValueError says what is wrong."""
-        hook = data.get("hook", ())
-        if not isinstance(hook, list | tuple) or not all(isinstance(word, str) for word in hook):
-            raise ValueError("hook is a list of words")
-        watch = Watch(**{**data, "hook": tuple(hook)})
-        port: Any = watch.port
-        if port is not None and (type(port) is not int or not 0 <= port <= 65535):
-            raise ValueError(f"port {port!r}")
-        if not watch.stuck_seconds > 0:
-            raise ValueError(f"stuck_seconds {watch.stuck_seconds!r}")
-        return watch
-
-
-@dataclass(frozen=True)
 class SiteFile:
     """A site's own settings. table, store: paths.  label, patient, time, drop: columns of the table.
 
     limits: what it tolerates of a peer.  threads: cores for training.
     allow: packages besides abps whose methods, codecs and goals a job may name; what is not listed is not
     imported.
-    watch: what may be seen while it runs, on this machine.
     another_table: whether the table may be another than in earlier jobs of a study.
     policy: what any study may ask of this site.  positive: the label's value that is the event.
     outcome, duration: what the label is, and the column with the time to the event, if it is no event or not.
@@ -171,7 +139,6 @@ class SiteFile:
     another_table: bool = False
     policy: Policy = field(default_factory=Policy)
     positive: str | None = None
-    watch: Watch = field(default_factory=Watch)
     outcome: str | None = None
     duration: str | None = None
 
@@ -221,7 +188,7 @@ def read(path: Path) -> SiteFile:
         data["drop"], data["allow"] = tuple(data.get("drop", ())), tuple(data.get("allow", ()))
         data["limits"] = Limits(**data.get("limits", {}))
         data["policy"] = Policy(**data.get("policy", {}))
-        data["watch"] = Watch.from_json(data.get("watch", {}))
+        data.pop("watch", None)  # of earlier versions, which served a status page
         return SiteFile(**data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RequestError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ import numpy as np
 
 from abps import files
 from abps.data.outcome import parse_outcome
+from abps.sites.consent.kit import Kit
+from abps.sites.consent.preflight import Check, State
 from abps.sites.node.privacy_ledger import ledger_of
+from abps.sites.node.status_file import STEPS, read_status
 from abps.sites.store.audit import heads_json
 from abps.sites.store.rows import Entry, EntryKind
 from abps.sites.store.store import Store
@@ -130,3 +133,29 @@ def _table(path: Path, head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> No
         writer = csv.writer(stream)
         writer.writerow(head)
         writer.writerows(rows)
+
+
+def diagnose(kit: Kit, after: float) -> Iterator[Check]:
+    """What a job here is waiting for, and since when; a step longer than ``after`` seconds fails."""
+    now = read_status(kit.local)
+    if kit.role == "operator":
+        yield Check("job", State.WARN, "an operator's kit runs no job; ask at the relay or at a site")
+        return
+    if now is None:
+        yield Check("job", State.OK, "no job has run from this kit yet")
+        return
+    what = STEPS.get(now.step, now.step)
+    where = (
+        f"study {now.study}, round {now.round}" if now.round else f"study {now.study}, before its first round"
+    )
+    if now.step == "done":
+        yield Check("job", State.OK, f"{where}: the last job ended at {now.since}")
+    elif not now.alive:
+        seen = f"{where}: the process of the job is gone, in the midst of {what}, since {now.since} or later"
+        yield Check("job", State.FAIL, f"{seen}; submit the job again")
+    else:
+        whom = f" by {', '.join(now.waiting)}" if now.waiting else ""
+        seen = f"{where}: {what}{whom} for {now.seconds:.0f} s, since {now.since}"
+        state = State.FAIL if now.seconds > after else State.OK
+        hint = "; look at the logs there" if state is State.FAIL else ""
+        yield Check("job", state, f"{seen}{hint}")
