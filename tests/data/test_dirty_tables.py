@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from abps.core.errors import RequestError
-from abps.data.column_names import is_age, is_length_of_stay, is_patient_name, is_sex
+from abps.data.column_names import is_age, is_called, is_patient_name, is_sex
 from abps.data.prepare import prepare
 from abps.data.table import load_file, read_table
 from abps.data.units import unit_warnings
@@ -158,7 +158,7 @@ AFTER = [
 def test_length_of_stay_is_no_predictor_in_any_language(tmp_path, name):
     days = np.random.default_rng(0).integers(1, 30, 600)
     made = read(hospitals(**{name: days}), tmp_path)
-    assert is_length_of_stay(name) and made.features.columns == ["x"]
+    assert is_called(name, "stay") and made.features.columns == ["x"]
     assert name in read(hospitals(**{name: days}), tmp_path, keep=[name]).features.columns
 
 
@@ -238,6 +238,11 @@ def test_titles_above_the_header_are_skipped_and_said(tmp_path, titles):
     made = read_lines(tmp_path, [*titles, *LINES])
     assert made.features.equals(plain.features)
     assert len(made.notes.warnings) == 1 and "above the header skipped" in made.notes.warnings[0]
+
+
+def test_a_header_that_is_too_short_is_no_title(tmp_path):
+    with pytest.raises(RequestError, match="line 2 has 4 cells and the header has 2"):
+        read_lines(tmp_path, ["y,h", *LINES[1:]])
 
 
 def test_excel_workbooks_are_read(tmp_path):

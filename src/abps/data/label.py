@@ -12,25 +12,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
+from abps.data.column_names import WORDS
 from abps.data.outcome import BINARY, MOST_CLASSES, Outcome, parse_outcome
 from abps.data.roles import Roles
 
 #: Words that say yes, and words that say no. Several words of one kind may stand in one column.
-YES = frozenset(
-    {
-        "1", "1.0", "true", "t", "yes", "y", "positive", "pos", "+", "present", "event", "case", "dead",
-        "died", "death", "deceased", "expired", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "sì", "s",
-        "sim", "verdadero", "vero", "verstorben", "gestorben", "tot", "exitus", "décédé", "décès", "mort",
-        "fallecido", "muerto", "muerte", "deceduto", "morto", "morte", "óbito",
-    }
-)  # fmt: skip
-NO = frozenset(
-    {
-        "0", "0.0", "false", "f", "no", "n", "negative", "neg", "-", "absent", "no event", "censored",
-        "control", "alive", "survived", "living", "nein", "nee", "nej", "falsch", "non", "faux", "não",
-        "falso", "lebend", "lebt", "überlebt", "vivant", "survécu", "vivo", "sobrevivió", "sopravvissuto",
-    }
-)  # fmt: skip
+YES, NO = frozenset(WORDS["yes"]), frozenset(WORDS["no"])
 
 _GOOD_OUTCOME = re.compile(r"surviv|alive|healthy|discharged_home|überleb|survie|superviv", re.IGNORECASE)
 

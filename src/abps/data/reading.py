@@ -161,11 +161,17 @@ def _header_row(rows: Sequence[Sequence[str]]) -> int:
     usual = widths.most_common(1)[0][0]
     for k, row in enumerate(rows[: MOST_TITLES + 1]):
         filled = sum(bool(cell.strip()) for cell in row)
-        if len(row) in (usual, usual - 1) and filled > 0.5 * len(row) and filled > 1:
-            return k
-        if usual == 1 and filled:
-            return k
+        if len(row) in (usual, usual - 1) and filled > 0.5 * len(row) and (filled > 1 or usual == 1):
+            # What holds numbers is data: then the first row is a header that does not fit.
+            return 0 if any(_is_number(cell) for cell in row) else k
     return 0
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return float(cell.replace(",", ".")) is not None
+    except ValueError:
+        return False
 
 
 def _title_warning(path: Path, titles: Sequence[str]) -> tuple[str, ...]:
@@ -183,7 +189,7 @@ def _refuse_ragged(content: bytes, separator: str, width: int, path: Path, above
     """
     if b'"' not in content:
         mark = separator.encode()
-        counts = ((k, line.count(mark) + 1) for k, line in enumerate(content.split(b"\n")) if line.strip())
+        counts = ((k, line.count(mark) + 1) for k, line in enumerate(io.BytesIO(content)) if line.strip())
         found = next(((k + 1, n) for k, n in counts if n != width), None)
     elif len(content) > SCANNED:
         return

@@ -21,6 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
+from abps.data.column_names import WORDS
 from abps.data.reading import GAPS
 
 #: What is done to cells, by the name of the rule.
@@ -39,20 +40,7 @@ RULES: Mapping[str, str] = {
 }
 
 #: Words for missing; only where the other cells are numbers, since "none" may be an answer elsewhere.
-MISSING_WORDS = frozenset(
-    {
-        "unk", "unkn", "unknown", "missing", "none", "nil", "null", "nan", "na", "n/a", "n.a.", "n.a", "nd",
-        "n/d", "n.d.", "not available", "not done", "not known", "not measured", "not recorded", "not tested",
-        "not taken", "not applicable", "no result", "no value", "pending", "error", "#n/a", "#na", "#value!",
-        "#null!", "#ref!", "#div/0!", "-", "--", "---", ".", "..", "…", "*", "?", "??", "x", "xx", "xxx",
-        "inf", "-inf", "+inf", "n.b.", "n.b", "nb", "nicht bestimmt", "nicht bestimmbar", "nicht gemessen",
-        "nicht erhoben", "nicht durchgeführt", "n.v.", "nicht verfügbar", "k.a.", "k.a", "k. a.", "ka",
-        "keine angabe", "unbekannt", "unbek.", "fehlt", "fehlend", "entfällt", "ausstehend", "storniert",
-        "non fait", "non dosé", "non disponible", "non mesuré", "inconnu", "manquant", "sin dato", "s/d",
-        "desconocido", "no realizado", "no disponible", "no medido", "sconosciuto", "non eseguito",
-        "non disponibile", "mancante", "desconhecido", "não realizado", "onbekend",
-    }
-)  # fmt: skip
+MISSING_WORDS = frozenset(WORDS["missing"])
 
 #: Different numbers that a column needs before other words in it are missing values and not names of levels;
 #: numbers with decimals are no names, so five of them are enough.
@@ -65,56 +53,10 @@ MOSTLY, PARTLY = 0.5, 0.2
 #: The share of a numeric column that words for missing may have without a warning.
 FEW_MISSING_WORDS = 0.05
 
-_SYNONYMS = (
-    (
-        frozenset({"m", "male", "man", "males", "masculine", "boy", "männlich", "maennlich", "mann", "herr",
-                   "h", "homme", "masculin", "hombre", "masculino", "varón", "maschio", "uomo", "maschile"}),
-        frozenset({"f", "w", "female", "woman", "females", "feminine", "girl", "weiblich", "frau", "femme",
-                   "féminin", "mujer", "femenino", "femmina", "donna", "femminile", "feminino"}),
-    ),
-    (
-        frozenset({"y", "yes", "t", "true", "1", "positive", "pos", "+", "present", "ja", "j", "wahr", "oui",
-                   "vrai", "sí", "si", "sì", "sim", "positiv", "positif", "positivo"}),
-        frozenset({"n", "no", "f", "false", "0", "negative", "neg", "-", "absent", "nein", "falsch", "non",
-                   "faux", "não", "negativ", "négatif", "negativo"}),
-    ),
-)  # fmt: skip
+_SYNONYMS = [(frozenset(one), frozenset(other)) for one, other in WORDS["synonyms"]]
 #: Words that may stand beside a pair of synonyms without belonging to it.
-_NEITHER = frozenset(
-    {
-        "unknown",
-        "unk",
-        "u",
-        "other",
-        "o",
-        "x",
-        "missing",
-        "not known",
-        "indeterminate",
-        "divers",
-        "d",
-        "unbekannt",
-        "inconnu",
-        "desconocido",
-        "autre",
-        "otro",
-        "altro",
-    }
-)
-
-_UNITS = frozenset(
-    {
-        "%", "°c", "°f", "c", "f", "mmhg", "cmh2o", "kpa", "bpm", "/min", "1/min", "kg", "g", "mg", "µg",
-        "ug", "ng", "pg", "lb", "lbs", "cm", "m", "mm", "in", "ft", "l", "dl", "ml", "µl", "fl", "mmol/l",
-        "µmol/l", "umol/l", "nmol/l", "pmol/l", "mol/l", "meq/l", "g/l", "g/dl", "mg/l", "mg/dl", "µg/l",
-        "ug/l", "µg/dl", "ug/dl", "ng/ml", "ng/dl", "pg/ml", "u/l", "iu/l", "iu/ml", "u/ml", "mu/l", "miu/l",
-        "k/ul", "k/µl", "m/ul", "m/µl", "10^9/l", "10*9/l", "x10^9/l", "10^12/l", "10e9/l", "10e3/ul", "/ul",
-        "/µl", "/mm3", "mosm/kg", "ml/min", "ml/h", "ml/kg", "mg/kg", "mcg/kg/min", "µg/kg/min", "kg/m2",
-        "kg/m^2", "m2", "s", "sec", "min", "h", "hr", "hrs", "hours", "days", "years", "year", "yrs", "y",
-        "d", "mg/g",
-    }
-)  # fmt: skip
-_FLAGS = frozenset({"h", "l", "hh", "ll", "(h)", "(l)", "*", "**", "!", "↑", "↓", "high", "low"})
+_NEITHER = frozenset(WORDS["neither"])
+_UNITS, _FLAGS = frozenset(WORDS["units"]), frozenset(WORDS["flags"])
 
 _CELL = re.compile(
     r"(?P<limit>[<>≤≥]=?|=[<>])?\s*"

@@ -278,54 +278,32 @@ class Statistics:
             raise ValueError(f"statistics that are none: {error!r}") from error
 
 
-@dataclass(frozen=True, eq=False)
-class _Stacked:
-    """All summaries side by side, centers in the order of their names.
-
-    count, mean, variance, used: (n, k).  groups: (n, k, 16), NaN where not in use.
-    """
-
-    names: tuple[str, ...]
-    centers: NDArray[np.str_]
-    count: Floats
-    mean: Floats
-    variance: Floats
-    used: NDArray[np.int64]
-    groups: Floats
-
-
-def _stack(summaries: Mapping[str, ColumnSummary]) -> _Stacked:
-    if not summaries:
-        raise RequestError("no center published a summary of its columns; at least one is needed")
-    order = [summaries[name] for name in sorted(summaries)]
-    names = order[0].names
-    if any(summary.names != names for summary in order):
-        raise RequestError("the summaries are of different columns; make them from one codebook")
-    count = np.array([s.count for s in order], dtype=np.float64)
-    used = group_count(count, np.array([[s.group] for s in order]))
-    groups = np.array([s.groups for s in order], dtype=np.float64)
-    groups[np.arange(MOST_GROUPS) >= used[:, :, None]] = np.nan
-    mean, variance = (np.array([getattr(s, f) for s in order], np.float64) for f in ("mean", "variance"))
-    return _Stacked(names, np.array(sorted(summaries)), count, mean, variance, used, groups)
-
-
 def agree(summaries: Mapping[str, ColumnSummary], given: Statistics | None = None) -> Statistics:
     """The scales that follow from the summaries of the centers, by their names; those that are given stay.
 
     Mean and deviation of all values; where a few are so far out that the deviation exceeds what the middle
     three quarters of the values span, the median and the deviation of a normal column of that span instead.
     """
-    stacked = _stack(summaries)
-    total = stacked.count.sum(axis=0)
-    weight = stacked.count / np.maximum(total, 1)
-    middle = (weight * stacked.mean).sum(axis=0)
-    deviation = np.sqrt((weight * (stacked.variance + (stacked.mean - middle) ** 2)).sum(axis=0))
+    if not summaries:
+        raise RequestError("no center published a summary of its columns; at least one is needed")
+    order = [summaries[name] for name in sorted(summaries)]
+    names, known = order[0].names, {} if given is None else given.scales
+    if any(summary.names != names for summary in order):
+        raise RequestError("the summaries are of different columns; make them from one codebook")
+    count, mean, variance, groups = (
+        np.array([getattr(s, f) for s in order], np.float64) for f in ("count", "mean", "variance", "groups")
+    )
+    used = group_count(count, np.array([[s.group] for s in order]))
+    total = count.sum(axis=0)
+    weight = count / np.maximum(total, 1)
+    middle = (weight * mean).sum(axis=0)
+    deviation = np.sqrt((weight * (variance + (mean - middle) ** 2)).sum(axis=0))
     scales = {}
-    for c, name in enumerate(stacked.names):
+    for c, name in enumerate(names):
         if not total[c]:
             scales[name] = Scale(0.0, 0.0, 0.0)
             continue
-        quantiles = _quantiles(stacked, c)
+        quantiles = _quantiles(groups[:, c], count[:, c], used[:, c])
         center, spread = middle[c], deviation[c]
         span = quantiles[INNER[1]] - quantiles[INNER[0]]
         if 0 < span < spread:
@@ -334,15 +312,13 @@ def agree(summaries: Mapping[str, ColumnSummary], given: Statistics | None = Non
             spread = 0.0
         short = np.array([center, spread, *quantiles], dtype=np.float32).astype(np.float64).tolist()
         scales[name] = Scale(short[0], short[1], short[0], tuple(short[2:]))
-    for name, scale in ({} if given is None else given.scales).items():
-        if name in scales:
-            scales[name] = scale if scale.quantiles else replace(scale, quantiles=scales[name].quantiles)
-    needed = [k for k, name in enumerate(stacked.names) if given is None or given.scales.get(name) is None]
+    for name in set(known) & set(names):
+        scale = known[name]
+        scales[name] = scale if scale.quantiles else replace(scale, quantiles=scales[name].quantiles)
     # Every center sends its summary of the columns that nobody gave, and receives their scales.
-    used = stacked.used[:, needed]
-    sent = int((4 + (used > 0) * (8 + 4 * used)).sum()) + len(used) * HEADER_SIZE
-    received = len(used) * scales_size(len(needed))
-    return Statistics(scales, (0 if given is None else given.spent) + (sent + received if needed else 0))
+    needed = tuple(name for name in names if name not in known)
+    messages = sum(s.of(needed).nbytes for s in order) + len(order) * scales_size(len(needed))
+    return Statistics(scales, (0 if given is None else given.spent) + (messages if needed else 0))
 
 
 def scales_size(columns: int) -> int:
@@ -350,11 +326,10 @@ def scales_size(columns: int) -> int:
     return HEADER_SIZE + 4 * (2 + len(PROBABILITIES)) * columns
 
 
-def _quantiles(stacked: _Stacked, c: int) -> Floats:
-    """(20,) quantiles of column c over all centers' groups, each with the number of values it stands for."""
-    real = np.isfinite(stacked.groups[:, c])
-    values = stacked.groups[:, c][real]
-    weight = np.repeat(stacked.count[:, c] / np.maximum(stacked.used[:, c], 1), stacked.used[:, c])
+def _quantiles(groups: Floats, count: Floats, used: NDArray[np.int64]) -> Floats:
+    """(20,) quantiles of a column over all centers' groups (n, 16), each with the values it stands for."""
+    values = groups[np.arange(MOST_GROUPS) < used[:, None]]
+    weight = np.repeat(count / np.maximum(used, 1), used)
     rank = np.lexsort((weight, values))
     at = np.cumsum(weight[rank])
     return np.interp(PROBABILITIES, (at - weight[rank] / 2) / at[-1], values[rank])

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from abps.data import column_names
+from abps.data.column_names import WORDS, is_called, is_patient_name, is_time_after
 
 #: One column alone that ranks the label as well as this is suspected to know it …
 SUSPECT_AUROC = 0.95
@@ -34,7 +34,7 @@ ENOUGH = 10
 MANY_VALUES = 50
 
 #: A text this long, in characters or words, is a sentence and not a level.
-LONG, WORDS = 60, 8
+LONG, MANY_WORDS = 60, 8
 
 #: Values that look so in at least this share of a column's known rows decide about the column.
 MOSTLY = 0.2
@@ -46,33 +46,9 @@ _PERSON = re.compile(
     re.IGNORECASE,
 )
 
-#: Given names that are common somewhere and mean little else: "Anna Huber" is somebody, "Medical Ward" not.
-_NAMES = """
-aaron abdul adam agnes ahmed aisha albert alejandro alessandro alexander alexandra ali alice amelia ana
-andrea andreas andrew angela anja ann anna anne anthony antonio arthur astrid barbara ben benjamin bernd bob
-boris brian bruno carl carla carlos carmen carol caroline catherine charles charlotte chen chiara chloe
-christian christina christopher claire clara claudia daniel david deborah dennis diana dieter dirk dmitri
-dominik donald dorothy edward elena elisabeth elizabeth ella emil emily emma eric erik erika ernst eva
-fatima felix ferdinand florian francesca francesco frank franz frida friedrich fritz gabriel gabriele georg
-george gerhard giovanni giulia giuseppe greta guido gunther hanna hannah hans harald hassan heidi heinrich
-heinz helen helena helga henry herbert hiroshi holger hugo ibrahim igor ines ingrid irina isabel isabella
-ivan jack jacob jakob james jan jane jean jennifer jens jessica joan joao johann johannes john jonas jose
-josef joseph juan julia julian jurgen jürgen karen karin karl katarina katharina kathrin kevin klaus kumar
-lars laura lea lena leon leonie linda lisa lorenzo louis louise luca lucas lucia luis lukas magdalena
-manfred manuel marco margaret maria marie marina mario markus marta martha martin martina mary mateo matteo
-matthew matthias max maximilian mehmet mei melanie michael michelle miguel mohamed mohammed monika moritz
-muhammad mustafa nadia nancy natalia nathalie nicholas nico nicolas nina noah nora oksana olaf olga oliver
-olivia omar oscar oskar otto pablo paolo patricia patrick paul paula paulo pavel pedro peter petra philip
-philipp pierre priya rachel rainer ralf raphael rebecca regina renate richard robert roberto roland rosa
-rudolf ruth sabine samuel sandra sara sarah sebastian sergei silvia simon simone sofia sonja sophia sophie
-stefan stefanie stephan stephen steven susan susanne svetlana tanja tatiana teresa theo theresa thomas
-thorsten tim timo tobias tom torsten ulrich ursula ute valentina vera victoria viktor vincent vladimir
-walter werner wilhelm william wolfgang xavier yasmin yuki yusuf zeynep
-"""
-_GIVEN = frozenset(_NAMES.split())
-
-#: Given names that a column may be called for another reason: max_temp, ana_titre, jan_admissions.
-_AMBIGUOUS = frozenset(("ali", "ana", "ben", "carol", "chen", "frank", "jan", "max", "mei", "rosa", "tim"))
+#: Given names that mean little else: "Anna Huber" is somebody, "Medical Ward" is not; and those that a column
+#: may be called for another reason: max_temp, ana_titre, jan_admissions.
+_GIVEN, _AMBIGUOUS = frozenset(WORDS["given_names"]), frozenset(WORDS["ambiguous_names"])
 
 
 class FindingKind(StrEnum):
@@ -117,12 +93,12 @@ def _screen_column(column: pl.Series, label: NDArray[np.int8]) -> tuple[FindingK
         distinct = column.drop_nulls().n_unique()
         return FindingKind.IDENTIFIER, f"an identifier: {distinct} values in {len(column)} rows", True
     timely = column.dtype.is_temporal() or column.dtype.is_numeric()
-    if timely and column_names.is_time_after(name):
+    if timely and is_time_after(name):
         return FindingKind.AFTER_OUTCOME, "by its name a time that is known only after the outcome", True
     value = auroc_alone(column, label)
     if value is not None and value >= COPY_AUROC:
         return FindingKind.LABEL_COPY, f"a copy of the label: AUROC {value:.3f} by itself", True
-    if column.dtype.is_numeric() and column_names.is_length_of_stay(name):
+    if column.dtype.is_numeric() and is_called(name, "stay"):
         return FindingKind.AFTER_OUTCOME, "by its name the length of stay, known only at its end", True
     if _holds_dates(column):
         return FindingKind.DATE, "a date: future patients lie beyond all dates learned from", True
@@ -144,7 +120,7 @@ def _holds_dates(column: pl.Series) -> bool:
     """Whether a column holds dates, or whole numbers such as 20200131 under the name of a date."""
     if column.dtype.is_temporal():
         return column.dtype != pl.Duration
-    if not column.dtype.is_numeric() or not column_names.is_date_name(column.name):
+    if not column.dtype.is_numeric() or not is_called(column.name, "date"):
         return False
     known = column.drop_nulls().cast(pl.Float64)
     day, month = known % 100, (known // 100) % 100
@@ -155,7 +131,7 @@ def _holds_dates(column: pl.Series) -> bool:
 
 def _codes_places(column: pl.Series) -> bool:
     """Whether whole numbers, more than two of them, stand in a column called like hospitals or doctors."""
-    if not column.dtype.is_numeric() or not column_names.is_place_code(column.name):
+    if not column.dtype.is_numeric() or not is_called(column.name, "place"):
         return False
     numbers = column.drop_nulls().cast(pl.Float64)
     return numbers.n_unique() > 2 and bool((numbers == numbers.round()).all())
@@ -172,7 +148,7 @@ def is_identifier(column: pl.Series) -> bool:
     distinct = known.n_unique()
     if distinct <= MANY_VALUES:
         return False
-    named = column_names.is_identifier_name(column.name) and distinct > 0.1 * len(known)
+    named = is_called(column.name, "id") and distinct > 0.1 * len(known)
     if column.dtype == pl.String:
         return named or distinct > 0.5 * len(known)
     if not column.dtype.is_numeric():
@@ -193,7 +169,7 @@ def suggest_patient(frame: pl.DataFrame) -> tuple[str, int] | None:
         whole = column.dtype == pl.String or column.dtype.is_integer()
         if not whole and column.dtype.is_float():
             whole = bool((column.drop_nulls() % 1 == 0).all())
-        if not whole or not column_names.is_patient_name(column.name):
+        if not whole or not is_patient_name(column.name):
             continue
         known = column.drop_nulls()
         distinct = known.n_unique()
@@ -299,12 +275,14 @@ _LOOKS: tuple[tuple[Callable[[str], object], str], ...] = (
 def is_personal_value(level: str) -> bool:
     """Whether a value looks like a person, a date or an address, or is a sentence: then it is no level, even
     if many share it and the other values of its column are harmless."""
-    return any(bool(seen(level)) for seen, _ in _LOOKS) or len(level) > LONG or len(level.split()) > WORDS
+    return (
+        any(bool(seen(level)) for seen, _ in _LOOKS) or len(level) > LONG or len(level.split()) > MANY_WORDS
+    )
 
 
 def personal_reason(column: pl.Series) -> str:
     """Why a column identifies people, by its name or its values; empty if it does not."""
-    if column_names.is_personal(column.name):
+    if is_called(column.name, "person"):
         return "by its name it identifies people"
     if _named_after_person(column.name):
         return "it is called after a person"
@@ -317,7 +295,7 @@ def personal_reason(column: pl.Series) -> str:
     for seen, why in _LOOKS:
         if np.average([bool(seen(value)) for value in values.to_list()], weights=rows) >= MOSTLY:
             return f"its values look like {why}"
-    long = (values.str.len_chars() > LONG) | (values.str.count_matches(r"\S+") > WORDS)
+    long = (values.str.len_chars() > LONG) | (values.str.count_matches(r"\S+") > MANY_WORDS)
     return "its values are free text" if np.average(long.to_numpy(), weights=rows) >= MOSTLY else ""
 
 

@@ -8,6 +8,7 @@ window in force, or by the common statistics of the first.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +23,15 @@ from abps.data.split import assign_splits
 
 @dataclass(eq=False)
 class Timeline:
-    """starts: the first round of every window.  ``at(t)`` is the data in force in round t."""
+    """starts: the first round of every window.  ``at(t)`` is the data in force in round t.
+
+    options: those of :func:`~abps.data.prepare.prepare`.
+    """
 
     starts: tuple[int, ...]
-    _federation: Federation | None
-    _seed: int
-    _standardise: str = "own"
-    _splines: bool = False
-    _min_cell: int = 0
-    _histograms: HistogramSum | None = None
+    federation: Federation | Prepared
+    seed: int
+    options: dict[str, Any]
     _split: NDArray[np.int8] | None = None
     _book: Codebook | None = None
     _now: tuple[int, Prepared] | None = field(default=None)
@@ -43,32 +44,26 @@ class Timeline:
         return self._now[1]
 
     def _window(self, era: int) -> Prepared:
-        federation = self._federation
-        assert federation is not None
+        federation = self.federation
+        if isinstance(federation, Prepared):
+            return federation
         if federation.era is None:
-            return prepare(
-                federation,
-                self._seed,
-                standardise=self._standardise,
-                splines=self._splines,
-                min_cell=self._min_cell,
-                histograms=self._histograms,
-            )
-        if self._split is None:
-            self._split = assign_splits(federation, self._seed)
-        if self._book is None:
+            return prepare(federation, self.seed, **self.options)
+        how = self.options
+        if self._split is None or self._book is None:
+            self._split = assign_splits(federation, self.seed)
             first = federation.era == 0
             self._book = codebook(
-                federation.only(first), self._seed, self._split[first], self._standardise, self._min_cell
+                federation.only(first), self.seed, self._split[first], how["standardise"], how["min_cell"]
             )
         rows = federation.era == era
         return prepare(
             federation.only(rows),
-            self._seed,
+            self.seed,
             self._book,
             self._split[rows],
-            self._standardise,
-            self._splines,
+            how["standardise"],
+            how["splines"],
         )
 
 
@@ -81,22 +76,11 @@ def timeline(
     min_cell: int = 0,
     histograms: HistogramSum | None = None,
 ) -> Timeline:
-    """The windows of a run of so many rounds; ``min_cell`` and ``histograms`` as in
-    :func:`~abps.data.prepare.prepare`."""
+    """The windows of a run of so many rounds; options as in :func:`~abps.data.prepare.prepare`."""
+    options = {"standardise": standardise, "splines": splines, "min_cell": min_cell, "histograms": histograms}
     if isinstance(federation, Prepared):
-        book = federation.book  # rows of one's own making have none, and are taken as they are
-        made_so = "own" if book is None or book.statistics is None else "common"
-        if book is not None and (made_so, federation.splines) != (standardise, splines):
-            raise RequestError(
-                f"{federation.name} was not prepared with standardise={standardise!r}, splines={splines}, as "
-                "the model wants it; prepare it so, or give the federation itself"
-            )
-        if federation.min_cell < min_cell:
-            raise RequestError(
-                f"{federation.name} has min_cell={federation.min_cell}, not {min_cell}; prepare it "
-                "so, or give the federation itself"
-            )
-        return Timeline((1,), None, seed, _now=(0, federation))
+        _check_prepared(federation, standardise, splines, min_cell)
+        return Timeline((1,), federation, seed, options)
     eras = federation.eras
     if histograms is not None and federation.era is not None and standardise == "common":
         raise RequestError(
@@ -109,4 +93,20 @@ def timeline(
         raise RequestError(f"{eras} windows of time in {rounds} round(s): choose at least {eras} rounds")
     else:
         starts = tuple(1 + rounds * era // eras for era in range(eras))
-    return Timeline(starts, federation, seed, standardise, splines, min_cell, histograms)
+    return Timeline(starts, federation, seed, options)
+
+
+def _check_prepared(data: Prepared, standardise: str, splines: bool, min_cell: int) -> None:
+    """Refuse rows that were prepared in another way than the model needs; rows without a codebook pass."""
+    book = data.book
+    made = "own" if book is None or book.statistics is None else "common"
+    if book is not None and (made, data.splines) != (standardise, splines):
+        raise RequestError(
+            f"{data.name} was not prepared with standardise={standardise!r}, splines={splines}, as the model "
+            "needs it; prepare it so, or give the federation itself"
+        )
+    if data.min_cell < min_cell:
+        raise RequestError(
+            f"{data.name} has min_cell={data.min_cell}, not {min_cell}; prepare it so, or give the "
+            "federation itself"
+        )

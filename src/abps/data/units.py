@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from abps.data.column_names import normalise
+from abps.data.column_names import WORDS, normalise
 from abps.data.federation import Federation
 
 #: Values of a column that a center needs before its unit is judged.
@@ -20,26 +20,6 @@ LEAST_FACTOR = 1.7
 #: A known conversion factor explains a ratio of medians within this factor of it.
 NEAR = 1.35
 
-#: Conversions by the name of the column: larger unit value / smaller unit value, and the two units.
-_KNOWN: tuple[tuple[str, float, str], ...] = (
-    (r"cholest|chol|ldl|hdl", 38.67, "mg/dL and mmol/L"),
-    (r"triglyc|triglic", 88.57, "mg/dL and mmol/L"),
-    (r"gluc|glyc|zucker|glico", 18.02, "mg/dL and mmol/L"),
-    (r"creat|kreat", 88.42, "µmol/L and mg/dL"),
-    (r"bilirub|bili", 17.10, "µmol/L and mg/dL"),
-    (r"urea|harnstoff|uree", 6.006, "mg/dL and mmol/L"),
-    (r"(^| )bun( |$)", 2.801, "mg/dL and mmol/L"),
-    (r"uric|harnsaure|urat", 59.48, "µmol/L and mg/dL"),
-    (r"calc|kalz", 4.008, "mg/dL and mmol/L"),
-    (r"lact|lakt", 9.008, "mg/dL and mmol/L"),
-    (r"h(a)?emoglob|hamoglob|(^| )hb( |$)|(^| )hgb( |$)", 10.0, "g/L and g/dL"),
-    (r"h(a)?emoglob|hamoglob|(^| )hb( |$)|(^| )hgb( |$)", 1.611, "g/dL and mmol/L"),
-    (r"albumin|protein|(^| )crp( |$)", 10.0, "g/L and g/dL (or mg/L and mg/dL)"),
-    (r"weight|gewicht|poids|peso", 2.205, "lb and kg"),
-    (r"height|grosse|taille|talla|altura|altezza", 100.0, "cm and m"),
-    (r"height|grosse|taille|talla|altura|altezza", 2.54, "cm and inches"),
-    (r"pco2|po2|pao2|paco2", 7.501, "mmHg and kPa"),
-)
 _TEMPERATURE = re.compile(r"temp")
 
 
@@ -92,9 +72,9 @@ def _factor(name: str, here: float, elsewhere: float) -> str:
         return "; °F and °C?"
     way = "multiply by" if here < elsewhere else "divide by"
     fitting = [
-        (abs(np.log(ratio / factor)), factor, units)
-        for pattern, factor, units in _KNOWN
-        if re.search(pattern, plain) and 1 / NEAR < ratio / factor < NEAR
+        (abs(np.log(ratio / each["factor"])), each["factor"], each["units"])
+        for each in WORDS["conversions"]
+        if re.search(each["column"], plain) and 1 / NEAR < ratio / each["factor"] < NEAR
     ]
     if fitting:
         _, factor, units = min(fitting)

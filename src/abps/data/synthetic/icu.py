@@ -14,8 +14,11 @@ together. No number here was fitted to patients.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -57,22 +60,12 @@ LEAN = 0.35
 VITAL_LOWEST = np.array([20.0, 40.0, 15.0, 25.0, 3.0, 50.0, 30.0])
 VITAL_HIGHEST = np.array([220.0, 260.0, 160.0, 190.0, 65.0, 100.0, 42.5])
 
+_TABLES: dict[str, Any] = json.loads(
+    resources.files("abps.data.synthetic").joinpath("icu.json").read_text(encoding="utf-8")
+)
+
 #: Levels and their shares over all units. The empty level is "not recorded" (a missing value).
-CATEGORIES: dict[str, dict[str, float]] = {
-    "race": {"WHITE": 0.66, "BLACK": 0.11, "HISPANIC": 0.04, "ASIAN": 0.03, "OTHER": 0.06, "": 0.10},
-    "admission_type": {
-        "EW EMER.": 0.40, "OBSERVATION ADMIT": 0.14, "URGENT": 0.16, "SURGICAL SAME DAY ADMISSION": 0.10,
-        "DIRECT EMER.": 0.05, "ELECTIVE": 0.06, "EU OBSERVATION": 0.04, "DIRECT OBSERVATION": 0.03,
-        "AMBULATORY OBSERVATION": 0.02,
-    },
-    "admission_location": {
-        "EMERGENCY ROOM": 0.40, "PHYSICIAN REFERRAL": 0.22, "TRANSFER FROM HOSPITAL": 0.20,
-        "CLINIC REFERRAL": 0.04, "WALK-IN/SELF REFERRAL": 0.04, "PROCEDURE SITE": 0.03, "PACU": 0.02,
-        "TRANSFER FROM SKILLED NURSING FACILITY": 0.02, "INTERNAL TRANSFER": 0.01,
-        "AMBULATORY SURGERY TRANSFER": 0.01, "": 0.01,
-    },
-    "insurance": {"Medicare": 0.47, "Private": 0.27, "Medicaid": 0.17, "Other": 0.04, "": 0.05},
-}  # fmt: skip
+CATEGORIES: dict[str, dict[str, float]] = _TABLES["categories"]
 
 
 @dataclass(frozen=True)
@@ -89,38 +82,7 @@ class Unit:
     planned: float  # shift of the log-odds of planned over emergency admission
 
 
-UNITS = (
-    Unit(
-        "CVICU", 0.033, 1.15, 66.5, 0.66,
-        (0.26, 0.30, 0.20, 0.10, 0.02, 0.22, 0.03, 0.02, 0.05, 0.34, 0.20, 0.08),
-        (-0.20, -0.35, -0.35, -0.30, -0.45, 0.40, 0.10), 1.6,
-    ),
-    Unit(
-        "SICU", 0.106, 1.05, 63.0, 0.52,
-        (0.10, 0.18, 0.10, 0.20, 0.05, 0.20, 0.03, 0.03, 0.15, 0.26, 0.17, 0.20),
-        (0.00, 0.20, 0.05, 0.15, -0.10, 0.10, 0.05), 0.3,
-    ),
-    Unit(
-        "TSICU", 0.108, 0.85, 61.0, 0.60,
-        (0.09, 0.14, 0.08, 0.22, 0.06, 0.17, 0.03, 0.03, 0.11, 0.23, 0.14, 0.12),
-        (0.05, 0.30, 0.20, 0.25, -0.10, 0.15, 0.20), 0.1,
-    ),
-    Unit(
-        "CCU", 0.130, 0.85, 70.0, 0.58,
-        (0.42, 0.56, 0.16, 0.10, 0.06, 0.27, 0.03, 0.02, 0.07, 0.38, 0.32, 0.09),
-        (-0.10, -0.20, -0.05, -0.10, 0.05, -0.05, -0.30), -0.2,
-    ),
-    Unit(
-        "MICU-SICU", 0.141, 0.95, 63.5, 0.54,
-        (0.14, 0.28, 0.10, 0.12, 0.06, 0.30, 0.04, 0.03, 0.18, 0.31, 0.25, 0.20),
-        (0.15, 0.00, 0.05, 0.00, 0.25, -0.25, 0.00), -0.6,
-    ),
-    Unit(
-        "MICU", 0.154, 1.15, 64.0, 0.53,
-        (0.15, 0.32, 0.10, 0.11, 0.07, 0.33, 0.04, 0.04, 0.21, 0.34, 0.29, 0.19),
-        (0.20, 0.00, 0.05, 0.05, 0.35, -0.35, 0.00), -0.9,
-    ),
-)  # fmt: skip
+UNITS = tuple(Unit(**unit) for unit in _TABLES["units"])
 
 #: The first two-year window, and how many there are.
 FIRST_YEAR, WINDOWS = 2110, 41
@@ -372,27 +334,10 @@ def population_of(knobs: IcuSynthetic) -> Population:
 
 
 #: Levels that go with planned (+) or unplanned (-) admission.
-_PLANNED = {
-    "SURGICAL SAME DAY ADMISSION": 1.0, "ELECTIVE": 1.0, "AMBULATORY OBSERVATION": 0.5, "EW EMER.": -0.4,
-    "DIRECT EMER.": -0.4, "EMERGENCY ROOM": -0.5, "TRANSFER FROM SKILLED NURSING FACILITY": -0.5,
-    "PHYSICIAN REFERRAL": 0.7, "PROCEDURE SITE": 0.5, "AMBULATORY SURGERY TRANSFER": 0.5,
-}  # fmt: skip
+_PLANNED: dict[str, float] = _TABLES["planned"]
 
 #: How the way into the unit, and what nobody could ask about, goes with severity.
-_ROUTE = {
-    "race": {"": 0.9},
-    "admission_type": {
-        "EW EMER.": 0.4, "URGENT": 0.5, "DIRECT EMER.": 0.2, "OBSERVATION ADMIT": -0.3,
-        "SURGICAL SAME DAY ADMISSION": -1.0, "ELECTIVE": -0.8, "EU OBSERVATION": -0.9,
-        "DIRECT OBSERVATION": -0.6, "AMBULATORY OBSERVATION": -0.9,
-    },
-    "admission_location": {
-        "TRANSFER FROM HOSPITAL": 0.4, "TRANSFER FROM SKILLED NURSING FACILITY": 0.8,
-        "INTERNAL TRANSFER": 0.6,
-        "PHYSICIAN REFERRAL": -0.4, "CLINIC REFERRAL": 0.3, "PROCEDURE SITE": -0.3, "PACU": -0.5,
-    },
-    "insurance": {"Private": -0.2, "": 0.7},
-}  # fmt: skip
+_ROUTE: dict[str, dict[str, float]] = _TABLES["route"]
 
 # How the vitals move together: two shared factors (pressure, distress) and each vital's own part.
 # Mean pressure has no part of its own: it is two thirds diastolic and one third systolic.
