@@ -73,3 +73,26 @@ def test_an_odd_center_rests():
     run = abps.simulate(federation, "abps-plus", seed=1, settings={"structure": "no"})
     alone = abps.simulate(federation, "local-best", seed=1)
     assert run.auroc.mean > alone.auroc.mean
+
+
+def test_masked_sums_give_the_same_model(small):
+    plain = abps.simulate(small, "abps-plus", seed=3, settings={"structure": "no", "robust": "no"})
+    masked = abps.simulate(small, "abps-plus", seed=3, settings={"secure": "yes"})
+    assert masked.auroc.mean == pytest.approx(plain.auroc.mean, abs=0.01)
+    assert masked.bytes.control > plain.bytes.control
+
+
+def test_classes_numbers_and_times():
+    rng = np.random.default_rng(0)
+    center = np.repeat([f"h{k}" for k in range(8)], 150)
+    x = rng.standard_normal((1200, 3))
+    score = x @ [1.0, -0.7, 0.0] + rng.standard_normal(1200)
+    frame = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "hospital": center})
+    numbers = frame.with_columns(y=pl.Series(score))
+    run = abps.simulate(abps.federation(numbers, label="y", center="hospital"), "abps-plus", seed=1)
+    assert run.score.mean > 0.5  # R²; the truth has .6
+    classes = frame.with_columns(
+        y=pl.Series(np.array(["low", "mid", "high"])[np.digitize(score, [-0.8, 0.8])])
+    )
+    run = abps.simulate(abps.federation(classes, label="y", center="hospital"), "abps-plus", seed=1)
+    assert run.score.mean > 0.75

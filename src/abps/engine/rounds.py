@@ -30,6 +30,7 @@ from abps.methods.masked_rounds import masked, masked_cost
 from abps.methods.peers import PeerMethod, Preferences, Received
 from abps.methods.star import Server, StarMethod, star_cost, to_everyone, with_notes
 from abps.models.metrics import Segments
+from abps.privacy.fixed_point import exact_sum, masked_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +111,13 @@ class RunState:
         if self.ledger.closed:
             return self._rested(self.state, t, Rest.BUDGET)
         upload = method.upload(context, self.state, t)
-        broadcast = method.aggregate(context, self.state, self._attacked_upload(upload.values, t), t)
         order = coordinators(context.seed, t, context.ids)
-        up, down = upload.sizes[order[1:]], [broadcast.size(int(member)) for member in order[1:]]
-        traffic = bytes_of.exchange_bytes(n - 1, int(up.sum()), sum(down))
+        arrived, up = self._attacked_upload(upload.values, t), int(upload.sizes[order[1:]].sum())
+        if method.privacy.secure:
+            arrived, up = exact_sum(np.nan_to_num(arrived))[None], masked_bytes(n, arrived.shape[1])
+        broadcast = method.aggregate(context, self.state, arrived, t)
+        down = sum(broadcast.size(int(member)) for member in order[1:])
+        traffic = bytes_of.exchange_bytes(n - 1, up, down)
         if not self.ledger.affords(traffic):
             return self._rested(self.state, t, Rest.BUDGET)
         state = method.apply_broadcast(context, self.state, broadcast, t)

@@ -55,7 +55,7 @@ from abps.models.common_fit import FitState
 from abps.models.hierarchical import center_curvatures, common_sums
 from abps.models.training import Training
 from abps.wire.fields import Fields
-from abps.wire.number_lists import Field, NumberList
+from abps.wire.number_lists import Field, Form, NumberList
 
 #: Exchanges about variances, and steps of a cluster's fit before and after its members are chosen again.
 VARIANCE_EXCHANGES = 2
@@ -100,11 +100,12 @@ class ABPSPlus(CoordinatedMethod):
             )
         if self.steps < 1:
             raise RequestError(f"steps={self.steps}: choose at least 1")
+        if self.privacy.secure and self.structure:  # half scores are single centers'
+            object.__setattr__(self, "structure", False)
 
     def _tests_structure(self, context: Context) -> bool:
         """Whether centers send half scores."""
-        allowed = self.structure and not self.privacy.secure
-        return allowed and context.derived.terms == 1 and context.n >= FEWEST_CENTERS
+        return self.structure and context.derived.terms == 1 and context.n >= FEWEST_CENTERS
 
     def phase(self, context: Context, state: PlusState) -> Phase:
         """What the next exchange is about."""
@@ -131,7 +132,7 @@ class ABPSPlus(CoordinatedMethod):
         return Phase.VARIANCES if t <= 2 * CLUSTER_STEPS + 1 + VARIANCE_EXCHANGES else Phase.OVER
 
     def sums_only(self, t: int) -> bool:
-        """Whether exchange t needs sums alone: all but half scores and clusters do."""
+        """Whether exchange t needs sums alone: all but those about structure do."""
         return not self.structure or t <= 1 + self.steps
 
     def finished(self, state: PlusState) -> bool:
@@ -185,7 +186,7 @@ class ABPSPlus(CoordinatedMethod):
         local: LocalRows = context.derived
         phase = self.phase(context, state)
         if phase is Phase.START:
-            return _start_upload(context, state)
+            return _start_upload(context, state, self.privacy.secure)
         if phase is Phase.CLUSTER_MEANS:
             fields = Fields({"cluster": Field("single", 1), "mean": Field("half", local.q)})
             numbers = state.clusters.number.tolist()
@@ -204,8 +205,8 @@ class ABPSPlus(CoordinatedMethod):
                 halves = _half_score_lists(state, local)
                 lists = [np.concatenate(both) for both in zip(lists, halves, strict=True)]
                 return Upload.encode(lists, [(*fields.form, *more.form)] * len(lists))
-            return Upload.encode(lists, [fields.form] * len(lists))
-        form = fields.form
+            return Upload.encode(lists, [self._form(fields)] * len(lists))
+        form = self._form(fields)
         if phase is Phase.CLUSTER_FIT:
             score, losses, raw = plus_structure.cluster_sums(state, local)
             form = (*form, Field("single", 1))
@@ -220,6 +221,10 @@ class ABPSPlus(CoordinatedMethod):
         if phase is Phase.CLUSTER_FIT:
             lists = [np.append(row, g) for row, g in zip(lists, state.clusters.number, strict=True)]
         return Upload.encode(lists, [form] * len(lists))
+
+    def _form(self, fields: Fields) -> Form:
+        """How an upload is written: four bytes a number under masks, which carry no scales."""
+        return (Field("single", fields.length),) if self.privacy.secure else fields.form
 
     # The coordinator
 
@@ -260,7 +265,7 @@ class ABPSPlus(CoordinatedMethod):
     ) -> Screened:
         """Which uploads count."""
         local: LocalRows = context.derived
-        if self.robust:
+        if self.robust and not self.privacy.secure:
             reported = np.asarray(context.sizes(), dtype=np.float64)
             return screen(phase, fields, uploads, reported, state, local)
         accepted = np.asarray(np.isfinite(uploads[:, : fields.length]).all(axis=1))
@@ -337,13 +342,16 @@ def curvature_senders(context: Context, q: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def _start_upload(context: Context, state: PlusState) -> Upload:
-    """Score, curvature and intercepts at the model without inputs."""
+def _start_upload(context: Context, state: PlusState, secure: bool) -> Upload:
+    """Score, curvature and intercepts at the model without inputs.
+
+    secure: only a sum will be seen, so all send their curvature, and not as correlations.
+    """
     local: LocalRows = context.derived
     rows, q = local.rows, local.q
     common = common_model(state, local)
     sums = common_sums(rows, common)
-    senders = curvature_senders(context, q)[context.local_index]
+    senders = secure | curvature_senders(context, q)[context.local_index]
     fields, lists, forms = message(Phase.START, local), [], []
     below = np.tril_indices(q)
     for i, (curvature, middle) in enumerate(center_curvatures(rows, common)):
@@ -364,11 +372,11 @@ def _start_upload(context: Context, state: PlusState) -> Upload:
         )
         form = fields.form
         if senders[i]:
-            size = np.sqrt(np.maximum(diagonal, 1e-9))
+            size = np.ones(q) if secure else np.sqrt(np.maximum(diagonal, 1e-9))
             values = np.concatenate([values, (curvature / np.outer(size, size))[below]])
             form = (*form, *triangle_message(q).form)
         lists.append(values)
-        forms.append(form)
+        forms.append((Field("single", len(values)),) if secure else form)
     return Upload.encode(lists, forms)
 
 
@@ -409,9 +417,13 @@ def _with_curvature(
     """The sums of the first exchange, then the federation's curvature in few numbers, and their form."""
     q, whole = local.q, curvature_message(local.q)
     each = triangle_message(q).unpack(uploads[:, fields.length :])["triangle"]
-    sent = accepted & np.isfinite(each).all(axis=1) & (np.abs(np.nan_to_num(each)) <= 1.05).all(axis=1)
     parts = fields.unpack(uploads)
-    size = np.sqrt(np.maximum(parts["diagonal"], 0.0))
+    if len(uploads) == 1:  # a masked sum of curvatures
+        sent, size = np.ones(1, dtype=bool), np.ones((1, q))
+    else:
+        small = (np.abs(np.nan_to_num(each)) <= 1.05).all(axis=1)
+        sent = accepted & np.isfinite(each).all(axis=1) & small
+        size = np.sqrt(np.maximum(parts["diagonal"], 0.0))
     matrix = np.zeros((q, q))
     for i in np.flatnonzero(sent):
         matrix += square(each[i], q) * np.outer(size[i], size[i])
