@@ -57,9 +57,9 @@ def audit_privacy(
     if there.path.exists():
         record = there.read()
         known = {each.fingerprint(): each for each in (source.load() for source in record.request.sources)}
-        asked = [_numbers(sizes, "--sizes", int), _numbers(rounds, "--rounds", int)]
+        rows, at = _numbers(sizes, "--sizes", int), _numbers(rounds, "--rounds", int)
         budgets = _numbers(epsilon, "--epsilon", float)
-        found = [_audit(run, known, *asked, budgets) for run in _chosen(study, record, method)]
+        found = [_audit(run, known, rows, at, budgets) for run in _chosen(study, record, method)]
         written = write(out or study, found, spent)
     elif not spent:
         raise RequestError(f"{study} holds no study and no ledger; give the --out of `abps compare`")

@@ -174,7 +174,7 @@ class DataOptions:
 def flatten(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose dataclass parameters appear as one option per field, after the other options."""
     types = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in types.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in types.items() if is_dataclass(kind)}
     given = [
         parameter.replace(annotation=types[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(command).parameters.items()

@@ -29,7 +29,6 @@ from abps.engine.result import (
     Run,
     RunArtifacts,
     accuracy,
-    calibrated,
     scored_on,
     scores_of,
 )
@@ -162,9 +161,7 @@ def _fold_scores(
             scored_centers=main.scored_centers,
             per_center=main.per_center,
         )
-    calibration = calibrated(centers, logits, labels_of(rows))
-    fields = scores | {"scored": scored, "calibration": calibration}
-    return fields, RunArtifacts(scores=frame, answers=logits)
+    return scores | {"scored": scored}, RunArtifacts(scores=frame, answers=logits)
 
 
 def _together(parts: list[Segments]) -> Segments:

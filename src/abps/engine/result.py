@@ -23,7 +23,6 @@ from abps.core.ledger import Traffic
 from abps.data.federation import About
 from abps.data.prepare import Prepared, Rows
 from abps.engine.clinical import Clinical, RowProbabilities, clinical, row_probabilities
-from abps.evaluate.calibration import calibration as calibration_of
 from abps.evaluate.calibration import expit
 from abps.evaluate.roc import FEWEST_EVENTS, area
 from abps.models.metrics import Segments, auprc, auroc, brier, labels_of
@@ -77,24 +76,6 @@ class ScoreSupport:
     per_center_high: dict[str, float] = field(default_factory=dict)
     cannot_tell: dict[str, str] = field(default_factory=dict)
     folds: int = 0
-
-
-@dataclass(frozen=True)
-class CalibrationSummary:
-    """Whether the probabilities of scored rows mean what they say, as the run gives them: not recalibrated.
-
-    per_center_expected: the sum of a center's probabilities; its events stand in :class:`ScoreSupport`.
-    per_center_in_the_large, per_center_slope: 0 and 1 are right; NaN where there are too few events.
-    told, observed, rows: of all scored rows in ten groups by probability: the mean probability, the share
-    with the outcome, and how many there are.
-    """
-
-    per_center_expected: dict[str, float] = field(default_factory=dict)
-    per_center_in_the_large: dict[str, float] = field(default_factory=dict)
-    per_center_slope: dict[str, float] = field(default_factory=dict)
-    told: tuple[float, ...] = ()
-    observed: tuple[float, ...] = ()
-    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -213,7 +194,6 @@ class Run:
     device: str = "cpu"
     attack: str = ""
     scored: ScoreSupport = field(default_factory=ScoreSupport)
-    calibration: CalibrationSummary = field(default_factory=CalibrationSummary)
     versions: dict[str, str] = field(default_factory=versions)
     heterogeneity: Heterogeneity | None = None
     outcome: str = "binary"
@@ -444,7 +424,6 @@ def evaluated(
         fields["measures"] = fields.get("measures", {}) | own_measures(centers, logits, labels, metrics)
     fields |= {
         "scored": scored_on(centers, logits, labels),
-        "calibration": calibrated(centers, logits, labels),
         "alive": survived(data),
     }
     return fields, seen
@@ -520,28 +499,4 @@ def scored_on(
             if not a.told
         },
         folds,
-    )
-
-
-#: Groups of rows by probability.
-GROUPS: Final = 10
-
-
-def calibrated(centers: tuple[str, ...], logits: Segments, labels: Segments) -> CalibrationSummary:
-    """Calibration of every center and of all rows together; other outcomes have their own scores."""
-    if not labels.outcome.binary:
-        return CalibrationSummary()
-    found = {
-        name: calibration_of(expit(logits[i].astype(np.float64)), labels[i].astype(np.float64))
-        for i, name in enumerate(centers)
-    }
-    predicted = expit(logits.values.astype(np.float64))
-    parts = np.array_split(np.argsort(predicted, kind="stable"), min(GROUPS, len(predicted)) or 1)
-    return CalibrationSummary(
-        {name: c.expected for name, c in found.items()},
-        {name: math.nan if c.in_the_large is None else c.in_the_large.value for name, c in found.items()},
-        {name: math.nan if c.slope is None else c.slope.value for name, c in found.items()},
-        tuple(float(predicted[part].mean()) for part in parts if len(part)),
-        tuple(float(labels.values[part].mean(dtype=np.float64)) for part in parts if len(part)),
-        tuple(len(part) for part in parts if len(part)),
     )

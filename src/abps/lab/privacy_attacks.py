@@ -253,8 +253,9 @@ class Gradients:
 
     def losses(self, w: Weights, x: NDArray[np.float32], y: NDArray[np.float32]) -> Floats:
         """(rows,)."""
+        model, rows, labels = self._tensors(w, x, y)
         with self._torch.no_grad():
-            return self._loss(*self._tensors(w, x, y), reduction="none").numpy().astype(np.float64)
+            return self._loss(model, rows, labels, "none").numpy().astype(np.float64)
 
 
 def features(

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +147,11 @@ def measure(
         torch.set_num_threads(cores)
         for _ in range(ROUNDS_PER_TURN):
             roofs.append(sgemm_gflops())
-            stacked.append(_seconds(lambda t=turn: learner.train(w, t + 1)))
+            stacked.append(_seconds(partial(learner.train, w, turn + 1)))
         fastest = np.inf
         for count in {1, cores}:
             torch.set_num_threads(count)
-            fastest = min(fastest, _seconds(lambda: plain_round(data, training, models)))
+            fastest = min(fastest, _seconds(partial(plain_round, data, training, models)))
         loops.append(fastest / share)
         progress(turn + 1, turns)
     torch.set_num_threads(threads)

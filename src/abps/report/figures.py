@@ -74,12 +74,6 @@ def draw_all(part: Part, only: str = "") -> list[Drawing]:
             "times. No step is of fewer than ten events, so the curve ends before the last of them.",
             survival_curve,
         ),
-        (
-            len(_calibrated(part)) > 0, "calibration", "Calibration",
-            "Share of scored rows with the outcome against the predicted probability, in ten groups, all "
-            "hospitals together, before any recalibration; mean over repeats. Right on the diagonal.",
-            reliability,
-        ),
     ]  # fmt: skip
     return [
         draw(name, title, caption, partial(make, part))
@@ -335,36 +329,5 @@ def survival_curve(part: Part) -> Figure:
     axes.set_xlim(0.0, float(time[-1]) * 1.02 or 1.0)
     axes.set_xlabel("time")
     axes.set_ylabel("without the event")
-    _grid(axes)
-    return figure
-
-
-def _calibrated(part: Part) -> list[MethodResult]:
-    """Methods whose calibration is known in every run, the most wanted first."""
-    names = dict.fromkeys((*_SHOWN[:1], part.alone or "", *_SHOWN[1:]))
-    found = [r for r in (part.find(name) for name in names) if r is not None]
-    return [r for r in found if all(len(run.calibration.told) > 1 for run in r.runs)]
-
-
-def reliability(part: Part) -> Figure:
-    """Observed against predicted."""
-    figure = blank(7.2, 4.2)
-    axes = figure.add_subplot()
-    highest = 0.05
-    for r, tint in zip(_calibrated(part), _PALETTE):
-        groups = min(len(run.calibration.told) for run in r.runs)
-        told, seen = (
-            np.mean([getattr(run.calibration, name)[:groups] for run in r.runs], axis=0)
-            for name in ("told", "observed")
-        )
-        highest = max(highest, float(told.max()), float(seen.max()))
-        axes.plot(told, seen, "o-", color=tint, markersize=4, linewidth=1.3, label=r.label)
-    highest = min(1.0, highest * 1.05)
-    axes.plot([0, highest], [0, highest], color=INK, alpha=0.4, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set_xlim(0, highest)
-    axes.set_ylim(0, highest)
-    axes.set_xlabel("predicted probability")
-    axes.set_ylabel("share with the outcome")
-    axes.legend(loc="upper left")
     _grid(axes)
     return figure

@@ -183,11 +183,12 @@ def _scored(lead: MethodLine, name: str, k: int) -> dict[str, Any]:
     if lead.to_alone is not None and lead.to_alone.cells.others.any():
         cells = lead.to_alone.cells
         events, rows = float(cells.events[k]), float(cells.events[k] + cells.others[k])
+    levels = [run.clinical.per_center[name].before for run in runs if name in run.clinical.per_center]
     return {
         "rows": rows,
         "events": events,
-        "expected": mean_of(run.calibration.per_center_expected.get(name, math.nan) for run in runs),
-        "slope": mean_of(run.calibration.per_center_slope.get(name, math.nan) for run in runs),
+        "expected": mean_of(level.expected for level in levels),
+        "slope": mean_of(level.slope.value for level in levels),
         "calibration": calibrations(lead.result, name),
     }
 
