@@ -12,7 +12,7 @@ from abps.report.analysis import REFERENCE_ONLY, SIMPLE, Comparison, MethodLine,
 from abps.report.hospitals import HospitalStory
 from abps.report.study_tables import spoken
 from abps.report.tables import NOTHING, number, signed, volume
-from abps.report.words import agreement_words, gain_words, in_ten, listed, settle_words
+from abps.report.words import agreement_words, gain_words, in_ten, settle_words, short_words
 
 #: How well-known methods are called for readers who do not know them.
 PLAIN_NAMES = {
@@ -26,7 +26,7 @@ PLAIN_NAMES = {
 }
 
 #: Methods of the first table besides the page's, in this order.
-FIRST_TABLE = ("local-best", "local", SIMPLE, "fedavg", "random-k1", None, "pooled-best")
+FIRST_TABLE = ("local-best", "local", SIMPLE, "fedavg", None, "pooled-best")
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,17 @@ class FirstScreen:
         return [self.title, self.lead, *self.more]
 
 
-def first_screen(part: Part, hospitals: Sequence[HospitalStory]) -> FirstScreen:
-    """The first screen of one federation."""
+def first_screen(part: Part, hospitals: Sequence[HospitalStory], brief: bool = False) -> FirstScreen:
+    """The first screen of one federation.  brief: of a later one on its page, without what is said above."""
     title, lead = _answer(part)
+    cards = (_sure(part), _whom(part, hospitals), _price(part, brief), _next(part))
     return FirstScreen(
         basis(part),
         title,
         lead,
         tuple(sentence for sentence in (_simple(part), _outside(part), _look(part)) if sentence),
         _shares(part.primary),
-        tuple(card for card in (_sure(part), _whom(part, hospitals), _price(part), _next(part)) if card),
+        tuple(card for card in cards if card),
         _rows(part),
     )
 
@@ -151,15 +152,15 @@ def _simple(part: Part) -> str:
     found = part.compare(part.page, SIMPLE) if part.page else None
     if found is None:
         return ""
-    by = gain_words(found.gain)
+    by = short_words(found.gain)
     return {
         Verdict.BETTER: f"{part.page} beats a plain federated regression ({SIMPLE}): {by}.",
-        Verdict.WORSE: f"A plain federated regression ({SIMPLE}) is better than {part.page} ({by}): use it.",
-        Verdict.EQUAL: f"A plain federated regression ({SIMPLE}) is as good as {part.page} ({by}): it is "
+        Verdict.WORSE: f"A plain federated regression ({SIMPLE}) is better than {part.page}, {by}: use it.",
+        Verdict.EQUAL: f"A plain federated regression ({SIMPLE}) is as good as {part.page}, {by}: it is "
         "the simpler choice.",
     }.get(
         found.verdict,
-        f"A plain federated regression ({SIMPLE}) is not clearly different from {part.page} ({by}): take the "
+        f"A plain federated regression ({SIMPLE}) is not clearly different from {part.page}, {by}: take the "
         "simpler one unless you need more.",
     )
 
@@ -168,7 +169,7 @@ def _outside(part: Part) -> str:
     found = part.outside_of(part.page or "")
     if found is None or found.to_alone is None:
         return ""
-    gain = gain_words(found.to_alone.gain)
+    gain = short_words(found.to_alone.gain)
     return f"At hospitals that were left out, the others' model gains {gain} over alone."
 
 
@@ -217,40 +218,39 @@ def _sure(part: Part) -> Card | None:
     further = found.hospitals.further
     low, high = further.interval()
     sentences = [
-        "The interval holds for these hospitals and this amount of data "
-        f"({found.gain.run_freedom + 1} training runs).",
+        f"Holds for these hospitals and this amount of data ({found.gain.run_freedom + 1} training runs).",
     ]
     like = found.gain.half_width(scope=Scope.LIKE_THESE)
     if math.isfinite(like):
         low_like, high_like = found.gain.interval(scope=Scope.LIKE_THESE)
-        sentences.append(f"Averaged over hospitals like these: {signed(low_like)} to {signed(high_like)}.")
+        sentences.append(f"Over hospitals like these: {signed(low_like)} to {signed(high_like)}.")
     sentences.append(
         f"One further hospital like these: {signed(float(low[0]))} to {signed(float(high[0]))} (gains: "
         f"{in_ten(float(further.above(0.0)[0]))})."
     )
-    sentences.append(f"For the average patient: {gain_words(found.by_patient)}.")
+    sentences.append(f"For the average patient: {short_words(found.by_patient)}.")
     losing, sure = found.expected_losing, found.count(HospitalVerdict.LOSES)
     clear = "clear for none" if not sure else f"clear for {sure}"
-    sentences.append(
-        f"About {losing:.0f} of {found.gain.hospitals} may lose more than {RELEVANT:g}; {clear}."
-    )
+    how_many = "Hardly one" if losing < 0.5 else f"About {losing:.0f}"
+    sentences.append(f"{how_many} of {found.gain.hospitals} may lose more than {RELEVANT:g}; {clear}.")
     return Card("How sure", tuple(sentences))
 
 
 def _whom(part: Part, hospitals: Sequence[HospitalStory]) -> Card | None:
     if part.lead is None:
         return None
-    with_weights = [h for h in hospitals if any(math.isfinite(p.share) for p in h.partners)]
-    if with_weights:
-        strongest = sorted(
-            ((h.partners[0].share, h.name, h.partners[0].name) for h in with_weights), reverse=True
-        )[:3]
-        named = [f"{name} from {peer} ({share:.0%})" for share, name, peer in strongest]
+    grouped = [h for h in hospitals if any(math.isfinite(p.share) for p in h.partners)]
+    if grouped:
+        peers = sorted(len(h.partners) + h.more for h in grouped)[len(grouped) // 2]
+        common = [h.common for h in grouped if math.isfinite(h.common)]
+        rest = (
+            f"; {100 * sum(common) / len(common):.0f} % of a model come from all together" if common else ""
+        )
         return Card(
             "With whom",
             (
-                "Every hospital learns from all, by weight; the weights of yours stand in its panel.",
-                f"Most from one partner: {listed(named)}.",
+                f"{len(grouped)} of {len(hospitals)} hospitals have peers that resemble them (typically "
+                f"{peers}), named in their panels with weights{rest}.",
             ),
         )
     to_random = part.lead.to_random
@@ -261,26 +261,21 @@ def _whom(part: Part, hospitals: Sequence[HospitalStory]) -> Card | None:
         return Card("With whom", ("Your partners stand in your hospital's panel below.",))
     return Card(
         "With whom",
-        (
-            "With everybody: all hospitals contribute to one common model, and each keeps its own "
-            "corrections.",
-        ),
+        ("With everybody: one common model from all, with corrections of each hospital's own.",),
     )
 
 
-def _price(part: Part) -> Card | None:
+def _price(part: Part, brief: bool) -> Card | None:
     if part.lead is None:
         return None
     result = part.lead.result
     rounds = result.average(lambda run: run.rounds)
-    return Card(
-        "Price",
-        (
-            f"{volume(result.megabytes)} per hospital, both directions, in {rounds:.0f} exchanges.",
-            "The real price is people: an approval at every hospital (weeks to months), one agreed data "
-            "extract, about a day of set-up per site, and one person who operates it.",
-        ),
+    sent = f"{volume(result.megabytes)} per hospital, both directions, in {rounds:.0f} exchanges."
+    people = (
+        "The real price is people: an approval at every hospital (weeks to months), one agreed data extract, "
+        "about a day of set-up per site, and one person who operates it."
     )
+    return Card("Price", (sent,) if brief else (sent, people))
 
 
 def _next(part: Part) -> Card | None:

@@ -89,7 +89,7 @@ def figures(study: Study) -> list[Drawing]:
     return draw_all(parts_of(study)[0])
 
 
-def section_of(part: Part, privacy: PrivacyPart | None = None) -> Section:
+def section_of(part: Part, privacy: PrivacyPart | None = None, number: int = 1) -> Section:
     """Words, tables and figures of one federation."""
     hospitals = hospitals_of(part)
     shown = [
@@ -98,7 +98,7 @@ def section_of(part: Part, privacy: PrivacyPart | None = None) -> Section:
     ]
     return Section(
         part,
-        first_screen(part, hospitals),
+        first_screen(part, hospitals, brief=number > 1),
         hospitals,
         findings(part),
         shown,
@@ -116,7 +116,7 @@ def build(study: Study, out: Path, margin: float | None = None) -> Report:
     seeds = sorted({run.seed for _, run in study.runs})
     look = 1 if study.root is None else StudyFolder(study.root).count_look(seeds)
     parts = parts_of(study, MARGIN if margin is None else margin, look)
-    sections = [section_of(part, privacy_part(study, part)) for part in parts]
+    sections = [section_of(part, privacy_part(study, part), k) for k, part in enumerate(parts, 1)]
     for number, section in enumerate(sections, 1):
         inside = "" if len(study.record.data) == 1 else f"{number}-{slug(section.part.data.name)}"
         _write_tables(out / "tables" / inside, section)

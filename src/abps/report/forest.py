@@ -19,7 +19,7 @@ from abps.report.pages.document import anchor
 from abps.report.tables import signed
 
 #: Rows of the short plot: the best and the worst.
-BEST, WORST = 14, 6
+BEST, WORST = 10, 5
 
 #: Classes of the style sheet by verdict.
 TONE = {
@@ -49,15 +49,18 @@ def forest(
     rows = [_row(h, scale, number) for h in top]
     if few:
         left = len(ordered) - BEST - WORST
-        rows.append(f'<tr class="gap"><td colspan="4">{left} hospitals between these two groups</td></tr>')
+        rows.append(f'<tr class="gap"><td colspan="4">{left} more between these</td></tr>')
         rows += [_row(h, scale, number) for h in ordered[-WORST:]]
     hidden = len(hospitals) - len(ordered)
     rows += _summary(found, scale)
-    note = f" {hidden} with fewer than 5 events are not plotted." if hidden else ""
-    caption = (
-        f"Gain in {measure}, together minus alone, best first. Square: a hospital's own evidence combined "
-        f"with that of all, with its 95 % interval; ring: its own patients alone.{note}"
-    )
+    caption = f"Gain in {measure}, together minus alone, best first."
+    if number == 1:
+        caption += (
+            " Square: a hospital's own evidence combined with that of all, with its 95 % interval; ring: its "
+            "own patients alone."
+        )
+    if hidden:
+        caption += f" {hidden} with fewer than 5 events are not plotted."
     return Markup(
         f'<table class="forest"><caption>{escape(caption)}</caption>'
         '<thead><tr><th scope="col">hospital</th><th scope="col">events</th>'

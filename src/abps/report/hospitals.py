@@ -24,7 +24,7 @@ MOST_PARTNERS = 6
 class Partner:
     """Another hospital that this one learned from.
 
-    share: of the weight that this hospital gives to others; NaN where the method states no weights.
+    share: its weight in this hospital's model; NaN where the method states no weights.
     rounds: in how many rounds of all runs they were partners.
     """
 
@@ -66,7 +66,8 @@ class HospitalStory:
 
     beside: (method, level, gain over alone) of others.  rows, events: scored, each counted once.
     expected, slope: events that the page's method expects, and its calibration slope.
-    rested: rounds without a partner, by cause, of all ``rounds``.
+    rested: rounds without a partner, by cause, of all ``rounds``.  own, common: the weight of its own rows
+    and of all hospitals together in its model, where the method states weights.
     """
 
     name: str
@@ -85,6 +86,8 @@ class HospitalStory:
     rounds: int = 0
     megabytes: float = math.nan
     dollars: float = math.nan
+    own: float = math.nan
+    common: float = math.nan
 
     @property
     def advice(self) -> str:
@@ -214,12 +217,9 @@ def _pairs(trail: pl.DataFrame) -> pl.DataFrame:
 
 
 def _weights(trail: pl.DataFrame) -> pl.DataFrame:
-    """center, peer, share: of the weight a center gives to others, where a method states weights."""
-    stated = trail.filter((pl.col("decision") == "weighted") & pl.col("peer").is_not_null())
-    if stated.is_empty():
-        return pl.DataFrame(schema={"center": pl.String, "peer": pl.String, "share": pl.Float64})
-    mean = stated.group_by("center", "peer").agg(pl.col("score").abs().mean().alias("share"))
-    return mean.with_columns(pl.col("share") / pl.col("share").sum().over("center"))
+    """center, peer, share: what a hospital's model weighs; peer is null for all hospitals together."""
+    stated = trail.filter(pl.col("decision") == "weight")
+    return stated.group_by("center", "peer").agg(pl.col("score").mean().alias("share"))
 
 
 def _stories(trail: pl.DataFrame, result: MethodResult) -> dict[str, dict[str, Any]]:
@@ -228,7 +228,9 @@ def _stories(trail: pl.DataFrame, result: MethodResult) -> dict[str, dict[str, A
         return {}
     rounds = sum(run.rounds for run in result.runs)
     counts = _pairs(trail).group_by("center", "peer").len()
-    joined = counts.join(_weights(trail), on=["center", "peer"], how="full", coalesce=True)
+    weights = _weights(trail)
+    named = weights.filter(pl.col("peer").is_not_null() & (pl.col("peer") != pl.col("center")))
+    joined = counts.join(named, on=["center", "peer"], how="full", coalesce=True)
     joined = joined.with_columns(pl.col("len").fill_null(0), pl.col("share").fill_null(math.nan))
     joined = joined.sort(
         "center", pl.col("share").fill_nan(-1.0), "len", "peer", descending=[False, True, True, False]
@@ -239,8 +241,11 @@ def _stories(trail: pl.DataFrame, result: MethodResult) -> dict[str, dict[str, A
             Partner(peer, often, share)
             for peer, often, share in group.select("peer", "len", "share").iter_rows()
         ]
-        named = tuple(found[:MOST_PARTNERS])
-        stories[str(name)] = {"partners": named, "more": len(found) - len(named)}
+        shown = tuple(found[:MOST_PARTNERS])
+        stories[str(name)] = {"partners": shown, "more": len(found) - len(shown)}
+    for name, peer, share in weights.iter_rows():
+        if peer is None or peer == name:
+            stories.setdefault(name, {})["common" if peer is None else "own"] = share
     rested = trail.filter(pl.col("decision") == "rested").group_by("center", "reason").len()
     for name, reason, often in rested.sort("center", "reason").iter_rows():
         stories.setdefault(name, {}).setdefault("rested", {})[reason] = often

@@ -35,6 +35,12 @@ def gain_words(gain: AverageGain, scope: Scope = Scope.THESE) -> str:
     return f"{signed(gain.estimate)}{within}"
 
 
+def short_words(gain: AverageGain) -> str:
+    """An estimate and its 95 % interval: ``+0.067 (+0.050 to +0.083)``."""
+    low, high = gain.interval()
+    return signed(gain.estimate) + (f" ({signed(low)} to {signed(high)})" if math.isfinite(low) else "")
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
     """Names in a row, the last with 'and'; what is more than ``most`` is counted."""
     if len(names) > most:
