@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abps.core import permutation, streams
+from core import single_places
 
 
 def test_a_stream_is_repeatable_and_its_own():
@@ -41,21 +42,21 @@ def test_hashed_numbers_are_uniform_and_uncorrelated():
 
 @given(n=st.integers(1, 400), key=st.integers(0, 2**64 - 1))
 def test_a_keyed_permutation_is_one_and_has_an_inverse(n, key):
-    order = permutation.peer_at(np.arange(n), np.uint64(key), n)
+    order = single_places.peer_at(np.arange(n), np.uint64(key), n)
     assert sorted(order.tolist()) == list(range(n))
-    assert permutation.place_of(order, np.uint64(key), n).tolist() == list(range(n))
+    assert single_places.place_of(order, np.uint64(key), n).tolist() == list(range(n))
 
 
 def test_every_peer_is_first_equally_often():
     n, keys = 23, streams.bits(3, "tie-break", 1, np.arange(23_000, dtype=np.uint64))
     for place in (0, 1, n - 1):
-        counts = np.bincount(permutation.peer_at(place, keys, n), minlength=n)
+        counts = np.bincount(single_places.peer_at(place, keys, n), minlength=n)
         assert ((counts - 1000) ** 2 / 1000).sum() < 48.3  # 22 degrees: 99.9 %
 
 
 def test_pairs_of_places_are_balanced_too():
     n, keys = 6, streams.bits(9, "tie-break", 1, np.arange(30_000, dtype=np.uint64))
-    first, second = permutation.peer_at(0, keys, n), permutation.peer_at(1, keys, n)
+    first, second = single_places.peer_at(0, keys, n), single_places.peer_at(1, keys, n)
     counts = np.bincount(first * n + second, minlength=n * n)
     off = counts[[k for k in range(n * n) if k // n != k % n]]
     assert ((off - 1000) ** 2 / 1000).sum() < 58.3  # 29 degrees: 99.9 %
@@ -63,14 +64,14 @@ def test_pairs_of_places_are_balanced_too():
 
 def test_large_permutations_with_halves_of_two_sizes():
     n, key = 70_000, np.uint64(12345)  # 17 bits
-    order = permutation.peer_at(np.arange(n), key, n)
+    order = single_places.peer_at(np.arange(n), key, n)
     assert (np.bincount(order, minlength=n) == 1).all()
-    assert (permutation.place_of(order, key, n) == np.arange(n)).all()
+    assert (single_places.place_of(order, key, n) == np.arange(n)).all()
     keys = streams.bits(3, "tie-break", 1, np.arange(40_000, dtype=np.uint64))
     for place in (0, 1, n - 1):
-        counts = np.histogram(permutation.peer_at(place, keys, n), bins=40, range=(0, n))[0]
+        counts = np.histogram(single_places.peer_at(place, keys, n), bins=40, range=(0, n))[0]
         assert ((counts - 1000) ** 2 / 1000).sum() < 72.1  # 39 degrees: 99.9 %
-    first, second = (permutation.peer_at(p, keys, n) * 6 // n for p in (0, 1))
+    first, second = (single_places.peer_at(p, keys, n) * 6 // n for p in (0, 1))
     counts = np.bincount(first * 6 + second, minlength=36)
     assert ((counts - 40_000 / 36) ** 2 / (40_000 / 36)).sum() < 66.6  # 35 degrees: 99.9 %
 
@@ -83,7 +84,7 @@ def test_an_unknown_purpose_is_an_error():
 @given(st.integers(1, 700), st.lists(st.integers(0, 2**64 - 1), max_size=4))
 def test_everybodys_place_at_once_is_the_place_asked_one_by_one(n: int, keys: list[int]) -> None:
     key = np.array(keys, dtype=np.uint64)
-    want = permutation.place_of(np.arange(n)[None, :], key[:, None], n)
+    want = single_places.place_of(np.arange(n)[None, :], key[:, None], n)
     assert (permutation.all_places(key, n) == want).all()
 
 

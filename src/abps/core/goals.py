@@ -31,13 +31,11 @@ class Pairwise:
 
     name: what it is called in a configuration.  ready: vectors (n, k) as the goal needs them.
     score: of ready vectors, over the last axis.
-    sign: +1 or -1 where the score is that multiple of the inner product, else 0.
     """
 
     name: str
     ready: Callable[[Floats], Floats]
     score: Callable[[Floats, Floats], Floats]
-    sign: int = 0
 
     def __call__(self, centers: Floats, peers: Floats) -> Floats:
         """(a, b) scores of all pairs."""
@@ -66,16 +64,17 @@ def inner(a: Floats, b: Floats) -> Floats:
     return total
 
 
-def _unit(v: Floats) -> Floats:
+def unit(v: Floats) -> Floats:
+    """(n, k) rows of length 1; a zero row stays."""
     length = np.sqrt(inner(v, v))[:, None]
     return np.asarray(v / np.where(length > 0, length, 1.0))
 
 
 #: cos(v_i, v_j): like with like. A zero vector is like nobody (0).
-homogeneity: Final = Pairwise("homogeneity", _unit, inner, 1)
+homogeneity: Final = Pairwise("homogeneity", unit, inner)
 
 #: -cos(v_i, v_j): the unlike.
-diversity: Final = Pairwise("diversity", _unit, lambda a, b: -inner(a, b), -1)
+diversity: Final = Pairwise("diversity", unit, lambda a, b: -inner(a, b))
 
 #: -|v_i0 - v_j0|: the same outcome rate, the paper's marker of a shared KPI.
 alignment: Final = Pairwise("alignment", lambda v: v[:, :1], lambda a, b: -np.abs(a[..., 0] - b[..., 0]))
@@ -84,6 +83,11 @@ alignment: Final = Pairwise("alignment", lambda v: v[:, :1], lambda a, b: -np.ab
 anybody: Final = Pairwise(
     "anybody", lambda v: v[:, :1], lambda a, b: np.zeros(np.broadcast(a[..., 0], b[..., 0]).shape)
 )
+
+
+#: How compiled code computes a goal: the multiple of the inner product of unit vectors; 2: the difference of
+#: outcome rates; 0: nothing.
+KINDS: Final = {"homogeneity": 1, "diversity": -1, "alignment": 2, "anybody": 0}
 
 
 def _goal(found: Any) -> Goal | None:
@@ -132,7 +136,7 @@ def pair_scores(vectors: Floats, goals: Sequence[Goal]) -> Floats:
     return scores
 
 
-def same_goal(goals: Sequence[Goal]) -> list[NDArray[np.int64]]:
+def same_goal(goals: Sequence[Any]) -> list[NDArray[np.int64]]:
     """The centers of each distinct goal."""
     number = {g: k for k, g in enumerate(dict.fromkeys(goals))}
     of = np.array([number[g] for g in goals], dtype=np.int64)
@@ -164,7 +168,7 @@ SAMPLED_PAIRS: Final = 1 << 20
 SAMPLED_PEERS: Final = 1 << 11
 
 
-def sampled_thresholds(vectors: Floats, goals: Sequence[Goal], keep: float, scope: str) -> Floats:
+def sampled_thresholds(vectors: Floats, goals: Sequence[Pairwise], keep: float, scope: str) -> Floats:
     """:func:`thresholds` from a sample, for federations with too many pairs to score them all.
 
     The sample is the same for everybody, so every center finds the same thresholds. The share that remains
@@ -191,20 +195,12 @@ def sampled_thresholds(vectors: Floats, goals: Sequence[Goal], keep: float, scop
     return threshold
 
 
-def pair_list_scores(vectors: Floats, goal: Goal, center: Ints, peer: Ints) -> Floats:
-    """(p,) the goal's score of every pair; a goal that knows only blocks is asked center by center."""
-    scores = np.empty(len(center))
-    if isinstance(goal, Pairwise):
-        ready = goal.ready(vectors)
-        for at in range(0, len(center), BLOCK):
-            part = slice(at, at + BLOCK)
-            scores[part] = goal.score(ready[center[part]], ready[peer[part]])
-        return scores
-    order = np.argsort(center, kind="stable")
-    starts = np.flatnonzero(np.diff(center[order], prepend=-1))
-    for these in np.split(order, starts[1:]):
-        if len(these):
-            scores[these] = goal(vectors[center[these[:1]]], vectors[peer[these]])[0]
+def pair_list_scores(vectors: Floats, goal: Pairwise, center: Ints, peer: Ints) -> Floats:
+    """(p,) the goal's score of every pair."""
+    scores, ready = np.empty(len(center)), goal.ready(vectors)
+    for at in range(0, len(center), BLOCK):
+        part = slice(at, at + BLOCK)
+        scores[part] = goal.score(ready[center[part]], ready[peer[part]])
     return scores
 
 

@@ -1,17 +1,14 @@
-"""Random orders that can be asked at single places.
+"""Random orders of all centers, by which ties between peers of equal score are broken.
 
-Ties between peers of equal score are broken at random. A shuffled list would cost O(n) numbers per
-center and round; this keyed permutation of 0..n-1 answers "who is at place k?" and "at which place is
-peer j?" one by one, for many centers at once, so that a center can look at the first few of 100,000
-equals without listing them.
-
-It is a Feistel network on a power of two, walked until it lands inside 0..n-1.
+A keyed permutation of 0..n-1: a Feistel network on a power of two, walked until it lands inside 0..n-1. It
+can be evaluated at single places, so that a simulation of 100,000 centers looks at the first few without
+listing all (:mod:`abps.methods.large_matching`).
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 _U64 = np.uint64
 
@@ -44,46 +41,14 @@ def _stir(
     target ^= x
 
 
-def _step(value: NDArray[np.uint64], key: NDArray[np.uint64], n: int, forward: bool) -> NDArray[np.uint64]:
-    """Through the network once; the key broadcasts against the values."""
+def shape(n: int) -> tuple[int, int, int]:
+    """The bits of both halves and the rounds of the network for n centers."""
     high, low = _halves(n)
-    masks = _U64((1 << high) - 1), _U64((1 << low) - 1)
-    half = [value >> _U64(low), value & masks[1]]
-    count = _rounds(low)
-    for k in range(count) if forward else range(count - 1, -1, -1):
-        _stir(half[k % 2], half[1 - k % 2], key, k, masks[k % 2])
-    half[0] <<= _U64(low)
-    half[0] |= half[1]
-    return half[0]
-
-
-def _walk(value: ArrayLike, key: ArrayLike, n: int, forward: bool) -> NDArray[np.int64]:
-    x, k = np.asarray(value, dtype=np.uint64), np.asarray(key, dtype=np.uint64)
-    shape = np.broadcast_shapes(x.shape, k.shape)
-    with np.errstate(over="ignore"):
-        y = _step(np.broadcast_to(x, shape), k, n, forward).ravel()
-        outside = np.flatnonzero(y >= n)
-        keys = np.broadcast_to(k, shape).ravel()[outside] if outside.size else k
-        while outside.size:
-            again = _step(y[outside], keys, n, forward)
-            y[outside] = again
-            still = again >= n
-            outside, keys = outside[still], keys[still]
-    return y.view(np.int64).reshape(shape)
-
-
-def peer_at(place: ArrayLike, key: ArrayLike, n: int) -> NDArray[np.int64]:
-    """Who stands at ``place`` in the order of ``key``; places and keys broadcast."""
-    return _walk(place, key, n, forward=True)
-
-
-def place_of(peer: ArrayLike, key: ArrayLike, n: int) -> NDArray[np.int64]:
-    """At which place ``peer`` stands in the order of ``key``: the inverse of :func:`peer_at`."""
-    return _walk(peer, key, n, forward=False)
+    return high, low, _rounds(low)
 
 
 def all_places(key: NDArray[np.uint64], n: int) -> NDArray[np.int64]:
-    """(keys, n) at which place everybody stands in the order of each key: ``place_of``, asked for all.
+    """(keys, n) the place of every center in the order of each key.
 
     What a round of the network adds depends on half of a value only, so it is looked up in short tables.
     """

@@ -15,8 +15,8 @@ from abps.core.beliefs import Beliefs
 from abps.core.candidates import Candidates
 from abps.core.matching import MatchingPlan, Rest
 from abps.core.selection import Selection
-from abps.core.sparse_selection import select_sparsely
 from abps.methods.base import Context, Decisions, Floats, Ints, Words
+from abps.methods.large_matching import match_many
 from abps.methods.peers import Preferences
 
 #: Centers up to which every proposal is listed in the audit trail; above, rejected ones are counted.
@@ -51,13 +51,13 @@ def rank_by_beliefs(
         stream = (context.ids, context.seed, t, context.horizon)
 
         def plan() -> MatchingPlan:
-            return select_sparsely(config, beliefs, found, mutual, *stream)
+            return match_many(config, beliefs, found, mutual, *stream)
 
         return RankedPreferences(plan=plan, trail=trail, beliefs=beliefs)
     known = np.flatnonzero(context.known)
     mine = np.searchsorted(known, context.local_index)
     candidate, similarity = np.zeros((context.r, context.n), dtype=bool), None
-    candidate[:, known] = found.rows(mine, np.arange(len(known)))
+    candidate[:, known] = found.rows(mine)
     if config.tie_break == "similarity":
         similarity = np.zeros((context.r, context.n))
         similarity[:, known] = found.similarity[mine]

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from abps.core import goals, streams
 from abps.core.beliefs import Beliefs
-from abps.core.candidates import Candidates, candidates
+from abps.core.candidates import TABLE_UP_TO, Candidates, candidates
 from abps.core.errors import RequestError
 from abps.core.selection import Selection
-from abps.core.sparse_selection import select_sparsely
+from abps.methods.large_matching import match_many
 from core.dense_selection import select
 
 
@@ -67,7 +67,11 @@ def both(n, sets, config, beliefs, mutual, seed, t):
     assert table.table is not None and pairwise.table is None
     consent = table.table if mutual else np.ones((n, n), dtype=bool)
     dense = select(config, beliefs, table.table, consent, table.similarity, ids, seed, t, 50)
-    return dense, [select_sparsely(config, beliefs, c, mutual, ids, seed, t, 50) for c in (pairwise, table)]
+    own = sets[1] is not None and nearest_last in sets[1]  # needs the table
+    return dense, [
+        match_many(config, beliefs, c, mutual, ids, seed, t, 50)
+        for c in ((table,) if own else (pairwise, table))
+    ]
 
 
 def agree(dense, sparse):
@@ -118,24 +122,6 @@ def test_many_centers_round_after_round(goal, settings_, mutual):
         beliefs = beliefs.observe(i, j, rng.random(len(i)))
 
 
-def test_both_ways_to_look_were_taken(monkeypatch):
-    """The equality above covers the scan of places, the lists of the free, and lists that ran out."""
-    from abps.core import sparse_selection
-
-    taken = []
-    scanned, listed = sparse_selection._scanned, sparse_selection._View.listed
-    monkeypatch.setattr(sparse_selection, "_scanned", lambda *a: taken.append("scan") or scanned(*a))
-    monkeypatch.setattr(
-        sparse_selection._View,
-        "listed",
-        lambda self, who, *a, **k: (
-            taken.append("again" if len(who) == 1 else "list") or listed(self, who, *a, **k)
-        ),
-    )
-    test_many_centers_round_after_round(*LARGE[0])
-    assert set(taken) == {"scan", "list", "again"}
-
-
 def test_thresholds_from_a_sample_keep_nearly_the_share(monkeypatch):
     rng = np.random.default_rng(2)
     vectors = metadata(900, rng, coarse=False)
@@ -151,17 +137,21 @@ def test_thresholds_from_a_sample_keep_nearly_the_share(monkeypatch):
         assert (sampled == again).all()
 
 
-def test_pairs_asked_one_by_one_and_in_blocks_get_one_answer():
+def test_rows_without_a_table_are_those_of_the_table():
     rng = np.random.default_rng(4)
     vectors = metadata(150, rng, coarse=True)
+    group = rng.integers(2, size=150)
     for goal in (*goals.GOALS.builtin.values(), goals.anybody, nearest_last):
-        table = candidates(vectors, [goal] * 150, 0.3, "per_center")
-        pairwise = candidates(vectors, [goal] * 150, 0.3, "per_center", table_up_to=0)
-        i, j = np.nonzero(np.ones((150, 150)))
-        assert (pairwise.admits(i, j) == table.table.ravel()).all()
-        some, others = np.arange(0, 150, 7), rng.permutation(150)[:61]
-        assert (pairwise.rows(some, others) == table.table[np.ix_(some, others)]).all()
-        assert (pairwise.sizes(some) == table.table[some].sum(axis=1)).all()
+        table = candidates(vectors, [goal] * 150, 0.3, "per_center", group)
+        pairwise = candidates(vectors, [goal] * 150, 0.3, "per_center", group, table_up_to=0)
+        some = np.arange(0, 150, 7)
+        assert (pairwise.rows(some) == table.table[some]).all()
+
+
+def test_own_goals_need_the_table():
+    many = np.ones((TABLE_UP_TO + 1, 2))
+    with pytest.raises(RequestError, match="up to 4,096 centers, not 4,097"):
+        candidates(many, [nearest_last] * len(many), 0.25, "global_pairs")
 
 
 def test_two_centers_agree_whether_they_are_alike():
@@ -174,7 +164,7 @@ def test_two_centers_agree_whether_they_are_alike():
 def test_ties_by_similarity_need_the_table():
     config = Selection(tie_break="similarity")
     with pytest.raises(RequestError, match="choose random or index"):
-        select_sparsely(config, Beliefs(6), Candidates(np.ones((6, 2))), True, np.arange(6), 1, 1, 50)
+        match_many(config, Beliefs(6), Candidates(np.ones((6, 2))), True, np.arange(6), 1, 1, 50)
 
 
 def test_memory_does_not_grow_with_pairs():
@@ -186,10 +176,10 @@ def test_memory_does_not_grow_with_pairs():
     ids = streams.bits(0, "generate", 0, np.arange(n))
     tracemalloc.start()
     sets = candidates(vectors, [goals.homogeneity] * n, 0.25, "global_pairs")
-    plan = select_sparsely(Selection(kappa=1), Beliefs(n), sets, True, ids, 1, 1, 50)
+    plan = match_many(Selection(kappa=1), Beliefs(n), sets, True, ids, 1, 1, 50)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sets.table is None and len(plan.pairs) > 0.49 * n
     assert peak < 70e6
-    kept = np.mean(sets.sizes(np.arange(0, n, 100))) / (n - 1)
+    kept = sets.rows(np.arange(0, n, 100)).sum() / (120 * (n - 1))
     assert abs(kept - 0.25) < 0.02  # the mean of 200 centers' own shares

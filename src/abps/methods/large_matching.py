@@ -1,0 +1,348 @@
+"""Proposals among very many simulated centers: the plan of :mod:`abps.core`, without tables of all pairs.
+
+A hospital ranks its own row of peers; a simulation of n centers would need n × n tables for that. Here
+compiled
+code evaluates a pair when a center comes to it: all peers that were never observed have the prior's score and
+follow each other in the order of the tie-break, a keyed permutation that can be evaluated at single places.
+So a round takes about n log n looks, and no more memory than the observed pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abps.core import permutation, streams
+from abps.core.beliefs import Beliefs, BetaPosterior
+from abps.core.candidates import Candidates
+from abps.core.errors import RequestError
+from abps.core.goals import KINDS, Goal, Pairwise, unit
+from abps.core.matching import Answer, MatchingPlan, Rest
+from abps.core.selection import Selection, epsilon, peer_scores, turns
+from abps.jit import compiled
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_NOBODY: Final = -1
+_ACCEPTED, _FULL, _FILTERED, _DECLINED = (int(answer) for answer in Answer)
+
+
+class _View(NamedTuple):
+    """Everything that the preferences of all centers follow from, as compiled code takes it.
+
+    table: (n, n) candidates, or (0, 0); then kind, vectors, threshold, rule and group decide.
+    start, peer, score, count: the observed pairs of center i are start[i] to start[i + 1].
+    ties, draws: (n,) keys of the orders of the tie-break and of exploration; explores: (n,).
+    """
+
+    table: NDArray[np.bool_]
+    kind: Ints
+    vectors: Floats
+    threshold: Floats
+    rule: Ints
+    group: Ints
+    start: Ints
+    peer: Ints
+    score: Floats
+    count: Floats
+    prior_score: float
+    tau: float
+    mutual: bool
+    proposer_check: bool
+    unproven: bool
+    ties: NDArray[np.uint64]
+    draws: NDArray[np.uint64]
+    by_index: bool
+    explores: NDArray[np.bool_]
+    shape: tuple[int, int, int]
+
+
+@compiled
+def _round_function(value: np.uint64, key: np.uint64, k: int) -> np.uint64:
+    """What round k of the network adds: see :mod:`abps.core.permutation`."""
+    x = value * np.uint64(0x9E3779B97F4A7C15) + key + np.uint64(k + 1) * np.uint64(0xD1B54A32D192ED03)
+    x = (x ^ (x >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+    return x ^ (x >> np.uint64(29))
+
+
+@compiled
+def _permute(value: int, key: np.uint64, n: int, shape: tuple[int, int, int], forward: bool) -> int:
+    """Who stands at a place (forward), or the place of a peer, in the order of a key."""
+    high, low, rounds = shape
+    masks = (np.uint64((1 << high) - 1), np.uint64((1 << low) - 1))
+    x = np.uint64(value)
+    while True:
+        a, b = x >> np.uint64(low), x & masks[1]
+        for step in range(rounds):
+            k = step if forward else rounds - 1 - step
+            if k % 2 == 0:
+                a ^= _round_function(b, key, k) & masks[0]
+            else:
+                b ^= _round_function(a, key, k) & masks[1]
+        x = (a << np.uint64(low)) | b
+        if x < np.uint64(n):
+            return np.int64(x)
+
+
+@compiled
+def _goal_admits(
+    table: NDArray[np.bool_],
+    kinds: Ints,
+    vectors: Floats,
+    threshold: Floats,
+    rule: Ints,
+    group: Ints,
+    i: int,
+    j: int,
+) -> bool:
+    """Is j a candidate of i? Arrays one by one: this is the innermost loop, and views are large to pass."""
+    if i == j or (len(group) and group[i] != group[j]):
+        return False
+    if len(table):
+        return table[i, j]
+    if not len(rule):
+        return True
+    kind, value = kinds[rule[i]], 0.0
+    if kind == 2:
+        value = -abs(vectors[i, 0] - vectors[j, 0])
+    elif kind:
+        value = vectors[i, 1] * vectors[j, 1]  # unit vectors stand after the outcome rate
+        for k in range(2, vectors.shape[1]):
+            value += vectors[i, k] * vectors[j, k]
+        value *= kind
+    return value >= threshold[i]
+
+
+@compiled
+def _find(start: Ints, peer: Ints, i: int, j: int) -> int:
+    """Where the pair stands among the observed ones, or -1."""
+    low, high = start[i], start[i + 1]
+    while low < high:
+        middle = (low + high) // 2
+        if peer[middle] < j:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < start[i + 1] and peer[low] == j else -1
+
+
+@compiled
+def _score(view: _View, i: int, j: int) -> float:
+    at = _find(view.start, view.peer, i, j)
+    return view.prior_score if at < 0 else view.score[at]
+
+
+@compiled
+def _eligible(view: _View, i: int, j: int) -> bool:
+    """Is j in the ranking of i?"""
+    if view.proposer_check and _score(view, i, j) < view.tau:
+        return False
+    return _goal_admits(view.table, view.kind, view.vectors, view.threshold, view.rule, view.group, i, j)
+
+
+@compiled
+def _place(view: _View, i: int, j: int) -> int:
+    return j if view.by_index else _permute(j, view.ties[i], len(view.ties), view.shape, False)
+
+
+@compiled
+def _apart(view: _View, i: int, better: bool) -> Ints:
+    """The observed peers of i with a score above (or below) the prior's, as they stand in its ranking."""
+    found = np.empty(view.start[i + 1] - view.start[i], dtype=np.int64)
+    size = 0
+    for at in range(view.start[i], view.start[i + 1]):
+        aside = view.score[at] > view.prior_score if better else view.score[at] < view.prior_score
+        if not aside or not _eligible(view, i, view.peer[at]):
+            continue
+        j, k = view.peer[at], size
+        mine, place = view.score[at], _place(view, i, view.peer[at])
+        while k > 0:  # insert by score, then by place
+            other = found[k - 1]
+            theirs = _score(view, i, other)
+            if theirs > mine or (theirs == mine and _place(view, i, other) < place):
+                break
+            found[k] = other
+            k -= 1
+        found[k] = j
+        size += 1
+    return found[:size]
+
+
+@compiled
+def _swap(view: _View, i: int, better: Ints, worse: Ints) -> tuple[int, int]:
+    """(first, drawn) the two peers that exploration exchanges in a ranking, or nobody."""
+    n = len(view.ties)
+    drawn = first = _NOBODY
+    if not view.explores[i]:
+        return first, drawn
+    for place in range(n):
+        j = _permute(place, view.draws[i], n, view.shape, True)
+        at = _find(view.start, view.peer, i, j)
+        if (not view.unproven or at < 0 or view.count[at] == 0) and _eligible(view, i, j):
+            drawn = j
+            break
+    if drawn == _NOBODY or len(better):
+        return (better[0] if drawn != _NOBODY else first), drawn
+    for place in range(n):
+        j = place if view.by_index else _permute(place, view.ties[i], n, view.shape, True)
+        if _score(view, i, j) == view.prior_score and _eligible(view, i, j):
+            return j, drawn
+    return worse[0], drawn
+
+
+@compiled
+def _play(
+    view: _View, order: Ints, kappa: int, load: Ints, partner: Ints, pairs: Ints, asked: Ints, idle: Ints
+) -> int:
+    """All turns; returns the number of pairs.
+
+    Fills load (n,), partner (n, kappa), pairs, asked (n, 4) and idle (n,): had candidates and asked nobody.
+    """
+    table, kinds, vectors, threshold, rule, group = (
+        view.table, view.kind, view.vectors, view.threshold, view.rule, view.group,
+    )  # fmt: skip
+    start, peer, score, ties, by_index, shape = (
+        view.start, view.peer, view.score, view.ties, view.by_index, view.shape,
+    )  # fmt: skip
+    prior, tau, mutual = view.prior_score, view.tau, view.mutual
+    usual_asked = prior >= tau or not view.proposer_check
+    made, n = 0, len(order)
+    aside = np.full(n, _NOBODY)  # whose turn it was when a peer had another score than the prior's
+    for i in order:
+        if load[i] >= kappa:
+            continue
+        better, worse = _apart(view, i, True), _apart(view, i, False)
+        for at in range(start[i], start[i + 1]):
+            if score[at] != prior:
+                aside[peer[at]] = i
+        first, drawn = _swap(view, i, better, worse)
+        before = asked[i].sum()
+        for k in range(len(better) + n + len(worse)):
+            if load[i] >= kappa:
+                break
+            place = k - len(better)
+            if place < 0:
+                j = better[k]
+            elif place >= n:
+                j = worse[place - n]
+            else:
+                j = place if by_index else _permute(place, ties[i], n, shape, True)
+                if (
+                    aside[j] == i
+                    or not usual_asked
+                    or not _goal_admits(table, kinds, vectors, threshold, rule, group, i, j)
+                ):
+                    continue
+            if j == first:
+                j = drawn
+            elif j == drawn:
+                j = first
+            if (partner[i, : load[i]] == j).any():
+                continue
+            answer = _FULL
+            if load[j] < kappa:
+                at = _find(start, peer, j, i)
+                if mutual and not _goal_admits(table, kinds, vectors, threshold, rule, group, j, i):
+                    answer = _FILTERED
+                elif (prior if at < 0 else score[at]) < tau:
+                    answer = _DECLINED
+                else:
+                    answer = _ACCEPTED
+                    partner[i, load[i]], partner[j, load[j]] = j, i
+                    load[i] += 1
+                    load[j] += 1
+                    pairs[made, 0], pairs[made, 1] = i, j
+                    made += 1
+            asked[i, answer] += 1
+        if view.proposer_check and load[i] == 0 and asked[i].sum() == before:
+            for j in range(n):
+                if _goal_admits(table, kinds, vectors, threshold, rule, group, i, j):
+                    idle[i] = 1
+                    break
+    return made
+
+
+def match_many(
+    config: Selection,
+    beliefs: Beliefs,
+    candidates: Candidates,
+    mutual: bool,
+    ids: NDArray[np.uint64],
+    seed: int,
+    t: int,
+    horizon: int,
+) -> MatchingPlan:
+    """One round of proposals among all centers; mutual: the receiver's goal must admit the proposer too.
+
+    The plan lists the accepted proposals only; ``asked`` counts all of them.
+    """
+    n, kappa = beliefs.n, config.kappa
+    view = _view(config, beliefs, candidates, mutual, ids, seed, t, horizon)
+    load, partner = np.zeros(n, dtype=np.int64), np.full((n, kappa), _NOBODY)
+    pairs, asked, idle = np.zeros((n * kappa, 2), np.int64), np.zeros((n, 4), np.int64), np.zeros(n, np.int64)
+    made = _play(view, turns(config, seed, t, ids), kappa, load, partner, pairs, asked, idle)
+    rest = np.full(n, Rest.NO_CANDIDATES, dtype=np.int8)
+    rest[asked[:, Answer.FULL] > 0] = Rest.ALL_FULL
+    rest[(asked[:, Answer.DECLINED] > 0) | (idle > 0)] = Rest.DECLINED
+    rest[load > 0] = Rest.NOT
+    done = pairs[:made]
+    answer = np.full(made, Answer.ACCEPTED, dtype=np.int8)
+    return MatchingPlan(n, done, done[:, 0], done[:, 1], answer, rest, asked)
+
+
+def _vectors(metadata: Floats) -> Floats:
+    """(n, 1 + k) the outcome rate, and the metadata as unit vectors."""
+    return np.concatenate([metadata[:, :1], unit(metadata)], axis=1)
+
+
+def _name(goal: Goal) -> str:
+    return goal.name if isinstance(goal, Pairwise) else ""
+
+
+def _view(
+    config: Selection,
+    beliefs: Beliefs,
+    candidates: Candidates,
+    mutual: bool,
+    ids: NDArray[np.uint64],
+    seed: int,
+    t: int,
+    horizon: int,
+) -> _View:
+    if config.tie_break == "similarity":
+        raise RequestError(
+            f"tie_break=similarity compares all pairs and is not available for {beliefs.n:,} centers; "
+            "choose random or index"
+        )
+    n, prior = beliefs.n, BetaPosterior(*(np.array([float(p)]) for p in (*beliefs.prior, 0.0)))
+    seen = BetaPosterior(beliefs.prior[0] + beliefs.gain, beliefs.prior[1] + beliefs.loss, beliefs.count)
+    explores = np.zeros(n, dtype=bool)
+    if config.policy != "random":
+        chance = epsilon(config.eps_schedule, config.epsilon, t, horizon)
+        explores = streams.uniforms(seed, "explore", t, ids) < chance
+    known = candidates.table is not None
+    return _View(
+        table=candidates.table if candidates.table is not None else np.zeros((0, 0), dtype=bool),
+        kind=np.array([] if known else [KINDS[_name(goal)] for goal in candidates.rules], dtype=np.int64),
+        vectors=np.zeros((n, 1)) if known or not candidates.rules else _vectors(candidates.vectors),
+        threshold=candidates.threshold,
+        rule=np.zeros(0, dtype=np.int64) if known else candidates.rule,
+        group=np.zeros(0, dtype=np.int64) if candidates.group is None else candidates.group.astype(np.int64),
+        start=np.searchsorted(beliefs.key, np.arange(n + 1) * n).astype(np.int64),
+        peer=beliefs.key % max(n, 1),
+        score=peer_scores(config, seen, t),
+        count=beliefs.count,
+        prior_score=float(peer_scores(config, prior, t)[0]),
+        tau=float(config.tau_acc),
+        mutual=mutual,
+        proposer_check=config.proposer_check,
+        unproven=config.explore_pool == "unproven",
+        ties=streams.bits(seed, "tie-break", t, ids),
+        draws=streams.bits(seed, "explore-peer", t, ids),
+        by_index=config.tie_break == "index",
+        explores=explores,
+        shape=permutation.shape(n),
+    )
