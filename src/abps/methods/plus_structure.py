@@ -35,6 +35,9 @@ FOLDS = 5
 #: Standard errors by which held-out gains must lie above zero before structure is used.
 GATE_Z = 1.96
 
+#: Centers at most that test structure on their own rows: more would not make the verdict clearer.
+MOST_JUDGES = 400
+
 #: Precision of a cluster's mean around the common model before evidence sets it.
 FIRST_CLUSTER_PENALTY = 20.0
 
@@ -150,13 +153,18 @@ def take_proposal(context: Context, state: PlusState, own: list[Floats]) -> Plus
         loadings[i] = told["loadings"].reshape(loadings.shape[1:]) / scale
         number[i], count = int(told["cluster"][0]), int(told["clusters"][0])
     clusters = replace(state.clusters, loadings=loadings, number=number, count=count)
-    gains = np.stack(
-        [
-            structure.held_out_gain(local.rows, i, common_model(state, local), loadings[i].T, local.half)
-            for i in range(context.r)
-        ]
-    )
+    gains, common = np.zeros_like(state.own.gains), common_model(state, local)
+    for i in np.flatnonzero(judges(context)[context.local_index]).tolist():
+        gains[i] = structure.held_out_gain(local.rows, i, common, loadings[i].T, local.half)
     return replace(state, clusters=clusters, own=replace(state.own, gains=gains))
+
+
+def judges(context: Context) -> NDArray[np.bool_]:
+    """(n,) which members test the proposal on their own rows: all, or so many drawn from the seed."""
+    draw = streams.uniforms(context.seed, "sketch", 3, context.ids)
+    chosen = np.zeros(context.n, dtype=bool)
+    chosen[np.argsort(draw, kind="stable")[:MOST_JUDGES]] = True
+    return chosen
 
 
 def gate(state: PlusState, local: LocalRows, gains: Floats, squares: Floats) -> PlusState:
@@ -164,7 +172,7 @@ def gate(state: PlusState, local: LocalRows, gains: Floats, squares: Floats) -> 
 
     gains, squares: (candidates,) sums over centers.
     """
-    n = max(state.fit.centers, 2)
+    n = min(max(state.fit.centers, 2), MOST_JUDGES)
     mean = gains / n
     spread = np.sqrt(np.maximum(squares / n - mean**2, 1e-12))
     z = mean / spread * np.sqrt(n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from abps.methods.base import Context, Decisions, Floats
 from abps.methods.plus_state import LocalRows, OwnSums, PlusState, square
@@ -24,6 +25,9 @@ WORKING_INTERCEPT_VARIANCE = 1.0
 
 #: Ridge per row before evidence sets it.
 FIRST_PENALTY = 0.003
+
+#: In federations of more centers only those that surprise are asked whether they would rather be alone.
+MANY_CENTERS = 300
 
 #: By how much the log-evidence of a center's own rows must speak for its own model before it keeps that,
 #: beside the logarithm of the number of centers: among many, some do so by chance.
@@ -212,7 +216,7 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
     common = CommonModel(state.fit.point.reshape(shape), np.zeros(shape), state.dispersion)
     modes, resting = state.own.modes.copy(), np.zeros(rows.n, dtype=bool)
     margin = REST_MARGIN + np.log(max(state.fit.centers, 1))
-    for i in range(rows.n):
+    for i in np.flatnonzero(_surprising(state, local, means)).tolist():
         together = evidence_of(state, local, i, outside[i]).evidence
         by_itself = alone(rows.design(i), rows.outcomes(i), rows.family, group, common)
         if by_itself.evidence <= together + margin:
@@ -223,6 +227,17 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
         elif state.clusters.directions(i) is None:
             modes[i] = evidence_of(state, local, i, means[i], free=True).model.ravel()
     return replace(state, own=replace(state.own, modes=modes), resting=resting)
+
+
+def _surprising(state: PlusState, local: LocalRows, means: Floats) -> NDArray[np.bool_]:
+    """(r,) centers that lie farther from their prior than its variance explains; in a small federation all,
+    because the variance may be theirs."""
+    if state.fit.centers <= MANY_CENTERS:
+        return np.ones(local.rows.n, dtype=bool)
+    used = state.variance > 0
+    squares = ((state.own.modes - means)[:, used] ** 2 / state.variance[used]).sum(axis=1)
+    dof = state.own.dof.sum(axis=1) + state.own.shift_dof.sum(axis=1)
+    return np.asarray(squares > dof + 2.0 * np.sqrt(2.0 * dof))
 
 
 def partner_rows(context: Context, state: PlusState) -> Decisions:
