@@ -21,13 +21,11 @@ from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.core.plausibility import distances, plausible
-from abps.core.streams import center_ids
 from abps.methods.base import server_keys
 from abps.methods.masked_rounds import from_sum
-from abps.methods.star import Server, StarMethod, to_everyone
+from abps.methods.star import Server, StarMethod
 from abps.methods.state_bytes import StateError, freeze, thaw
 from abps.models.learners import layout_for, start_for
-from abps.privacy.differencing import may_be_opened
 from abps.privacy.secure_sum import SumError
 from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.masked_relay import MaskedRelay
@@ -43,11 +41,11 @@ from abps.wire.frames import pack, unpack
 
 @dataclass(frozen=True, eq=False)
 class _Last:
-    """What a star's server sent in a round, as it arrived, and whose sums it has seen."""
+    """What a star's server sent in a round, as it arrived, and whose sums it sees."""
 
     round: int
     sent: tuple[Weights, ...]
-    lists: tuple[tuple[str, ...], ...] = ()
+    members: tuple[str, ...] = ()
 
 
 class StarServer:
@@ -71,7 +69,7 @@ class StarServer:
         self.sender_id = versions.sender_ids(agreement.digest(), job)
         self.method = cast(StarMethod, agreement.config())
         self.layout = layout_for(self.method.training, agreement.width)
-        self._lists: tuple[tuple[str, ...], ...] = ()  # whose sums were opened, of sums over rows
+        self._summed: tuple[str, ...] = ()  # whose rows the sums of this study are of
         self.server = self._remembered(first)
 
     def round(
@@ -124,9 +122,7 @@ class StarServer:
                 left = sorted(set(names) - {names[k] for k in trusted})
                 self.log(f"round {t}: the model of {', '.join(left)} is too far out, and was left out")
                 sent, rows = tuple(message[trusted] for message in sent), rows[trusted]
-        else:
-            trusted = np.arange(len(names))
-        self._serve(t, names, trusted, start, sent, rows, missing)
+        self._serve(t, names, start, sent, rows, missing)
         return Rest.NOT
 
     def _uploads(
@@ -177,29 +173,25 @@ class StarServer:
         names = found.names
         sent, sizes = from_sum(found.values, lengths, adding)
         if method.asks:  # a site that was not in the sum can be in the next one if it knows what is asked
-            self._lists = tuple(dict.fromkeys((*self._lists, names)))
+            self._summed = names
             names = tuple(name for name in present if name not in missing)
-        self._serve(t, list(names), np.arange(len(names)), self._start(), sent, sizes, missing)
+        self._serve(t, names, self._start(), sent, sizes, missing)
         return Rest.NOT
 
     def _askable(
         self, t: int, present: Sequence[str], members: Sequence[str], missing: dict[str, Failure]
     ) -> list[str]:
-        """The members of a sum over rows: sites that have the last answer, on a list that sites will open;
-        nobody, if there is none yet. Sites that are behind get the last answer once more.
+        """The members of a sum over rows: the same in all rounds, since two sums that differ by few sites
+        would reveal these; nobody, while one of them is missing. Sites that are behind get the last answer
+        once more.
         """
         behind = self._behind(t, present, missing)
         self._bring_up(t, behind, missing)
         ready = [name for name in members if name not in {*behind, *missing}]
-        if may_be_opened(self._lists, ready):
-            return ready
-        for listed in self._lists[::-1]:
-            if set(listed) <= set(ready):
-                return list(listed)
-        away = sorted(set(self._lists[-1]) - set(ready)) if self._lists else []
-        why = f"it waits for {', '.join(away) or 'more sites'}: without them it would reveal what few have"
-        self.log(f"round {t}: no sum ({why})")
-        return []
+        away = sorted(set(self._summed) - set(ready))
+        if away:
+            self.log(f"round {t}: no sum (it waits for {', '.join(away)})")
+        return [] if away else list(self._summed) or ready
 
     def _behind(self, t: int, present: Sequence[str], missing: dict[str, Failure]) -> list[str]:
         """Sites that have not got the last answer of the server."""
@@ -211,23 +203,26 @@ class StarServer:
     def _bring_up(self, t: int, names: list[str], missing: dict[str, Failure]) -> None:
         """Send sites once more what was answered last."""
         if names and self.server.last:
-            self._answer(t, names, np.arange(len(names)), self.server.last, self._start(), missing)
+            self._answer(t, names, self.server.last, self._start(), missing)
 
     # Answers
 
     def _serve(
         self,
         t: int,
-        names: list[str],
-        trusted: NDArray[np.int64],
+        names: Sequence[str],
         start: Weights,
         sent: tuple[Weights, ...],
         rows: Weights,
         missing: dict[str, Failure],
     ) -> None:
-        """Do the server's part, send what it has to say, and remember what the next round needs."""
+        """Do the server's part, send the result to all, and remember what the next round needs."""
         replies, memory = self.method.serve(start, self.server, sent, rows, t)
-        arrived = self._answer(t, names, trusted, replies, start, missing)
+        if any(reply.ndim == 2 for reply in replies):
+            raise RequestError(
+                f"{self.agreement.method!r} sends every site a reply of its own: it runs in simulations only"
+            )
+        arrived = self._answer(t, names, replies, start, missing)
         # What the sites start from next, and what nobody else knows.
         self.server = replace(self.server, last=arrived, memory=memory)
         self._remember(t)
@@ -235,40 +230,25 @@ class StarServer:
     def _answer(
         self,
         t: int,
-        names: list[str],
-        trusted: NDArray[np.int64],
+        names: Sequence[str],
         replies: tuple[Weights, ...],
         start: Weights,
         missing: dict[str, Failure],
     ) -> tuple[Weights, ...]:
-        """Send what the server has to say, to all the same or to each its own; returns what is the same.
-
-        trusted: the places, among the names, of those whose weights were let in.
-        """
-        method, line, layout = self.method, self.method.line, self.layout
-        replies = tuple(to_everyone(r, trusted, len(names)) if r.ndim == 2 else r for r in replies)
-        seed, own = self.agreement.seed, any(reply.ndim == 2 for reply in replies)
-        frames: list[list[bytes]] = [[] for _ in (names if own else names[:1])]
+        """Send the replies to sites. Returns them as they arrive."""
+        frames = []
         for k, reply in enumerate(replies):
-            number, base = method.number(k, t, layout), line.base(start, reply.shape[-1])
-            keys = server_keys(seed, number, center_ids(tuple(names)) if reply.ndim == 2 else None)
-            rows = np.atleast_2d(reply) - base
-            packed = [
-                pack(row, codec(line.codec), number, self.sender_id(RELAY), int(key))
-                for row, key in zip(rows, keys)
-            ]
-            for i, mine in enumerate(frames):
-                mine.append(packed[i if reply.ndim == 2 else 0])
-        for i, mine in enumerate(frames):
-            to = [names[i]] if own else names
-            _, failed = self.line.ask(to, Command.DOWNLOAD, t, mine, seconds=self.timeouts.talk)
-            missing |= failed
-        common = [
-            unpack(frame).weights + line.base(start, reply.shape[-1])
-            for frame, reply in zip(frames[0], replies)
-            if reply.ndim == 1
-        ]
-        return tuple(common)
+            number = self.method.number(k, t, self.layout)
+            (key,) = server_keys(self.agreement.seed, number)
+            row = reply - self.method.line.base(start, reply.shape[-1])
+            agreed = codec(self.method.line.codec)
+            frames.append(pack(row, agreed, number, self.sender_id(RELAY), int(key)))
+        _, failed = self.line.ask(list(names), Command.DOWNLOAD, t, frames, seconds=self.timeouts.talk)
+        missing |= failed
+        return tuple(
+            unpack(frame).weights + self.method.line.base(start, reply.shape[-1])
+            for frame, reply in zip(frames, replies)
+        )
 
     # Memory between jobs
 
@@ -280,7 +260,7 @@ class StarServer:
         if self.memory is None or not self.method.remembers:
             return
         files.folder(self.memory)
-        head = freeze(_Last(t, self.server.last, self._lists))
+        head = freeze(_Last(t, self.server.last, self._summed))
         content = b"" if self.server.memory is None else freeze(self.server.memory)
         with files.replacing(self._file(self.memory, t)) as part:
             part.write_bytes(len(head).to_bytes(8, "little") + head + content)
@@ -299,7 +279,7 @@ class StarServer:
                 last: _Last = thaw(_Last, data[8 : 8 + length])
                 known = thaw(keeps, rest) if keeps is not None and rest else None
                 if last.round == first - 1:
-                    self._lists = last.lists
+                    self._summed = last.members
                     return replace(new, last=last.sent, memory=known)
         raise RequestError(
             f"the study {self.agreement.study!r} goes on with round {first}, and what its server remembered "

@@ -4,23 +4,21 @@ The masks: :mod:`abps.sites.protocol.masking`. Every step is written into the lo
 came. The group of a sum is the roster of the job, which the site has checked against the members that its
 people approved.
 
-A star method may ask twice for sums over the same rows; two such sums that differ by few sites would reveal
-these, so the second one is not opened (:mod:`abps.privacy.differencing`). Whose sums were opened stays in the
-store, over all jobs of the study.
+A star method may ask for sums over the same rows in many rounds; two sums of different members would reveal
+their difference. So all sums of such a study are of the same members; who they are stays in the store.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.methods.star import StarMethod
-from abps.privacy.differencing import FEWEST, may_be_opened
 from abps.sites.consent.keys import Signer
 from abps.sites.node.context import SiteContext
 from abps.sites.node.transport import RELAY, AuditedTransport
@@ -30,79 +28,8 @@ from abps.sites.store.rows import EntryKind
 if TYPE_CHECKING:
     from abps.sites.protocol.masking import Masking
 
-T = TypeVar("T")
-
 #: The fact of a store that says whose sums were opened.
 _OPENED = "opened"
-
-
-class Write(Protocol):
-    """Writes a row of the log: its kind, how many bytes, why, in which round, and whether it leaves."""
-
-    def __call__(self, kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
-        """Write it down, on the disk if it leaves."""
-
-
-class SumSteps:
-    """The steps of a sum, logged.  masking: the site's part in the sums of a job.  what: a round, a count."""
-
-    def __init__(self, masking: Masking, write: Write, what: str) -> None:
-        self._masking, self._write, self._what = masking, write, what
-
-    def introduce(self) -> list[bytes]:
-        """This site's key for the sums of this job, and proof that it is the site's."""
-        own = self._masking.introduction()
-        self._write(EntryKind.REPORT, sum(map(len, own)), "our key for masked sums, for all members", 0)
-        return own
-
-    def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> list[str]:
-        """Everybody's keys, as the relay passes them on. Returns the sites whose key is not proven: there is
-        no sum with them."""
-        return self._masking.meet(introductions)
-
-    def keys(self, number: int, group: Sequence[str]) -> list[bytes]:
-        """Step 1: keys of the masks of a sum over a group."""
-        made = self._masking.keys(number, group)
-        return self._leaves(made, sum(map(len, made)), "keys of the masks", number)
-
-    def shares(self, number: int, keys: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
-        """Step 2: shares of this site's secrets, each readable by one other site."""
-        self._came(sum(len(part) for each in keys.values() for part in each), "keys", number)
-        made = self._masking.shares(number, keys)
-        return self._leaves(made, sum(map(len, made.values())), "shares of our masks, sealed", number)
-
-    def masked(
-        self,
-        number: int,
-        sealed: Mapping[str, bytes],
-        summand: NDArray[np.float64],
-        kind: EntryKind,
-        why: str,
-    ) -> bytes:
-        """Step 3: what this site adds, under its masks."""
-        self._came(sum(map(len, sealed.values())), "shares of masks", number)
-        made = self._masking.masked(number, sealed, summand)
-        self._write(kind, len(made), f"{why}, under masks", number)
-        return made
-
-    def present(self, number: int, names: Sequence[str]) -> bytes:
-        """Step 4: sign whose summands have come."""
-        made = self._masking.present(number, names)
-        return self._leaves(made, len(made), "our signature under the list of who is there", number)
-
-    def opened(self, number: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
-        """Step 5: the shares that take the masks off the sum."""
-        self._came(sum(map(len, signatures.values())), "signatures", number)
-        made = self._masking.opened(number, names, signatures)
-        size = sum(len(share) for part in made for share in part.values())
-        return self._leaves(made, size, "shares that take the masks off the sum", number)
-
-    def _leaves(self, made: T, size: int, why: str, number: int) -> T:
-        self._write(EntryKind.MASK, size, f"{why}, in {self._what} {number}", number)
-        return made
-
-    def _came(self, size: int, what: str, number: int) -> None:
-        self._write(EntryKind.MASK, size, f"{what} of all, in {self._what} {number}", number, sent=False)
 
 
 class MaskedSums:
@@ -116,15 +43,15 @@ class MaskedSums:
         authority: bytes | None,
     ) -> None:
         self.context, self.transport = context, transport
-        self._made: SumSteps | None = None
+        self._made: Masking | None = None
         if context.method.privacy.secure and context.method.kind in ("star", "coordinated"):
             from abps.sites.protocol.masking import (  # needs the extra that sites have
                 Masking,
                 masking_context,
             )
 
-            masks = Masking(context.name, masking_context(context.digest, context.job), signer, authority)
-            self._made = SumSteps(masks, self._write, "round")
+            context_of = masking_context(context.digest, context.job)
+            self._made = Masking(context.name, context_of, signer, authority, write=self._write)
         self.begin()
 
     def begin(self) -> None:
@@ -134,7 +61,7 @@ class MaskedSums:
     def commands(self) -> dict[Command, Callable[..., Any]]:
         """What the scheduler may ask for."""
         return {
-            Command.SUM_INTRODUCE: lambda: self._steps.introduce(),
+            Command.SUM_INTRODUCE: lambda: self._steps.introduction(),
             Command.SUM_MEET: self.meet,
             Command.SUM_KEYS: self.keys,
             Command.SUM_SHARES: lambda round, keys: self._steps.shares(round, keys),
@@ -144,7 +71,7 @@ class MaskedSums:
         }
 
     @property
-    def _steps(self) -> SumSteps:
+    def _steps(self) -> Masking:
         if self._made is None:
             raise RequestError(f"{self.context.agreement.method!r} as agreed has no masked sums")
         return self._made
@@ -175,10 +102,10 @@ class MaskedSums:
 
     def present(self, round: int, names: Sequence[str]) -> bytes:
         """Step 4: sign whose summands have come."""
-        if self._of_rows and not may_be_opened(self._opened(), names):
+        if self._of_rows and self._opened() not in (None, sorted(names)):
             what = (
-                f"the sum of round {round} differs by fewer than {FEWEST} sites from an earlier one, and the "
-                "difference would reveal these; it is not opened"
+                f"the sum of round {round} is of other members than an earlier one, and the difference would "
+                "reveal these; it is not opened"
             )
             self.transport.log_decision(what, round=round)
             raise RequestError(what)
@@ -187,9 +114,8 @@ class MaskedSums:
     def open(self, round: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
         """Step 5: the shares that take the masks off the sum; whose it is stands on the disk before."""
         shares = self._steps.opened(round, names, signatures)
-        opened, listed = self._opened(), sorted(names)
-        if self._of_rows and listed not in opened:
-            self.context.store.keep(**{_OPENED: json.dumps([*opened, listed])})
+        if self._of_rows and self._opened() is None:
+            self.context.store.keep(**{_OPENED: json.dumps(sorted(names))})
         return shares
 
     @property
@@ -197,8 +123,10 @@ class MaskedSums:
         """Whether the sums are over rows and can be asked for twice."""
         return self.context.method.kind == "star" and cast(StarMethod, self.context.method).asks
 
-    def _opened(self) -> list[list[str]]:
-        return list(json.loads(self.context.store.facts().get(_OPENED, "[]")))
+    def _opened(self) -> list[str] | None:
+        """The members of the study's sums; none before the first."""
+        kept: list[str] | None = json.loads(self.context.store.facts().get(_OPENED, "null"))
+        return kept
 
     def _write(self, kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
         self.transport.log(RELAY, kind, size, why, sent, number)

@@ -38,7 +38,6 @@ from abps.privacy.small_counts import least_rows
 from abps.sites.consent.agreement import Agreement
 from abps.sites.consent.approval import Consent
 from abps.sites.consent.keys import Signer
-from abps.sites.node.masked_sums import SumSteps
 from abps.sites.node.privacy_ledger import pay
 from abps.sites.node.transport import RELAY
 from abps.sites.protocol.commands import Command
@@ -186,14 +185,14 @@ class ScaleCounting:
         self._tally = Tally(agreement)
         self._counting = counting_of(agreement.config(), agreement.seed + secret)
         authority = None if consent is None else consent.authority
-        masks = Masking(name, measuring_context(agreement, job), signer, authority)
-        self._steps = SumSteps(masks, self._log, "count")
+        purpose = measuring_context(agreement, job)
+        self._steps = Masking(name, purpose, signer, authority, write=self._log, what="count")
         self._own: Floats | None = None  # this site's counts of the sum under way
         self._listed: tuple[str, ...] = ()
         #: What the scheduler may ask for.
         self.commands: dict[Command, Callable[..., Any]] = {
             Command.MEASURE: self.measure,
-            Command.SUM_INTRODUCE: self._steps.introduce,
+            Command.SUM_INTRODUCE: self._steps.introduction,
             Command.SUM_MEET: self.sum_meet,
             Command.SUM_KEYS: self.sum_keys,
             Command.SUM_SHARES: self._steps.shares,

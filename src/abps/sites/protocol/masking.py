@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
 from abps.privacy import fixed_point
-from abps.privacy.fixed_point import SHARE
+from abps.privacy.fixed_point import KEYS, SHARE
 from abps.privacy.secure_sum import Collector, Group, Keys, Member, PresenceList, SumError, UnmaskShares
 from abps.sites.consent import keys as site_keys
 from abps.sites.consent.keys import Signer
@@ -27,6 +27,7 @@ from abps.sites.protocol import answers
 from abps.sites.protocol.commands import Answers, Command
 from abps.sites.protocol.decline_codes import Failure
 from abps.sites.store.chain import canonical
+from abps.sites.store.rows import EntryKind
 
 Floats = NDArray[np.float64]
 
@@ -34,12 +35,23 @@ Floats = NDArray[np.float64]
 PURPOSE = "key of masked sums"
 
 
+class Write(Protocol):
+    """Writes a row of the log: its kind, how many bytes, why, in which round, and whether it leaves."""
+
+    def __call__(self, kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
+        """Write it down, on the disk if it leaves."""
+
+
+def _no_log(kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
+    """Nothing is written down."""
+
+
 @dataclass
 class Masking:
     """A site's part in the masked sums of a job; the scheduler asks for its steps in their order.
 
     context: study and job; sums of one fit no other.  authority: the certificate that signs all others;
-    none in a rehearsal.
+    none in a rehearsal.  write: logs every step, before it leaves or when it came.  what: a round, a count.
     """
 
     name: str
@@ -50,16 +62,19 @@ class Masking:
     _known: dict[str, bytes] = field(default_factory=dict)
     _member: Member | None = None
     _round: int = 0
+    write: Write = _no_log
+    what: str = "round"
 
     def introduction(self) -> list[bytes]:
         """This job's key, the site's certificate, and the signature under the key; the latter two are empty
         in a rehearsal."""
         public = self._identity.public_key().public_bytes_raw()
-        if self.signer is None:
-            return [public, b"", b""]
-        return [
-            public, self.signer.certificate, self.signer.sign(PURPOSE, self._signed(self.name, public)),
-        ]  # fmt: skip
+        own = [public, b"", b""]
+        if self.signer is not None:
+            signature = self.signer.sign(PURPOSE, self._signed(self.name, public))
+            own = [public, self.signer.certificate, signature]
+        self.write(EntryKind.REPORT, sum(map(len, own)), "our key for masked sums, for all members", 0)
+        return own
 
     def meet(self, introductions: Mapping[str, Sequence[bytes]]) -> list[str]:
         """Learn the keys of members of the job; a site that comes back has another one. Returns the sites
@@ -83,36 +98,56 @@ class Masking:
             made = Group(tuple(sorted(group)), f"{self.context}/{round}", identities)
         self._member, self._round = Member(made, self.name, self._identity), round
         keys = self._member.keys()
+        self._sent(KEYS, "keys of the masks", round)
         return [keys.mask, keys.share, keys.signature]
 
     def shares(self, round: int, keys: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
-        """Step 2: what each other shall keep of this site's secrets."""
+        """Step 2: what each other shall keep of this site's secrets, readable by that one alone."""
+        self._came(sum(len(part) for each in keys.values() for part in each), "keys", round)
         with _refused():
-            return dict(self._of(round).shares({name: Keys(*each) for name, each in keys.items()}).sealed)
+            found = self._of(round).shares({name: Keys(*each) for name, each in keys.items()}).sealed
+        self._sent(sum(map(len, found.values())), "shares of our masks, sealed", round)
+        return dict(found)
 
-    def masked(self, round: int, sealed: Mapping[str, bytes], summand: Floats) -> bytes:
+    def masked(
+        self, round: int, sealed: Mapping[str, bytes], summand: Floats, kind: EntryKind, why: str
+    ) -> bytes:
         """Step 3: keep what the others gave, and send the summand under all masks."""
+        self._came(sum(map(len, sealed.values())), "shares of masks", round)
         member = self._of(round)
         with _refused():
             for sender, parcel in sorted(sealed.items()):
                 member.keep(sender, parcel)
             ring = fixed_point.encode(summand, len(member.group.members))
-            return member.masked(ring).astype("<u8").tobytes()
+            made = member.masked(ring).astype("<u8").tobytes()
+        self.write(kind, len(made), f"{why}, under masks", round)
+        return made
 
     def present(self, round: int, names: Sequence[str]) -> bytes:
         """Step 4: sign the list of those whose vectors have come."""
         with _refused():
-            return self._of(round).present(names).signature
+            signature = self._of(round).present(names).signature
+        self._sent(len(signature), "our signature under the list of who is there", round)
+        return signature
 
     def opened(self, round: int, names: Sequence[str], signatures: Mapping[str, bytes]) -> list[Any]:
         """Step 5: the shares that take the masks off, once enough have signed the same list."""
+        self._came(sum(map(len, signatures.values())), "signatures", round)
         listed = tuple(sorted(names))
         with _refused():
             shares = self._of(round).open({name: PresenceList(listed, s) for name, s in signatures.items()})
+        size = SHARE * (len(shares.seeds) + len(shares.masks))
+        self._sent(size, "shares that take the masks off the sum", round)
         return [
             {name: share.to_bytes(SHARE, "big") for name, share in each.items()}
             for each in (shares.seeds, shares.masks)
         ]
+
+    def _sent(self, size: int, why: str, number: int) -> None:
+        self.write(EntryKind.MASK, size, f"{why}, in {self.what} {number}", number)
+
+    def _came(self, size: int, what: str, number: int) -> None:
+        self.write(EntryKind.MASK, size, f"{what} of all, in {self.what} {number}", number, sent=False)
 
     def _of(self, round: int) -> Member:
         if self._member is None or round != self._round:
