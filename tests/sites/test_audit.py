@@ -88,9 +88,9 @@ def stores(done, tmp_path):
     return tmp_path
 
 
-def looked(folder, name, signer, witnesses=()):
+def looked(folder, name, signer, partner_heads=()):
     with closing(Store.look(folder / f"{name}.sqlite")) as store:
-        return audit.verify(store, signer, witnesses)
+        return audit.verify(store, signer, partner_heads)
 
 
 def held_by_others(four, folder, name):
@@ -107,7 +107,7 @@ def test_a_log_in_order_is_believed_by_itself_and_by_partners(four, keys, stores
         held = held_by_others(four, stores, name)
         found = looked(stores, name, keys[name], held)
         assert found.faults == () and found.rows > 15 and found.heads >= 1
-        assert found.witnessed == len(held)
+        assert found.partner_heads == len(held)
     assert sum(len(held_by_others(four, stores, name)) for name in four.names) >= 4
 
 

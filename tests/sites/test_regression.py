@@ -135,9 +135,7 @@ def test_who_missed_an_answer_hears_it_again(six, tmp_path):
 
     network = Deaf()
     report, words = run(six, network, agreement, tmp_path, 30)
-    assert [line for line in words if "no sum" in line] == [
-        f"round 3: no sum (it waits for {late})"
-    ]
+    assert [line for line in words if "no sum" in line] == [f"round 3: no sum (it waits for {late})"]
     assert report.rounds[1].missing == {late: "lost"} and not report.rounds[3].missing
     simulated = simulate(six.together, "glm-exact", 11, 30, OWN)
     np.testing.assert_allclose(models_of(network), simulated.models, atol=1e-6)

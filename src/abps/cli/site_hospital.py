@@ -447,12 +447,12 @@ def verify(kit: Kit, study: Study = None, partner: Partner = None, as_json: opti
     finally:
         store.close()
     summary = {
-        "rows": found.rows, "heads": found.heads, "partners": found.witnessed, "journal": lines,
+        "rows": found.rows, "heads": found.heads, "partners": found.partner_heads, "journal": lines,
         "faults": list(found.faults),
     }  # fmt: skip
     line = (
         f"{own.site}: {found.rows} rows of the log are in order, and agree with {found.heads} heads of its "
-        f"own and {found.witnessed} that partners hold; {lines} lines of the journal are in order"
+        f"own and {found.partner_heads} that partners hold; {lines} lines of the journal are in order"
     )
     emit(as_json, summary, *([] if found.faults else [line]))
     if found.faults:

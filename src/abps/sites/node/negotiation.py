@@ -35,6 +35,15 @@ _ANSWERED_BY = {
     Kind.ACCEPT: frozenset({Kind.CONFIRM, Kind.RELEASE}),
 }
 
+#: What the log says of a message.
+_WORDS = {
+    Kind.PROPOSE: "proposal to be partners",
+    Kind.ACCEPT: "acceptance",
+    Kind.REFUSE: "refusal",
+    Kind.CONFIRM: "confirmation that we are partners",
+    Kind.RELEASE: "withdrawal of the proposal",
+}
+
 #: How many earlier rounds in doubt a site clears up when a job begins, the latest first.
 _CATCH_UP = 10
 
@@ -114,11 +123,11 @@ class PairNegotiation:
         """A message of the protocol, and what there is to answer."""
         message = admission.admit_message(data, self.context.origin(peer))
         self.transport.log(
-            peer, EntryKind.MESSAGE, len(data), _received(message), sent=False, round=message.round
+            peer, EntryKind.MESSAGE, len(data), _why(message, False), sent=False, round=message.round
         )
         replies = self.handle(peer, message)
         for reply in replies:
-            self.transport.log(peer, EntryKind.MESSAGE, CONTROL_MESSAGE, _words(reply), round=reply.round)
+            self.transport.log(peer, EntryKind.MESSAGE, CONTROL_MESSAGE, _why(reply, True), round=reply.round)
         return b"".join(pack_message(reply, self.context.id) for reply in replies)
 
     def handle(self, peer: str, message: Message) -> tuple[Message, ...]:
@@ -207,7 +216,7 @@ class PairNegotiation:
         while saying is not None:
             data = pack_message(saying, self.context.id)
             repeats = self.transport.retries.repeats if saying.kind is Kind.PROPOSE else 0
-            reply = self.transport.carry(peer, EntryKind.MESSAGE, data, _words(saying), repeats, round)
+            reply = self.transport.carry(peer, EntryKind.MESSAGE, data, _why(saying, True), repeats, round)
             saying = self._answered(peer, saying, reply) if reply else None
 
     def _answered(self, peer: str, said: Message, reply: bytes) -> Message | None:
@@ -224,31 +233,13 @@ class PairNegotiation:
             )
             raise Refusal(peer, Reason.PROTOCOL, detail)
         self.transport.log(
-            peer, EntryKind.MESSAGE, len(reply), _received(answer), sent=False, round=answer.round
+            peer, EntryKind.MESSAGE, len(reply), _why(answer, False), sent=False, round=answer.round
         )
         replies = self.handle(peer, answer)
         return replies[0] if replies else None
 
 
-def _words(message: Message) -> str:
-    """A message of the protocol in plain words, for the audit log."""
-    said = {
-        Kind.PROPOSE: "proposal to be partners",
-        Kind.ACCEPT: "we accept its proposal",
-        Kind.REFUSE: f"we refuse its proposal ({message.reason})",
-        Kind.CONFIRM: "confirmation that we are partners",
-        Kind.RELEASE: "our proposal no longer stands",
-    }
-    return f"{said[message.kind]} in round {message.round}"
-
-
-def _received(message: Message) -> str:
-    """The same, said by the other one."""
-    said = {
-        Kind.PROPOSE: "its proposal to be partners",
-        Kind.ACCEPT: "it accepts our proposal",
-        Kind.REFUSE: f"it refuses our proposal ({message.reason})",
-        Kind.CONFIRM: "its confirmation that we are partners",
-        Kind.RELEASE: "its proposal no longer stands",
-    }
-    return f"{said[message.kind]} in round {message.round}"
+def _why(message: Message, own: bool) -> str:
+    """A message of the protocol for the audit log."""
+    reason = f" ({message.reason})" if message.reason else ""
+    return f"{'our' if own else 'its'} {_WORDS[message.kind]}{reason} in round {message.round}"

@@ -1,7 +1,7 @@
 """What the scheduler may ask of a site: typed commands, the states a site answers with, and time limits.
 
 Quick commands are answered at once. Long ones are started, run in a thread of the site, and are polled until
-they are done: so the scheduler tells a site that works long from a site that is gone.
+they are done: so the scheduler can distinguish a site that works long from one that is gone.
 """
 
 from __future__ import annotations

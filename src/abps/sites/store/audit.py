@@ -35,7 +35,7 @@ class Verification:
 
     rows: int
     heads: int
-    witnessed: int
+    partner_heads: int
     faults: tuple[str, ...]
 
 
@@ -70,8 +70,8 @@ def _restore_content(restore: Restore, agreement: str) -> bytes:
     return chain.canonical([agreement, restore.number, restore.row, restore.digest.hex()])
 
 
-def verify(store: Store, signer: Signer | None, witnesses: Collection[Head] = ()) -> Verification:
-    """Check a site's log.  signer: the site's own key.  witnesses: its heads as partners hold them."""
+def verify(store: Store, signer: Signer | None, partner_heads: Collection[Head] = ()) -> Verification:
+    """Check a site's log.  signer: the site's own key.  partner_heads: its heads as partners hold them."""
     facts = store.facts()
     faults: list[str] = []
     digests = {0: store.log_start()}
@@ -98,9 +98,9 @@ def verify(store: Store, signer: Signer | None, witnesses: Collection[Head] = ()
         signed = None if signer is None else _by(signer, facts["agreement"])
         faults += _contradictions(own, digests, restores, signed, "this site signed")
         # A head without this site's signature proves nothing: anybody could have made it up.
-        theirs = [head for head in witnesses if signed is None or signed(head)]
+        theirs = [head for head in partner_heads if signed is None or signed(head)]
         faults += _contradictions(theirs, digests, restores, None, "a partner holds")
-    return Verification(len(digests) - 1, len(own), len(witnesses), tuple(faults))
+    return Verification(len(digests) - 1, len(own), len(partner_heads), tuple(faults))
 
 
 def _by(signer: Signer, agreement: str) -> Callable[[Head], bool]:
