@@ -22,6 +22,7 @@ from .network import close, hospitals, join, open_site
 
 QUICK = Timeouts(poll=0.0)
 MEAN = "federated_mean:MEAN"
+LINEAR = {"model": "linear", "standardise": "own", "secure": "yes"}
 
 
 @pytest.fixture(autouse=True)
@@ -80,12 +81,13 @@ def test_another_member_coordinates_every_exchange_and_holds_no_more(six, tmp_pa
     close(network)
 
 
-def test_sums_under_masks_are_the_simulations(six, tmp_path):
-    agreement = six.agreement(MEAN, rounds=2, secure="yes")
+@pytest.mark.parametrize(("method", "settings", "rounds"), [(MEAN, {}, 2), ("abps-plus", LINEAR, 10)])
+def test_sums_under_masks_are_the_simulations(six, tmp_path, method, settings, rounds):
+    agreement = six.agreement(method, rounds=rounds, **(settings | {"secure": "yes"}))
     network = opened(six, agreement, tmp_path)
-    Scheduler(network, agreement, 2, QUICK).run(six.names)
-    run = simulate(six.together, MEAN, seed=11, rounds=2)
-    np.testing.assert_allclose(models(network, six.names), run.models, atol=1e-5)
+    Scheduler(network, agreement, rounds, QUICK).run(six.names)
+    run = simulate(six.together, method, seed=11, rounds=rounds, settings=settings)
+    np.testing.assert_allclose(models(network, six.names), run.models, atol=1e-4)
     assert not any(kind == "upload" for *_, kind, _ in network.carried)
     site = network.sites[six.names[0]]
     assert {"mask", "upload"} <= {e.kind for e in site.store.traffic(1) if e.peer == "server"}

@@ -152,7 +152,7 @@ def test_masked_counts_masked_sums_and_accounts_between_processes(federation, fo
             assert set(found["statistics"]) == set(book.numbers)
             assert sorted(found["summarised"]["bytes"]) == sorted(four.names)
             kinds = {e.kind for store in (counts, study) for e in store.traffic() if e.sent}
-            assert kinds <= {"told", "mask", "statistics", "weights"} and "mask" in kinds
+            assert kinds <= {"report", "mask", "statistics", "weights"} and "mask" in kinds
             told = [release.what for release in account_of(study).releases]
             assert told == ["statistics"] * 3 + ["training"] * 2
             assert 0 < account_of(study).spent() <= 8.0

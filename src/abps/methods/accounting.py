@@ -53,7 +53,7 @@ def sums_needed(method: Method) -> None:
                 "secure=yes: this method's server needs more than the sum of what is sent; choose fedavg "
                 "with aggregate=mean, or another that averages"
             )
-    elif method.training.standardise != "common":
+    elif method.kind != "coordinated" and method.training.standardise != "common":
         raise RequestError(
             "secure=yes: nothing of this method is a sum; choose one with a server, or standardise=common"
         )
