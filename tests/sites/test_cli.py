@@ -191,7 +191,7 @@ def test_a_wrong_request_gets_one_sentence(kits, six, tmp_path, capsys, k):
 def test_submitting_to_nobody(kits, six, tmp_path, capsys):
     book = tmp_path / "codebook.json"
     book.write_text(json.dumps(six.book(11).to_json()))
-    submit = ("site", "submit", "--study", "s", "--codebook", book)
+    submit = ("site", "submit", "--study", "s", "--codebook", book)  # masked counts need no statistics
     code, _, err = call(capsys, *submit, "--kit", kits / "north")
     assert code == 2 and "not an operator's startup kit" in err
     code, _, err = call(capsys, *submit, "--kit", kits / "operator@federation.example", "--method", "wpfed")

@@ -127,7 +127,7 @@ def test_preview_shows_every_value_before_it_leaves(four, network, home, capsys,
     site = open_site(four, home.name, agreement, tmp_path, LoopbackNetwork())
     told = dict(zip(site.context.published.names, site.context.published.vectors[0].tolist(), strict=True))
     assert {v["name"]: v["value"] for v in values if v["what"] == "metadata"} == told
-    assert by[("told", "training rows")]["value"] == site.hello()["rows"]
+    assert by[("report", "training rows")]["value"] == site.hello()["rows"]
     weights = next(v for v in values if v["what"] == "weights")
     assert weights["value"] == site.context.shared and weights["to"] == "partners of the round"
     site.store.close()

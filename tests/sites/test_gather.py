@@ -11,9 +11,9 @@ import pytest
 from abps.core.errors import RequestError
 from abps.data.codebook import Codebook, Column, joining, merged
 from abps.sites.consent import keys, sharing, sitefile
-from abps.sites.consent.gathering import gather
 from abps.sites.consent.keys import seal, unseal
 from abps.sites.consent.proposal import Proposal, sign
+from abps.sites.consent.sharing import gather
 from abps.sites.consent.sitefile import SiteFile
 from abps.sites.flare import kits
 from abps.sites.flare.on_one_machine import own_home
@@ -166,7 +166,7 @@ def test_people_get_time_to_share():
     found = gather(line, ["north", "south", "west"], Timeouts(approval=10.0))
     assert sorted(found["codebooks"]) == ["north"]
     assert found["left_out"] == {"south": waiting, "west": "not connected"} and 10 <= line.clock < 15
-    found = gather(line, ["north", "south", "west"], Timeouts(patience=60.0))
+    found = gather(line, ["north", "south", "west"], Timeouts(approval=60.0))
     assert sorted(found["codebooks"]) == ["north", "south"] and 30 <= line.clock < 40
     with pytest.raises(RequestError, match="no site has sent a codebook"):
         gather(Slowly({}), ["north"], Timeouts())

@@ -22,7 +22,7 @@ from abps.sites.consent.membership import Membership, RevocationList
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.flare import app, kits
 from abps.sites.flare.authority import Authority
-from abps.sites.protocol.commands import Timeouts
+from abps.sites.protocol.commands import Command, Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, Failure
 
 from .loopback import LoopbackNetwork
@@ -246,11 +246,19 @@ def test_wrong_requests(network, tmp_path, capsys):
 
 def test_a_member_that_is_expelled_within_a_job_is_left_out(six, tmp_path):
     """From the next round on, and the others are told."""
-    network, agreement = LoopbackNetwork(), six.agreement("abps-pq-k1")
     received: dict[str, str] = {}
+
+    class Network(LoopbackNetwork):
+        """Keeps what sites are passed on."""
+
+        def ask(self, sites, command, *arguments, seconds):
+            if command is Command.REVOKED:
+                received.update(dict.fromkeys(sites, arguments[0]))
+            return super().ask(sites, command, *arguments, seconds=seconds)
+
+    network, agreement = Network(), six.agreement("abps-pq-k1")
     for name in six.names:
-        site = open_site(six, name, agreement, tmp_path, network)
-        site.revoked = lambda text, name=name: received.setdefault(name, text)
+        open_site(six, name, agreement, tmp_path, network)
     gone = six.names[2]
 
     def revoked():

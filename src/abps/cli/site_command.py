@@ -40,7 +40,7 @@ The engine is an extra: `pip install 'abps[flare]'`.
 """
 
 #: The method of a study if none is named.
-METHOD = "abps-pq-k1"
+METHOD = "abps-plus"
 
 Kit = Annotated[Path, typer.Argument(help="A startup kit, or the folder of a site's abps-site.json.")]
 Study = Annotated[str | None, typer.Option(help="The study, if the site takes part in several.")]

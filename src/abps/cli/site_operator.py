@@ -107,8 +107,8 @@ def submit(
     ],
     method: Annotated[str, typer.Option(help="A method that runs between sites.")] = METHOD,
     seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and all draws.")] = 11,
-    rounds: Annotated[int, typer.Option(help="Rounds of the whole study.")] = 50,
-    job_rounds: Annotated[int, typer.Option(help="Rounds of this job.")] = 10,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the study (default: the method's).")] = None,
+    job_rounds: Annotated[int | None, typer.Option(help="Rounds of this job (default: all).")] = None,
     set_: options.Settings = None,
     members: Annotated[
         str, typer.Option(help="Comma-separated sites that may take part (default: all).")
@@ -144,7 +144,8 @@ def submit(
     from abps.sites.flare.kits import provisioned
 
     book = merged([read_codebook(path) for path in codebook_])
-    agreement = Agreement(study, method, book, seed, rounds, options.settings(set_ or []))
+    settings, rounds = _study_settings(method, set_, None, rounds)
+    agreement = Agreement(study, method, book, seed, rounds, settings)
     agreement.config()
     if grace < 0 or approval < 0:
         raise RequestError("--grace and --wait-for-approval are seconds: choose 0 or more")
@@ -158,7 +159,7 @@ def submit(
 
         def once() -> jobs.JobOutcome:
             return jobs.submit(
-                kit, agreement, job_rounds, min_sites,
+                kit, agreement, job_rounds or rounds, min_sites,
                 jobs.JobTimeouts(sign=sign_of_life, grace=grace, approval=approval),
                 wait=wait + approval if wait else None, progress=state.update, members=chosen,
             )  # fmt: skip
@@ -253,7 +254,7 @@ def rehearse(
     sites: Annotated[int, typer.Option(help="Number of hospitals.")] = 4,
     method: Annotated[str, typer.Option(help="A method that runs between sites.")] = METHOD,
     model: Annotated[str, typer.Option(help="The model that is shared: gam, linear or mlp.")] = "gam",
-    rounds: Annotated[int, typer.Option(help="Rounds of the job.")] = 5,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the job (default: the method's).")] = None,
     stays: Annotated[int, typer.Option(help="Stays per hospital, on average.")] = 300,
     seed: Annotated[int, typer.Option(help="Seed of the split, the initial weights and all draws.")] = 11,
     set_: options.Settings = None,
@@ -284,7 +285,7 @@ def rehearse(
 
     if only not in (None, "prepare", "job"):
         raise RequestError(f"--only {only}: choose prepare or job")
-    settings = options.settings(set_ or [], model)
+    settings, rounds = _study_settings(method, set_, model, rounds)
     plan = rehearsal.RehearsalPlan(sites, "rehearsal", method, settings, rounds, seed, stays, limit)
 
     def progress(line: str) -> None:
@@ -315,6 +316,19 @@ def rehearse(
     files.write_text(page_path, job_page(done.outcome.report, title, rows, done.took))
     summary = {"page": str(page_path), "status": done.outcome.status, "sites": rows, "took": done.took}
     emit(as_json, summary, f"wrote {page_path}")
+
+
+def _study_settings(
+    method: str, pairs: list[str] | None, model: str | None, rounds: int | None
+) -> tuple[dict[str, str], int]:
+    """The settings and rounds of a study; methods with a coordinator send masked sums by default."""
+    from abps.methods.settings import configure
+
+    settings = options.settings(pairs, model)
+    config = configure(method, settings, rounds)
+    if config.kind == "coordinated":
+        settings.setdefault("secure", "yes")
+    return settings, config.stop.rounds
 
 
 def _quiet() -> None:

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from abps.core.errors import RequestError
@@ -25,9 +25,6 @@ from abps.methods.catalog import METHODS
 from abps.methods.settings import configure, describe
 from abps.wire.codecs import CODECS
 
-#: Settings that say what is chosen before the study, and the one that is.
-_CHOICES = ("penalties", "trial_rounds", "refit", "weight_decay")
-
 
 @dataclass(frozen=True)
 class Agreement:
@@ -35,7 +32,6 @@ class Agreement:
 
     method, settings: as on the command line (``abps-pq-k1``, ``{"gamma": 0.5}``).
     rounds: the horizon of the study; one job may run fewer.
-    trying: it is a trial of a penalty, before the study.
     """
 
     study: str
@@ -44,7 +40,6 @@ class Agreement:
     seed: int = 11
     rounds: int = 50
     settings: Mapping[str, Any] = field(default_factory=dict)
-    trying: bool = False
 
     def admitted(self, allowed: Collection[str]) -> Agreement:
         """The agreement, if a site that allows these packages may import what it names; else a sentence."""
@@ -75,15 +70,15 @@ class Agreement:
             raise RequestError(f"{self.method!r} does not run between sites: {why}")
         sums_needed(config)
         if config.stop.metric != "auroc":
-            raise RequestError("metric=loss: sites tell each other validation AUROCs; set metric=auroc")
+            raise RequestError("metric=loss: sites report validation AUROCs; set metric=auroc")
         outcome, counted = self.book.outcome, to_count(config, self.book)
         if not outcome.binary and config.only_binary:
             raise RequestError(f"{self.method!r} with an outcome of {outcome.kind}: {config.only_binary}")
         if not outcome.agreed and not counted:
             what = "a common time grid" if outcome.kind == "survival" else "a common level and scale"
             raise RequestError(
-                f"an outcome of {outcome.asked}: the codebook has not {what}; let sites tell statistics in "
-                "their codebooks, count under masks (secure=yes), or write it into the codebook's outcome"
+                f"an outcome of {outcome.asked}: the codebook has not {what}; let sites publish statistics "
+                "in their codebooks, count under masks (secure=yes), or write it into the codebook's outcome"
             )
         scales = {} if self.book.statistics is None else self.book.statistics.scales
         lacking = [name for name in self.book.numbers if name not in scales]
@@ -91,8 +86,8 @@ class Agreement:
             # A site that agreed with itself alone would read its columns by a scale that nobody else has.
             raise RequestError(
                 f"standardise=common: the codebook has no common scale for {lacking[0]!r} (and "
-                f"{len(lacking) - 1} more columns); let sites count under masks (secure=yes) or tell "
-                "statistics in their codebooks, write scales into it, or set standardise=own"
+                f"{len(lacking) - 1} more columns); let sites count under masks (secure=yes) or "
+                "publish statistics in their codebooks, write scales into it, or set standardise=own"
             )
         took = self.book.statistics_source
         if config.training.standardise == "common" and took is not None and took.seed != self.seed:
@@ -106,19 +101,6 @@ class Agreement:
     def uncounted(self) -> tuple[str, ...]:
         """What sites have to count before the study can begin (:mod:`abps.sites.node.measuring`)."""
         return to_count(self.config(), self.book)
-
-    def penalties(self) -> tuple[float, ...]:
-        """The penalties that the sites try before the study; none: it has its own."""
-        return ()
-
-    def trial(self, place: int) -> Agreement:
-        """The short study in which the penalty at a place is tried."""
-        return replace(self.settled(place), study=f"{self.study} try {place + 1}", trying=True)
-
-    def settled(self, place: int) -> Agreement:
-        """The study with the penalty at a place."""
-        others = {k: v for k, v in self.settings.items() if k.rpartition(".")[2] not in _CHOICES}
-        return replace(self, settings={**others, "weight_decay": str(self.penalties()[place])})
 
     @property
     def width(self) -> int:

@@ -23,7 +23,7 @@ from abps.sites.protocol.decline_codes import DeclineCode
 
 
 @dataclass(frozen=True)
-class Leaving:
+class OutgoingValue:
     """One value.  to: who receives it.  clear: whether the relay can read it."""
 
     what: str
@@ -38,15 +38,15 @@ class Leaving:
 _TO = {
     "codebook": ("the operator and every member", True),
     "statistics": ("the operator, in a sealed letter", False),
-    "counts": ("nobody: the conductor sees the total of all sites", False),
+    "counts": ("nobody: the relay sees the total of all sites", False),
     "metadata": ("every member", False),
     "weights": ("partners of the round", False),
-    "scores": ("the board of the round, one of the members", False),
+    "scores": ("the coordinator of the exchange, one of the members", False),
 }
 
 
-def preview(own: SiteFile, proposal: Proposal) -> list[Leaving]:
-    """Everything that this site would tell anybody in a study."""
+def preview(own: SiteFile, proposal: Proposal) -> list[OutgoingValue]:
+    """Everything that this site would send anybody in a study."""
     if proposal.agreement is None:
         return codebook_values(codebook_of(own))
     agreement = proposal.agreement.admitted(own.allow)
@@ -61,17 +61,16 @@ def preview(own: SiteFile, proposal: Proposal) -> list[Leaving]:
             clear = not secure
         else:
             to, clear = _TO[value.what]
-        found.append(Leaving(value.what, value.name, value.value, value.when, to, clear))
+        found.append(OutgoingValue(value.what, value.name, value.value, value.when, to, clear))
     split = assign_splits(table, agreement.seed, agreement.book.shared_patients)
     judged, book = split == 1, agreement.book
     patient = None if table.patient is None else table.patient[judged]
     scored = may_score(table.label[judged], patient, book.outcome, book.min_cell)
-    return [*found, *_conductor(int((split == 0).sum()), scored, agreement)]
+    return [*found, *_to_scheduler(int((split == 0).sum()), scored, agreement)]
 
 
-def _conductor(rows: int, scored: bool, agreement: Agreement) -> list[Leaving]:
-    """What the conductor is told, which stands at the relay.  scored: enough patients are in a score."""
-    to, clear = "the conductor", True
+def _to_scheduler(rows: int, scored: bool, agreement: Agreement) -> list[OutgoingValue]:
+    """What the scheduler at the relay gets.  scored: enough patients are in a score."""
     score = "as it comes out" if scored else "nothing: too few validation patients with or without the event"
     named: Sequence[tuple[str, str | float, str]] = (
         ("training rows", float(rows), "once per job"),
@@ -80,7 +79,7 @@ def _conductor(rows: int, scored: bool, agreement: Agreement) -> list[Leaving]:
         ("bytes and number of partners", "as they come out", "every round"),
         ("why this site takes no part, if so", f"one of: {', '.join(DeclineCode)}", "when it happens"),
     )
-    return [Leaving("told", name, value, when, to, clear) for name, value, when in named]
+    return [OutgoingValue("report", name, value, when, "the relay", True) for name, value, when in named]
 
 
 def codebook_of(own: SiteFile) -> Codebook:
@@ -104,10 +103,10 @@ def kept_back(own: SiteFile, proposal: Proposal | None = None) -> dict[str, str]
     return found
 
 
-def codebook_values(book: Codebook) -> list[Leaving]:
+def codebook_values(book: Codebook) -> list[OutgoingValue]:
     """A codebook, value by value."""
     to, clear = _TO["codebook"]
     words = [(word, "the event") for word in book.events] + [(word, "not the event") for word in book.others]
     words += [(name, "a class") for name in book.outcome.names]
     found = [(c.name, c.kind) for c in book.columns] + [(f"outcome {word}", what) for word, what in words]
-    return [Leaving("codebook", name, value, "once", to, clear) for name, value in found]
+    return [OutgoingValue("codebook", name, value, "once", to, clear) for name, value in found]

@@ -1,9 +1,8 @@
 """A study as a proposal: what an operator asks hospitals for, signed with the operator's key.
 
 Everything that a study does follows from its agreement (method, model, settings, columns, outcome, rounds,
-seed), so the proposal holds the agreement itself and not a second telling of it; :meth:`Proposal.terms` says
-it in words for the person who decides. A proposal of kind ``codebook`` asks for a site's codebook alone: with
-what the sites answer the operator makes the agreement of the study.
+seed), which the proposal holds; :meth:`Proposal.terms` says it in words for the person who decides. One
+without an agreement asks for a site's codebook alone; from the codebooks the operator makes the agreement.
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ class Proposal:
             "model": str(config.training.model),
             "rounds": agreement.rounds,
             "local epochs in a round": config.training.epochs,
-            "budget of bytes, all sites": config.budget,
             "budget of epsilon, each site": config.privacy.budget,
             "codec": config.line.codec,
             "private layers": config.line.private_layers,

@@ -1,6 +1,6 @@
 """A site's codebook on its way to the operator: shared once by a person, asked for, sealed, and merged.
 
-``abps site share`` writes into the site's journal that exactly this codebook may be given to the operators of
+``abps site share`` records in the site's journal that exactly this codebook may be given to the operators of
 the network. When a signed proposal asks for it, the site sends it in a letter that the operator alone can
 open, with a signature that says whose it is. The relay carries both and can neither read nor change them.
 """
@@ -8,7 +8,7 @@ open, with a signature that says whose it is. The relay carries both and can nei
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from abps.sites.consent.approval import Consent
 from abps.sites.consent.journal import Journal, JournalEvent, JournalLine
 from abps.sites.consent.keys import Signer, seal, unseal
 from abps.sites.consent.proposal import SignedProposal
+from abps.sites.coordinator.steps import run_with_approval
+from abps.sites.protocol import answers
+from abps.sites.protocol.commands import Command, Line, Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
 from abps.sites.store import chain
 
@@ -27,6 +30,9 @@ PURPOSE = "codebook"
 
 #: More bytes than any codebook has.
 MOST_BYTES = 20_000_000
+
+#: The parts of a letter.
+_PARTS = ("book", "certificate", "signature")
 
 
 def read(local: Path) -> Codebook:
@@ -62,14 +68,14 @@ def shared(journal: Journal, book: Codebook) -> JournalLine | None:
 def letter(own: sitefile.SiteFile, local: Path, signed: SignedProposal) -> dict[str, Any]:
     """This site's codebook for the operator who asks for it; :class:`DeclineError` if nobody shared it.
 
-    It is written down before it leaves.
+    It is recorded before it leaves.
     """
     kit = Path(local).parent
     journal, book = own.journal(kit), read(local)
     if book.min_cell < own.policy.floor:
         raise DeclineError(
             DeclineCode.POLICY,
-            f"the codebook's floor is {book.min_cell} patients, and this site's policy asks for "
+            f"the codebook's minimum cell size is {book.min_cell} patients; this site's policy asks for "
             f"{own.policy.floor}; run `abps site init` again",
         )
     consent = Consent(Path(own.store), journal, own.policy, signed, keys.read_root(kit))
@@ -80,24 +86,52 @@ def letter(own: sitefile.SiteFile, local: Path, signed: SignedProposal) -> dict[
     )
     if journal.signer is None:
         return {"book": data, "certificate": b"", "signature": b""}
-    signature = journal.signer.sign(PURPOSE, _signed_words(signed, data))
+    signature = journal.signer.sign(PURPOSE, _signed_content(signed, data))
     sealed = seal(signed.certificate.encode(), data)
     return {"book": sealed, "certificate": journal.signer.certificate, "signature": signature}
 
 
+def gather(
+    line: Line,
+    sites: Sequence[str],
+    timeouts: Timeouts | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """The scheduler's part: every site's letter, which it cannot read, and why there is none."""
+    timeouts = timeouts or Timeouts()
+    replies, why = run_with_approval(line, sorted(sites), timeouts.talk, timeouts, Command.LETTER)
+    letters, invalid = answers.check_all(replies, _letter)
+    left_out = {name: str(each) for name, each in sorted((why | invalid).items())}
+    for name, reason in left_out.items():
+        log(f"{name} has sent no codebook: {reason}")
+    if not letters:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise RequestError(f"no site has sent a codebook ({reasons or 'no site is there'})")
+    return {"schema": "abps.gathered/1", "codebooks": letters, "left_out": left_out}
+
+
+def _letter(value: Any) -> dict[str, str]:
+    """A letter in its proper form, as text for a file."""
+    if not isinstance(value, dict) or set(value) != set(_PARTS):
+        raise ValueError("no letter")
+    if not all(isinstance(part, bytes) and len(part) <= MOST_BYTES for part in value.values()):
+        raise ValueError("no bytes")
+    return {name: value[name].hex() for name in _PARTS}
+
+
 def open_letter(
-    site: str, told: Mapping[str, Any], signed: SignedProposal, key: Signer | None, authority: bytes | None
+    site: str, letter: Mapping[str, Any], signed: SignedProposal, key: Signer | None, authority: bytes | None
 ) -> Codebook:
     """A site's codebook as the operator gets it: opened, and checked that it is this site's answer."""
     try:
-        data, certificate, signature = (bytes.fromhex(told[k]) for k in ("book", "certificate", "signature"))
+        data, certificate, signature = (bytes.fromhex(letter[k]) for k in _PARTS)
         if len(data) > MOST_BYTES:
             raise ValueError("it is too long")
         if key is not None and authority is not None:
             name, _ = keys.certificate_owner(certificate, authority)
             data = unseal(key, data)
             if name != site or not keys.signed_by(
-                certificate, PURPOSE, _signed_words(signed, data), signature
+                certificate, PURPOSE, _signed_content(signed, data), signature
             ):
                 raise ValueError("it is not signed by that site")
         return Codebook.from_json(json.loads(data))
@@ -105,6 +139,6 @@ def open_letter(
         raise RequestError(f"what came as the codebook of {site} cannot be used: {error}") from error
 
 
-def _signed_words(signed: SignedProposal, data: bytes) -> bytes:
+def _signed_content(signed: SignedProposal, data: bytes) -> bytes:
     """What a site signs: its codebook, as the answer to this proposal."""
     return signed.proposal.digest().encode() + b"\0" + data

@@ -49,7 +49,6 @@ class Policy:
     epochs, rounds: the most local epochs in a round, and rounds of a study.
     hours: how long one job may run here.  bytes: the most that may leave this site in a study.
     floor: the minimum cell size, in patients; a codebook may ask for more, not for less.
-    wire: the oldest minor version of the wire format that is spoken here.
     """
 
     approve: Literal["ask", "auto"] = "ask"
@@ -63,7 +62,6 @@ class Policy:
     hours: float = 48.0
     bytes: int = 2_000_000_000
     floor: int = MIN_CELL
-    wire: int = 0
 
     def __post_init__(self) -> None:
         validate(self)
@@ -187,7 +185,8 @@ def read(path: Path) -> SiteFile:
             raise ValueError(f"unknown entries {', '.join(sorted(unknown))}")
         data["drop"], data["allow"] = tuple(data.get("drop", ())), tuple(data.get("allow", ()))
         data["limits"] = Limits(**data.get("limits", {}))
-        data["policy"] = Policy(**data.get("policy", {}))
+        policy = {k: v for k, v in data.get("policy", {}).items() if k != "wire"}  # of earlier versions
+        data["policy"] = Policy(**policy)
         data.pop("watch", None)  # of earlier versions, which served a status page
         return SiteFile(**data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -25,10 +25,10 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 
 from abps import files
 from abps.core.errors import RequestError
-from abps.sites.consent.gathering import gather
 from abps.sites.consent.journal import Journal, JournalEvent
 from abps.sites.consent.membership import Membership
 from abps.sites.consent.proposal import SignedProposal
+from abps.sites.consent.sharing import gather
 from abps.sites.coordinator.job_report import StudyFinished
 from abps.sites.coordinator.measuring import measure
 from abps.sites.coordinator.scheduler import Scheduler
