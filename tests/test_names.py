@@ -1,4 +1,4 @@
-"""Names and sizes: no two modules or classes have one name, and no function is too long."""
+"""Names and sizes: no two classes have one name, and no function is too long."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ PACKAGE = Path(abps.__file__).parent
 TREES = {
     str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))
 }
-
-#: The method catalog of the product, and the laboratory's.
-TWO_MODULES = {"base", "catalog", "evaluation", "families", "hospitals"}
 
 #: Every method may call its state State.
 CONVENTIONAL = {"State"}
@@ -37,14 +34,6 @@ TOO_WIDE = {
 #: Lines of a function, and parameters of one outside the command line and compiled code.
 LONGEST = 80
 MOST_PARAMETERS = 10
-
-
-def test_no_two_modules_have_one_name():
-    found = defaultdict(list)
-    for path in TREES:
-        if not Path(path).stem.startswith("__"):
-            found[Path(path).stem].append(path)
-    assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in TWO_MODULES} == {}
 
 
 def test_no_two_public_classes_have_one_name():

@@ -92,12 +92,13 @@ def candidates(
     number = {g: k for k, g in enumerate(rules)}
     rule = np.array([number[g] for g in goals], dtype=np.int64)
     if n > TABLE_UP_TO:
-        if any(not isinstance(g, Pairwise) or g.name not in KINDS for g in rules):
+        known = [g for g in goals if isinstance(g, Pairwise) and g.name in KINDS]
+        if len(known) < n:
             raise RequestError(
                 f"a goal function of one's own scores all pairs and serves up to {TABLE_UP_TO:,} centers, "
                 f"not {n:,}; choose {', '.join(KINDS)}"
             )
-        threshold = goals_of.sampled_thresholds(vectors, goals, keep, scope)
+        threshold = goals_of.sampled_thresholds(vectors, known, keep, scope)
         return Candidates(vectors, rules, rule, threshold, group)
     scores = goals_of.pair_scores(vectors, goals)
     threshold = goals_of.thresholds(scores, goals, keep, scope)

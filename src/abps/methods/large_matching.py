@@ -34,7 +34,7 @@ class _View(NamedTuple):
     """Everything that the preferences of all centers follow from, as compiled code takes it.
 
     table: (n, n) candidates, or (0, 0); then kind, vectors, threshold, rule and group decide.
-    start, peer, score, count: the observed pairs of center i are start[i] to start[i + 1].
+    start, peer, score, times: the observed pairs of center i are start[i] to start[i + 1].
     ties, draws: (n,) keys of the orders of the tie-break and of exploration; explores: (n,).
     """
 
@@ -47,7 +47,7 @@ class _View(NamedTuple):
     start: Ints
     peer: Ints
     score: Floats
-    count: Floats
+    times: Floats
     prior_score: float
     tau: float
     mutual: bool
@@ -69,7 +69,7 @@ def _round_function(value: np.uint64, key: np.uint64, k: int) -> np.uint64:
 
 
 @compiled
-def _permute(value: int, key: np.uint64, n: int, shape: tuple[int, int, int], forward: bool) -> int:
+def _permute(value: int, key: np.uint64, n: int, shape: tuple[int, int, int], forward: bool) -> np.int64:
     """Who stands at a place (forward), or the place of a peer, in the order of a key."""
     high, low, rounds = shape
     masks = (np.uint64((1 << high) - 1), np.uint64((1 << low) - 1))
@@ -144,7 +144,7 @@ def _eligible(view: _View, i: int, j: int) -> bool:
 
 
 @compiled
-def _place(view: _View, i: int, j: int) -> int:
+def _place(view: _View, i: int, j: int) -> np.int64 | int:
     return j if view.by_index else _permute(j, view.ties[i], len(view.ties), view.shape, False)
 
 
@@ -181,7 +181,7 @@ def _swap(view: _View, i: int, better: Ints, worse: Ints) -> tuple[int, int]:
     for place in range(n):
         j = _permute(place, view.draws[i], n, view.shape, True)
         at = _find(view.start, view.peer, i, j)
-        if (not view.unproven or at < 0 or view.count[at] == 0) and _eligible(view, i, j):
+        if (not view.unproven or at < 0 or view.times[at] == 0) and _eligible(view, i, j):
             drawn = j
             break
     if drawn == _NOBODY or len(better):
@@ -334,7 +334,7 @@ def _view(
         start=np.searchsorted(beliefs.key, np.arange(n + 1) * n).astype(np.int64),
         peer=beliefs.key % max(n, 1),
         score=peer_scores(config, seen, t),
-        count=beliefs.count,
+        times=beliefs.count,
         prior_score=float(peer_scores(config, prior, t)[0]),
         tau=float(config.tau_acc),
         mutual=mutual,
