@@ -13,7 +13,7 @@ import polars as pl
 
 Row = Mapping[str, object]
 
-#: Column -> value of a row where a test does not say otherwise.
+#: Variable -> value of a row where a test does not say otherwise.
 MIMIC_DEFAULTS: dict[str, dict[str, object]] = {
     "hosp/patients": {
         "subject_id": 1, "gender": "F", "anchor_age": 60, "anchor_year": 2150,

@@ -15,7 +15,7 @@ OWN = """
 from dataclasses import dataclass
 import polars as pl
 from abps.cohorts.recipes import CohortRecipe
-from abps.cohorts.tidy import Cohort, Column, Flow, in_order
+from abps.cohorts.tidy import Cohort, Variable, Flow, in_order
 from abps.data.synthetic.builtin import Roles
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ def build(place, options, progress):
     table = pl.DataFrame({"stay": range(n), "died": [i % 4 == 0 for i in range(n)],
                           "ward": ["ab"[i % 2] for i in range(n)], "x": [float(i) for i in range(n)]})
     table = table.with_columns(pl.col("died").cast(pl.Int8))
-    columns = [Column("died", "label", "", "d"), Column("ward", "context", "", "w"),
-               Column("stay", "identifier", "", "s"), Column("x", "feature", "", "x")]
+    columns = [Variable("died", "label", "", "d"), Variable("ward", "context", "", "w"),
+               Variable("stay", "identifier", "", "s"), Variable("x", "feature", "", "x")]
     return Cohort("own", "own/1", in_order(table, columns), Roles("died", "ward", drop=("stay",)),
                   Flow.start(table, "rows", patient=None).steps, tuple(columns), (), {})
 

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from abps.cohorts.provenance import SourceFile
-from abps.cohorts.tidy import Cohort, Column, Flow
+from abps.cohorts.tidy import Cohort, Flow, Variable
 from abps.data.roles import Roles
 from abps.lab.drift_analysis import Question, analyse
 from abps.report.pages import cohort_page as cohort_page
@@ -84,7 +84,7 @@ def cohort() -> Cohort:
         table=flow.table,
         roles=Roles("died", "hospital", "patient"),
         steps=flow.steps,
-        dictionary=tuple(Column(c, roles.get(c, "feature"), "", f"meaning of {c}") for c in table.columns),
+        dictionary=tuple(Variable(c, roles.get(c, "feature"), "", f"meaning of {c}") for c in table.columns),
         files=(SourceFile("a.csv", 12, "0" * 64),),
         options={"window": "24h"},
         warnings=("something <odd> happened",),

@@ -79,11 +79,7 @@ def flags(diagnoses: pl.DataFrame, keys: pl.Series, choice: str) -> pl.DataFrame
     ]
     hits = pl.DataFrame(
         matched,
-        schema={
-            "icd_code": pl.String,
-            "icd_version": diagnoses.schema["icd_version"],
-            "category": pl.String,
-        },
+        schema={"icd_code": pl.String, "icd_version": diagnoses.schema["icd_version"], "category": pl.String},
         orient="row",
     )
     present = diagnoses.join(hits, on=["icd_code", "icd_version"]).select("key", "category").unique()

@@ -30,8 +30,8 @@ from abps.cohorts.duck import (
 )
 from abps.cohorts.tidy import (
     Cohort,
-    Column,
     Flow,
+    Variable,
     comorbidity_columns,
     in_order,
     keep_ages,
@@ -466,36 +466,36 @@ def _label_check(duck: Session, tables: _Tables, stays: pl.DataFrame) -> int:
     return both.filter((pl.col("died") == 1) != pl.col("expired"))["stay"].n_unique()
 
 
-def _dictionary(options: EicuOptions) -> list[Column]:
+def _dictionary(options: EicuOptions) -> list[Variable]:
     return [
-        Column(
+        Variable(
             "died",
             "label",
             "0/1",
             "hospital discharge status Expired; stays with unknown status are left out",
         ),
-        Column("hospital", "context", "", "hospitalid"),
-        Column("careunit", "context", "", "unit type"),
-        Column("region", "context", "", "region of the hospital; missing where unknown"),
-        Column("beds", "context", "", "bed-size category of the hospital; missing where unknown"),
-        Column("teaching", "context", "t/f", "teaching hospital"),
-        Column("patient", "identifier", "", "uniquepid: one person may have several stays"),
-        Column("stay", "identifier", "", "patientunitstayid"),
-        Column(
+        Variable("hospital", "context", "", "hospitalid"),
+        Variable("careunit", "context", "", "unit type"),
+        Variable("region", "context", "", "region of the hospital; missing where unknown"),
+        Variable("beds", "context", "", "bed-size category of the hospital; missing where unknown"),
+        Variable("teaching", "context", "t/f", "teaching hospital"),
+        Variable("patient", "identifier", "", "uniquepid: one person may have several stays"),
+        Variable("stay", "identifier", "", "patientunitstayid"),
+        Variable(
             "admission_year", "context", "year", "year of hospital discharge (the only year that is given)"
         ),
-        Column("age", "feature", "years", f"age; '> 89' is {OLDEST:g}"),
-        Column("sex", "feature", "F/M", "gender"),
-        Column("race", "feature", "", "ethnicity in five groups; missing where not recorded"),
-        Column("admission_location", "feature", "", "where the patient came from to the unit"),
-        Column("height", "feature", "cm", "admission height, if between 100 and 230"),
-        Column("weight", "feature", "kg", "admission weight, if between 20 and 400"),
+        Variable("age", "feature", "years", f"age; '> 89' is {OLDEST:g}"),
+        Variable("sex", "feature", "F/M", "gender"),
+        Variable("race", "feature", "", "ethnicity in five groups; missing where not recorded"),
+        Variable("admission_location", "feature", "", "where the patient came from to the unit"),
+        Variable("height", "feature", "cm", "admission height, if between 100 and 230"),
+        Variable("weight", "feature", "kg", "admission weight, if between 20 and 400"),
         *comorbidity_columns(
             options.charlson, "past history, diagnoses and APACHE entries by 24 h or unit discharge"
         ),
         *vital_columns("24h"),
         *(
-            Column(name, "feature", unit, f"APACHE {source}: worst value of the first 24 h")
+            Variable(name, "feature", unit, f"APACHE {source}: worst value of the first 24 h")
             for source, (name, unit) in APS.items()
         ),
     ]

@@ -56,7 +56,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...], str, str | None]] = {
 
 
 @dataclass(frozen=True)
-class Events:
+class EicuEvents:
     """The optional tables that were found, by input."""
 
     tables: dict[str, CsvTable]
@@ -75,7 +75,7 @@ class Events:
         )
 
 
-def open_events(root: Path, inputs: set[str], clock: str) -> tuple[Events, list[str]]:
+def open_events(root: Path, inputs: set[str], clock: str) -> tuple[EicuEvents, list[str]]:
     """The tables that hold the inputs, and a warning for each that is absent."""
     if clock not in CLOCKS:
         raise RequestError(f"the clock is {' or '.join(CLOCKS)}, not {clock!r}")
@@ -89,10 +89,10 @@ def open_events(root: Path, inputs: set[str], clock: str) -> tuple[Events, list[
             warnings.append(f"{table}.csv.gz is absent: there are no {name} columns from it")
         else:
             found[name] = opened
-    return Events(found, clock), warnings
+    return EicuEvents(found, clock), warnings
 
 
-def fill(duck: Session, events: Events, inputs: set[str]) -> set[str]:
+def fill(duck: Session, events: EicuEvents, inputs: set[str]) -> set[str]:
     """Fill the three tables of the session; which inputs there are."""
     physiology.empty_tables(duck)
     words = physiology.bedside()["eicu"]
@@ -118,7 +118,7 @@ def fill(duck: Session, events: Events, inputs: set[str]) -> set[str]:
     return set(events.tables)
 
 
-def _labs(duck: Session, events: Events, words: dict[str, object]) -> None:
+def _labs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
     """The last revision of every value; a moment with two different last values is left out."""
     names = ", ".join(
         f"({quoted(name)}, {quoted(lab.lab)})" for lab in physiology.labs().values() for name in lab.eicu
@@ -156,7 +156,7 @@ def _labs(duck: Session, events: Events, words: dict[str, object]) -> None:
     )
 
 
-def _gcs(duck: Session, events: Events, words: dict[str, object]) -> None:
+def _gcs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
     pairs = ", ".join(f"({quoted(a)}, {quoted(b)})" for a, b in words["gcs_total"])  # type: ignore[attr-defined]
     label, name, value = TABLES["gcs"][1][1:]
     duck.execute(
@@ -168,7 +168,7 @@ def _gcs(duck: Session, events: Events, words: dict[str, object]) -> None:
     )
 
 
-def _urine(duck: Session, events: Events, words: dict[str, object]) -> None:
+def _urine(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
     path, no = quoted(str(words["urine_path"])), quoted(str(words["not_urine"]))
     scan = events.scan("urine", {"cellpath": "VARCHAR", "cellvaluenumeric": "DOUBLE"})
     duck.execute(
@@ -181,7 +181,7 @@ def _urine(duck: Session, events: Events, words: dict[str, object]) -> None:
     )
 
 
-def _drugs(duck: Session, events: Events, words: dict[str, object]) -> None:
+def _drugs(duck: Session, events: EicuEvents, words: dict[str, object]) -> None:
     """Rates by the unit in the drug's name; other units than µg/kg/min and µg/min have no rate."""
     drugs: dict[str, str] = words["drugs"]  # type: ignore[assignment]
     name = "lower(trim(drugname))"

@@ -8,7 +8,7 @@ import polars as pl
 
 from abps.cohorts import provenance
 from abps.cohorts.duck import Progress, silent
-from abps.cohorts.tidy import Cohort, Column, Flow, in_order
+from abps.cohorts.tidy import Cohort, Flow, Variable, in_order
 from abps.core.errors import RequestError
 from abps.data.synthetic.builtin import Roles
 
@@ -18,20 +18,20 @@ HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 #: The fourteen columns of the processed files, in their order.
 _COLUMNS = (
-    Column("age", "feature", "years", "age"),
-    Column("sex", "feature", "0/1", "1 male"),
-    Column("cp", "feature", "", "chest pain type"),
-    Column("trestbps", "feature", "mmHg", "resting blood pressure; 0 is missing"),
-    Column("chol", "feature", "mg/dL", "serum cholesterol; 0 is missing"),
-    Column("fbs", "feature", "0/1", "fasting blood sugar above 120 mg/dL"),
-    Column("restecg", "feature", "", "resting electrocardiogram"),
-    Column("thalach", "feature", "/min", "highest heart rate reached"),
-    Column("exang", "feature", "0/1", "angina on exercise"),
-    Column("oldpeak", "feature", "mm", "ST depression on exercise"),
-    Column("slope", "feature", "", "slope of the ST segment at peak exercise"),
-    Column("ca", "feature", "", "number of major vessels coloured"),
-    Column("thal", "feature", "", "thallium scan"),
-    Column("num", "label", "", "diagnosis 0 to 4"),
+    Variable("age", "feature", "years", "age"),
+    Variable("sex", "feature", "0/1", "1 male"),
+    Variable("cp", "feature", "", "chest pain type"),
+    Variable("trestbps", "feature", "mmHg", "resting blood pressure; 0 is missing"),
+    Variable("chol", "feature", "mg/dL", "serum cholesterol; 0 is missing"),
+    Variable("fbs", "feature", "0/1", "fasting blood sugar above 120 mg/dL"),
+    Variable("restecg", "feature", "", "resting electrocardiogram"),
+    Variable("thalach", "feature", "/min", "highest heart rate reached"),
+    Variable("exang", "feature", "0/1", "angina on exercise"),
+    Variable("oldpeak", "feature", "mm", "ST depression on exercise"),
+    Variable("slope", "feature", "", "slope of the ST segment at peak exercise"),
+    Variable("ca", "feature", "", "number of major vessels coloured"),
+    Variable("thal", "feature", "", "thallium scan"),
+    Variable("num", "label", "", "diagnosis 0 to 4"),
 )
 _CATEGORIES = ("cp", "restecg", "slope", "thal")
 
@@ -68,8 +68,8 @@ def build(root: Path, progress: Progress = silent) -> Cohort:
     flow = Flow.start(table, "patients in the four files", label="disease", patient=None)
     flow = flow.keep(pl.col("disease").is_not_null(), "diagnosis missing", always=False)
     dictionary = (
-        Column("disease", "label", "0/1", "diagnosis 1 to 4: some vessel narrowed by more than half"),
-        Column("hospital", "context", "", "hospital"),
+        Variable("disease", "label", "0/1", "diagnosis 1 to 4: some vessel narrowed by more than half"),
+        Variable("hospital", "context", "", "hospital"),
         *_COLUMNS[:-1],
     )
     return Cohort(

@@ -26,8 +26,8 @@ from abps.cohorts.meds_events import (
 from abps.cohorts.stay_options import StayOptions
 from abps.cohorts.tidy import (
     Cohort,
-    Column,
     Flow,
+    Variable,
     comorbidity_columns,
     in_order,
     keep_ages,
@@ -180,24 +180,24 @@ def _comorbidities(
     return made, [warning] if warning else []
 
 
-def _dictionary(options: MedsOptions) -> list[Column]:
+def _dictionary(options: MedsOptions) -> list[Variable]:
     origin = {
         "this": "diagnosis events of this admission (coded at discharge)",
         "earlier": "diagnosis events before this admission",
         "none": "",
     }[options.diagnoses]
     return [
-        Column("died", "label", "0/1", "left the hospital dead (a discharge code named in the map)"),
-        Column("careunit", "context", "", "care unit of the ICU admission event, short name"),
-        Column("patient", "identifier", "", "subject_id"),
-        Column("stay", "identifier", "", "running number by patient and time of ICU admission"),
-        Column("admission_year", "context", "year", "ICU admission"),
-        Column("age", "feature", "years", "completed years from the birth event to ICU admission"),
-        Column("sex", "feature", "", "sex as in the source"),
-        Column("race", "feature", "", "race in five groups, as on record at ICU admission"),
-        Column("admission_type", "feature", "", "type of hospital admission"),
-        Column("admission_location", "feature", "", "where the patient came from"),
-        Column("insurance", "feature", "", "insurance, as on record at ICU admission"),
+        Variable("died", "label", "0/1", "left the hospital dead (a discharge code named in the map)"),
+        Variable("careunit", "context", "", "care unit of the ICU admission event, short name"),
+        Variable("patient", "identifier", "", "subject_id"),
+        Variable("stay", "identifier", "", "running number by patient and time of ICU admission"),
+        Variable("admission_year", "context", "year", "ICU admission"),
+        Variable("age", "feature", "years", "completed years from the birth event to ICU admission"),
+        Variable("sex", "feature", "", "sex as in the source"),
+        Variable("race", "feature", "", "race in five groups, as on record at ICU admission"),
+        Variable("admission_type", "feature", "", "type of hospital admission"),
+        Variable("admission_location", "feature", "", "where the patient came from"),
+        Variable("insurance", "feature", "", "insurance, as on record at ICU admission"),
         *comorbidity_columns(options.comorbidities, origin),
         *vital_columns(options.window),
     ]

@@ -17,8 +17,8 @@ from abps.cohorts.meds_events import measure
 from abps.cohorts.meds_tasks import Labels, make_labels, read_labels, read_task
 from abps.cohorts.tidy import (
     Cohort,
-    Column,
     Flow,
+    Variable,
     comorbidity_columns,
     fractional_year,
     in_order,
@@ -235,27 +235,27 @@ def _comorbidities(
     return charlson.flags(matched, table["stay"], options.charlson).rename({"key": "stay"})
 
 
-def _dictionary(labels: Labels, options: RowOptions, when: str) -> list[Column]:
+def _dictionary(labels: Labels, options: RowOptions, when: str) -> list[Variable]:
     unit = {"binary": "0/1"}.get(labels.outcome, "")
     has_codes = bool(meds_events.read_map(options.map_file).diagnosis)
     return [
-        Column("outcome", "label", unit, f"{labels.name}: {labels.about}"),
-        Column("careunit", "context", "", "care unit at the prediction, short name"),
-        Column("patient", "identifier", "", "subject_id"),
-        Column("stay", "identifier", "", "running number by patient and time of prediction"),
-        Column("prediction_year", "context", "year", "moment of the prediction"),
-        Column("age", "feature", "years", "completed years at the prediction"),
-        Column("sex", "feature", "", "sex as in the source"),
-        Column("race", "feature", "", "race in five groups, as on record before the prediction"),
-        Column("insurance", "feature", "", "insurance, as on record before the prediction"),
-        Column("admission_type", "feature", "", "type of hospital admission"),
-        Column("admission_location", "feature", "", "where the patient came from"),
-        Column("hours_in_hospital", "feature", "h", "from hospital admission to the prediction"),
+        Variable("outcome", "label", unit, f"{labels.name}: {labels.about}"),
+        Variable("careunit", "context", "", "care unit at the prediction, short name"),
+        Variable("patient", "identifier", "", "subject_id"),
+        Variable("stay", "identifier", "", "running number by patient and time of prediction"),
+        Variable("prediction_year", "context", "year", "moment of the prediction"),
+        Variable("age", "feature", "years", "completed years at the prediction"),
+        Variable("sex", "feature", "", "sex as in the source"),
+        Variable("race", "feature", "", "race in five groups, as on record before the prediction"),
+        Variable("insurance", "feature", "", "insurance, as on record before the prediction"),
+        Variable("admission_type", "feature", "", "type of hospital admission"),
+        Variable("admission_location", "feature", "", "where the patient came from"),
+        Variable("hours_in_hospital", "feature", "h", "from hospital admission to the prediction"),
         *comorbidity_columns(
             options.charlson if has_codes else "none", "diagnosis events before the prediction"
         ),
         *(
-            Column(c.name, c.role, c.unit, c.meaning.replace("first 24 h", when))
+            Variable(c.name, c.role, c.unit, c.meaning.replace("first 24 h", when))
             for c in vital_columns("24h")
         ),
     ]

@@ -33,7 +33,7 @@ _SECONDS = "CAST(date_diff('second', s.intime, {}) AS BIGINT)"
 
 
 @dataclass(frozen=True)
-class Events:
+class MimicEvents:
     """tables: the optional tables that were found, by input. charted: rows of chartevents, as SQL."""
 
     tables: dict[str, CsvTable]
@@ -54,7 +54,9 @@ class Events:
         return {"storetime": "TIMESTAMP"} if self.clock == "storetime" else {}
 
 
-def open_events(root: Path, chartevents: CsvTable, inputs: set[str], clock: str) -> tuple[Events, list[str]]:
+def open_events(
+    root: Path, chartevents: CsvTable, inputs: set[str], clock: str
+) -> tuple[MimicEvents, list[str]]:
     """The tables that hold the inputs, and a warning for each that is absent."""
     if clock not in CLOCKS:
         raise RequestError(f"the clock is {' or '.join(CLOCKS)}, not {clock!r}")
@@ -73,7 +75,7 @@ def open_events(root: Path, chartevents: CsvTable, inputs: set[str], clock: str)
                 f"{each.path} has no column 'storetime', so what was stored in time is not known; "
                 "use the clock charttime"
             )
-    events = Events(found, chartevents, clock)
+    events = MimicEvents(found, chartevents, clock)
     if {"gcs", "ventilation"} & inputs and not events.has_text:
         warnings.append(
             f"{chartevents.path.name} has no column 'value': intubated patients cannot be recognised by "
@@ -82,7 +84,7 @@ def open_events(root: Path, chartevents: CsvTable, inputs: set[str], clock: str)
     return events, warnings
 
 
-def charted(duck: Session, events: Events, inputs: set[str]) -> str:
+def charted(duck: Session, events: MimicEvents, inputs: set[str]) -> str:
     """One pass over chartevents, kept in a file: SQL with stay, moment, signal, value, text of the window."""
     items = [(item, s.signal) for s in vitals.signals().values() for item in s.items]
     names = physiology.bedside()["mimiciv"]
@@ -115,7 +117,7 @@ def charted(duck: Session, events: Events, inputs: set[str]) -> str:
     )
 
 
-def fill(duck: Session, events: Events, rows: str, inputs: set[str]) -> set[str]:
+def fill(duck: Session, events: MimicEvents, rows: str, inputs: set[str]) -> set[str]:
     """Fill the three tables from ``rows`` (of :func:`charted`) and the optional tables; what there is."""
     physiology.empty_tables(duck)
     names = physiology.bedside()["mimiciv"]
@@ -161,7 +163,7 @@ def _numbers(values: list[int]) -> str:
     return ", ".join(str(v) for v in values)
 
 
-def _labs(duck: Session, events: Events, rows: str) -> None:
+def _labs(duck: Session, events: MimicEvents, rows: str) -> None:
     """Laboratory values of the patient in the window, whichever admission they are booked on."""
     table = events.tables["labs"]
     names = physiology.bedside()["mimiciv"]
@@ -207,7 +209,7 @@ def _labs(duck: Session, events: Events, rows: str) -> None:
     )
 
 
-def _drugs(duck: Session, events: Events) -> None:
+def _drugs(duck: Session, events: MimicEvents) -> None:
     """Infusions that overlap the window, in µg/kg/min."""
     table = events.tables["vasopressors"]
     drugs = physiology.bedside()["mimiciv"]["drugs"]
@@ -242,7 +244,7 @@ def _drugs(duck: Session, events: Events) -> None:
     )
 
 
-def _procedures(duck: Session, events: Events) -> None:
+def _procedures(duck: Session, events: MimicEvents) -> None:
     """Invasive ventilation as a procedure with begin and end."""
     table = events.tables["ventilation"]
     types = {"stay_id": "BIGINT", "starttime": "TIMESTAMP", "endtime": "TIMESTAMP", "itemid": "INTEGER"}

@@ -22,8 +22,8 @@ from abps.cohorts.duck import CsvTable, Progress, Session, folder_of, open_table
 from abps.cohorts.stay_options import StayOptions
 from abps.cohorts.tidy import (
     Cohort,
-    Column,
     Flow,
+    Variable,
     comorbidity_columns,
     fractional_year,
     in_order,
@@ -241,10 +241,7 @@ def era_of_stay() -> dict[str, pl.Expr]:
     later = pl.col("intime").dt.year() - pl.col("anchor_year")
     middle = first + 1 + later
     start = middle - (middle - first) % 3  # eras follow one another in steps of three years
-    return {
-        "era": pl.format("{} - {}", start, start + 2),
-        "era_certain": (later % 3 == 0).cast(pl.Int8),
-    }
+    return {"era": pl.format("{} - {}", start, start + 2), "era_certain": (later % 3 == 0).cast(pl.Int8)}
 
 
 def _windows(stays: pl.DataFrame, options: MimicOptions) -> pl.DataFrame:
@@ -298,29 +295,33 @@ def _comorbidities(
     return made, [warning] if warning else []
 
 
-def _dictionary(options: MimicOptions) -> list[Column]:
+def _dictionary(options: MimicOptions) -> list[Variable]:
     origin = {
         "this": "ICD codes of this admission, coded after discharge",
         "earlier": "ICD codes of earlier admissions only",
         "none": "",
     }[options.diagnoses]
     return [
-        Column("died", "label", "0/1", "died in hospital during this admission (hospital_expire_flag)"),
-        Column("careunit", "context", "", "first care unit of the ICU stay, short name"),
-        Column("era", "context", "", "likeliest true three-year era of the ICU admission"),
-        Column(
+        Variable("died", "label", "0/1", "died in hospital during this admission (hospital_expire_flag)"),
+        Variable("careunit", "context", "", "first care unit of the ICU stay, short name"),
+        Variable("era", "context", "", "likeliest true three-year era of the ICU admission"),
+        Variable(
             "era_certain", "context", "0/1", "1: no other era is possible; 0: two of three years lie in it"
         ),
-        Column("anchor_year_group", "context", "", "true era of the patient's anchor year, not of the stay"),
-        Column("patient", "identifier", "", "subject_id"),
-        Column("stay", "identifier", "", "stay_id"),
-        Column("admission_year", "context", "year", "ICU admission, shifted per patient: not calendar time"),
-        Column("age", "feature", "years", "anchor_age + year of ICU admission − anchor_year"),
-        Column("sex", "feature", "F/M", "gender"),
-        Column("race", "feature", "", "race in five groups; missing where not recorded"),
-        Column("admission_type", "feature", "", "type of hospital admission"),
-        Column("admission_location", "feature", "", "where the patient came from"),
-        Column("insurance", "feature", "", "insurance"),
+        Variable(
+            "anchor_year_group", "context", "", "true era of the patient's anchor year, not of the stay"
+        ),
+        Variable("patient", "identifier", "", "subject_id"),
+        Variable("stay", "identifier", "", "stay_id"),
+        Variable(
+            "admission_year", "context", "year", "ICU admission, shifted per patient: not calendar time"
+        ),
+        Variable("age", "feature", "years", "anchor_age + year of ICU admission − anchor_year"),
+        Variable("sex", "feature", "F/M", "gender"),
+        Variable("race", "feature", "", "race in five groups; missing where not recorded"),
+        Variable("admission_type", "feature", "", "type of hospital admission"),
+        Variable("admission_location", "feature", "", "where the patient came from"),
+        Variable("insurance", "feature", "", "insurance"),
         *comorbidity_columns(options.comorbidities, origin),
         *vital_columns(options.window),
     ]

@@ -23,8 +23,8 @@ from abps.cohorts.omop_source import Cdm, open_cdm
 from abps.cohorts.stay_options import StayOptions
 from abps.cohorts.tidy import (
     Cohort,
-    Column,
     Flow,
+    Variable,
     comorbidity_columns,
     fractional_year,
     in_order,
@@ -384,28 +384,28 @@ def _comorbidities(
     return made.rename({"key": "stay"}), warnings
 
 
-def _dictionary(options: OmopOptions) -> list[Column]:
+def _dictionary(options: OmopOptions) -> list[Variable]:
     origin = {
         "this": "condition codes of this visit (often coded after discharge)",
         "earlier": "condition codes of earlier visits only",
         "none": "",
     }[options.diagnoses]
     return [
-        Column(
+        Variable(
             "died", "label", "0/1", "left the hospital dead: discharge concept or word, or the death record"
         ),
-        Column("careunit", "context", "", "care site of the intensive-care visit detail, short name"),
-        Column("hospital", "context", "", "care site of the hospital visit"),
-        Column("patient", "identifier", "", "person_id"),
-        Column("stay", "identifier", "", "visit_detail_id"),
-        Column("admission_year", "context", "year", "ICU admission"),
-        Column(
+        Variable("careunit", "context", "", "care site of the intensive-care visit detail, short name"),
+        Variable("hospital", "context", "", "care site of the hospital visit"),
+        Variable("patient", "identifier", "", "person_id"),
+        Variable("stay", "identifier", "", "visit_detail_id"),
+        Variable("admission_year", "context", "year", "ICU admission"),
+        Variable(
             "age", "feature", "years", "completed years at ICU admission; a birth without a day is 1 January"
         ),
-        Column("sex", "feature", "F/M", "gender concept"),
-        Column("race", "feature", "", "race in five groups, by its source value or else its concept"),
-        Column("admission_location", "feature", "", "where the patient came from, as in the source"),
-        Column("insurance", "feature", "", "payer of the period that holds ICU admission"),
+        Variable("sex", "feature", "F/M", "gender concept"),
+        Variable("race", "feature", "", "race in five groups, by its source value or else its concept"),
+        Variable("admission_location", "feature", "", "where the patient came from, as in the source"),
+        Variable("insurance", "feature", "", "payer of the period that holds ICU admission"),
         *comorbidity_columns(options.comorbidities, origin),
         *vital_columns(options.window),
     ]

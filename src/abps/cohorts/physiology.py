@@ -23,7 +23,7 @@ from typing import Any
 import polars as pl
 
 from abps.cohorts.duck import Session
-from abps.cohorts.tidy import Column
+from abps.cohorts.tidy import Variable
 from abps.core.errors import RequestError, nearest
 
 #: What can be added to the vitals, and what each is made from.
@@ -107,7 +107,7 @@ class Physiology:
     """table: stay and the new columns. dropped: lab -> values out of range."""
 
     table: pl.DataFrame
-    dictionary: tuple[Column, ...]
+    dictionary: tuple[Variable, ...]
     dropped: dict[str, int]
 
 
@@ -393,40 +393,44 @@ def _saps2() -> dict[str, pl.Expr]:
     }
 
 
-def _dictionary(groups: tuple[str, ...], present: set[str], when: str) -> tuple[Column, ...]:
-    columns: list[Column] = []
+def _dictionary(groups: tuple[str, ...], present: set[str], when: str) -> tuple[Variable, ...]:
+    columns: list[Variable] = []
     if "labs" in groups and "labs" in present:
         for lab in labs().values():
             name = lab.lab.replace("_", " ")
             columns += [
-                Column(f"{lab.lab}_min", "feature", lab.unit, f"lowest {name}, {when}"),
-                Column(f"{lab.lab}_max", "feature", lab.unit, f"highest {name}, {when}"),
+                Variable(f"{lab.lab}_min", "feature", lab.unit, f"lowest {name}, {when}"),
+                Variable(f"{lab.lab}_max", "feature", lab.unit, f"highest {name}, {when}"),
             ]
     if "gcs" in groups and "gcs" in present:
         columns.append(
-            Column("gcs_min", "feature", "", f"lowest Glasgow coma scale, {when}; intubated is 15")
+            Variable("gcs_min", "feature", "", f"lowest Glasgow coma scale, {when}; intubated is 15")
         )
     if "urine" in groups and "urine" in present:
-        columns.append(Column("urine_total", "feature", "mL", f"urine, {when}; missing where none was noted"))
+        columns.append(
+            Variable("urine_total", "feature", "mL", f"urine, {when}; missing where none was noted")
+        )
     if "vasopressors" in groups and "vasopressors" in present:
         columns += [
-            Column(f"{d}_max", "feature", "µg/kg/min", f"highest rate of {d}, {when}; 0 where none was given")
+            Variable(
+                f"{d}_max", "feature", "µg/kg/min", f"highest rate of {d}, {when}; 0 where none was given"
+            )
             for d in GRADED
         ]
-        columns.append(Column("vasopressor", "feature", "0/1", f"any of {', '.join(DRUGS)}, {when}"))
+        columns.append(Variable("vasopressor", "feature", "0/1", f"any of {', '.join(DRUGS)}, {when}"))
     if "ventilation" in groups and "ventilation" in present:
-        columns.append(Column("ventilated", "feature", "0/1", f"invasive ventilation, {when}"))
+        columns.append(Variable("ventilated", "feature", "0/1", f"invasive ventilation, {when}"))
     if "sofa" in groups:
         columns += [
-            Column(
+            Variable(
                 name, "feature", "points", f"SOFA {name.split('_')[1]}, {when}; missing without its values"
             )
             for name in _sofa()
         ]
-        columns.append(Column("sofa", "feature", "points", f"SOFA, {when}; a missing part counts 0"))
+        columns.append(Variable("sofa", "feature", "points", f"SOFA, {when}; a missing part counts 0"))
     if "saps2" in groups:
         columns += [
-            Column(
+            Variable(
                 name,
                 "feature",
                 "points",
@@ -435,7 +439,7 @@ def _dictionary(groups: tuple[str, ...], present: set[str], when: str) -> tuple[
             for name in _saps2()
         ]
         columns.append(
-            Column(
+            Variable(
                 "saps2",
                 "feature",
                 "points",

@@ -19,7 +19,7 @@ import polars as pl
 
 from abps.cohorts import provenance, vitals
 from abps.cohorts.duck import Progress, silent
-from abps.cohorts.tidy import Cohort, Column, Flow, in_order, keep_ages, vital_columns
+from abps.cohorts.tidy import Cohort, Flow, Variable, in_order, keep_ages, vital_columns
 from abps.core.errors import RequestError, nearest
 from abps.data.synthetic.builtin import Roles
 
@@ -356,22 +356,22 @@ def _totals(events: pl.DataFrame) -> pl.DataFrame:
     return totals.join(ventilated, on="stay", how="full", coalesce=True)
 
 
-def _dictionary(options: PhysionetOptions) -> list[Column]:
+def _dictionary(options: PhysionetOptions) -> list[Variable]:
     when = f"first {options.hours:g} h"
     words = {"mean": "mean", "min": "lowest", "max": "highest"}
     return [
-        Column("died", "label", "0/1", "In-hospital_death"),
-        Column(
+        Variable("died", "label", "0/1", "In-hospital_death"),
+        Variable(
             "careunit", "context", "", "ICU type: coronary (CCU), cardiac surgery recovery (CSRU), MICU, SICU"
         ),
-        Column("set", "context", "", "set of the challenge: a, b or c; for windows of time (eras=set)"),
-        Column("stay", "identifier", "", "RecordID"),
-        Column("age", "feature", "years", "age (90 for all above)"),
-        Column("sex", "feature", "F/M", "gender"),
-        Column("height", "feature", "cm", "height at admission, if between 100 and 230"),
-        Column("weight", "feature", "kg", "weight at admission, if between 20 and 400"),
+        Variable("set", "context", "", "set of the challenge: a, b or c; for windows of time (eras=set)"),
+        Variable("stay", "identifier", "", "RecordID"),
+        Variable("age", "feature", "years", "age (90 for all above)"),
+        Variable("sex", "feature", "F/M", "gender"),
+        Variable("height", "feature", "cm", "height at admission, if between 100 and 230"),
+        Variable("weight", "feature", "kg", "weight at admission, if between 20 and 400"),
         *(
-            Column(
+            Variable(
                 c.name,
                 c.role,
                 c.unit,
@@ -380,10 +380,10 @@ def _dictionary(options: PhysionetOptions) -> list[Column]:
             for c in vital_columns("24h")
         ),
         *(
-            Column(f"{name}_{s}", "feature", unit, f"{words[s]} {name.replace('_', ' ')}, {when}")
+            Variable(f"{name}_{s}", "feature", unit, f"{words[s]} {name.replace('_', ' ')}, {when}")
             for name, unit, _, _ in LABS.values()
             for s in vitals.SUMMARIES
         ),
-        Column("urine_total", "feature", "mL", f"all urine that was noted, {when}; missing where none was"),
-        Column("mech_vent", "feature", "0/1", f"mechanical ventilation was noted, {when}"),
+        Variable("urine_total", "feature", "mL", f"all urine that was noted, {when}; missing where none was"),
+        Variable("mech_vent", "feature", "0/1", f"mechanical ventilation was noted, {when}"),
     ]

@@ -16,7 +16,7 @@ import polars as pl
 
 from abps import files
 from abps.cohorts.duck import Progress, silent
-from abps.cohorts.tidy import Cohort, Column, Step
+from abps.cohorts.tidy import Cohort, Step, Variable
 from abps.core.errors import RequestError
 from abps.data.roles import PROVENANCE_KEY
 from abps.data.roles import read_provenance as read_provenance
@@ -97,14 +97,14 @@ def check_out(out: Path) -> Path:
     return out
 
 
-def dictionary_markdown(columns: Iterable[Column], title: str) -> str:
+def dictionary_markdown(columns: Iterable[Variable], title: str) -> str:
     """The data dictionary as a Markdown table."""
     lines = [f"# {title}", "", "| column | role | unit | meaning |", "|---|---|---|---|"]
     lines += [f"| `{c.name}` | {c.role} | {c.unit} | {c.meaning} |" for c in columns]
     return "\n".join(lines) + "\n"
 
 
-def dictionary_csv(columns: Iterable[Column]) -> str:
+def dictionary_csv(columns: Iterable[Variable]) -> str:
     """The data dictionary as CSV."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -18,7 +18,7 @@ from abps.data.synthetic.builtin import Roles
 
 
 @dataclass(frozen=True)
-class Column:
+class Variable:
     """One line of the data dictionary. role: label, identifier, context (never a feature) or feature."""
 
     name: str
@@ -114,7 +114,7 @@ class Cohort:
     table: pl.DataFrame
     roles: Roles
     steps: tuple[Step, ...]
-    dictionary: tuple[Column, ...]
+    dictionary: tuple[Variable, ...]
     files: tuple[Any, ...]
     options: dict[str, Any]
     facts: dict[str, Any] = field(default_factory=dict)
@@ -166,25 +166,25 @@ def fractional_year(column: str) -> pl.Expr:
     return moment.dt.year() + share
 
 
-def comorbidity_columns(choice: str, origin: str) -> list[Column]:
+def comorbidity_columns(choice: str, origin: str) -> list[Variable]:
     """Dictionary lines of the Charlson columns."""
     return [
-        Column(name, "feature", "0/1", f"{' or '.join(p.replace('_', ' ') for p in parts)}; {origin}")
+        Variable(name, "feature", "0/1", f"{' or '.join(p.replace('_', ' ') for p in parts)}; {origin}")
         for name, parts in charlson.table().columns(choice).items()
     ]
 
 
-def vital_columns(window: str) -> list[Column]:
+def vital_columns(window: str) -> list[Variable]:
     """Dictionary lines of the 21 vitals."""
     when = vitals.window_words(window)
     words = {"mean": "mean", "min": "lowest", "max": "highest"}
     return [
-        Column(f"{v}_{s}", "feature", vitals.UNITS[v], f"{words[s]} {vitals.LABELS[v]}, {when}")
+        Variable(f"{v}_{s}", "feature", vitals.UNITS[v], f"{words[s]} {vitals.LABELS[v]}, {when}")
         for v in vitals.VITALS
         for s in vitals.SUMMARIES
     ]
 
 
-def in_order(table: pl.DataFrame, dictionary: Sequence[Column], by: str = "stay") -> pl.DataFrame:
+def in_order(table: pl.DataFrame, dictionary: Sequence[Variable], by: str = "stay") -> pl.DataFrame:
     """The table with the dictionary's columns in its order, rows by stay."""
     return table.sort(by).select([column.name for column in dictionary])

@@ -128,11 +128,7 @@ def published_counts(values: Floats, owner: Ints, n: int, edges: Floats, min_row
 
 
 def sum_histograms(
-    values: Floats,
-    start: Ints,
-    centers: tuple[str, ...],
-    how: HistogramSum,
-    min_rows: Ints | None = None,
+    values: Floats, start: Ints, centers: tuple[str, ...], how: HistogramSum, min_rows: Ints | None = None
 ) -> tuple[HistogramRefinement, int]:
     """All passes over columns (k, rows), of which center i owns rows start[i]:start[i+1], and their bytes.
 

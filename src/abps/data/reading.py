@@ -139,11 +139,7 @@ def _text(path: Path) -> RawTable:
     _refuse_twins(header, path)
     _refuse_ragged(content, separator, len(header), path, skipped + titles)
     frame = pl.read_csv(
-        content,
-        separator=separator,
-        infer_schema_length=None,
-        null_values=list(GAPS),
-        try_parse_dates=True,
+        content, separator=separator, infer_schema_length=None, null_values=list(GAPS), try_parse_dates=True
     )
     form = f"text, separated by {SEPARATORS[separator]}, {_SHOWN.get(encoding, encoding.upper())}"
     warnings = _title_warning(path, [line.decode("utf-8", "replace").strip() for line in shown])

@@ -61,7 +61,7 @@ _UNITS, _FLAGS = frozenset(WORDS["units"]), frozenset(WORDS["flags"])
 _CELL = re.compile(
     r"(?P<limit>[<>≤≥]=?|=[<>])?\s*"
     r"(?P<number>[-+]?(?:\d+(?:[.,'’ \u00a0\u202f]\d+)*[.,]?|[.,]\d+)(?:[eE][-+]?\d+)?)"
-    r"\s*(?P<unit>(?:[^\W\d_]|[%°*!(\[↑↓]|/[^\W\d_]|(?:10|x ?10)[\^*e]).*)?",
+    r"\s*(?P<unit>(?:[^\W\d_]|[%°*!(\[↑↓]|/[^\W\d_]|(?:10|x ?10)[\^*e]).*)?"
 )
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _COMMA = re.compile(r"[-+]?\d*,\d+(?:[eE][-+]?\d+)?")

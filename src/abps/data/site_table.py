@@ -125,12 +125,12 @@ def own_table(
     return replace(made, notes=notes, descriptors=described)
 
 
-def as_agreed(mended: pl.DataFrame, raw: pl.DataFrame, book: Codebook, owner: str) -> pl.DataFrame:
+def as_agreed(repaired: pl.DataFrame, raw: pl.DataFrame, book: Codebook, owner: str) -> pl.DataFrame:
     """The columns that a codebook asks for, as it asks for them: levels by its own spelling."""
     levels: dict[str, list[str]] = {}
     for column in book.columns:
         if column.kind == "level":
             levels.setdefault(column.source, []).append(column.level)
-    known = {column.name: as_feature(column) for column in mended.get_columns()}
+    known = {column.name: as_feature(column) for column in repaired.get_columns()}
     known |= {name: to_levels(raw[name], wanted) for name, wanted in levels.items() if name in raw.columns}
     return typed({name: column for name, column in known.items() if column is not None}, book, owner)

@@ -35,7 +35,7 @@ TEMPER = 0.5
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class SmoothTerms:
     """The smooth terms of one column: bends at ``knots`` (k,), then ``matrix`` (k + 1, terms) of what is
     left after ``middle`` (k + 1,)."""
 
@@ -58,7 +58,7 @@ def bends(z: Floats, knots: Floats) -> Floats:
     return np.column_stack([z, np.maximum(z[:, None] - knots, 0.0)])
 
 
-def terms_of(scale: Scale) -> Terms | None:
+def terms_of(scale: Scale) -> SmoothTerms | None:
     """The smooth terms of a column of this scale; None where it has too few distinct values to bend."""
     if not scale.spread > 0 or not scale.quantiles:
         return None
@@ -78,7 +78,7 @@ def terms_of(scale: Scale) -> Terms | None:
     # Which way a component points is a library's whim: here it points up at the upper end.
     turn = turn * np.where(part[-1] @ turn < 0, -1.0, 1.0)
     size = (variance / variance[0]) ** (TEMPER / 2) / np.sqrt(variance)
-    return Terms(knots, base.mean(axis=0), weight[:, None] * turn * size)
+    return SmoothTerms(knots, base.mean(axis=0), weight[:, None] * turn * size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Design:
     """
 
     columns: tuple[Column, ...]
-    terms: tuple[Terms | None, ...]
+    terms: tuple[SmoothTerms | None, ...]
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -121,6 +121,5 @@ def design_of(book: Codebook) -> Design:
         raise RequestError("smooth terms need common statistics; set standardise=common")
     scales = book.statistics.scales
     return Design(
-        book.columns,
-        tuple(terms_of(scales[c.source]) if c.kind == "number" else None for c in book.columns),
+        book.columns, tuple(terms_of(scales[c.source]) if c.kind == "number" else None for c in book.columns)
     )
