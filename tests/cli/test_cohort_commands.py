@@ -83,7 +83,6 @@ def test_from_raw_tables_to_a_federation(tmp_path: Path, capsys: pytest.CaptureF
     by_unit = DataOptions(center="careunit", drop="age", min_stays=30).federation(str(fed))
     assert not {"center", "group", "region", "hospital", "age"} & set(by_unit.features.columns)
     assert by_unit.groups is None
-    assert DataOptions().roles(str(fed)).center == "center"
     assert run("drift", "--data", fed, "--era", "admission_year", "--out", tmp_path / "drift") == 0
     written = json.loads((tmp_path / "drift" / "drift.json").read_text())
     assert written["between"] == ["2014.0", "2015.0"] and written["outcome_js_nats"]["within_pairs"] > 0

@@ -81,9 +81,7 @@ def compare(
         raise RequestError(f"--executor {executor}: choose local or slurm")
     if jobs is not None and jobs < 1:
         raise RequestError(f"--jobs {jobs}: choose at least 1")
-    sources = tuple(
-        Source(each, columns.roles(each), columns.min_stays) for each in data or ["icu-synthetic"]
-    )
+    sources = tuple(Source(each, columns.roles(), columns.min_stays) for each in data or ["icu-synthetic"])
     words, compared = split(methods), read_seeds(seeds)
     tuning = tuning_seeds(read_seeds(tune_seeds) if tune_seeds else tune, compared)
     request = Request(

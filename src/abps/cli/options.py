@@ -138,12 +138,11 @@ class DataOptions:
     min_stays: MinStays = None
     strict: Strict = False
 
-    def roles(self, data: str) -> Roles:
-        """The roles of the table's columns: those given, completed by those that the file records."""
-        from abps.data.roles import Roles, completed
-        from abps.data.synthetic.builtin import is_builtin
+    def roles(self) -> Roles:
+        """The roles of the table's columns that were given; those that a file records complete them later."""
+        from abps.data.roles import Roles
 
-        given = Roles(
+        return Roles(
             label=self.label or "",
             center=self.center or "",
             patient=self.patient,
@@ -157,18 +156,12 @@ class DataOptions:
             outcome=self.outcome,
             duration=self.duration,
         )
-        if is_builtin(data):
-            return given
-        roles = completed(Path(data), given)
-        if Path(data).exists() and not (roles.label and roles.center):
-            raise RequestError(f"--data {data}: name its columns with --label COL and --center COL")
-        return roles
 
     def federation(self, data: str) -> Federation:
         """The federation that ``--data`` and these options describe."""
         from abps.data.table import load
 
-        return load(data, self.roles(data), self.min_stays)
+        return load(data, self.roles(), self.min_stays)
 
 
 def flatten(command: Callable[..., None]) -> Callable[..., None]:

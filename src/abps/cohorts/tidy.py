@@ -27,6 +27,10 @@ class Variable:
     meaning: str
 
 
+#: The former name of :class:`Variable`, for recipes of your own, until the next release.
+Column = Variable
+
+
 @dataclass(frozen=True)
 class Step:
     """One box of the flow diagram: who is in after it, and who was left out by it.
