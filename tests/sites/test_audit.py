@@ -25,7 +25,7 @@ from abps.sites.consent.sitefile import SiteFile
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Command, Timeouts
 from abps.sites.store import audit, chain
-from abps.sites.store.rows import Entry, EntryKind
+from abps.sites.store.rows import EntryKind, LogEntry
 from abps.sites.store.store import Store
 from abps.wire import admission
 from abps.wire.frames import pack
@@ -144,7 +144,7 @@ def test_who_has_the_key_too_is_found_by_partners(four, keys, stores):
         facts = store.facts()
     with closing(Store.open(path, name, facts["agreement"])) as store:
         for _ in range(30):
-            store.log(Entry("now", 2, "site-9", True, EntryKind.MESSAGE, 16, "nothing to see"))
+            store.log(LogEntry("now", 2, "site-9", True, EntryKind.MESSAGE, 16, "nothing to see"))
         audit.sign_head(store, 2, keys[name])
     assert looked(stores, name, keys[name]).faults == ()
     found = looked(stores, name, keys[name], held_by_others(four, stores, name))

@@ -14,7 +14,7 @@ from abps.core.errors import RequestError
 from abps.sites.coordinator.scheduler import Scheduler
 from abps.sites.protocol.commands import Timeouts
 from abps.sites.store import audit
-from abps.sites.store.rows import Entry, RoundRecord
+from abps.sites.store.rows import LogEntry, RoundRecord
 from abps.sites.store.store import Store
 
 from .loopback import LoopbackNetwork
@@ -70,7 +70,7 @@ def test_a_disk_that_is_closed_leaves_one_site_out_and_nothing_half_written(four
         closing(Store.look(tmp_path / f"{broken}.sqlite")) as seen,
         pytest.raises(RequestError, match="left"),
     ):
-        seen.log(Entry("now", 1, "x", True, "weights", 1, "y"))
+        seen.log(LogEntry("now", 1, "x", True, "weights", 1, "y"))
     # When there is room again it goes on where it was.
     network, report = job(four, agreement, tmp_path, 1)
     store = network.sites[broken].store
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_the_last_round_whole(tmp_path):
     with pytest.raises(RequestError, match=r"full.*left as it is"):
         finish(2, 1_000_000)
     with pytest.raises(RequestError, match="full"):
-        store.log(*[Entry("now", 2, "b", True, "weights", 1, "y" * 1000) for _ in range(2000)])
+        store.log(*[LogEntry("now", 2, "b", True, "weights", 1, "y" * 1000) for _ in range(2000)])
     assert store.round == 1 and store.traffic() == [] and len(store.model()) == 10
     store.close()
     store = Store.open(path, "a", "agreement")  # there is room again

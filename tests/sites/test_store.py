@@ -13,7 +13,7 @@ import pytest
 
 from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
-from abps.sites.store.rows import Entry, EntryKind, Evidence, RoundRecord
+from abps.sites.store.rows import EntryKind, Evidence, LogEntry, RoundRecord
 from abps.sites.store.store import Store
 
 
@@ -47,7 +47,7 @@ def test_what_is_written_is_read_back_after_reopening(path):
     assert store.finish(finished(2, validation=float("nan")))
     kept = (Record("bea", True, 1, Stage.MATCHED), Record("cyr", False, 2, Stage.HELD))
     store.promise(2, kept)
-    entry = Entry("2026-01-01T00:00:00", 2, "bea", True, EntryKind.WEIGHTS, 123, "partner of round 2")
+    entry = LogEntry("2026-01-01T00:00:00", 2, "bea", True, EntryKind.WEIGHTS, 123, "partner of round 2")
     store.log(entry)
     store.refused("eve", "wrong round", "round 9")
     store.refused("eve", "wrong round", "round 10")
@@ -226,7 +226,7 @@ def finish_rounds_until_killed(path, pipe):
         store.promise(t, [Record(peer, True, 1, Stage.MATCHED) for peer in peers_of(t)])
         beliefs = store.beliefs()
         for peer in peers_of(t):
-            store.log(Entry("now", t, peer, True, EntryKind.WEIGHTS, 100, "partner of this round"))
+            store.log(LogEntry("now", t, peer, True, EntryKind.WEIGHTS, 100, "partner of this round"))
             old = beliefs.get(peer, Evidence(0.0, 0.0, 0.0))
             value = credit(t, peer)
             beliefs[peer] = Evidence(old.gain + value, old.loss + 1 - value, old.count + 1)

@@ -16,7 +16,7 @@ from abps import files
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import Signer
 from abps.sites.store import audit
-from abps.sites.store.rows import Entry, EntryKind
+from abps.sites.store.rows import EntryKind, LogEntry
 from abps.sites.store.store import Store
 
 
@@ -73,7 +73,7 @@ def restore(path: Path, source: Path, by: str, signer: Signer | None) -> audit.V
     try:
         why = f"restored from a backup of round {store.round}, by {by.strip()}"
         at = now.isoformat(timespec="milliseconds")
-        entry = Entry(at, store.round, facts["site"], False, EntryKind.RESTORED, 0, why)
+        entry = LogEntry(at, store.round, facts["site"], False, EntryKind.RESTORED, 0, why)
         audit.record_restore(store, entry, signer)
         return audit.verify(store, signer)
     finally:

@@ -21,7 +21,7 @@ from abps.sites.consent.keys import Signer, seal, unseal
 from abps.sites.consent.proposal import SignedProposal
 from abps.sites.coordinator.steps import run_with_approval
 from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Command, Line, Timeouts
+from abps.sites.protocol.commands import Command, SiteLine, Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
 from abps.sites.store import chain
 
@@ -92,7 +92,7 @@ def letter(own: sitefile.SiteFile, local: Path, signed: SignedProposal) -> dict[
 
 
 def gather(
-    line: Line,
+    line: SiteLine,
     sites: Sequence[str],
     timeouts: Timeouts | None = None,
     log: Callable[[str], None] = lambda line: None,

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from abps.sites.consent.agreement import Agreement
 from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Answers, Command, Line, Timeouts
+from abps.sites.protocol.commands import Answers, Command, SiteLine, Timeouts
 from abps.sites.protocol.decline_codes import Failure
-from abps.sites.protocol.masking import MaskedTotal, introduced, masked_total, masking_context
+from abps.sites.protocol.masking import MaskedTotal, introduced, masked_total
 
 
 class MaskedRelay:
     """Keys and sums of one job.  roster: the group of every sum."""
 
-    def __init__(
-        self, line: Line, agreement: Agreement, job: str, roster: Sequence[str], timeouts: Timeouts
-    ) -> None:
-        self._line, self._timeouts, self.roster = line, timeouts, tuple(roster)
-        self._context = masking_context(agreement.digest(), job)
+    def __init__(self, line: SiteLine, context: str, roster: Sequence[str], timeouts: Timeouts) -> None:
+        """context: what the sums are for; they fit no other."""
+        self._line, self._timeouts, self._context = line, timeouts, context
+        self.roster = tuple(roster)
         self._ready: frozenset[str] = frozenset()  # sites that know the others' keys
         self._introductions: dict[str, list[bytes]] = {}
 

@@ -11,15 +11,15 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.privacy.secure_sum import SumError
 from abps.sites.consent.agreement import Agreement
+from abps.sites.coordinator.masked_relay import MaskedRelay
 from abps.sites.coordinator.steps import run_with_approval
 from abps.sites.node.measuring import MEASURE, Tally, measuring_context
 from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Answers, Command, Line, Timeouts
-from abps.sites.protocol.masking import introduced, masked_total
+from abps.sites.protocol.commands import Command, SiteLine, Timeouts
 
 
 def measure(
-    line: Line,
+    line: SiteLine,
     agreement: Agreement,
     members: Sequence[str],
     timeouts: Timeouts,
@@ -50,7 +50,7 @@ def measure(
 
 
 def _counted(
-    line: Line,
+    line: SiteLine,
     agreement: Agreement,
     members: Sequence[str],
     rows: Mapping[str, int],
@@ -58,17 +58,12 @@ def _counted(
     job: str,
     log: Callable[[str], None],
 ) -> dict[str, Any]:
-    def ask(sites: Sequence[str], command: Command, *arguments: Any) -> Answers:
-        return line.ask(sites, command, *arguments, seconds=timeouts.talk)
-
-    replies, _ = ask(sorted(rows), Command.SUM_INTRODUCE)
-    known, _ = answers.check_all(replies, introduced)
-    met, _ = ask(sorted(known), Command.SUM_MEET, known)
-    names: tuple[str, ...] = tuple(sorted(met))
+    relay = MaskedRelay(line, measuring_context(agreement, job), members, timeouts)
+    names = tuple(relay.ready(sorted(rows)))
     tally = Tally(agreement)
     while not tally.found.done:
         number, entries = tally.found.taken + 1, tally.found.entries
-        found = masked_total(ask, measuring_context(agreement, job), number, members, names, entries)
+        found = relay.total(number, names, entries)
         total, names = found.values, found.names
         for name, reason in sorted(found.missing.items()):
             log(f"count {number}: without {name} ({reason})")
@@ -77,7 +72,8 @@ def _counted(
         columns = total.reshape(tally.columns, -1)
         if (columns < -tally.doubt() - 0.5).any() or (columns.sum(axis=1) > most).any():
             raise SumError("a total is more than all rows, or less than none: a site adds what it has not")
-        ask(names, Command.SUM_TOTAL, number, total.astype("<f8").tobytes())
+        data = total.astype("<f8").tobytes()
+        line.ask(names, Command.SUM_TOTAL, number, data, seconds=timeouts.talk)
         tally.take(total, names)
     log(f"common scales of {tally.columns} columns, counted under masks by {len(names)} sites")
     return tally.result()

@@ -36,8 +36,9 @@ from abps.sites.coordinator.masked_relay import MaskedRelay
 from abps.sites.coordinator.star_server import StarServer
 from abps.sites.coordinator.steps import run_step, run_with_approval
 from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Answers, Command, Line, SiteState, Timeouts
+from abps.sites.protocol.commands import Answers, Command, SiteLine, SiteState, Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, Failure
+from abps.sites.protocol.masking import masking_context
 from abps.wire import versions
 from abps.wire.admission import Limits
 from abps.wire.number_lists import MOST
@@ -81,7 +82,7 @@ class Scheduler:
 
     def __init__(
         self,
-        line: Line,
+        line: SiteLine,
         agreement: Agreement,
         rounds: int,
         timeouts: Timeouts | None = None,
@@ -135,7 +136,8 @@ class Scheduler:
         joined, absent = self._join(sorted(ready), first, state)
         left_out |= absent
         if self.method.privacy.secure and self.method.kind in ("star", "coordinated"):
-            self._masks = MaskedRelay(self.line, self.agreement, self.job, roster, self.timeouts)
+            purpose = masking_context(self.agreement.digest(), self.job)
+            self._masks = MaskedRelay(self.line, purpose, roster, self.timeouts)
             left_out |= self._masks.introduce(sorted(joined))
         if self.method.kind == "star":
             self._server = StarServer(

@@ -31,7 +31,7 @@ from abps.sites.consent.agreement import Agreement
 from abps.sites.coordinator.masked_relay import MaskedRelay
 from abps.sites.node.transport import RELAY
 from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Command, Line, Timeouts
+from abps.sites.protocol.commands import Command, SiteLine, Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, Failure
 from abps.wire import versions
 from abps.wire.admission import Origin, Refusal, admit_weights
@@ -53,7 +53,7 @@ class StarServer:
 
     def __init__(
         self,
-        line: Line,
+        line: SiteLine,
         agreement: Agreement,
         timeouts: Timeouts,
         log: Callable[[str], None],

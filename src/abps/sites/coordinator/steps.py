@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from abps.sites.protocol import answers
-from abps.sites.protocol.commands import Answers, Command, Line, StepState, Timeouts
+from abps.sites.protocol.commands import Answers, Command, SiteLine, StepState, Timeouts
 from abps.sites.protocol.decline_codes import DeclineCode, Failure
 
 #: Seconds between two questions to a site whose people have not decided yet.
@@ -21,7 +21,7 @@ Notice = Callable[[Sequence[str]], None]
 
 
 def run_with_approval(
-    line: Line,
+    line: SiteLine,
     sites: Sequence[str],
     limit: float,
     timeouts: Timeouts,
@@ -55,7 +55,7 @@ def enough(asked: int) -> int:
 
 
 def run_step(
-    line: Line,
+    line: SiteLine,
     sites: Sequence[str],
     limit: float,
     timeouts: Timeouts,

@@ -43,7 +43,7 @@ from abps.sites.node.transport import RELAY
 from abps.sites.protocol.commands import Command
 from abps.sites.protocol.masking import Masking
 from abps.sites.store.chain import canonical
-from abps.sites.store.rows import Entry, EntryKind
+from abps.sites.store.rows import EntryKind, LogEntry
 from abps.sites.store.store import Store
 
 Floats = NDArray[np.float64]
@@ -287,4 +287,4 @@ class ScaleCounting:
     def _log(self, kind: EntryKind, size: int, why: str, number: int = 0, sent: bool = True) -> None:
         # All of it is before the first round, whichever count it belongs to.
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        self.store.log(Entry(at, 0, RELAY, sent, kind, size, why))
+        self.store.log(LogEntry(at, 0, RELAY, sent, kind, size, why))

@@ -34,7 +34,7 @@ from abps.sites.node.transport import OPERATOR, RELAY, AuditedTransport, Retries
 from abps.sites.node.weight_exchange import WeightExchange
 from abps.sites.protocol.commands import Command
 from abps.sites.protocol.decline_codes import DeclineCode, DeclineError
-from abps.sites.store.rows import Entry, EntryKind
+from abps.sites.store.rows import EntryKind, LogEntry
 from abps.sites.store.store import Store
 from abps.wire import versions
 from abps.wire.admission import Limits, Reason, Refusal
@@ -287,7 +287,7 @@ class Site:
         }
         return self.transport.report(sums, "sums of the round: bytes, partners, matches in doubt", round)
 
-    def _edges(self, entries: Sequence[Entry]) -> int:
+    def _edges(self, entries: Sequence[LogEntry]) -> int:
         """Bytes of this site's ends of edges: a payload per peer and round; with a server, both ways."""
         weights = [e for e in entries if e.kind is EntryKind.WEIGHTS]
         if not self.context.pairs:

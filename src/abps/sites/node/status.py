@@ -18,7 +18,7 @@ from abps.sites.consent.preflight import Check, State
 from abps.sites.node.privacy_ledger import ledger_of
 from abps.sites.node.status_file import STEPS, read_status
 from abps.sites.store.audit import heads_json
-from abps.sites.store.rows import Entry, EntryKind
+from abps.sites.store.rows import EntryKind, LogEntry
 from abps.sites.store.store import Store
 
 #: The privacy account in an export.
@@ -76,7 +76,7 @@ def summary_at(path: Path) -> dict[str, Any]:
         store.close()
 
 
-def sentence(entry: Entry) -> str:
+def sentence(entry: LogEntry) -> str:
     """One line of the audit log: when, what, to whom, how many bytes, why."""
     if entry.kind in (EntryKind.DECISION, EntryKind.RESTORED):
         return f"{entry.at}  round {entry.round}: {entry.why}"

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from abps.sites.node.context import SiteContext
 from abps.sites.store.chain import canonical
-from abps.sites.store.rows import Entry, EntryKind
+from abps.sites.store.rows import EntryKind, LogEntry
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class AuditedTransport:
         """The same for things that go together."""
         number = self.context.round.number if round is None else round
         at = self._stamp()
-        self.context.store.log(*(Entry(at, number, peer, sent, *part) for part in parts))
+        self.context.store.log(*(LogEntry(at, number, peer, sent, *part) for part in parts))
 
     def log_decision(self, what: str, round: int | None = None) -> None:
         """Write down what people of this site decided about the study, or must know of it."""

@@ -101,7 +101,7 @@ class Timeouts:
 Answers = tuple[dict[str, Any], dict[str, Failure]]
 
 
-class Line(Protocol):
+class SiteLine(Protocol):
     """How the scheduler reaches the sites."""
 
     def ask(self, sites: Sequence[str], command: Command, *arguments: Any, seconds: float) -> Answers:

@@ -20,7 +20,7 @@ from typing import Any
 from abps.core.errors import RequestError
 from abps.sites.consent.keys import Signer
 from abps.sites.store import chain
-from abps.sites.store.rows import Entry, EntryKind, Head, Restore
+from abps.sites.store.rows import EntryKind, Head, LogEntry, Restore
 from abps.sites.store.store import Store
 
 #: What signatures of heads, and of restores, are for.
@@ -54,7 +54,7 @@ def sign_head(store: Store, round: int, signer: Signer) -> Head:
     return head
 
 
-def record_restore(store: Store, entry: Entry, signer: Signer | None) -> None:
+def record_restore(store: Store, entry: LogEntry, signer: Signer | None) -> None:
     """Write the restore of a backup into the log of the store that was brought back, signed."""
     facts = store.facts()
     store.log(replace(entry, kind=EntryKind.RESTORED))

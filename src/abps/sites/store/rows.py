@@ -39,7 +39,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One payload that left the site or came in: what, to or from whom, how many bytes, why."""
 
     at: str

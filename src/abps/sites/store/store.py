@@ -27,7 +27,7 @@ from abps.core.errors import RequestError
 from abps.core.protocol import Record, Stage
 from abps.sites.store import chain
 from abps.sites.store import file as store_file
-from abps.sites.store.rows import Entry, EntryKind, Evidence, Head, Restore, RoundRecord, RoundRow
+from abps.sites.store.rows import EntryKind, Evidence, Head, LogEntry, Restore, RoundRecord, RoundRow
 
 _COLUMNS = "at, round, peer, sent, kind, bytes, why"
 
@@ -170,12 +170,12 @@ class Store:
             found.setdefault(number, set()).add(peer)
         return {number: frozenset(peers) for number, peers in found.items()}
 
-    def traffic(self, round: int | None = None) -> list[Entry]:
+    def traffic(self, round: int | None = None) -> list[LogEntry]:
         """Every payload (of a round), in the order it was written down."""
         which = "1" if round is None else f"round = {int(round)}"
         rows = self._rows(f"SELECT {_COLUMNS} FROM traffic WHERE {which} ORDER BY number")
         return [
-            Entry(at, r, peer, bool(sent), EntryKind(kind), size, why)
+            LogEntry(at, r, peer, bool(sent), EntryKind(kind), size, why)
             for at, r, peer, sent, kind, size, why in rows
         ]
 
@@ -226,7 +226,7 @@ class Store:
         """The recorded restores, oldest first."""
         return [Restore(*row) for row in self._rows("SELECT * FROM restore ORDER BY number")]
 
-    def log(self, *entries: Entry) -> None:
+    def log(self, *entries: LogEntry) -> None:
         """Write down payloads.
 
         What leaves is on disk before it does (in a block of :meth:`together` by :meth:`sync`); what came, and
