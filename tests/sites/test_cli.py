@@ -56,7 +56,7 @@ def test_kits_allow_our_classes_and_nothing_else(kits):
     for name in ("relay", "north", "south"):
         rules = json.loads((kits / name / "local" / "resources.json").read_text())
         assert sorted(path.rsplit(".", 1)[1] for path in rules["class_allow_list"]) == [
-            "CollabController", "CollabExecutor", "FlareConductor", "FlareSite",
+            "CollabController", "CollabExecutor", "FlareScheduler", "FlareSite",
         ]  # fmt: skip
         assert rules["class_list_enforcement_mode"] == "enforce" and rules["allow_log_streaming"] is False
         rights = json.loads((kits / name / "local" / "authorization.json").read_text())["permissions"]

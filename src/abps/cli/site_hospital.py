@@ -73,7 +73,6 @@ def init(
     positive: options.Positive = None,
     outcome: options.Outcome = None,
     duration: options.Duration = None,
-    threads: Annotated[int, typer.Option(help="Cores for training.")] = 1,
     allow: Annotated[
         str, typer.Option(help="Comma-separated packages besides abps that jobs may name.")
     ] = "",
@@ -91,23 +90,19 @@ def init(
 
     Example: abps site init --kit kits/north --table stays.parquet --label died --patient patient
     """
-    if (kit is None) == (site is None or out is None):
-        raise RequestError("give either --kit KIT, or --site NAME with --out FOLDER")
-    if threads < 1:
-        raise RequestError(f"--threads {threads}: choose at least 1")
     if kit is not None:
         need_engine()
-
         given = participant_kit(kit)
         if given.role is Role.RELAY:
             raise RequestError(f"{kit} is the relay's kit; the relay has no table")
         site, folder = given.name, given.local
-    else:
-        assert site is not None and out is not None
+    elif site is not None and out is not None:
         folder = files.folder(out)
+    else:
+        raise RequestError("give either --kit KIT, or --site NAME with --out FOLDER")
     own = sitefile.SiteFile(
         site, str(table.absolute()), label, str((store or folder / "studies").absolute()), patient, time,
-        options.split(drop), threads, allow=options.split(allow), positive=positive, outcome=outcome,
+        options.split(drop), allow=options.split(allow), positive=positive, outcome=outcome,
         duration=duration,
     )  # fmt: skip
     found = own.labelled()
@@ -124,7 +119,7 @@ def init(
     written = [own.write(folder), folder / sitefile.CODEBOOK]
     kept_back = excluded_columns(rows, book)
     summary = {
-        "site": site, "rows": rows.rows, "columns": len(book.columns), "not_told": kept_back,
+        "site": site, "rows": rows.rows, "columns": len(book.columns), "excluded": kept_back,
         "files": [str(path) for path in written],
     }  # fmt: skip
     emit(
@@ -409,7 +404,7 @@ def site_report(kit: Path, out: Path, study: str | None = None) -> SiteReport:
     try:
         check_new(out)
         written = account.export(store, out)
-        told, rounds = account.summary(store), store.rounds()
+        summary, rounds = account.summary(store), store.rounds()
         model, evaluation, why = None, None, ""
         try:
             fitted = site_model(store, own)
@@ -421,7 +416,7 @@ def site_report(kit: Path, out: Path, study: str | None = None) -> SiteReport:
         store.close()
     page = out / "report.html"
     card = "" if model is None else card_of(model, out)
-    files.write_text(page, site_page(told, rounds, evaluation, card, why))
+    files.write_text(page, site_page(summary, rounds, evaluation, card, why))
     value = math.nan
     if evaluation is not None:
         value = next(iter(evaluation.measures.values()), evaluation.area).value

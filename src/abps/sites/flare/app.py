@@ -286,7 +286,7 @@ def _study(text: str) -> str:
         return ""
 
 
-class FlareConductor:
+class FlareScheduler:
     """The scheduler of a job, at the relay. It leaves what it knows of the job in ``abps-job.json``."""
 
     def __init__(self, proposal: str, rounds: int, timeouts: dict[str, float] | None = None) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 from nvflare.collab import CollabRecipe
 
 from abps.sites.consent.proposal import SignedProposal
-from abps.sites.flare.app import FlareConductor, FlareSite
+from abps.sites.flare.app import FlareScheduler, FlareSite
 from abps.sites.protocol.commands import Timeouts
 
 #: What a site must allow for our jobs, and nothing more.
 ALLOW = (
     "abps.sites.flare.app.FlareSite",
-    "abps.sites.flare.app.FlareConductor",
+    "abps.sites.flare.app.FlareScheduler",
     "nvflare.collab.runtime.executor.CollabExecutor",
     "nvflare.collab.runtime.controller.CollabController",
 )
@@ -53,7 +53,7 @@ class ABPSRecipe(CollabRecipe):
             agreement.config()  # what cannot be run is refused here, not at the sites
         super().__init__(
             job_name=f"abps-{signed.proposal.study}{'' if agreement is not None else '-codebooks'}",
-            server=FlareConductor(signed.text(), rounds, timeouts.scheduler()),
+            server=FlareScheduler(signed.text(), rounds, timeouts.scheduler()),
             client=FlareSite(signed.text(), timeouts.call, timeouts.turn),
             min_clients=min_sites,
             sync_task_timeout=max(60.0, timeouts.talk),

@@ -171,7 +171,7 @@ def begin_without() -> None:
         done = wait(self, task, fl_ctx, asked, enough(len(asked)), START_GRACE, abort_signal)
         there = [name for name in asked if (known[name] is not None if first else ready[name])]
         # Who was killed meanwhile is given the job again and sets itself up, and does not answer these tasks.
-        # Whether those who are there are enough for a round is the conductor's to say.
+        # Whether those who are there are enough for a round is for the scheduler to say.
         if not there:
             return done  # the engine ends the job, and says why
         missing = [name for name in known if name not in there]
@@ -215,7 +215,7 @@ def set_up_late(runner: Any, without_task: bool = False) -> None:
     from nvflare.collab.runtime.defs import SETUP_TASK_NAME, SyncKey
     from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
-    from abps.sites.flare.app import FlareConductor
+    from abps.sites.flare.app import FlareScheduler
 
     with runner.engine.new_context() as fl_ctx:
         meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
@@ -226,7 +226,7 @@ def set_up_late(runner: Any, without_task: bool = False) -> None:
         # All sites run the same class, so what it publishes here it publishes everywhere.
         task = Shareable(
             {
-                SyncKey.COLLAB_INTERFACE: ServerApp(FlareConductor("", 1)).get_collab_interface(),
+                SyncKey.COLLAB_INTERFACE: ServerApp(FlareScheduler("", 1)).get_collab_interface(),
                 SyncKey.CLIENT_INTERFACES: {client["name"]: mine for client in meta["job_clients"]},
                 SyncKey.SERVER_FQCN: FQCN.join([FQCN.ROOT_SERVER, fl_ctx.get_job_id()]),
             }
