@@ -36,7 +36,7 @@ from abps.methods.settings import with_settings
 from abps.models import draws
 from abps.models.learners import learner_for
 from abps.models.metrics import Segments
-from abps.models.tabular import choose, fit
+from abps.models.tabular import fit_table
 from abps.models.training import Training
 
 CENTERS = ("cleveland", "hungarian", "switzerland", "va")
@@ -191,7 +191,7 @@ def measured(folder: Path) -> dict[str, np.ndarray]:
         for i in range(4):
             rows = own.only(i)
             x, y = rows.x.astype(float), rows.y.astype(float)
-            answers.append(fit(choose(x, y, None, seed), x, y)(data.test.only(i).x.astype(float))[0])
+            answers.append(fit_table(x, y, None, seed).predict(data.test.only(i).x.astype(float))[:, 0])
         found.setdefault("local-best", []).append(
             accuracies(Segments(np.concatenate(answers), data.test.start), data.test)
         )

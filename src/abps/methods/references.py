@@ -26,7 +26,7 @@ from abps.methods.star import Adding, Server, StarMethod
 from abps.models.glm import message, message_size, newton_step, width_of, with_intercept
 from abps.models.layout import Layout
 from abps.models.metrics import Segments, labels_of, log_loss
-from abps.models.tabular import Choice, Predictor, choose, fit
+from abps.models.tabular import TableModel, fit_table
 from abps.models.training import Training
 
 Floats = NDArray[np.float64]
@@ -34,10 +34,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """One model per table: what was chosen, and what it predicts; nothing before it is fitted."""
+    """One model per table; nothing before it is fitted."""
 
-    choices: tuple[Choice, ...] = ()
-    predictors: tuple[Predictor, ...] = ()
+    tables: tuple[TableModel, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,12 @@ class Reference(Method):
 
 
 @dataclass(frozen=True)
-class LocalBest(Reference):
-    """The best of ridge regression, additive model and boosting at every center, on its own rows; each for
-    the outcome's own loss, of times to an event also with effects that change over time.
+class TableReference(Reference):
+    """Regressions and boosted trees, stacked by cross-validation over patients and fitted to training and
+    validation rows (:mod:`abps.models.tabular`).
 
-    Chosen by cross-validation over patients on training and validation rows, and fitted to both: what it
-    answers on validation rows is therefore not held out.
+    Of validation rows it gives predictions by models that have not seen them, so that thresholds and
+    calibration are honest.
     """
 
     def init(self, context: Context) -> Fitted:
@@ -73,61 +72,70 @@ class LocalBest(Reference):
         return Fitted()
 
     def train(self, context: Context, state: Fitted, t: int, alone: bool) -> Fitted:
-        """Choose and fit, once."""
-        return state if state.predictors else self.fit(context)
+        """Fit, once."""
+        return state if state.tables else Fitted(self.fit(context))
 
     def moved(self, before: Context, context: Context, state: Fitted, t: int) -> Fitted:
         """New data: all is fitted anew."""
         return Fitted()
 
-    def fit(self, context: Context) -> Fitted:
-        """Every center's own choice."""
+    def fit(self, context: Context) -> tuple[TableModel, ...]:
+        """The models of all tables."""
+        raise NotImplementedError
+
+    def logits(self, context: Context, state: Fitted, rows: Rows) -> Segments:
+        """Every center's rows by its model, or by the one of all."""
+        data, models = context.data, state.tables
+        if rows is data.validation:
+            of_own = np.concatenate([model.held_out for model in models])
+            validated = ~np.repeat(np.tile([True, False], data.size), _interleaved(data))
+            return Segments(_answers(of_own[validated]), rows.start)
+        parts = [
+            models[i if len(models) > 1 else 0].predict(rows.only(i).x.astype(np.float64))
+            for i in range(len(rows.sizes))
+        ]
+        return Segments(_answers(np.concatenate(parts)), rows.start)
+
+
+def _interleaved(data: Prepared) -> NDArray[np.int64]:
+    """(2 centers,) numbers of training and validation rows, in the order of the centers' own rows."""
+    return np.stack([data.train.sizes, data.validation.sizes], axis=1).ravel()
+
+
+def _answers(z: Floats) -> Floats:
+    """(rows,) or (rows, outputs) of several."""
+    return z[:, 0] if z.shape[1] == 1 else z
+
+
+@dataclass(frozen=True)
+class LocalBest(TableReference):
+    """The best that every center can do with its own rows."""
+
+    def fit(self, context: Context) -> tuple[TableModel, ...]:
+        """Every center's own."""
         own = context.data.own
-        found: list[tuple[Choice, Predictor]] = [None] * len(own.sizes)  # type: ignore[list-item]
+        found: list[TableModel] = [None] * len(own.sizes)  # type: ignore[list-item]
 
         def one(i: int) -> None:
             rows = own.only(i)
             x, y = rows.x.astype(np.float64), rows.y.astype(np.float64)
-            choice = choose(x, y, rows.patient, context.seed, outcome=rows.outcome)
-            found[i] = choice, fit(choice, x, y, rows.outcome)
+            found[i] = fit_table(x, y, rows.patient, context.seed, rows.outcome)
 
         context.learner.each(one, len(found))
-        return Fitted(tuple(c for c, _ in found), tuple(p for _, p in found))
-
-    def logits(self, context: Context, state: Fitted, rows: Rows) -> Segments:
-        """Every center's model on its own rows."""
-        parts = [state.predictors[i](rows.only(i).x.astype(np.float64))[0] for i in range(len(rows.sizes))]
-        return Segments(np.concatenate(parts), rows.start)
+        return tuple(found)
 
 
 @dataclass(frozen=True)
-class PooledBest(Reference):
-    """The best of the same three on all rows in one place, with one scale for every column."""
+class PooledBest(TableReference):
+    """The same on all rows in one place, with one scale for every column."""
 
     training: Training = field(default_factory=lambda: Training(standardise="common"))
 
-    def init(self, context: Context) -> Fitted:
-        """Nothing yet."""
-        return Fitted()
-
-    def train(self, context: Context, state: Fitted, t: int, alone: bool) -> Fitted:
-        """Choose and fit, once."""
-        return state if state.predictors else self.fit(context)
-
-    def moved(self, before: Context, context: Context, state: Fitted, t: int) -> Fitted:
-        """New data: all is fitted anew."""
-        return Fitted()
-
-    def fit(self, context: Context) -> Fitted:
-        """One choice for all."""
+    def fit(self, context: Context) -> tuple[TableModel, ...]:
+        """One model for all."""
         own = context.data.own
         x, y = own.x.astype(np.float64), own.y.astype(np.float64)
-        choice = choose(x, y, own.patient, context.seed, each=context.learner.each, outcome=own.outcome)
-        return Fitted((choice,), (fit(choice, x, y, own.outcome),))
-
-    def logits(self, context: Context, state: Fitted, rows: Rows) -> Segments:
-        """The one model on all rows."""
-        return Segments(state.predictors[0](rows.x.astype(np.float64))[0], rows.start)
+        return (fit_table(x, y, own.patient, context.seed, own.outcome, context.learner.each),)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.prepare import Rows
-from abps.models.ridge import losses
+from abps.models.penalised import row_losses
 
 Floats = NDArray[np.float64]
 
@@ -49,8 +49,8 @@ def message(train: Rows, validation: Rows, w: Floats) -> NDArray[np.float32]:
         chance = 0.5 * (1.0 + np.tanh(0.5 * z))
         curvature = (design * (chance * (1.0 - chance))[:, None]).T @ design
         part = slice(validation.start[i], validation.start[i + 1])
-        judged = losses(with_intercept(validation.x[part]) @ w, validation.y[part].astype(np.float64))
-        tail = [losses(z, y).sum(), len(y), judged.sum(), len(judged)]
+        judged = row_losses(with_intercept(validation.x[part]) @ w, validation.y[part].astype(np.float64))
+        tail = [row_losses(z, y).sum(), len(y), judged.sum(), len(judged)]
         found[i] = np.concatenate([curvature[half], design.T @ (chance - y), tail])
     return found
 

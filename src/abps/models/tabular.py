@@ -1,193 +1,356 @@
-"""What a statistician would fit to one table: the best of three models, chosen by cross-validation.
+"""What a statistician fits to one table: regressions, straight and curved, and boosted trees, stacked.
 
-Ridge regression, an additive model (a broken line for every number), and boosted trees. Each has one dial
-(a penalty, or the number of trees), set to the smallest cross-entropy on patients who were left out. A richer
-model takes the place of a simpler one if it is better there by more than the standard error of the
-difference: on a hundred rows the smallest loss alone is often luck. The winner is fitted to all rows.
+Candidates are a penalised regression, the same with splines of every number, and scikit-learn's histogram
+gradient boosting; each in a few strengths. Patients are left out in turn, and strengths, then candidates,
+are averaged by how well they predict rows that they have not seen: a choice by the smallest loss on a
+hundred rows is often luck. What is averaged are linear predictors.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from abps.data.outcome import BINARY, Outcome
 from abps.data.split import folds_of, most_folds
-from abps.models.boosting import boost, boost_any
 from abps.models.outcomes import judged, residuals
-from abps.models.penalised import answers, penalised_path
-from abps.models.ridge import losses, ridge_path
-from abps.models.spline_regression import BENDS, spline_basis
+from abps.models.penalised import (
+    Logistic,
+    answers,
+    fit_by_evidence,
+    fit_logistic,
+    penalised_path,
+    row_losses,
+)
 
 Floats = NDArray[np.float64]
 
-#: (rows, columns) to (dials, rows) logits, or (dials, rows, outputs) answers.
+#: (rows, columns) to (rows, outputs) linear predictors.
 Predictor = Callable[[Floats], Floats]
-
-PENALTIES: Final = tuple(float(v) for v in 10.0 ** np.arange(0.0, 3.51, 0.5))
-
-#: Numbers of trees to choose from; those beyond the fourth only where there are many rows.
-TREES: Final = (10, 25, 50, 100, 200, 400)
-MANY_ROWS: Final = 5000
 
 FOLDS: Final = 5
 
+#: Multiples of the penalty by evidence, with their prior weights; one for tables too large to be in doubt.
+MULTIPLES: Final = {1.0: 0.4, 3.0: 0.3, 10.0: 0.2, 100.0: 0.1}
+MANY_ROWS: Final = 5000
 
-def linear(x: Floats, y: Floats, dials: tuple[float, ...], bends: tuple[float, ...]) -> Predictor:
-    """Ridge regressions with these penalties, on columns that may bend."""
-    basis = spline_basis(x, bends)
-    path = ridge_path(basis.of(x), y, np.array(dials))
-    return lambda new: path[:, :1] + path[:, 1:] @ basis.of(new).T
+#: Penalties of other outcomes.
+PENALTIES: Final = (1e4, 1e3, 100.0, 10.0)
 
+#: Columns with fewer distinct values do not bend; splines need so many rows per column that does.
+FEWEST_VALUES: Final = 10
+ROWS_PER_BEND, FEWEST_ROWS_THAT_BEND = 25, 100
 
-def ridge(x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
-    """Ridge regression; a dial is a penalty."""
-    return linear(x, y, dials, ())
+#: Numbers of trees to choose from, and the fewest rows and events that trees are tried on.
+TREES: Final = (15, 40, 100)
+TREES_OF_MANY: Final = (50, 100, 200, 400)
+FEWEST_ROWS, FEWEST_EVENTS = 250, 40
 
+#: What richer candidates must gain on the simplest, in nats of log-likelihood.
+CAUTION: Final = 3.0
 
-def gam(x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
-    """The additive model; a dial is a penalty."""
-    return linear(x, y, dials, BENDS)
+#: Parts of the final model with less weight are left out.
+NEGLIGIBLE: Final = 0.02
 
-
-def boosting(x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
-    """Boosted trees; a dial is their number, in rising order."""
-    forest = boost(x, y, int(max(dials)))
-    return lambda new: forest.logits(new, np.array(dials, dtype=np.int64))
-
-
-Family = Callable[[Floats, Floats, tuple[float, ...]], Predictor]
-
-#: From the simplest to the richest.
-FAMILIES: Final[dict[str, Family]] = {"ridge": ridge, "gam": gam, "boosting": boosting}
+#: Steps of the weights of a mixture.
+SIMPLEX_STEPS: Final = 10
 
 
-def dials_of(family: str, rows: int) -> tuple[float, ...]:
-    """The values of a family's dial that are tried on a table of so many rows."""
-    if family != "boosting":
-        return PENALTIES
-    return TREES if rows >= MANY_ROWS else TREES[:4]
+@dataclass(frozen=True, eq=False)
+class TableModel:
+    """A model of one table.
 
+    weights: of every candidate.
+    loss: mean loss on rows left out; NaN if there were too few events to leave any out.
+    held_out: (rows, outputs) predictors of the table's own rows, each by models that have not seen it.
+    """
 
-@dataclass(frozen=True)
-class Choice:
-    """What was chosen: a family, its dial, and the mean loss that it had on patients left out."""
-
-    family: str
-    dial: float
+    weights: dict[str, float]
     loss: float
+    held_out: Floats
+    predict: Predictor
 
 
-def choose(
+class Candidate:
+    """One kind of model: fits with several strengths to some rows; starts where it ended on all rows."""
+
+    def __init__(self, name: str, outcome: Outcome, x: Floats, y: Floats) -> None:
+        self.name, self.outcome, self.x, self.y = name, outcome, x, y
+
+    #: Strengths and their prior weights.
+    strengths: dict[float, float]
+
+    def fit(self, rows: NDArray[Any], strengths: tuple[float, ...]) -> list[Predictor]:
+        """A predictor for every strength, from the rows (index or mask)."""
+        raise NotImplementedError
+
+
+class LogisticRegression(Candidate):
+    """Penalised logistic regression, perhaps with splines; a strength multiplies the penalty by evidence."""
+
+    def __init__(self, name: str, outcome: Outcome, x: Floats, y: Floats) -> None:
+        super().__init__(name, outcome, x, y)
+        self._basis = SplineBasis(x) if name == "splines" else None
+        self._design = x if self._basis is None else self._basis.of(x)
+        group = np.zeros(self._design.shape[1], dtype=np.int64)
+        group[x.shape[1] :] = 1
+        self._whole = fit_by_evidence(self._design, y, group)
+        self.strengths = MULTIPLES if len(y) < MANY_ROWS else {1.0: 1.0}
+
+    def fit(self, rows: NDArray[Any], strengths: tuple[float, ...]) -> list[Predictor]:
+        """Newton's method from the fit to all rows."""
+        design, y, found = self._design[rows], self.y[rows], []
+        for strength in strengths:
+            model = fit_logistic(design, y, strength * self._whole.penalty, self._whole)
+            found.append(self._predictor(model))
+        return found
+
+    def _predictor(self, model: Logistic) -> Predictor:
+        basis = self._basis
+        return lambda new: model.logits(new if basis is None else basis.of(new))[:, None]
+
+
+class PenalisedRegression(Candidate):
+    """Penalised regression for the outcome's own loss, perhaps with splines or effects that change over time;
+    a strength is a penalty."""
+
+    def __init__(self, name: str, outcome: Outcome, x: Floats, y: Floats) -> None:
+        super().__init__(name, outcome, x, y)
+        self._basis = SplineBasis(x) if name == "splines" else None
+        self._design = x if self._basis is None else self._basis.of(x)
+        self._mix = outcome.mix if name == "over time" or outcome.way != "hazard" else outcome.mix[:1]
+        self.strengths = dict.fromkeys(PENALTIES, 1.0 / len(PENALTIES))
+
+    def fit(self, rows: NDArray[Any], strengths: tuple[float, ...]) -> list[Predictor]:
+        """The path of penalties."""
+        path = penalised_path(self.outcome, self._mix, self._design[rows], self.y[rows], np.array(strengths))
+        return [self._predictor(model) for model in path]
+
+    def _predictor(self, model: Floats) -> Predictor:
+        basis, mix = self._basis, self._mix
+        return lambda new: answers(model[None], mix, new if basis is None else basis.of(new))[0]
+
+
+class Boosting(Candidate):
+    """Boosted trees for the outcome's own loss; a strength is their number."""
+
+    def __init__(self, name: str, outcome: Outcome, x: Floats, y: Floats) -> None:
+        super().__init__(name, outcome, x, y)
+        numbers = TREES_OF_MANY if len(y) >= MANY_ROWS else TREES
+        self.strengths = dict.fromkeys(map(float, numbers), 1.0 / len(numbers))
+
+    def fit(self, rows: NDArray[Any], strengths: tuple[float, ...]) -> list[Predictor]:
+        """One forest; fewer trees are its beginning."""
+        made = _boosted(self.outcome, self.x[rows], self.y[rows], int(max(strengths)))
+        wanted = [int(k) for k in strengths]
+        return [lambda new, k=k: made(new, k) for k in wanted]  # type: ignore[misc]
+
+
+class SplineBasis:
+    """Columns, and what cubic splines of the numbers among them add to a straight line.
+
+    Knots lie at quantiles of the given rows; outside they go on straight.
+    """
+
+    def __init__(self, x: Floats) -> None:
+        from sklearn.preprocessing import SplineTransformer  # loaded where it is used: see above
+
+        self._bends = np.array([len(np.unique(column)) >= FEWEST_VALUES for column in x.T])
+        self._parts: list[tuple[Floats, Floats]] = []
+        if not self._bends.any():
+            return
+        self._transformer = SplineTransformer(n_knots=5, knots="quantile", extrapolation="linear")
+        made = self._transformer.fit_transform(x[:, self._bends])
+        for column, spline in zip(x[:, self._bends].T, np.split(made, self._bends.sum(), axis=1)):
+            line = np.column_stack([np.ones(len(column)), column])
+            straight = np.linalg.lstsq(line, spline, rcond=None)[0]
+            _, size, axes = np.linalg.svd(spline - line @ straight, full_matrices=False)
+            keep = size > 1e-6 * max(size.max(initial=0.0), 1e-12)
+            scale = np.sqrt(len(column)) / max(size.max(initial=0.0), 1e-12)
+            self._parts.append((straight, axes[keep].T * scale))
+
+    def of(self, x: Floats) -> Floats:
+        """(rows, columns + bends) the columns and their bends, the largest of unit size."""
+        if not self._parts:
+            return x
+        made = self._transformer.transform(x[:, self._bends])
+        bends = []
+        for column, spline, (straight, axes) in zip(
+            x[:, self._bends].T, np.split(made, len(self._parts), axis=1), self._parts
+        ):
+            bends.append((spline - np.column_stack([np.ones(len(column)), column]) @ straight) @ axes)
+        return np.concatenate([x, *bends], axis=1)
+
+
+def fit_table(
     x: Floats,
     y: Floats,
     patient: NDArray[np.int64] | None,
     seed: int,
-    families: tuple[str, ...] | None = None,
-    each: Callable[[Callable[[int], None], int], None] | None = None,
     outcome: Outcome = BINARY,
-) -> Choice:
-    """The best of some families on a table, by cross-validation.
+    each: Callable[[Callable[[int], None], int], None] | None = None,
+) -> TableModel:
+    """The stacked model of a table.
 
-    each: runs work for 0..count-1, perhaps side by side.  Where events (or patients without one) are fewer
-    than two there is nothing to choose by: the regression with the strongest penalty.
+    each: runs work for 0..count-1, perhaps side by side. Where fewer than two patients have the event (or
+    none) nothing can be left out: the penalised regression alone.
     """
     event = outcome.events(y)
     count = min(FOLDS, most_folds(patient, event))
+    candidates = _candidates(x, y, outcome, event)
     if count < 2:
-        return Choice("ridge", PENALTIES[-1], float("nan"))
-    families = families or families_of(outcome)
+        only = candidates[0]
+        strength = 1.0 if outcome.binary else PENALTIES[0]
+        predict = only.fit(np.arange(len(y)), (strength,))[0]
+        return TableModel({only.name: 1.0}, float("nan"), predict(x), predict)
     fold = folds_of(patient, event, count, seed)
-    left_out = {name: np.empty((len(dials_of(name, len(y))), len(y), outcome.outputs)) for name in families}
+    left_out = [np.empty((len(one.strengths), len(y), outcome.outputs)) for one in candidates]
 
-    def one(k: int) -> None:
+    def one_fold(k: int) -> None:
         out = fold == k
-        for name in families:
-            dials = dials_of(name, len(y))
-            found = family_of(name, outcome)(x[~out], y[~out], dials)(x[out])
-            left_out[name][:, out] = found.reshape(len(dials), -1, outcome.outputs)
+        for candidate, found in zip(candidates, left_out):
+            for s, predict in enumerate(candidate.fit(~out, tuple(candidate.strengths))):
+                found[s, out] = predict(x[out])
 
-    if each is None:
-        for k in range(count):
-            one(k)
-    else:
-        each(one, count)
-    best: Choice | None = None
-    held = np.empty(0)
-    for name in families:
-        loss = _losses(outcome, left_out[name], y)
-        k = int(np.argmin(loss.mean(axis=1)))
-        gain = np.zeros(1) if best is None else held - loss[k]
-        if best is None or gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)):
-            best, held = Choice(name, dials_of(name, len(y))[k], float(loss[k].mean())), loss[k]
-    assert best is not None
-    return best
-
-
-def fit(choice: Choice, x: Floats, y: Floats, outcome: Outcome = BINARY) -> Predictor:
-    """The chosen model, fitted to all rows."""
-    return family_of(choice.family, outcome)(x, y, (choice.dial,))
-
-
-def families_of(outcome: Outcome) -> tuple[str, ...]:
-    """What is tried for an outcome, from the simplest to the richest."""
-    if outcome.binary:
-        return tuple(FAMILIES)
-    return ("ridge", "gam", "over time", "boosting") if outcome.way == "hazard" else tuple(FAMILIES)
-
-
-def family_of(name: str, outcome: Outcome) -> Family:
-    """A family of models for an outcome."""
-    if outcome.binary:
-        return FAMILIES[name]
-    if name == "boosting":
-        return functools.partial(_boosted_hazards if outcome.way == "hazard" else _boosted, outcome)
-    mix = outcome.mix if name == "over time" or outcome.way != "hazard" else outcome.mix[:1]
-    bends = BENDS if name == "gam" else ()
-
-    def penalised(x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
-        basis = spline_basis(x, bends)
-        path = penalised_path(outcome, mix, basis.of(x), y, np.array(dials))
-        return lambda new: answers(path, mix, basis.of(new))
-
-    return penalised
-
-
-def _boosted(outcome: Outcome, x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
-    """Boosted trees for an outcome's own loss, a forest for each answer; a dial is their number."""
-    base = np.zeros(outcome.outputs)
-    if outcome.kind == "classes":
-        base = np.log(np.bincount(y.astype(np.int64), minlength=outcome.outputs) + 0.5)
-    elif outcome.kind == "continuous":
-        base[0] = y.mean() if outcome.way == "squared" else np.quantile(y, outcome.quantile)
-    forests = boost_any(x, lambda z: residuals(outcome, z, y), base, int(max(dials)))
-    at = np.array(dials, dtype=np.int64)
-    return lambda new: np.stack([forest.logits(new, at) for forest in forests], axis=-1)
-
-
-def _boosted_hazards(outcome: Outcome, x: Floats, y: Floats, dials: tuple[float, ...]) -> Predictor:
-    """Boosted trees for hazards: a row for every interval that somebody reached, which is a column."""
-    left, reached = residuals(outcome, np.zeros((len(y), outcome.outputs)), y)
-    row, interval = np.nonzero(reached)
-    failed = (left[row, interval] > 0).astype(np.float64)
-    forest = boost(np.column_stack([x[row], interval]), failed, int(max(dials)))
-    at = np.array(dials, dtype=np.int64)
+    for_each = each or (lambda work, number: [work(k) for k in range(number)] and None)
+    for_each(one_fold, count)
+    shares = [
+        _likelihoods(outcome, z, y, list(one.strengths.values())) for one, z in zip(candidates, left_out)
+    ]
+    held_out = np.stack([np.tensordot(share, z, axes=1) for share, z in zip(shares, left_out)])
+    weights = _weights(outcome, held_out, y)
+    everybody = np.arange(len(y))
+    parts = [
+        (weight * part, predict)
+        for weight, share, one in zip(weights, shares, candidates)
+        for part, predict in zip(share, one.fit(everybody, tuple(one.strengths)))
+        if weight * part > NEGLIGIBLE
+    ]
 
     def predict(new: Floats) -> Floats:
-        each = [np.column_stack([new, np.full(len(new), float(k))]) for k in range(outcome.outputs)]
-        return np.stack([forest.logits(part, at) for part in each], axis=-1)
+        return np.asarray(sum(part * one(new) for part, one in parts) / sum(part for part, _ in parts))
 
-    return predict
+    mixture = np.tensordot(weights, held_out, axes=1)
+    named = {one.name: float(weight) for one, weight in zip(candidates, weights)}
+    return TableModel(named, float(_losses(outcome, mixture, y).mean()), mixture, predict)
+
+
+def _candidates(x: Floats, y: Floats, outcome: Outcome, event: NDArray[np.bool_]) -> list[Candidate]:
+    """What is tried, from the simplest to the richest."""
+    kind = LogisticRegression if outcome.binary else PenalisedRegression
+    names = ["linear"]
+    bends = sum(len(np.unique(column)) >= FEWEST_VALUES for column in x.T)
+    if bends and len(y) >= max(ROWS_PER_BEND * bends, FEWEST_ROWS_THAT_BEND):
+        names.append("splines")
+    if outcome.way == "hazard":
+        names.append("over time")
+    found: list[Candidate] = [kind(name, outcome, x, y) for name in names]
+    if len(y) >= FEWEST_ROWS and min(event.sum(), (~event).sum()) >= FEWEST_EVENTS:
+        found.append(Boosting("boosting", outcome, x, y))
+    return found
+
+
+def _weights(outcome: Outcome, held_out: Floats, y: Floats) -> Floats:
+    """(candidates,) weights: the mean over all mixtures, each by its likelihood on rows left out."""
+    many = len(held_out)
+    if many == 1:
+        return np.ones(1)
+    grid = [
+        np.diff([-1, *cut, SIMPLEX_STEPS + many - 1]) - 1
+        for cut in itertools.combinations(range(SIMPLEX_STEPS + many - 1), many - 1)
+    ]
+    mixtures = np.array(grid) / SIMPLEX_STEPS
+    made = np.tensordot(mixtures, held_out, axes=1)
+    prior = np.exp(-CAUTION * (1.0 - mixtures[:, 0]))
+    return np.asarray(_likelihoods(outcome, made, y, prior) @ mixtures)
+
+
+def _likelihoods(outcome: Outcome, z: Floats, y: Floats, prior: Any) -> Floats:
+    """(k,) the posterior weights of predictors z (k, rows, outputs), by their likelihood of y."""
+    log = np.log(prior) - np.array([_losses(outcome, one, y).sum() for one in z])
+    likelihood = np.exp(log - log.max())
+    return np.asarray(likelihood / likelihood.sum())
 
 
 def _losses(outcome: Outcome, z: Floats, y: Floats) -> Floats:
-    """(dials, rows) losses of answers (dials, rows, outputs)."""
+    """(rows,) losses of predictors (rows, outputs)."""
     if outcome.binary:
-        return losses(z[..., 0], y)
-    whole = np.array([0, len(y)])
-    return np.stack([judged(outcome, each, y, whole)[0] for each in z])
+        return row_losses(z[:, 0], y)
+    return judged(outcome, z, y, np.array([0, len(y)]))[0]
+
+
+#: How trees are grown: shallow, slowly, with leaves that hold a few patients.
+_TREES: Final = {
+    "learning_rate": 0.1, "max_depth": 3, "min_samples_leaf": 10, "l2_regularization": 5.0,
+    "early_stopping": False, "random_state": 0,
+}  # fmt: skip
+
+
+def _boosted(outcome: Outcome, x: Floats, y: Floats, trees: int) -> Callable[[Floats, int], Floats]:
+    """Boosted trees: from rows and a number of trees to linear predictors (rows, outputs)."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    if outcome.binary or outcome.kind == "classes":
+        classes = HistGradientBoostingClassifier(max_iter=trees, **_TREES).fit(x, y)
+        return lambda new, k: _of_classes(outcome, classes, _stage(classes.staged_decision_function(new), k))
+    if outcome.way == "hazard":
+        return _boosted_hazards(outcome, x, y, trees)
+    if outcome.way == "cox":
+        # Poisson's likelihood with the baseline hazard as exposure is that of proportional hazards.
+        exposure = _cumulative_hazard(np.abs(y), ~np.signbit(y))
+        ratio = HistGradientBoostingRegressor(loss="poisson", max_iter=trees, **_TREES)
+        ratio.fit(x, ~np.signbit(y) / exposure, sample_weight=exposure)
+        return lambda new, k: np.log(_stage(ratio.staged_predict(new), k))[:, None]
+    loss = {"loss": "squared_error"} if outcome.way == "squared" else {
+        "loss": "quantile", "quantile": outcome.quantile
+    }  # fmt: skip
+    number = HistGradientBoostingRegressor(max_iter=trees, **loss, **_TREES).fit(x, y)
+    return lambda new, k: _stage(number.staged_predict(new), k)[:, None]
+
+
+def _stage(stages: Any, k: int) -> Floats:
+    """The k-th of a sequence of predictions."""
+    return np.asarray(next(itertools.islice(stages, k - 1, None)))
+
+
+def _of_classes(outcome: Outcome, model: Any, z: Floats) -> Floats:
+    """(rows, outputs) predictors, also of classes that were not there."""
+    if outcome.binary:
+        return z.reshape(-1, 1)
+    if z.ndim == 1 or z.shape[1] == 1:  # two of the classes
+        z = np.column_stack([-z.ravel() / 2, z.ravel() / 2])
+    found = np.full((len(z), outcome.outputs), z.min() - 3.0)
+    found[:, model.classes_.astype(np.int64)] = z
+    return found
+
+
+def _cumulative_hazard(time: Floats, event: NDArray[np.bool_]) -> Floats:
+    """(rows,) Nelson and Aalen's estimate at every row's time."""
+    order = np.argsort(time, kind="stable")
+    at_risk = len(time) - np.searchsorted(time[order], time[order], side="left")
+    risen = np.cumsum(event[order] / at_risk)
+    found = np.empty(len(time))
+    found[order] = risen[np.searchsorted(time[order], time[order], side="right") - 1]
+    return np.maximum(found, 0.5 / len(time))
+
+
+def _boosted_hazards(outcome: Outcome, x: Floats, y: Floats, trees: int) -> Callable[[Floats, int], Floats]:
+    """Boosted trees for hazards: a row for every interval that somebody reached, which is a column."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    left, reached = residuals(outcome, np.zeros((len(y), outcome.outputs)), y)
+    row, interval = np.nonzero(reached)
+    failed = left[row, interval] > 0
+    model = HistGradientBoostingClassifier(max_iter=trees, **_TREES)
+    model.fit(np.column_stack([x[row], interval]), failed)
+
+    def predict(new: Floats, k: int) -> Floats:
+        each = [np.column_stack([new, np.full(len(new), float(j))]) for j in range(outcome.outputs)]
+        return np.column_stack([_stage(model.staged_decision_function(part), k).ravel() for part in each])
+
+    return predict
