@@ -40,7 +40,7 @@ from abps.methods.state_bytes import StateError, freeze, thaw
 from abps.privacy.budget import Account, PrivacyLedger, Release, recomputed
 from abps.sites.consent import sitefile
 from abps.sites.consent.agreement import Agreement
-from abps.sites.consent.proposal import Proposal, Signed
+from abps.sites.consent.proposal import Proposal, SignedProposal
 from abps.sites.node.measuring import with_scales
 from abps.sites.protocol import answers, masking
 from abps.study.records import StudyFolder
@@ -247,18 +247,15 @@ def _json(take: Callable[[Any], object]) -> Callable[[bytes], object]:
 
 
 def _answered(value: Any) -> object:
-    """Every check of a conductor on every value: what fails must fail as nonsense."""
+    """Every check of the scheduler on every value: what fails must fail as nonsense."""
     return [
         answers.check_all({"x": value}, check)
         for check in (
-            lambda v: answers.hello(v, 50, 10**6),
-            lambda v: answers.report(v, 5, 10**6),
+            lambda v: answers.hello(v, 50),
             lambda v: answers.frames(v, 1),
             answers.progress,
             answers.score,
-            answers.loss,
-            lambda v: answers.concluded(v, 5, 10**6),
-            lambda v: answers.exchanged(v, 5, 10**6, 4),
+            lambda v: answers.concluded(v, 5),
             masking.introduced,
         )
     ]
@@ -376,15 +373,14 @@ def targets(place: Path) -> list[Target]:
     said = [
         messages.pack_message(Message(*_first_message()), who),
         messages.pack_vector(rng.normal(size=6), 3, who),
-        messages.pack_alarm(3, who),
-        messages.pack_request(3, who),
-        messages.pack_note(0.5, 3),
-        messages.pack_upload(b"abc", 3, 1, who),
-        messages.pack_broadcast(b"abc", 3, 1, who),
+        messages.pack_request(2, 3, who),
+        messages.pack_upload(b"abc", 3, who),
+        messages.pack_broadcast(b"abc", 3, who),
+        messages.pack_head(messages.HeadMessage(7, bytes(32), b"signature", 3, 1), who),
     ]
     unpackers = (
-        messages.unpack_message, messages.unpack_vector, messages.unpack_alarm, messages.unpack_request,
-        messages.unpack_note, messages.unpack_upload, messages.unpack_broadcast,
+        messages.unpack_message, messages.unpack_vector, messages.unpack_request, messages.unpack_upload,
+        messages.unpack_broadcast, messages.unpack_head,
     )  # fmt: skip
 
     def any_message(data: bytes) -> None:
@@ -411,7 +407,7 @@ def targets(place: Path) -> list[Target]:
     summary = summarise(("age",), rng.normal(size=(1, 60)))
     with_statistics = replace(book, site_statistics=(SiteStatistics("a", 3, summary),))
     agreement = Agreement("s", "fedavg", book, 3, 5, {})
-    agreed, signed = agreement.to_json(), Signed(Proposal("s", agreement, ("a", "b"))).to_json()
+    agreed, signed = agreement.to_json(), SignedProposal(Proposal("s", agreement, ("a", "b"))).to_json()
     lacking = replace(agreement, settings={"secure": "yes", "model": "linear"})
     scales = {
         "statistics": {"age": {"center": 60.0, "spread": 10.0, "fill": 61.0}},
@@ -438,7 +434,9 @@ def targets(place: Path) -> list[Target]:
             bent_json,
         ),
         Target("agreements", (_bytes(agreed),), _json(Agreement.from_json), (RequestError,), 2, bent_json),
-        Target("proposals", (_bytes(signed),), _json(Signed.from_json), (RequestError,), 1, bent_json),
+        Target(
+            "proposals", (_bytes(signed),), _json(SignedProposal.from_json), (RequestError,), 1, bent_json
+        ),
         Target(
             "scales",
             (_bytes(scales),),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 import zlib
 
@@ -18,11 +17,13 @@ from abps.wire.admission import Limits, Origin, RateLimit, Reason, Refusal
 from abps.wire.codecs import codec
 from abps.wire.frames import pack
 from abps.wire.messages import (
+    HeadMessage,
     MessageError,
-    pack_alarm,
+    pack_broadcast,
+    pack_head,
     pack_message,
-    pack_note,
     pack_request,
+    pack_upload,
     pack_vector,
     unpack_message,
     vector_size,
@@ -197,30 +198,36 @@ def test_a_flood_is_cut_off_and_forgiven_with_time():
 
 
 @given(st.binary(max_size=40))
-def test_only_an_alarm_passes_as_an_alarm(data):
-    """Whatever the bytes: the round of a well-formed alarm of this member, or refused with a reason."""
-    assert admission.admit_alarm(pack_alarm(7, center_id("bea")), BEA, 9) == 7
-    with pytest.raises(Refusal):
-        admission.admit_alarm(data, BEA, 9)
-    for peer, rounds, reason in (("eve", 9, Reason.STRANGER), ("bea", 6, Reason.ROUND)):
-        with pytest.raises(Refusal) as refused:
-            admission.admit_alarm(pack_alarm(7, center_id("bea")), Origin(peer, ("bea",)), rounds)
-        assert refused.value.reason == reason
-
-
-def test_requests_and_notes_are_of_this_round_and_of_their_kind():
+def test_only_a_request_of_this_round_passes_as_one(data):
+    """Whatever the bytes: the last round that a member knows, or refused with a reason."""
     ada = center_id("ada")
-    assert admission.admit_request(pack_request(3, ada), Origin("ada", ("ada",), 3)) is None
-    assert admission.admit_note(pack_note(12.5, 3), ADA) == 12.5
+    good, here = pack_request(2, 3, ada), Origin("ada", ("ada",), 3)
+    assert admission.admit_request(good, here) == 2
+    with pytest.raises(Refusal):
+        admission.admit_request(data, here)
+    for wrong, origin, reason in (
+        (good, Origin("eve", ("ada",), 3), Reason.STRANGER),
+        (good, Origin("eve", ("eve",), 3), Reason.SENDER),
+        (good, Origin("ada", ("ada",), 4), Reason.ROUND),
+        (pack_upload(b"", 3, ada), here, Reason.MALFORMED),
+    ):
+        with pytest.raises(Refusal) as caught:
+            admission.admit_request(wrong, origin)
+        assert caught.value.reason is reason
+
+
+def test_uploads_broadcasts_and_heads_are_read_back_and_bounded():
+    ada, here = center_id("ada"), Origin("ada", ("ada",), 3, Limits(said=40))
+    assert admission.admit_upload(pack_upload(b"content", 3, ada), here) == b"content"
+    assert admission.admit_broadcast(pack_broadcast(b"content", 3, ada), here) == b"content"
+    head = HeadMessage(7, bytes(range(32)), b"signature", 3, 2)
+    assert admission.admit_head(pack_head(head, ada), here) == head
     for wrong, reason in (
-        (lambda: admission.admit_request(pack_request(3, ada), Origin("eve", ("ada",), 3)), Reason.STRANGER),
-        (lambda: admission.admit_request(pack_request(3, ada), Origin("eve", ("eve",), 3)), Reason.SENDER),
-        (lambda: admission.admit_request(pack_request(2, ada), Origin("ada", ("ada",), 3)), Reason.ROUND),
-        (lambda: admission.admit_request(pack_alarm(3, ada), Origin("ada", ("ada",), 3)), Reason.MALFORMED),
-        (lambda: admission.admit_note(pack_note(1.0, 2), ADA), Reason.ROUND),
-        (lambda: admission.admit_note(pack_note(math.nan, 3), ADA), Reason.MALFORMED),
-        (lambda: admission.admit_note(pack_request(3, ada), ADA), Reason.MALFORMED),
-        (lambda: admission.admit_note(b"", ADA), Reason.MALFORMED),
+        (lambda: admission.admit_upload(pack_upload(b"x" * 41, 3, ada), here), Reason.SIZE),
+        (lambda: admission.admit_upload(pack_broadcast(b"", 3, ada), here), Reason.MALFORMED),
+        (lambda: admission.admit_broadcast(pack_broadcast(b"", 2, ada), here), Reason.ROUND),
+        (lambda: admission.admit_head(pack_head(head, ada)[:-1], here), Reason.MALFORMED),
+        (lambda: admission.admit_head(pack_head(head, ada + 1), here), Reason.SENDER),
     ):
         with pytest.raises(Refusal) as caught:
             wrong()
