@@ -29,7 +29,7 @@ RUN = re.compile(r"abps (check|run|compare|methods|fit|predict|table-one|--help|
 QUICKLY = {
     "run": ["--rounds", "2"],
     "fit": ["--rounds", "2"],
-    "compare": ["--rounds", "1", "--seeds", "11", "--no-references"],
+    "compare": ["--rounds", "1", "--seeds", "11", "--no-references", "--folds", "1"],
 }
 
 #: Pages whose commands are about the made table.

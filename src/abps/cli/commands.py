@@ -17,7 +17,7 @@ COMMANDS: Final = {
     "demo": "Would collaboration help, and with whom? Hospitals that differ and hospitals that are alike.",
     "check": "Check a table before anything is learned from it.",
     "run": "Run one method with one seed; write result.json and decisions.parquet.",
-    "compare": "Compare methods over seeds; stop and start again as you like, nothing finished is computed "
+    "compare": "Compare methods in folds and repeats; stop and start again, nothing finished is computed "
     "twice.",
     "regress": "Estimate effects with intervals from sums over hospitals; equal to the fit on pooled rows.",
     "evaluate": "Evaluate models at every hospital: AUROC, calibration, Brier score and net benefit.",
