@@ -85,7 +85,7 @@ def _summary(fitted: FitResult, folders: dict[str, Path]) -> dict[str, Any]:
         "method": fitted.making.method,
         "seed": fitted.making.seed,
         "folders": {center: str(path) for center, path in folders.items()},
-        "auroc": overall.area.value if overall.area.told else None,
+        "auroc": overall.area.value if overall.area.enough else None,
         "events": overall.events,
         "slope": overall.calibration.slope.value if overall.calibration.slope else None,
         **({"measures": found} if found else {}),

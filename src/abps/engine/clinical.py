@@ -202,7 +202,7 @@ def clinical(
     return Clinical(
         len(y),
         int(y.sum()),
-        _interval(whole.value, whole.low, whole.high) if whole.told else Interval(),
+        _interval(whole.value, whole.low, whole.high) if whole.enough else Interval(),
         {name: _center(seen, i) for i, name in enumerate(centers)},
         _points(smooth_curve(seen.before.values.astype(np.float64), y, MORE_POINTS)),
         _points(smooth_curve(after, y, MORE_POINTS)),

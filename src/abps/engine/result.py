@@ -496,7 +496,7 @@ def scored_on(
         {
             name: f"{a.events} events and {a.others} others; an area needs {FEWEST_EVENTS} of each"
             for name, a in areas.items()
-            if not a.told
+            if not a.enough
         },
         folds,
     )

@@ -61,9 +61,9 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A smooth calibration curve.  at: (k,) probabilities that were told.  observed, low, high: (k,).
+    """A smooth calibration curve.  at: (k,) predicted probabilities.  observed, low, high: (k,).
 
-    error: the mean distance between told and observed over all rows; worst: the 90th percentile of it.
+    error: the mean distance between predicted and observed over all rows; worst: the 90th percentile of it.
     """
 
     at: Floats
@@ -106,9 +106,9 @@ def calibration(probability: Floats, y: Floats) -> Calibration:
     observed, expected = int(y.sum()), float(p.sum())
     if min(observed, len(y) - observed) < ENOUGH:
         return Calibration(len(y), observed, expected, None, None)
-    told, one = log_odds(p), np.ones((len(y), 1))
-    large = fit_logistic(one, y, told)
-    both = fit_logistic(np.column_stack([one, told]), y) if np.ptp(told) > 0 else None
+    predicted, one = log_odds(p), np.ones((len(y), 1))
+    large = fit_logistic(one, y, predicted)
+    both = fit_logistic(np.column_stack([one, predicted]), y) if np.ptp(predicted) > 0 else None
     return Calibration(
         len(y),
         observed,
@@ -127,25 +127,25 @@ def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> Curve | No
     """The smooth curve: logistic regression on a restricted cubic spline of the log odds; None if too few.
 
     Three knots from 20 events and non-events on, four from 100, five from 300. Drawn between the 1st and the
-    99th percentile of what was told.
+    99th percentile of the predictions.
     """
     p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
     fewest = min(y.sum(), len(y) - y.sum())
     if fewest < ENOUGH_CURVE:
         return None
-    told = log_odds(p)
-    knots = np.quantile(told, _KNOTS[3 + int(fewest >= 100) + int(fewest >= 300)])
+    predicted = log_odds(p)
+    knots = np.quantile(predicted, _KNOTS[3 + int(fewest >= 100) + int(fewest >= 300)])
     if len(np.unique(knots)) < len(knots):
         return None  # a few different probabilities only
-    fit = fit_logistic(_spline(told, knots), y)
+    fit = fit_logistic(_spline(predicted, knots), y)
     if not fit.converged:
         return None
-    least, most = np.quantile(told, (0.01, 0.99)).tolist()
+    least, most = np.quantile(predicted, (0.01, 0.99)).tolist()
     grid = np.linspace(least, most, points)
     basis = _spline(grid, knots)
     middle = basis @ fit.coefficients
     half = norm.ppf(0.975) * np.sqrt(np.einsum("ij,jk,ik->i", basis, fit.covariance, basis))
-    distance = np.abs(expit(_spline(told, knots) @ fit.coefficients) - p)
+    distance = np.abs(expit(_spline(predicted, knots) @ fit.coefficients) - p)
     return Curve(
         expit(grid),
         expit(middle),
@@ -179,13 +179,13 @@ def recalibration(probability: Floats, y: Floats, level: float = 0.05) -> Recali
     p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if min(y.sum(), len(y) - y.sum()) < ENOUGH:
         return Recalibration()
-    told, one = log_odds(p), np.ones((len(y), 1))
-    large = fit_logistic(one, y, told)
+    predicted, one = log_odds(p), np.ones((len(y), 1))
+    large = fit_logistic(one, y, predicted)
     if not large.converged:
         return Recalibration()
     shift = Recalibration(float(large.coefficients[0]), 1.0, "intercept")
-    as_it_is = deviance(told, y)
-    both = fit_logistic(np.column_stack([one, told]), y) if np.ptp(told) > 0 else None
+    as_it_is = deviance(predicted, y)
+    both = fit_logistic(np.column_stack([one, predicted]), y) if np.ptp(predicted) > 0 else None
     if both is None or not both.converged or both.coefficients[1] <= 0:
         return shift if chi2.sf(as_it_is - large.deviance, 1) < level else Recalibration()
     if chi2.sf(as_it_is - both.deviance, 2) >= level:

@@ -13,7 +13,7 @@ from abps.evaluate.paired import ScoredRows, auroc_values, paired_cells
 
 Floats = NDArray[np.float64]
 
-#: Events and non-events below which an area is not told: "cannot tell".
+#: Events and non-events below which no area is shown.
 FEWEST_EVENTS = 5
 
 
@@ -31,7 +31,7 @@ class Area:
     others: int
 
     @property
-    def told(self) -> bool:
+    def enough(self) -> bool:
         """Whether there are enough events to say anything."""
         return min(self.events, self.others) >= FEWEST_EVENTS
 

@@ -20,7 +20,7 @@ FEWEST_ROWS, FEWEST_EVENTS = 10, 5
 #: The bounds of age groups in years.
 AGE_BOUNDS = (18.0, 40.0, 60.0, 80.0)
 
-#: The most levels of a column that are told apart; the rarer ones stand together.
+#: The most levels of a column that are shown; the rarer ones stand together.
 MOST_LEVELS = 8
 
 
@@ -28,7 +28,7 @@ MOST_LEVELS = 8
 class Part:
     """One part of the cohort.  hidden: why its numbers are not shown; None if they are.
 
-    Of a part that is not small itself the area may be told although its counts are hidden.
+    Of a part that is not small itself the area may be shown although its counts are hidden.
     """
 
     name: str
@@ -45,8 +45,8 @@ def subgroups(probability: Floats, y: Floats, names: Sequence[str | None]) -> li
     otherwise those of the small one would follow from the total.
     """
     p, y = np.asarray(probability, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    told = np.array(["unknown" if name is None else name for name in names], dtype=object)
-    rows = {str(name): told == name for name in sorted(set(told.tolist()))}
+    group = np.array(["unknown" if name is None else name for name in names], dtype=object)
+    rows = {str(name): group == name for name in sorted(set(group.tolist()))}
     size = {name: int(mine.sum()) for name, mine in rows.items()}
     small = [name for name, mine in rows.items() if _is_small(y[mine])]
     hidden = dict.fromkeys(small, "too few rows or events to show")

@@ -415,7 +415,7 @@ def _limits(fitted: FitResult, model: FittedModel) -> CardSection:
         "it may be worse: check calibration on your own rows before use, and again when practice changes.",
         "It finds associations, not causes: changing a column need not change the risk.",
     ]
-    if model.outcome.binary and not own.area.told:
+    if model.outcome.binary and not own.area.enough:
         lines.append(
             f"{model.center} has {own.area.events} events and {own.area.others} non-events, too few to say "
             "how good the model is there. The numbers of all hospitals are no proof for this one."
@@ -474,7 +474,7 @@ def gain_words(gain: ScoreInterval) -> str:
 
 def area_words(area: Area) -> str:
     """An area with its interval, or why there is none."""
-    if not area.told:
+    if not area.enough:
         return f"too few: {area.events} events, {area.others} non-events"
     return f"{area.value:.3f} ({area.low:.3f} to {area.high:.3f})"
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Up to this area an attack is called no better than guessing.
 HARMLESS = 0.55
 
-#: Areas that differ by less are told as one.
+#: Areas that differ by less are shown as one.
 MATTERS = 0.02
 
 #: How the columns of the table are to be read.
@@ -107,8 +107,8 @@ def conclusions(found: Sequence[PrivacyAudit]) -> list[str]:
                     worst[f.protection] = max(worst.get(f.protection, 0.0), f.alignment, f.shadow)
             (first, area), *others = worst.items()
             said.append(
-                f"{each.method} {first}, {rows} training rows: who was learned from is told with an area of "
-                f"{area:.2f} (0.5 is a coin); {_beside(area, dict(others))}."
+                f"{each.method} {first}, {rows} training rows: who was learned from is recognised with an "
+                f"area of {area:.2f} (0.5 is a coin); {_beside(area, dict(others))}."
             )
     return said
 
@@ -118,12 +118,12 @@ def _beside(area: float, others: Mapping[str, float]) -> str:
     safe = [name for name, other in others.items() if other <= HARMLESS]
     worse = [f"{other:.2f} with {name}" for name, other in others.items() if other > area + MATTERS]
     if area <= HARMLESS:
-        told = "no better than guessing"
+        finding = "no better than guessing"
     elif safe:
-        told = f"{HARMLESS} or less only with {', '.join(safe)}"
+        finding = f"{HARMLESS} or less only with {', '.join(safe)}"
     else:
-        told = f"nothing that was tried brings it to {HARMLESS}"
-    return "; ".join([told, *worse])
+        finding = f"nothing that was tried brings it to {HARMLESS}"
+    return "; ".join([finding, *worse])
 
 
 # ---------------------------------------------------------------- accounts

@@ -56,7 +56,7 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 def times(value: float) -> str:
-    """A multiple of FedAvg's bytes, with enough digits to tell small ones from nothing.
+    """A multiple of FedAvg's bytes, with enough digits to show small ones.
 
     >>> times(1.5), times(0.0312), times(0.00004), times(0.0)
     ('1.50×', '0.031×', '0.000040×', '0×')

@@ -26,13 +26,13 @@ from abps.data.federation import Federation
 from abps.engine.result import Accuracy, Run
 from abps.methods.base import Method
 from abps.methods.catalog import REFERENCES, find
-from abps.study.computing import computed
-from abps.study.execute import Executor, Outcome, conduct
+from abps.study.execute import Executor, Outcome, computed, conduct
 from abps.study.plan import NONE, Plan, PlannedRun, Request, Source, expand_methods, make_plan
+from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder, StudyRecord, record_of
 from abps.study.tuning import in_folder, tuned, tuning_seeds
-from abps.study.workers.in_process import run_here
-from abps.study.workers.processes import run_local
+from abps.study.workers.processes import note, run_local
+from abps.study.workers.worker import Runner
 
 if TYPE_CHECKING:
     from abps.report.build import Report
@@ -223,6 +223,19 @@ def compare(
         executor = functools.partial(run_here, own=own, federations=given)
     run_study(request, words, Path(out), executor, own, federations, elsewhere=jobs is not None)
     return load_study(out)
+
+
+def run_here(
+    study: StudyFolder,
+    todo: Sequence[PlannedRun],
+    progress: StudyProgress,
+    own: Mapping[str, Method],
+    federations: Mapping[str, Federation],
+) -> None:
+    """Compute runs in this process, one after the other: also of methods that only it knows."""
+    runner = Runner(study.root, own, federations)
+    for run in todo:
+        runner.compute(run, functools.partial(note, progress, run))
 
 
 def _in_memory(

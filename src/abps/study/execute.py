@@ -6,6 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from abps.data.federation import Federation
+from abps.engine.crossvalidation import compute
+from abps.engine.outsiders import stay_away
+from abps.engine.result import Run
+from abps.engine.simulate import Progress
+from abps.methods.base import Method
 from abps.study import cache as data_cache
 from abps.study.plan import Plan, PlannedRun
 from abps.study.progress import StudyProgress
@@ -62,6 +68,16 @@ def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -
             failed=tuple(failed),
             missing=tuple(missing),
         )
+
+
+def computed(
+    run: PlannedRun, federation: Federation, config: Method, progress: Progress | None = None
+) -> Run:
+    """The result of a planned run: on one split, in folds, or with every center left out once."""
+    if run.leave_out:
+        return stay_away(federation, config, run.seed, run.leave_out, progress, run.method, run.subgroups)
+    how = (run.folds, progress, run.method, run.attack, run.subgroups)
+    return compute(federation, config, run.seed, *how)
 
 
 def survey(study: StudyFolder, runs: Sequence[PlannedRun], progress: StudyProgress) -> list[PlannedRun]:

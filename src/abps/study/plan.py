@@ -71,7 +71,7 @@ class Request:
     default (:func:`folds_of`).
     attack: members that attack, in every run but the references'.
     tune: seeds on which every method's grid is tried before; none: methods run as they are.
-    subgroups: columns by which accuracy is told apart, besides sex and age.
+    subgroups: columns by which accuracy is shown, besides sex and age.
     leave_out: in how many groups centers also stay away in turn, of every method that exchanges; 0: not.
     """
 
@@ -296,8 +296,8 @@ def make_plan(
                 why = (plain[name] if name in plain else find(name)).only_binary
                 if why:
                     (methods if name in methods else references).remove(name)
-                    told = f"{name} on {federation.name}, an outcome of {federation.outcome.kind}: {why}"
-                    left_out.append(told)
+                    sentence = f"{name} on {federation.name}, an outcome of {federation.outcome.kind}: {why}"
+                    left_out.append(sentence)
         for seed, method in itertools.product(request.seeds, methods):
             for label, settings in _variants(method, plain[method], request):
                 settings = settings | dict(chosen.get((fingerprint, method), {}))

@@ -178,10 +178,10 @@ def words_of(choices: Sequence[Choice], seeds: Sequence[int]) -> tuple[str, ...]
         if not choice.tried:
             lines.append(f"{choice.method}{where}: nothing to tune, it runs as it is")
             continue
-        told = ", ".join(f"{name}={value}" for name, value in choice.settings.items())
+        chosen = ", ".join(f"{name}={value}" for name, value in choice.settings.items())
         best = max(trial.validation or 0.0 for trial in choice.tried)
         lines.append(
-            f"{choice.method}{where} {on}: {told} "
+            f"{choice.method}{where} {on}: {chosen} "
             f"(validation AUROC {best:.3f}, best of {len(choice.tried)} settings)"
         )
     return tuple(lines)

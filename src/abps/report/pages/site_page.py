@@ -31,7 +31,7 @@ class Now:
 
 
 def site_page(
-    told: Mapping[str, Any],
+    summary: Mapping[str, Any],
     rounds: Sequence[RoundRow],
     evaluation: Evaluation | None = None,
     card: str = "",
@@ -60,8 +60,8 @@ def site_page(
         }
     return render(
         "site.html",
-        title=f"{told['site']} in the study {told['study']}",
-        told=told,
+        title=f"{summary['site']} in the study {summary['study']}",
+        summary=summary,
         rounds=rows[:LATEST] if now else rows,
         model=model,
         why_no_model=why_no_model,

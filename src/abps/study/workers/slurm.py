@@ -151,8 +151,8 @@ def submit(study: StudyFolder, runs: Sequence[PlannedRun], slurm: Slurm) -> list
         jobs = executor.map_array(compute_task, [root] * len(runs), [run.key for run in runs])
     except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        told = lines[-1].strip() if lines else "no reason given"
-        raise RequestError(f"Slurm refused the jobs ({told}); change what the jobs ask for") from error
+        reason = lines[-1].strip() if lines else "no reason given"
+        raise RequestError(f"Slurm refused the jobs ({reason}); change what the jobs ask for") from error
     return [job.job_id for job in jobs]
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from abps.study.plan import PlannedRun
 
 #: Called with an event: {"event": "round" | "done" | "failed", …}.
-Tell = Callable[[dict[str, Any]], None]
+Emit = Callable[[dict[str, Any]], None]
 
 
 class Runner:
@@ -54,10 +54,10 @@ class Runner:
             self._held = {fingerprint: read_federation(self.study.cache, fingerprint)}
         return self._held[fingerprint]
 
-    def compute(self, run: PlannedRun, tell: Tell) -> bool:
-        """Compute and store one run; a failure is told and noted, not raised."""
+    def compute(self, run: PlannedRun, emit: Emit) -> bool:
+        """Compute and store one run; a failure is reported and noted, not raised."""
         from abps.core.errors import RequestError
-        from abps.study.computing import computed
+        from abps.study.execute import computed
         from abps.study.plan import identity, key_of
         from abps.study.records import write_run
 
@@ -71,20 +71,20 @@ class Runner:
                 )
 
             def progress(t: int, rounds: int, validation: float) -> None:
-                tell({"event": "round", "round": t, "rounds": rounds})
+                emit({"event": "round", "round": t, "rounds": rounds})
 
             federation = self.federation(run.data)
             result = computed(run, federation, config, progress)
             write_run(self.study.folder(run), result, content)
         except Exception as error:  # whatever a method does wrong must not end the study
-            told = str(error).strip().splitlines()
-            first = told[0] if told else "no message"
+            lines = str(error).strip().splitlines()
+            first = lines[0] if lines else "no message"
             wrong_request = isinstance(error, RequestError)
             text = first if wrong_request else f"{type(error).__name__}: {first}"
             self.study.note_failure(run, text, traceback.format_exc(), wrong_request)
-            tell({"event": "failed", "error": text, "request": wrong_request})
+            emit({"event": "failed", "error": text, "request": wrong_request})
             return False
-        tell(
+        emit(
             {
                 "event": "done",
                 "auroc": result.main.mean if result.main.scored_centers else None,
@@ -140,7 +140,7 @@ def serve() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
 
-    def tell(event: dict[str, Any]) -> None:
+    def emit(event: dict[str, Any]) -> None:
         try:
             answers.write(json.dumps(event) + "\n")
         except BrokenPipeError:
@@ -151,9 +151,9 @@ def serve() -> None:
     first = json.loads(waiting.get())
     keep_to(first["cores"])
     runner = Runner(Path(first["study"]))
-    tell({"event": "ready"})
+    emit({"event": "ready"})
     while True:
-        runner.compute(PlannedRun(**json.loads(waiting.get())), tell)
+        runner.compute(PlannedRun(**json.loads(waiting.get())), emit)
 
 
 def compute_task(root: str, key: str) -> bool:
