@@ -98,7 +98,9 @@ def test_an_audit_becomes_a_part_of_the_study_s_report(tmp_path, capsys):
     root = tmp_path / "study"
     fed = abps.load("icu-synthetic:centers=6,stays=900")
     private = SMALL | {"dp_epsilon": 4.0, "clip": 1.0}
-    abps.compare(fed, ["random-k1"], (3,), 2, private, out=root, references=False).report()
+    abps.compare(
+        fed, ["random-k1"], (3,), rounds=2, settings=private, out=root, references=False, folds=1
+    ).report()
     page = root / "report.html"
     assert "abps audit-privacy" in page.read_text() and "What was spent" in page.read_text()
     assert status(["audit-privacy", str(root), "--rounds", "3"]) == 2
