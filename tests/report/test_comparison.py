@@ -180,7 +180,6 @@ def test_short_words_for_long_things(study, federation):
     for thing in (study, study.runs[0][1], federation):
         assert len(repr(thing)) < 200 and "\n" not in repr(thing)
     assert "7 centers" in repr(federation) and "AUROC" in repr(study.runs[0][1])
-    assert "<td>" in study.runs[0][1]._repr_html_()
 
 
 def test_an_empty_study_says_so(study):

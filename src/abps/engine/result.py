@@ -7,7 +7,6 @@ import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -129,18 +128,6 @@ def versions() -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class Heterogeneity:
-    """A test of whether centers differ in their risk: its p-value, in how many dimensions they do, how many
-    kinds of centers there are, and the columns that carry most of it with their share of the difference."""
-
-    p: float
-    dimensions: int
-    kinds: int
-    columns: tuple[str, ...] = ()
-    shares: tuple[float, ...] = ()
-
-
 @dataclass(frozen=True, eq=False)
 class RunArtifacts:
     """What a run has beside its result: tables and models, in memory or as the files to read them from.
@@ -169,7 +156,6 @@ class Run:
 
     device: where centers trained and predicted; another one rounds otherwise.
     attack: members that attacked, as they were asked for; nothing where none did.
-    heterogeneity: whether centers differ, for methods that test it.
     outcome: what was predicted. Unless it is binary, ``score`` is its main score, ``measures`` are all of
     them, ``auroc`` is known of classes only (macro), and the curves of ``history`` are those of the main
     score. alive: of survival, times and the chance to live longer (Kaplan-Meier of all centers).
@@ -195,7 +181,6 @@ class Run:
     attack: str = ""
     scored: ScoreSupport = field(default_factory=ScoreSupport)
     versions: dict[str, str] = field(default_factory=versions)
-    heterogeneity: Heterogeneity | None = None
     outcome: str = "binary"
     score: Score | None = None
     measures: dict[str, Accuracy] = field(default_factory=dict)
@@ -299,25 +284,10 @@ class Run:
             f"{self.rounds} rounds>"
         )
 
-    def _repr_html_(self) -> str:
-        more = {name: each.mean for name, each in self.measures.items() if name != self.measure}
-        more = more or {"AUPRC": self.auprc.mean, "Brier": self.brier.mean}
-        rows = {
-            self.measure: f"{self.main.mean:.3f} over {self.main.scored_centers} of "
-            f"{self.data.centers} centers",
-            ", ".join(more): ", ".join(f"{value:.3f}" for value in more.values()),
-            "bytes": f"{self.bytes.edge:,} = {self.bytes.vs_fedavg:.3g} × FedAvg",
-            "partners": f"{self.partners_mean:.2f} per center and round, rest {100 * self.rest.share:.1f} %",
-            "rounds": f"{self.rounds} in {self.seconds:.1f} s",
-        }
-        body = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
-        title = escape(f"{self.method} on {self.data.name}, seed {self.seed}")
-        return f"<table><caption>{title}</caption>{body}</table>"
-
 
 #: What is written, in this order, and its type; and where null says something else than "not defined".
 _WRITTEN: Final = {name: kind for name, kind in get_type_hints(Run).items() if name != "artifacts"}
-_NULLABLE: Final = ("data", "config", "heterogeneity")
+_NULLABLE: Final = ("data", "config")
 
 #: What a binary outcome does not have.
 _OF_OTHERS: Final = ("outcome", "score", "measures", "alive")

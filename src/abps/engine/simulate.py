@@ -22,7 +22,7 @@ from abps.data.timeline import Timeline, timeline
 from abps.engine.attacks import Attack, Attackers, attackers_of
 from abps.engine.preparations import SHARED
 from abps.engine.private_run import ledger as ledger_of
-from abps.engine.result import Heterogeneity, Run, RunArtifacts, bytes_of, evaluated
+from abps.engine.result import Run, RunArtifacts, bytes_of, evaluated
 from abps.engine.rounds import RunState
 from abps.engine.row_scores import row_scores
 from abps.engine.track import Track
@@ -230,7 +230,6 @@ def _result(request: _Request, played: _Played) -> Run:
         request.parts,
         request.metrics,
     )
-    found = config.heterogeneity(context, final)
     return Run(
         method=request.name,
         seed=request.seed,
@@ -246,7 +245,6 @@ def _result(request: _Request, played: _Played) -> Run:
         rest=track.rest_shares(),
         history=track.history(state.ledger.rounds),
         seconds=0.0,
-        heterogeneity=None if found is None else Heterogeneity(**found),
         artifacts=RunArtifacts(
             decisions=track.decisions(),
             scores=row_scores(data.test, logits),

@@ -408,10 +408,6 @@ class Method:
         """The beliefs of centers about each other, for methods that keep them."""
         return getattr(state, "beliefs", None)
 
-    def heterogeneity(self, context: Context, state: Any) -> dict[str, Any] | None:
-        """Whether the centers differ (p, dimensions, kinds, columns), for methods that test it."""
-        return None
-
 
 def tried(config: Method, **own: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
     """A grid: settings of the training that matter, and the values of another setting.

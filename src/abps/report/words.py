@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from abps.engine.result import Heterogeneity
 from abps.evaluate.inference import AverageGain, Scope
-from abps.evaluate.verdicts import ALPHA, Cause, LossAgreement, Verdict
+from abps.evaluate.verdicts import Cause, LossAgreement, Verdict
 from abps.report.analysis import Comparison, Part
 from abps.report.tables import percent, signed
 
@@ -98,50 +97,8 @@ def settle_words(found: Comparison) -> str:
 
 
 def findings(part: Part) -> list[str]:
-    """Whether hospitals differ, who rests, what one split or one repeat means."""
-    return [sentence for sentence in (heterogeneity(part), _rest(part), _design(part)) if sentence]
-
-
-def tested(part: Part) -> tuple[str, list[Heterogeneity]] | None:
-    """The first method that tests whether hospitals differ, and its tests, one per repeat."""
-    for line in part.lines:
-        tests = [run.heterogeneity for run in line.result.runs if run.heterogeneity is not None]
-        if tests:
-            return line.result.label, tests
-    return None
-
-
-def heterogeneity(part: Part) -> str:
-    """Whether the hospitals differ in their risk, by the test of a method that makes one."""
-    found = tested(part)
-    if found is None:
-        return ""
-    label, tests = found
-    rejected = sum(test.p < ALPHA for test in tests)
-    largest = max(test.p for test in tests)
-    details = f"test of {label}, rejected in {rejected} of {len(tests)} repeats, largest p {small(largest)}"
-    if rejected * 2 <= len(tests):
-        return f"The data do not show that the hospitals differ in their risk ({details})."
-    kinds = sorted(test.kinds for test in tests)[len(tests) // 2]
-    columns = shares_of(tests)
-    by = f", most of all by {listed(list(columns)[:4])}" if columns else ""
-    apart = f"; {kinds} groups of hospitals were found" if kinds > 1 else ""
-    return f"The hospitals differ in their risk{by} ({details}){apart}."
-
-
-def shares_of(tests: Sequence[Heterogeneity]) -> dict[str, float]:
-    """The columns that carry the difference with their mean share over repeats, most first."""
-    total: dict[str, float] = {}
-    for test in tests:
-        shares = test.shares or (1.0 / max(1, len(test.columns)),) * len(test.columns)
-        for name, share in zip(test.columns, shares):
-            total[name] = total.get(name, 0.0) + share / len(tests)
-    return dict(sorted(total.items(), key=lambda entry: (-entry[1], entry[0])))
-
-
-def small(p: float) -> str:
-    """A p-value in a sentence."""
-    return f"{p:.2g}" if p >= 1e-4 else "below 0.0001"
+    """Who rests, and what one split or one repeat means."""
+    return [sentence for sentence in (_rest(part), _design(part)) if sentence]
 
 
 def _rest(part: Part) -> str:
