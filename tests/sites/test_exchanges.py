@@ -222,6 +222,7 @@ def test_uploads_and_broadcasts_that_are_none_are_refused(begun):
     coordinator, me = sites[first], sites[second].context.id
     size = coordinator.models.shape[1]
     other_form = NumberList.of(np.zeros(3), (Field("half", 3),)).data
+    longer = NumberList.of(np.ones(size + 3), (Field("single", size + 1), Field("single", 2))).data
     nan = NumberList.of(np.full(size + 1, np.nan), (Field("single", size + 1),)).data
     for data, reason in (
         (b"x", "malformed"),
@@ -233,12 +234,13 @@ def test_uploads_and_broadcasts_that_are_none_are_refused(begun):
         coordinator.receive(second, "upload", data)
         assert coordinator.store.refusals()[(second, reason)] >= 1
     coordinator.receive(second, "upload", pack_upload(other_form, 1, me))
+    coordinator.receive(third, "upload", pack_upload(longer, 1, sites[third].context.id))
     site = sites[third]
     for content in (other_form, step(site, np.nan), step(site, 0.0) * 3):
         site.receive(first, "broadcast", pack_broadcast(content, 1, coordinator.context.id))
     assert site.store.refusals()[(first, "malformed")] == 3 and site.exchanges._state is None
-    assert coordinator.exchanges.coordinate(1) == 5  # without the upload of another form
-    assert coordinator.store.refusals()[(second, "wrong shape")] == 1
+    assert coordinator.exchanges.coordinate(1) == 4  # without the uploads of other forms
+    assert all(coordinator.store.refusals()[(name, "wrong shape")] == 1 for name in (second, third))
     assert site.exchanges._state is not None
 
 

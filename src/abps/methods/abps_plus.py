@@ -226,6 +226,13 @@ class ABPSPlus(CoordinatedMethod):
         """How an upload is written: four bytes a number under masks, which carry no scales."""
         return (Field("single", fields.length),) if self.privacy.secure else fields.form
 
+    def accepted_forms(self, context: Context, t: int) -> tuple[Form, ...]:
+        """In the first exchange some centers send their curvature, and some do not."""
+        if t != 1 or self.privacy.secure:
+            return ()
+        plain = message(Phase.START, context.derived).form
+        return plain, (*plain, *triangle_message(context.derived.q).form)
+
     # The coordinator
 
     def aggregate(self, context: Context, state: PlusState, uploads: Floats, t: int) -> Broadcast:

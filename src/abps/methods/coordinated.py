@@ -95,6 +95,10 @@ class CoordinatedMethod(Method, ABC):
     def upload(self, context: Context, state: Any, t: int) -> Upload:
         """What the centers here send in exchange t."""
 
+    def accepted_forms(self, context: Context, t: int) -> tuple[Form, ...]:
+        """Forms of uploads that a coordinator accepts in exchange t, besides that of its own upload."""
+        return ()
+
     @abstractmethod
     def aggregate(self, context: Context, state: Any, uploads: Floats, t: int) -> Broadcast:
         """What the coordinator makes of all uploads (n, entries), NaN where a member sent none.

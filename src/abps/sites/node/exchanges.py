@@ -29,7 +29,7 @@ from abps.sites.store.rows import EntryKind
 from abps.wire import admission
 from abps.wire.admission import Reason, Refusal
 from abps.wire.messages import pack_broadcast, pack_request, pack_upload
-from abps.wire.number_lists import Form, NumberList, NumberListError, length
+from abps.wire.number_lists import NumberList, NumberListError
 
 _SIZE = struct.Struct("<I")
 
@@ -135,9 +135,10 @@ class Exchanges:
         """(n, entries) the uploads of the members, NaN where there is none; and how many there are."""
         context = self.context
         found = {context.name: own.messages[0]}
+        more = self.method.accepted_forms(context.method_context, context.round.number)
         with context.lock:
             for peer, upload in self._uploads.items():
-                if _compatible(upload.form, own.messages[0].form):
+                if upload.form in (own.messages[0].form, *more):
                     found[peer] = upload
                 else:
                     self.gate.note(Refusal(peer, Reason.SHAPE, "its upload has another form than ours"))
@@ -297,9 +298,3 @@ def _numbers(peer: str, content: bytes) -> NumberList:
     if not np.isfinite(upload.values).all():
         raise Refusal(peer, Reason.NOT_FINITE, "its upload has values that are not finite")
     return upload
-
-
-def _compatible(one: Form, other: Form) -> bool:
-    """Whether one form begins with the other: some members may upload more than others."""
-    shared = min(len(one), len(other))
-    return one[:shared] == other[:shared] and length(one[:shared]) > 0
