@@ -28,7 +28,7 @@ from abps.core import streams
 from abps.core.errors import RequestError
 from abps.core.matching import Rest
 from abps.methods import plus_structure, plus_updates
-from abps.methods.base import Context, Decisions, Floats, Stopping
+from abps.methods.base import Context, Decisions, Floats, Ints, Stopping
 from abps.methods.coordinated import Broadcast, CoordinatedMethod, Upload
 from abps.methods.plus_filter import Screened, screen
 from abps.methods.plus_state import (
@@ -240,7 +240,7 @@ class ABPSPlus(CoordinatedMethod):
         local: LocalRows = context.derived
         phase = self.phase(context, state)
         if phase is Phase.CLUSTER_MEANS:
-            return _cluster_means(uploads, local)
+            return _cluster_means(uploads, local, state.clusters.count)
         if phase is Phase.DIRECTIONS:
             columns = np.delete(state.variance, local.constants)
             halves = plus_structure.HalfScores.of(state, local, uploads, columns)
@@ -253,7 +253,9 @@ class ABPSPlus(CoordinatedMethod):
         own[:, : local.q] = np.where(screened.accepted[:, None], screened.scores, 0.0)
         decisions = screened.decisions(present)
         if phase is Phase.CLUSTER_FIT:
-            return _by_cluster(context, fields, uploads, own, screened.accepted, decisions)
+            present = np.isfinite(uploads[:, fields.length])
+            number = _cluster_numbers(uploads[:, fields.length], present, state.clusters.count)
+            return _by_cluster(context, fields, number, own, screened.accepted & (number >= 0), decisions)
         total = own.sum(axis=0)
         if phase is Phase.START:
             both, form = _with_curvature(local, fields, uploads, screened.accepted, total)
@@ -447,13 +449,12 @@ def _with_curvature(
 def _by_cluster(
     context: Context,
     fields: Fields,
-    uploads: Floats,
+    number: Ints,
     own: Floats,
     accepted: NDArray[np.bool_],
     decisions: Decisions | None,
 ) -> Broadcast:
     """The sums of every cluster, to its members."""
-    number = np.nan_to_num(uploads[:, fields.length]).astype(np.int64)
     sizes = np.asarray(context.sizes(), dtype=np.float64)
     whole = max(float(sizes[accepted].sum()), 1.0)
     form = (*fields.form, Field("single", 2))
@@ -469,16 +470,20 @@ def _by_cluster(
     return Broadcast(nothing, messages, decisions)
 
 
-def _cluster_means(uploads: Floats, local: LocalRows) -> Broadcast:
+def _cluster_means(uploads: Floats, local: LocalRows, count: int) -> Broadcast:
     """The means of all clusters, of each the median of what its members say."""
-    finite = np.isfinite(uploads).all(axis=1)
-    number = np.where(finite, uploads[:, 0], -1).astype(np.int64)
-    count = int(number.max()) + 1 if finite.any() else 1
-    means = np.zeros((max(count, 1), local.q))
+    number = _cluster_numbers(uploads[:, 0], np.isfinite(uploads).all(axis=1), count)
+    means = np.zeros((count, local.q))
     for name in range(count):
         if (number == name).any():
             means[name] = np.median(uploads[number == name, 1:], axis=0)
-    return Broadcast(NumberList.of(means.ravel(), (Field("half", local.q, len(means)),)))
+    return Broadcast(NumberList.of(means.ravel(), (Field("half", local.q, count),)))
+
+
+def _cluster_numbers(values: Floats, present: NDArray[np.bool_], count: int) -> Ints:
+    """(n,) the clusters that members say they belong to, -1 where that is none."""
+    number = np.rint(np.where(present, np.nan_to_num(values, posinf=-1, neginf=-1), -1.0)).astype(np.int64)
+    return np.where((number >= 0) & (number < count), number, -1)
 
 
 # What every member makes of broadcasts
