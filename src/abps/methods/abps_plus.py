@@ -17,6 +17,7 @@ model is the mode of its own posterior, unless the evidence of its rows speaks f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -63,6 +64,9 @@ CLUSTER_STEPS = 3
 
 #: Members that send a large curvature: so many that all together send about so many rows of it, with bounds.
 CURVATURE_NUMBERS, FEWEST_CURVATURES, MOST_CURVATURES = 3000, 5, 25
+
+#: Means beyond the number of clusters that members may choose from.
+SPARE_CLUSTERS = 3
 
 #: Centers that structure needs: folds of fewer say nothing.
 FEWEST_CENTERS = 15
@@ -188,11 +192,8 @@ class ABPSPlus(CoordinatedMethod):
         if phase is Phase.START:
             return _start_upload(context, state, self.privacy.secure)
         if phase is Phase.CLUSTER_MEANS:
-            fields = Fields({"cluster": Field("single", 1), "mean": Field("half", local.q)})
-            numbers = state.clusters.number.tolist()
-            lists = [
-                fields.pack({"cluster": float(g), "mean": state.clusters.fit_of(g).point}) for g in numbers
-            ]
+            fields = Fields({"mean": Field("half", local.q)})
+            lists = [state.clusters.fit_of(g).point for g in state.clusters.number.tolist()]
             return Upload.encode(lists, [fields.form] * len(lists))
         if phase is Phase.DIRECTIONS:
             more = half_scores_message(local)
@@ -471,13 +472,13 @@ def _by_cluster(
 
 
 def _cluster_means(uploads: Floats, local: LocalRows, count: int) -> Broadcast:
-    """The means of all clusters, of each the median of what its members say."""
-    number = _cluster_numbers(uploads[:, 0], np.isfinite(uploads).all(axis=1), count)
-    means = np.zeros((count, local.q))
-    for name in range(count):
-        if (number == name).any():
-            means[name] = np.median(uploads[number == name, 1:], axis=0)
-    return Broadcast(NumberList.of(means.ravel(), (Field("half", local.q, count),)))
+    """The means of clusters: of all that members say those that most of them say, a few more than there are
+    clusters. The members of a cluster say the same; who makes one up cannot take another one away."""
+    said = uploads[np.isfinite(uploads).all(axis=1)]
+    means, support = np.unique(said, axis=0, return_counts=True)
+    kept = np.argsort(-support, kind="stable")[: count + SPARE_CLUSTERS]
+    means = means[kept] if len(kept) else np.zeros((1, local.q))
+    return Broadcast(NumberList.of(means.ravel(), (Field("half", local.q, len(means)),)))
 
 
 def _cluster_numbers(values: Floats, present: NDArray[np.bool_], count: int) -> Ints:
@@ -529,13 +530,16 @@ def _apply_variances(context: Context, state: PlusState, broadcast: Broadcast) -
 def _apply_cluster_step(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
     local: LocalRows = context.derived
     fields = message(Phase.CLUSTER_FIT, local)
-    found = {}
+    told: dict[int, Counter[bytes]] = {}
     for member, name in zip(context.local_index.tolist(), state.clusters.number.tolist(), strict=True):
         values = broadcast.only(member)
         if len(values) != fields.length + 2:
             raise ValueError("a broadcast without the sums of this center's cluster")
-        sums = fields.unpack(values)
-        share, count = values[fields.length :]
+        told.setdefault(name, Counter())[values.tobytes()] += 1
+    found = {}
+    for name, messages in told.items():  # in a simulation attackers here may have got other sums
+        values = np.frombuffer(messages.most_common(1)[0][0])
+        sums, (share, count) = fields.unpack(values), values[fields.length :]
         found[name] = (sums["score"] * state.scale, sums["losses"], float(share), int(count))
     return plus_structure.step_clusters(state, found)
 
@@ -543,6 +547,7 @@ def _apply_cluster_step(context: Context, state: PlusState, broadcast: Broadcast
 def _apply_cluster_means(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
     local: LocalRows = context.derived
     means = broadcast.common.values.reshape(-1, local.q)
+    state = replace(state, clusters=replace(state.clusters, count=len(means)))
     return plus_structure.choose_clusters(state, local, means)
 
 
