@@ -1,4 +1,4 @@
-"""The real federation on NVIDIA FLARE: the engine's simulator, and processes with mutual TLS."""
+"""The real federation on NVIDIA FLARE: processes with mutual TLS."""
 
 from __future__ import annotations
 
