@@ -56,7 +56,7 @@ def rehearsal(out, *more):
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
     """One that several tests look at."""
-    return rehearsal(tmp_path_factory.mktemp("rehearsal") / "out", "--rounds", "3", "--method", "abps-pq-k1")
+    return rehearsal(tmp_path_factory.mktemp("rehearsal") / "out", "--rounds", "6")
 
 
 @pytest.mark.slow
@@ -81,13 +81,13 @@ def test_what_a_hospital_can_ask_its_kit(rehearsed, capsys, tmp_path):
     out, told = rehearsed
     kit = out / "kits" / "north"
     code, text, _ = call(capsys, "site", "status", kit, "--json")
-    assert code == 0 and json.loads(text)["round"] == 3
+    assert code == 0 and json.loads(text)["round"] == 6
     code, text, _ = call(capsys, "site", "check", kit, "--json")
     checks = {c["check"]: c for c in json.loads(text)["checks"]}
     assert code == 3 and "the last job ended" in checks["job"]["sentence"]
     assert [name for name, c in checks.items() if c["state"] == "fail"] == ["port"]  # the relay is stopped
     code, text, _ = call(capsys, "site", "check", out / "kits" / "relay", "--json")
-    assert code == 0 and "round 3: the last job ended" in json.loads(text)["checks"][0]["sentence"]
+    assert code == 0 and "round 6: the last job ended" in json.loads(text)["checks"][0]["sentence"]
     code, text, _ = call(capsys, "site", "export", kit, "--out", tmp_path / "report", "--json")
     mine = next(site for site in told["sites"] if site["site"] == "north")
     assert code == 0 and json.loads(text)["test_auroc"] == mine["auroc"]
@@ -118,7 +118,7 @@ def check_simulation(out, method, rounds, **settings):
 
 @pytest.mark.slow
 def test_the_rehearsal_is_the_simulation(rehearsed):
-    check_simulation(rehearsed[0], "abps-pq-k1", rounds=3)
+    check_simulation(rehearsed[0], "abps-plus", rounds=6, secure="yes")
 
 
 @pytest.mark.slow

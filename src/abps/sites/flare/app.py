@@ -270,7 +270,7 @@ class FlareSite:
         if proxy is None or peer in self._known.now.expelled:
             raise UnreachableError(peer)
         try:
-            answer = proxy(timeout=self.call_seconds, secure=self._secure).receive(what, data)
+            answer = proxy(timeout=self.call_seconds, secure=self._secure).receive(str(what), data)
         except CollabCallError as error:
             raise UnreachableError(peer) from error
         if not isinstance(answer, bytes):
