@@ -37,7 +37,6 @@ TRAINED = [
 
 #: The catalog, and a few forms that are one setting away.
 CASES: dict[str, tuple[str, dict[str, str]]] = {name: (name, {}) for name in TRAINED} | {
-    "wpfed-kd": ("wpfed", {"exchange": "kd"}),
     "defta-pull": ("defta", {"links": "pull"}),
     "decefl-changing": ("decefl", {"graph": "changing-ring"}),
     "bnn-global-prior": ("bnn", {"prior": "global", "average": "mixture"}),
@@ -47,9 +46,9 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {name: (name, {}) for name in TRA
 #: proposals, by pulling, on a graph.
 MECHANISMS = ("local", "centralized", "fedavg-x", "scaffold", "pfedgraph", "abps-pq-k1", "dac", "decefl")
 
-#: One method of every way to train: plain, with an anchor and a shift, contrastive, with random weights, on
-#: others' rows, in two phases.
-TRAININGS = ("fedavg", "feddyn", "moon", "bnn", "wpfed-kd", "fedrep")
+#: One method of every way to train: plain, with an anchor and a shift, contrastive, with random weights, in
+#: two phases.
+TRAININGS = ("fedavg", "feddyn", "moon", "bnn", "fedrep")
 
 every_method = pytest.mark.parametrize("case", CASES)
 
@@ -161,7 +160,6 @@ def bytes_are_those_of_the_method(ready, case: str, result: Run) -> None:
         "dpfl": spent.directed == 5 * fedavg,  # one search in two rounds, among all others
         "facade": spent.edge == ROUNDS * 4 / 2 * fedavg,
         "facade-r1": spent.edge == ROUNDS * 1 / 2 * fedavg,
-        "wpfed-kd": 0 < spent.edge < 0.1 * ROUNDS * fedavg,
     }
     for pairs in ("ehrfl", "dac-k1", "pfedgraph-k1"):
         expected[pairs] = spent.edge == ROUNDS * fedavg / 2

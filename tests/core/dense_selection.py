@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from abps.core.matching import MatchingPlan, propose, unwanted
-from abps.core.selection import turns, views
+from abps.core.selection import RoundKeys, turns, views
 
 
 def select(config, beliefs, candidate, consent, similarity, ids, seed, t, horizon) -> MatchingPlan:
     """candidate, consent, similarity: (n, n)."""
     belief = beliefs.rows(np.arange(beliefs.n))
-    found = views(config, belief, candidate, consent, similarity, ids, seed, t, horizon)
+    found = views(config, belief, candidate, consent, similarity, RoundKeys(ids, seed, t, horizon))
     order = turns(config, seed, t, ids).tolist()
     plan = propose(order, [ranking.tolist() for ranking in found.rankings], found.answer, config.kappa)
     return unwanted(plan, found.rankings, found.wanted)

@@ -9,7 +9,7 @@ from abps.core import goals, streams
 from abps.core.beliefs import Beliefs
 from abps.core.candidates import TABLE_UP_TO, Candidates, candidates
 from abps.core.errors import RequestError
-from abps.core.selection import Selection
+from abps.core.selection import RoundKeys, Selection
 from abps.methods.large_matching import match_many
 from core.dense_selection import select
 
@@ -69,7 +69,7 @@ def both(n, sets, config, beliefs, mutual, seed, t):
     dense = select(config, beliefs, table.table, consent, table.similarity, ids, seed, t, 50)
     own = sets[1] is not None and nearest_last in sets[1]  # needs the table
     return dense, [
-        match_many(config, beliefs, c, mutual, ids, seed, t, 50)
+        match_many(config, beliefs, c, mutual, RoundKeys(ids, seed, t, 50))
         for c in ((table,) if own else (pairwise, table))
     ]
 
@@ -164,7 +164,7 @@ def test_two_centers_agree_whether_they_are_alike():
 def test_ties_by_similarity_need_the_table():
     config = Selection(tie_break="similarity")
     with pytest.raises(RequestError, match="choose random or index"):
-        match_many(config, Beliefs(6), Candidates(np.ones((6, 2))), True, np.arange(6), 1, 1, 50)
+        match_many(config, Beliefs(6), Candidates(np.ones((6, 2))), True, RoundKeys(np.arange(6), 1, 1, 50))
 
 
 def test_memory_does_not_grow_with_pairs():
@@ -176,7 +176,7 @@ def test_memory_does_not_grow_with_pairs():
     ids = streams.bits(0, "generate", 0, np.arange(n))
     tracemalloc.start()
     sets = candidates(vectors, [goals.homogeneity] * n, 0.25, "global_pairs")
-    plan = match_many(Selection(kappa=1), Beliefs(n), sets, True, ids, 1, 1, 50)
+    plan = match_many(Selection(kappa=1), Beliefs(n), sets, True, RoundKeys(ids, 1, 1, 50))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sets.table is None and len(plan.pairs) > 0.49 * n

@@ -92,6 +92,16 @@ def epsilon(schedule: str, c: float, t: int, horizon: int) -> float:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class RoundKeys:
+    """What the random draws of some centers in a round depend on; ids: (r,) their stream numbers."""
+
+    ids: NDArray[np.uint64]
+    seed: int
+    t: int
+    horizon: int
+
+
 def turns(config: Selection, seed: int, t: int, ids: NDArray[np.uint64]) -> Ints:
     """(n,) the centers in the order of their turns this round."""
     if config.order == "index":
@@ -112,15 +122,13 @@ def rank(
     count: Floats,
     candidate: Mask,
     similarity: Floats | None,
-    ids: NDArray[np.uint64],
-    seed: int,
-    t: int,
-    horizon: int,
+    keys: RoundKeys,
 ) -> list[Ints]:
     """Rankings of r centers over n peers: best score first, ties broken, then the ε swap.
 
-    score, count, candidate, similarity: (r, n).  ids: (r,) the centers' stream numbers.
+    score, count, candidate, similarity: (r, n).
     """
+    ids, seed, t = keys.ids, keys.seed, keys.t
     r, n = score.shape
     row = (np.arange(r) * n)[:, None]
     everyone = np.broadcast_to(np.arange(n), (r, n))
@@ -138,7 +146,7 @@ def rank(
     best_first = np.take(order, np.argsort(by_score, axis=1, kind="stable") + row)
     rankings = [best_first[k, :length] for k, length in enumerate(eligible.sum(axis=1).tolist())]
     if config.policy != "random":
-        chance = epsilon(config.eps_schedule, config.epsilon, t, horizon)
+        chance = epsilon(config.eps_schedule, config.epsilon, t, keys.horizon)
         explorers = np.flatnonzero(streams.uniforms(seed, "explore", t, ids) < chance)
         # A random order of all centers for each that explores: the first of its pool in that order moves to
         # the front, so that the pool need not be counted.
@@ -184,15 +192,12 @@ def views(
     candidate: Mask,
     consent: Mask,
     similarity: Floats | None,
-    ids: NDArray[np.uint64],
-    seed: int,
-    t: int,
-    horizon: int,
+    keys: RoundKeys,
 ) -> Views:
-    """belief, candidate, consent, similarity: (r, n): of the centers with the stream numbers ids (r,).
+    """belief, candidate, consent, similarity: (r, n).
 
     candidate: may it ask the peer?  consent: does it admit the peer when asked?
     """
-    score = peer_scores(config, belief, t)
-    rankings = rank(config, score, belief.count, candidate, similarity, ids, seed, t, horizon)
+    score = peer_scores(config, belief, keys.t)
+    rankings = rank(config, score, belief.count, candidate, similarity, keys)
     return Views(config, rankings, score, consent, np.asarray(candidate.any(axis=1)))

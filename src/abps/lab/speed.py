@@ -31,7 +31,7 @@ from abps.core import goals, streams
 from abps.core.arrays import repeated
 from abps.core.beliefs import Beliefs
 from abps.core.candidates import candidates
-from abps.core.selection import Selection
+from abps.core.selection import RoundKeys, Selection
 from abps.cores import available_cores
 from abps.data.prepare import Prepared, Rows
 from abps.methods.large_matching import match_many
@@ -214,7 +214,7 @@ def selection_cost(n: int, goal: str = "homogeneity", kappa: int = 1, rounds: in
     seconds, rest = [], []
     for t in range(1, rounds + 1):
         began = time.perf_counter()
-        plan = match_many(config, beliefs, sets, True, ids, 1, t, rounds)
+        plan = match_many(config, beliefs, sets, True, RoundKeys(ids, 1, t, rounds))
         seconds.append(time.perf_counter() - began)
         rest.append(float(np.mean(plan.rest != 0)))
         i, j = np.concatenate([plan.pairs, plan.pairs[:, ::-1]]).T

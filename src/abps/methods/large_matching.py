@@ -20,7 +20,7 @@ from abps.core.candidates import Candidates
 from abps.core.errors import RequestError
 from abps.core.goals import KINDS, Goal, Pairwise, unit
 from abps.core.matching import Answer, MatchingPlan, Rest
-from abps.core.selection import Selection, epsilon, peer_scores, turns
+from abps.core.selection import RoundKeys, Selection, epsilon, peer_scores, turns
 from abps.jit import compiled
 
 Floats = NDArray[np.float64]
@@ -194,19 +194,30 @@ def _swap(view: _View, i: int, better: Ints, worse: Ints) -> tuple[int, int]:
 
 
 @compiled
+def _has_candidate(view: _View, i: int) -> bool:
+    for j in range(len(view.ties)):
+        if _goal_admits(view.table, view.kind, view.vectors, view.threshold, view.rule, view.group, i, j):
+            return True
+    return False
+
+
+@compiled
+def _join(i: int, j: int, load: Ints, partner: Ints) -> None:
+    partner[i, load[i]], partner[j, load[j]] = j, i
+    load[i] += 1
+    load[j] += 1
+
+
+@compiled
 def _play(
     view: _View, order: Ints, kappa: int, load: Ints, partner: Ints, pairs: Ints, asked: Ints, idle: Ints
 ) -> int:
-    """All turns; returns the number of pairs.
-
-    Fills load (n,), partner (n, kappa), pairs, asked (n, 4) and idle (n,): had candidates and asked nobody.
-    """
+    """All turns: fills load (n,), partner (n, kappa), pairs, asked (n, 4) and idle (n,), whether a center with
+    candidates asked nobody; returns the number of pairs."""
     table, kinds, vectors, threshold, rule, group = (
         view.table, view.kind, view.vectors, view.threshold, view.rule, view.group,
     )  # fmt: skip
-    start, peer, score, ties, by_index, shape = (
-        view.start, view.peer, view.score, view.ties, view.by_index, view.shape,
-    )  # fmt: skip
+    start, peer, score, ties, shape = view.start, view.peer, view.score, view.ties, view.shape
     prior, tau, mutual = view.prior_score, view.tau, view.mutual
     usual_asked = prior >= tau or not view.proposer_check
     made, n = 0, len(order)
@@ -219,7 +230,6 @@ def _play(
             if score[at] != prior:
                 aside[peer[at]] = i
         first, drawn = _swap(view, i, better, worse)
-        before = asked[i].sum()
         for k in range(len(better) + n + len(worse)):
             if load[i] >= kappa:
                 break
@@ -229,7 +239,7 @@ def _play(
             elif place >= n:
                 j = worse[place - n]
             else:
-                j = place if by_index else _permute(place, ties[i], n, shape, True)
+                j = place if view.by_index else _permute(place, ties[i], n, shape, True)
                 if (
                     aside[j] == i
                     or not usual_asked
@@ -251,17 +261,11 @@ def _play(
                     answer = _DECLINED
                 else:
                     answer = _ACCEPTED
-                    partner[i, load[i]], partner[j, load[j]] = j, i
-                    load[i] += 1
-                    load[j] += 1
+                    _join(i, j, load, partner)
                     pairs[made, 0], pairs[made, 1] = i, j
                     made += 1
             asked[i, answer] += 1
-        if view.proposer_check and load[i] == 0 and asked[i].sum() == before:
-            for j in range(n):
-                if _goal_admits(table, kinds, vectors, threshold, rule, group, i, j):
-                    idle[i] = 1
-                    break
+        idle[i] = view.proposer_check and asked[i].sum() == 0 and _has_candidate(view, i)
     return made
 
 
@@ -270,20 +274,17 @@ def match_many(
     beliefs: Beliefs,
     candidates: Candidates,
     mutual: bool,
-    ids: NDArray[np.uint64],
-    seed: int,
-    t: int,
-    horizon: int,
+    keys: RoundKeys,
 ) -> MatchingPlan:
     """One round of proposals among all centers; mutual: the receiver's goal must admit the proposer too.
 
     The plan lists the accepted proposals only; ``asked`` counts all of them.
     """
     n, kappa = beliefs.n, config.kappa
-    view = _view(config, beliefs, candidates, mutual, ids, seed, t, horizon)
+    view = _view(config, beliefs, candidates, mutual, keys)
     load, partner = np.zeros(n, dtype=np.int64), np.full((n, kappa), _NOBODY)
     pairs, asked, idle = np.zeros((n * kappa, 2), np.int64), np.zeros((n, 4), np.int64), np.zeros(n, np.int64)
-    made = _play(view, turns(config, seed, t, ids), kappa, load, partner, pairs, asked, idle)
+    made = _play(view, turns(config, keys.seed, keys.t, keys.ids), kappa, load, partner, pairs, asked, idle)
     rest = np.full(n, Rest.NO_CANDIDATES, dtype=np.int8)
     rest[asked[:, Answer.FULL] > 0] = Rest.ALL_FULL
     rest[(asked[:, Answer.DECLINED] > 0) | (idle > 0)] = Rest.DECLINED
@@ -307,11 +308,9 @@ def _view(
     beliefs: Beliefs,
     candidates: Candidates,
     mutual: bool,
-    ids: NDArray[np.uint64],
-    seed: int,
-    t: int,
-    horizon: int,
+    keys: RoundKeys,
 ) -> _View:
+    ids, seed, t = keys.ids, keys.seed, keys.t
     if config.tie_break == "similarity":
         raise RequestError(
             f"tie_break=similarity compares all pairs and is not available for {beliefs.n:,} centers; "
@@ -321,7 +320,7 @@ def _view(
     seen = BetaPosterior(beliefs.prior[0] + beliefs.gain, beliefs.prior[1] + beliefs.loss, beliefs.count)
     explores = np.zeros(n, dtype=bool)
     if config.policy != "random":
-        chance = epsilon(config.eps_schedule, config.epsilon, t, horizon)
+        chance = epsilon(config.eps_schedule, config.epsilon, t, keys.horizon)
         explores = streams.uniforms(seed, "explore", t, ids) < chance
     known = candidates.table is not None
     return _View(

@@ -14,7 +14,7 @@ from abps.core import selection
 from abps.core.beliefs import Beliefs
 from abps.core.candidates import Candidates
 from abps.core.matching import MatchingPlan, Rest
-from abps.core.selection import Selection
+from abps.core.selection import RoundKeys, Selection
 from abps.methods.base import Context, Decisions, Floats, Ints, Words
 from abps.methods.large_matching import match_many
 from abps.methods.peers import Preferences
@@ -48,10 +48,10 @@ def rank_by_beliefs(
 
     by_table = config.tie_break == "similarity" and found.table is not None
     if context.member_index is None and found.n > LISTED_UP_TO and not by_table:
-        stream = (context.ids, context.seed, t, context.horizon)
+        keys = RoundKeys(context.ids, context.seed, t, context.horizon)
 
         def plan() -> MatchingPlan:
-            return match_many(config, beliefs, found, mutual, *stream)
+            return match_many(config, beliefs, found, mutual, keys)
 
         return RankedPreferences(plan=plan, trail=trail, beliefs=beliefs)
     known = np.flatnonzero(context.known)
@@ -67,10 +67,7 @@ def rank_by_beliefs(
         candidate,
         candidate if mutual else np.ones_like(candidate),
         similarity,
-        context.ids[context.local_index],
-        context.seed,
-        t,
-        context.horizon,
+        RoundKeys(context.ids[context.local_index], context.seed, t, context.horizon),
     )
     # Memory views hand out their numbers one by one: few turns look beyond the first of n.
     rankings = [listed.data for listed in seen.rankings]

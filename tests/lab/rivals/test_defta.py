@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from abps.engine.rounds import RunState
-from abps.lab.rivals.defta import DeFTA, Hearing, crelu, hearing_weights, judge
+from abps.lab.rivals.defta import DeFTA, WeightedTransfers, crelu, hearing_weights, judge
 from abps.methods.base import Context
 from abps.methods.peers import Preferences
 from abps.models.metrics import labels_of, log_loss
@@ -74,7 +74,7 @@ def test_the_correction_keeps_every_center_in_proportion_to_its_rows() -> None:
 
 
 def test_confidence_falls_when_the_loss_rises() -> None:
-    received = Hearing(np.array([0, 0, 1]), np.array([1, 2, 0]), np.array([0.2, 0.3, 0.5]))
+    received = WeightedTransfers(np.array([0, 0, 1]), np.array([1, 2, 0]), np.array([0.2, 0.3, 0.5]))
     after = judge(np.zeros((3, 3)), received, np.array([0.1, -0.4, 9.0]))
     np.testing.assert_allclose(after, [[0, -0.02, -0.03], [0.2, 0, 0], [0, 0, 0]])
 

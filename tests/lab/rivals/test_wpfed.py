@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from abps.core import matching
-from abps.lab.rivals.wpfed import WPFed, codes, hamming, ranked, scores, set_aside, teach
-from abps.methods.base import with_derived
+from abps.lab.rivals.wpfed import WPFed, codes, hamming, ranked, scores, set_aside
 from abps.methods.peers import Preferences, agree
 from abps.models.training import Training
 
@@ -82,43 +80,3 @@ def test_parameters_are_averaged_with_the_weights(context, play) -> None:
         say = np.array([1.0, *weight[i, mine]], dtype=np.float32)
         models = np.stack([trained[i], *trained[mine]])
         np.testing.assert_allclose(after.models[i], (say / say.sum()) @ models, rtol=1e-4, atol=1e-6)
-
-
-def test_the_teacher_is_the_weighted_mean_prediction(context, play) -> None:
-    here = context(Training())
-    state = WPFed().derived(here)
-    to, by, say = np.array([0, 0, 4]), np.array([1, 2, 3]), np.array([0.5, 1.5, 0.7])
-    models = 0.1 * np.random.default_rng(1).normal(size=(6, here.learner.layout.size)).astype(np.float32)
-    answers = here.learner.logits(models[by], state.reference, to)
-    teacher = teach(state.reference, answers, to, say)
-    assert teacher.taught.tolist() == [True, False, False, False, True, False]
-    p = [1 / (1 + np.exp(-answers[k])) for k in range(3)]
-    np.testing.assert_allclose(teacher.rows.only(0).y, 0.25 * p[0] + 0.75 * p[1], rtol=1e-5)
-    np.testing.assert_allclose(teacher.rows.only(4).y, p[2], rtol=1e-5)
-
-
-def test_distillation_steps_follow_both_losses(context, play, one_step) -> None:
-    """By hand: w <- w - lr (alpha g_own + (1 - alpha) g_teacher)."""
-    here = context(one_step)
-    method = WPFed(training=one_step, exchange="kd", alpha=0.3)
-    first, second = play(method, here, 2)[1:]
-    own = here.learner.gradient(first.models, set_aside(here.data, 0.1)[0])
-    lesson = here.learner.gradient(first.models, first.teacher.rows)
-    assert first.teacher.taught.all()
-    wanted = first.models - 0.1 * (0.3 * own + 0.7 * lesson)
-    np.testing.assert_allclose(second.models, wanted, rtol=1e-4, atol=1e-6)
-
-
-def test_distillation_costs_predictions_and_shows_rows(context, play) -> None:
-    method = WPFed(exchange="kd")
-    here = with_derived(method, context(Training()))
-    plan = choose(method, here, np.ones((6, 6)), 1)
-    to, by = matching.both_ways(plan.pairs)
-    spent = method.cost(here, to, by)
-    rows = here.derived.reference.sizes[plan.pairs.ravel()]
-    assert spent.directed == int((32 + 4 * rows).sum())
-    assert spent.edge == spent.directed // 2
-    full = WPFed().cost(here, to, by)
-    assert full.edge == len(plan.pairs) * method.wire.payload(here)
-    assert spent.edge < 0.01 * full.edge
-    assert spent.control == full.control + 4 * here.data.width * int(rows.sum())

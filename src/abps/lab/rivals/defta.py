@@ -35,7 +35,7 @@ from abps.models.metrics import labels_of, log_loss
 
 
 @dataclass(frozen=True, eq=False)
-class Hearing:
+class WeightedTransfers:
     """Who heard whom in a round, and with which weight: (transfers,) rows, places, weights."""
 
     receiver: Ints
@@ -54,7 +54,7 @@ class State(Models):
     loss: Floats
     best: Weights
     best_loss: Floats
-    received: Hearing | None
+    received: WeightedTransfers | None
 
     def placed(self, place: Ints, n: int) -> State:
         """With members in other places; new ones are neither trusted nor distrusted."""
@@ -163,7 +163,9 @@ class DeFTA(PeerMethod):
         weight = hearing_weights(say, say[context.local_index], received.receiver, received.sender)
         mixed = graphs.combine(trained.models, received.arrived, received.receiver, received.sender, weight)
         return StepResult(
-            replace(trained, models=mixed, received=Hearing(received.receiver, received.sender, weight))
+            replace(
+                trained, models=mixed, received=WeightedTransfers(received.receiver, received.sender, weight)
+            )
         )
 
 
@@ -182,7 +184,7 @@ def hearing_weights(say: Floats, own: Floats, receiver: Ints, sender: Ints) -> F
     return say[sender] / total[receiver]
 
 
-def judge(confidence: Floats, received: Hearing | None, change: Floats) -> Floats:
+def judge(confidence: Floats, received: WeightedTransfers | None, change: Floats) -> Floats:
     """Confidence (r, n) after the centers saw their losses change by (r,): c_ij falls by weight * change."""
     if received is None:
         return confidence

@@ -28,7 +28,7 @@ class State(Models):
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedModels:
     """models: (r, P) the global model after local training.  personal: (r, P)."""
 
     models: Weights
@@ -57,18 +57,20 @@ class Ditto(FedAvg):
         start = context.common_start()
         return State(start, start)
 
-    def train(self, context: Context, state: State, t: int, alone: bool) -> Trained:
+    def train(self, context: Context, state: State, t: int, alone: bool) -> TrainedModels:
         """The global model as FedAvg does, and the personal one with the global one as anchor."""
         near = Objective(strength=self.lam, anchor=state.received)
-        return Trained(context.learner.train(state.received, t), context.learner.train(state.models, t, near))
+        return TrainedModels(
+            context.learner.train(state.received, t), context.learner.train(state.models, t, near)
+        )
 
     def receive(
-        self, context: Context, state: State, trained: Trained, down: tuple[Weights, ...], t: int
+        self, context: Context, state: State, trained: TrainedModels, down: tuple[Weights, ...], t: int
     ) -> State:
         """The new global model."""
         return State(trained.personal, under(down[0], trained.models))
 
-    def rest(self, context: Context, state: State, trained: Trained, t: int) -> State:
+    def rest(self, context: Context, state: State, trained: TrainedModels, t: int) -> State:
         """Without an exchange the last global model stays the anchor."""
         return State(trained.personal, state.received)
 

@@ -10,18 +10,15 @@ The original equations are not public; this is the reading that its abstract sup
 4. it ranks its neighbours by their loss on its own reference rows, a part of its training rows that it
    does not train on, and publishes that ranking.
 
-``exchange=params``: neighbours swap models, and a center averages its own (weight 1) with theirs (w_ij).
-``exchange=kd``: neighbours swap predictions on each other's reference rows, and a center trains on
-alpha * BCE + (1 - alpha) * KL(neighbours' mean prediction, its own) from then on. That costs next to nothing
-for the answers, but the question is a set of patients' rows that leaves the center: they are counted as
-control bytes.
+Neighbours swap models, and a center averages its own (weight 1) with theirs (w_ij). (The authors distil
+predictions on reference rows instead; patients' rows would then leave the center.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,38 +26,23 @@ from numpy.typing import NDArray
 from abps.core import streams
 from abps.core.arrays import Weights
 from abps.core.errors import RequestError
-from abps.core.ledger import Traffic
 from abps.data.prepare import Prepared, Rows
 from abps.lab.rivals import graphs
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
-from abps.models.metrics import Segments, labels_of, log_loss
-from abps.models.training import PLAIN, Learner, Lesson, Objective
-from abps.wire.codecs import codec
-from abps.wire.frames import frame_size
+from abps.models.metrics import labels_of, log_loss
+from abps.models.training import Learner
 
 
 @dataclass(frozen=True, eq=False)
 class State(Models):
-    """models: (n, P).  ranking: (n, neighbours) whom each center ranked last, best first, -1: nobody.
-
-    teacher: reference rows with the neighbours' mean prediction.
-    """
+    """models: (n, P).  ranking: (n, neighbours) the peers that each center ranked last, best first, or -1."""
 
     ranking: Ints
-    teacher: Teacher | None
 
 
 @dataclass(frozen=True, eq=False)
-class Teacher:
-    """Reference rows whose labels are the neighbours' mean prediction; taught: (n,) who has a neighbour."""
-
-    rows: Rows
-    taught: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, eq=False)
-class Ground:
+class ReferenceRows:
     """learner, reference: training without the reference rows, and those rows.  sketch: (P, bits)."""
 
     learner: Learner
@@ -69,7 +51,7 @@ class Ground:
 
 
 @dataclass(frozen=True, eq=False)
-class Weighed(Preferences):
+class WeightedPreferences(Preferences):
     """Preferences, and the weights w_ij (n, n) that they follow from."""
 
     weight: Floats | None = None
@@ -77,29 +59,24 @@ class Weighed(Preferences):
 
 @dataclass(frozen=True)
 class WPFed(PeerMethod):
-    """exchange: params or kd (predictions, always in fp32).
+    """neighbours: at most.  gamma: weight of the distance between codes.  bits: length of the code.
 
-    neighbours: at most.  gamma: weight of the distance between codes.  bits: length of the code.
-    reference_share: of the training rows.  alpha: weight of the own loss (kd).
+    reference_share: of the training rows.
     """
 
-    only_binary: ClassVar[str] = "it teaches by probabilities of an event; choose another method"
+    only_binary: ClassVar[str] = "it ranks by the log-loss of an event; choose another method"
 
-    exchange: Literal["params", "kd"] = "params"
     neighbours: int = 2
     gamma: float = 1.0
     bits: int = 256
     reference_share: float = 0.1
-    alpha: float = 0.6
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.neighbours < 1 or self.bits < 1:
             raise RequestError(f"neighbours={self.neighbours}, bits={self.bits}: choose at least 1 each")
-        if not 0 < self.reference_share < 1 or not 0 <= self.alpha <= 1:
-            raise RequestError(
-                f"reference_share={self.reference_share}, alpha={self.alpha}: shares, choose 0 to 1"
-            )
+        if not 0 < self.reference_share < 1:
+            raise RequestError(f"reference_share={self.reference_share}: a share, choose between 0 and 1")
 
     @property
     def grid(self) -> Mapping[str, tuple[Any, ...]]:
@@ -118,34 +95,32 @@ class WPFed(PeerMethod):
 
     def between_sites(self) -> str:
         """Codes and rankings are published in every round, which sites do in the first one only."""
-        if self.exchange == "kd":
-            return "exchange=kd shows patients' rows to neighbours"
         return "its centers publish a code of their model and a ranking in every round, which no site sends"
 
     def init(self, context: Context) -> State:
         """The common start; nobody has ranked anybody."""
-        return State(context.common_start(), np.full((context.r, self.neighbours), -1), None)
+        return State(context.common_start(), np.full((context.r, self.neighbours), -1))
 
-    def derived(self, context: Context) -> Ground:
+    def derived(self, context: Context) -> ReferenceRows:
         """The reference rows are set aside."""
         train, reference = set_aside(context.data, self.reference_share)
         rng = streams.generator(context.seed, "sketch")
         shape = (context.learner.layout.size, self.bits)
         sketch = rng.standard_normal(shape, dtype=np.float32)
-        return Ground(context.learner.on(replace(context.data, train=train)), reference, sketch)
+        return ReferenceRows(context.learner.on(replace(context.data, train=train)), reference, sketch)
 
     def train(self, context: Context, state: State, t: int, alone: bool) -> State:
-        """Train without the reference rows, or with the neighbours' predictions for them."""
-        objective = PLAIN if state.teacher is None else self.distil(state.teacher)
-        trained = context.derived.learner.train(state.models, t, objective)
-        return replace(state, models=trained, teacher=None)
+        """Train without the reference rows."""
+        return replace(state, models=context.derived.learner.train(state.models, t))
 
-    def rank_peers(self, context: Context, state: State, trained: Callable[[], Any], t: int) -> Weighed:
+    def rank_peers(
+        self, context: Context, state: State, trained: Callable[[], Any], t: int
+    ) -> WeightedPreferences:
         """Peers best first; ties at random."""
         moved = trained().models - context.learner.start
         weight = self.weights(codes(moved, context.derived.sketch), scores(context.n, state.ranking))
         entries = -(-self.bits // 32) + self.neighbours
-        return Weighed(self.rankings(context, weight, t), publishing=entries, weight=weight)
+        return WeightedPreferences(self.rankings(context, weight, t), publishing=entries, weight=weight)
 
     def rankings(self, context: Context, weight: Floats, t: int) -> list[list[int]]:
         """Everybody else, best first."""
@@ -155,7 +130,7 @@ class WPFed(PeerMethod):
         return listed
 
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
-        """Rank the neighbours, and average with them or listen to their predictions."""
+        """Rank the neighbours, and average with them."""
         order = np.argsort(received.receiver, kind="stable")
         to, by = received.receiver[order], received.sender[order]
         derived, models, arrived, weight = (
@@ -164,16 +139,12 @@ class WPFed(PeerMethod):
             received.arrived,
             received.preferences.weight,
         )
-        # What a neighbour's model says about the own reference rows: the neighbour predicts with all of its
-        # model, or the center with what it received and its own private layers.
-        seen = models[by if self.exchange == "kd" else to]
-        if self.exchange == "params":
-            seen[:, : arrived.shape[1]] = arrived[by]
+        # A neighbour's shared layers under the center's own private ones, on the own reference rows.
+        seen = models[to]
+        seen[:, : arrived.shape[1]] = arrived[by]
         answers = derived.learner.logits(seen, derived.reference, to)
         loss = log_loss(answers, labels_of(derived.reference, to))
         after = replace(trained, ranking=ranked(to, by, loss, context.r, self.neighbours))
-        if self.exchange == "kd":
-            return StepResult(replace(after, teacher=teach(derived.reference, answers, to, weight[to, by])))
         total = 1.0 + np.bincount(to, weights=weight[to, by], minlength=context.n)
         mixed = graphs.combine(models, arrived, to, by, weight[to, by] / total[to])
         return StepResult(replace(after, models=mixed))
@@ -181,20 +152,6 @@ class WPFed(PeerMethod):
     def weights(self, code: NDArray[np.bool_], score: Floats) -> Floats:
         """(n, n) w_ij."""
         return score[None, :] * np.exp(-self.gamma * hamming(code))
-
-    def cost(self, context: Context, to: Ints, by: Ints) -> Traffic:
-        """Models over every link; or a center's reference rows out, and a number per row back."""
-        if self.exchange == "params":
-            return super().cost(context, to, by)
-        rows = context.derived.reference.sizes[to]
-        answers = sum(frame_size(codec("fp32"), int(r)) for r in rows)
-        return Traffic(answers // 2, answers, 4 * context.data.width * int(rows.sum()))
-
-    def distil(self, teacher: Teacher) -> Objective:
-        """The own loss and, on the reference rows, the divergence from the neighbours' prediction."""
-        # Cross-entropy against a probability has the gradient of the divergence from it.
-        share = (1.0 - self.alpha) * teacher.taught.astype(np.float32)
-        return Objective(lesson=Lesson(teacher.rows, share))
 
 
 def set_aside(data: Prepared, share: float) -> tuple[Rows, Rows]:
@@ -249,20 +206,3 @@ def scores(n: int, ranking: Ints) -> Floats:
     value = 1.0 - place / np.repeat(length, length)
     total = np.bincount(by, weights=value, minlength=n)
     return np.where(votes > 0, total / np.maximum(votes, 1), 0.5)
-
-
-def teach(reference: Rows, answers: Segments, to: Ints, weight: Floats) -> Teacher:
-    """The neighbours' predictions on every center's reference rows, averaged with their weights.
-
-    answers: one group per link, on the rows of center ``to``.
-    """
-    sizes = np.diff(answers.start)
-    row = np.arange(answers.start[-1]) + np.repeat(reference.start[to] - answers.start[:-1], sizes)
-    say = np.repeat(weight, sizes)
-    with np.errstate(over="ignore"):
-        probability = 1.0 / (1.0 + np.exp(-answers.values.astype(np.float64)))
-    total = np.bincount(row, weights=say, minlength=len(reference.y))
-    summed = np.bincount(row, weights=say * probability, minlength=len(reference.y))
-    soft = np.where(total > 0, summed / np.where(total > 0, total, 1.0), reference.y).astype(np.float32)
-    taught = np.bincount(to, minlength=len(reference.start) - 1) > 0
-    return Teacher(Rows(reference.x, soft, reference.start), taught & (reference.sizes > 0))
