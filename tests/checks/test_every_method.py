@@ -39,7 +39,6 @@ TRAINED = [
 CASES: dict[str, tuple[str, dict[str, str]]] = {name: (name, {}) for name in TRAINED} | {
     "defta-pull": ("defta", {"links": "pull"}),
     "decefl-changing": ("decefl", {"graph": "changing-ring"}),
-    "bnn-global-prior": ("bnn", {"prior": "global", "average": "mixture"}),
 }
 
 #: One method of every mechanism: alone, pooled, by a server (one message, two, a model each), by mutual
@@ -127,7 +126,6 @@ EDGE: dict[str, float | str] = {
     "fedavgm": 1.0,
     "ditto": 1.0,
     "bnn": 2.0,
-    "bnn-global-prior": 2.0,
     "scaffold": 2.0,
     "decefl": 1.0,
     "decefl-changing": 1.0,

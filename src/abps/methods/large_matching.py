@@ -212,8 +212,8 @@ def _join(i: int, j: int, load: Ints, partner: Ints) -> None:
 def _play(
     view: _View, order: Ints, kappa: int, load: Ints, partner: Ints, pairs: Ints, asked: Ints, idle: Ints
 ) -> int:
-    """All turns: fills load (n,), partner (n, kappa), pairs, asked (n, 4) and idle (n,), whether a center with
-    candidates asked nobody; returns the number of pairs."""
+    """All turns; returns the number of pairs. Fills load (n,), partner (n, kappa), pairs, asked (n, 4) and
+    idle (n,): a center had candidates and asked nobody."""
     table, kinds, vectors, threshold, rule, group = (
         view.table, view.kind, view.vectors, view.threshold, view.rule, view.group,
     )  # fmt: skip

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from abps.core import streams
 from abps.core.arrays import repeated
 from abps.core.errors import RequestError
-from abps.lab.rivals.bnn import BNN, State, pooled, raw_of, softplus
+from abps.lab.rivals.bnn import BNN, State, raw_of, softplus
 from abps.methods.fedavg import FedAvg
+from abps.methods.star import Server
 from abps.models.draws import normals, weight_keys
 from abps.models.training import Training
 
@@ -42,11 +43,10 @@ def test_without_spread_its_predictions_are_fedavgs(context, play) -> None:
     )
 
 
-@pytest.mark.parametrize("prior", ["zero", "global"])
-def test_gradient_is_autograds_of_the_bound(context, one_step, prior) -> None:
+def test_gradient_is_autograds_of_the_bound(context, one_step) -> None:
     """One full-batch SGD step on (m, r) against autograd on BCE(m + softplus(r) e) + kl / N * KL."""
     here = context(one_step)
-    method = BNN(training=one_step, kl=5.0, prior=prior, prior_sigma=0.3, sigma=0.05)
+    method = BNN(training=one_step, kl=5.0, prior_sigma=0.3, sigma=0.05)
     state = method.init(here)
     size = here.learner.layout.size
     both = np.concatenate([state.models, state.raw], axis=1) + np.float32(0.01)
@@ -64,8 +64,6 @@ def test_gradient_is_autograds_of_the_bound(context, one_step, prior) -> None:
         values = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes)}
         logits = torch.func.functional_call(network, values, (torch.from_numpy(mine.x),))
         about = Normal(0.0, 0.3)
-        if prior == "global":
-            about = Normal(torch.tensor(state.models[i]), F.softplus(torch.tensor(state.raw[i])))
         loss = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(mine.y))
         loss = loss + 5.0 / len(mine.y) * kl_divergence(Normal(mean, spread), about).sum()
         (slope,) = torch.autograd.grad(loss, v)
@@ -80,19 +78,12 @@ def test_raw_of_inverts_softplus() -> None:
 
 
 def test_averages_of_gaussians() -> None:
-    mean = np.array([[0.0], [1.0]], dtype=np.float32)
-    spread = np.array([[1.0], [2.0]], dtype=np.float32)
-    say = np.array([3.0, 1.0], dtype=np.float32)
-    center, width = pooled(mean, spread, say, "moments")
-    assert center.item() == pytest.approx(0.25)
-    assert width.item() == pytest.approx(np.sqrt(0.75 * 1 + 0.25 * 4))
-    center, width = pooled(mean, spread, say, "mixture")
-    second = 0.75 * (1 + 0) + 0.25 * (4 + 1)
-    assert width.item() == pytest.approx(np.sqrt(second - 0.25**2))
-    center, width = pooled(mean, spread, say, "conflation")
-    # N(0,1)^0.75 N(1,4)^0.25 has log-density -(0.75 x^2 + 0.25 (x-1)^2 / 4) / 2.
-    assert width.item() == pytest.approx((0.75 + 0.0625) ** -0.5)
-    assert center.item() == pytest.approx(0.0625 / 0.8125)
+    mean = np.array([[0.0, 1.0], [2.0, 3.0]], dtype=np.float32)
+    spread = np.array([[0.5, 0.1], [1.5, 0.2]], dtype=np.float32)
+    sizes = np.array([3.0, 1.0], dtype=np.float32)
+    (center, raw), _ = BNN().serve(mean[0], Server(), (mean, raw_of(spread)), sizes, 1)
+    np.testing.assert_allclose(center, np.average(mean, axis=0, weights=sizes), rtol=1e-6)
+    np.testing.assert_allclose(softplus(raw) ** 2, np.average(spread**2, axis=0, weights=sizes), rtol=1e-5)
 
 
 def test_predictions_are_the_mean_probability(context) -> None:

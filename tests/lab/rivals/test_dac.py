@@ -7,7 +7,6 @@ import pytest
 
 from abps import simulate
 from abps.core.errors import RequestError
-from abps.engine.rounds import RunState
 from abps.lab.rivals.choosing import drawn
 from abps.lab.rivals.dac import DAC, passed_on, zscores
 from abps.lab.rivals.pens import PENS
@@ -99,19 +98,6 @@ def test_bytes_and_trail(tiny) -> None:
     assert len(asked) == 2 * 6 * 2 and asked["score"].max() > 0
     half = simulate(tiny, "dac-k1", 11, 2)
     assert half.bytes.edge == 2 * 3 * frame and half.bytes.directed == 2 * half.bytes.edge
-
-
-@pytest.mark.parametrize("settings", [{"metric": "weights"}, {"metric": "updates", "mix": "score"}])
-def test_other_metrics_are_cosines(context, one_step, settings) -> None:
-    place, method = context(one_step), DAC(training=one_step, peers=2, two_hop=False, **settings)
-    course, _ = RunState.start(method, place).round(1)
-    known = course.state.score != 0
-    assert known.sum() == 12 and (np.abs(course.state.score) <= 1 + 1e-9).all()
-    trained = place.learner.train(place.common_start(), 1)
-    base = 0.0 if settings["metric"] == "weights" else place.learner.start
-    i, j = np.argwhere(known)[0]
-    a, b = trained[i] - base, trained[j] - base
-    assert course.state.score[i, j] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-4)
 
 
 def test_rising(context) -> None:

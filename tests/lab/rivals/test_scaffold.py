@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from abps.core.arrays import repeated
-from abps.core.errors import RequestError
 from abps.data.prepare import Prepared, Rows
 from abps.lab.rivals.scaffold import Scaffold
 from abps.methods.fedavg import FedAvg
@@ -27,25 +26,15 @@ def alike(ready: Prepared) -> Prepared:
     )
 
 
-@pytest.mark.parametrize("control", ["gradient", "displacement"])
-def test_equal_centers_need_no_correction(context, play, alike, one_step, control) -> None:
+def test_equal_centers_need_no_correction(context, play, alike, one_step) -> None:
     """One full-batch step: streams differ between centers, the batch does not."""
     here = context(one_step, alike)
-    states = play(Scaffold(training=one_step, control=control), here, 3)
+    states = play(Scaffold(training=one_step), here, 3)
     for state in states[1:]:
         assert np.abs(state.common).max() > 1e-3
         np.testing.assert_allclose(state.own, repeated(state.common, 3), rtol=1e-4, atol=1e-6)
     plain = play(FedAvg(training=one_step), here, 3)[-1]
     np.testing.assert_allclose(states[-1].models, plain.models, rtol=1e-4, atol=1e-6)
-
-
-def test_both_options_agree_after_one_full_step(context, play, one_step) -> None:
-    """With one full-batch SGD step the displacement over the step size is the gradient at the start."""
-    here = context(one_step)
-    one, two = (
-        play(Scaffold(training=one_step, control=c), here, 1)[-1] for c in ("gradient", "displacement")
-    )
-    np.testing.assert_allclose(one.own, two.own, rtol=1e-3, atol=1e-5)
 
 
 def test_corrected_steps_of_all_centers_are_the_mean_step(context, play, one_step) -> None:
@@ -65,8 +54,3 @@ def test_the_first_round_is_fedavg(context, play) -> None:
     np.testing.assert_allclose(
         play(Scaffold(), here, 1)[-1].models, play(FedAvg(), here, 1)[-1].models, rtol=1e-5, atol=1e-6
     )
-
-
-def test_displacement_with_adam_is_refused(context) -> None:
-    with pytest.raises(RequestError, match="optimizer=sgd"):
-        Scaffold(control="displacement").init(context(Training()))

@@ -4,8 +4,7 @@ A weight is N(m, s^2) with s = softplus(r). Every batch draws all weights once, 
 
     loss = BCE(w) + (kl / rows) * KL(N(m, s^2), prior).
 
-The server averages m, and s^2 (not r): ``moments`` s^2 = sum p_i s_i^2; ``mixture`` adds the centers'
-disagreement in m; ``conflation`` is the product of the centers' Gaussians, each to the power p_i.
+The prior is N(0, prior_sigma^2). The server averages m, and s^2 (not r): s^2 = sum p_i s_i^2.
 Both m and r travel, so a round costs two of FedAvg's. Predictions are the mean probability over
 ``samples`` draws of the weights, the same draws for every center and round.
 
@@ -16,7 +15,7 @@ The noise does the work of dropout, which is off by default.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import expit, logit
@@ -48,9 +47,7 @@ class State(Models):
 class BNN(StarMethod):
     """sigma: the initial spread.  kl: weight of the divergence from the prior.
 
-    prior: zero, N(0, prior_sigma^2), or global, what was received.
-    average: moments, mixture or conflation.
-    evaluate: sampled, or means (a plain network with the mean weights).  samples: draws of an evaluation.
+    prior_sigma: spread of the prior.  samples: draws of an evaluation.
     """
 
     only_binary: ClassVar[str] = "it averages probabilities of an event; choose another method"
@@ -60,10 +57,7 @@ class BNN(StarMethod):
     weighting: Weighting = "size"
     sigma: float = 0.02
     kl: float = 0.01
-    prior: Literal["zero", "global"] = "zero"
     prior_sigma: float = 0.1
-    average: Literal["moments", "mixture", "conflation"] = "moments"
-    evaluate: Literal["sampled", "means"] = "sampled"
     samples: int = 10
 
     #: The means, and the raw spreads.
@@ -110,9 +104,9 @@ class BNN(StarMethod):
         self, start: Weights, server: Server, sent: tuple[Weights, ...], sizes: Weights, t: int
     ) -> tuple[tuple[Weights, ...], None]:
         """The average of the Gaussians."""
-        spreads = softplus(sent[1])
-        center, spread = pooled(sent[0], spreads, shares(sizes, self.weighting), self.average)
-        return (center, raw_of(spread)), None
+        weights = shares(sizes, self.weighting)
+        variance = weighted_mean(softplus(sent[1]) ** 2, weights)
+        return (weighted_mean(sent[0], weights), raw_of(np.sqrt(variance))), None
 
     def receive(
         self, context: Context, state: State, trained: State, down: tuple[Weights, ...], t: int
@@ -121,22 +115,15 @@ class BNN(StarMethod):
         return State(repeated(down[0], context.r), repeated(down[1], context.r))
 
     def objective(self, context: Context, state: State) -> Objective:
-        """Means and raw spreads are trained; the prior, and its say in a center's loss."""
-        center, spread = (
-            np.zeros(context.learner.layout.size, dtype=np.float32),
-            np.full_like(state.raw[0], self.prior_sigma),
-        )
+        """Means and raw spreads are trained; the prior, and its weight in a center's loss."""
+        center = np.zeros(context.learner.layout.size, dtype=np.float32)
+        spread = np.full_like(state.raw[0], self.prior_sigma)
         own = context.sizes()[context.local_index]
-        if self.prior == "global":
-            center = repeated(state.models[state.held], context.r)
-            spread = repeated(softplus(state.raw[state.held]), context.r)
         weight = (self.kl / np.maximum(own, np.float32(1.0))).astype(np.float32)
         return Objective(gaussian=Gaussian(center, spread, weight))
 
     def logits(self, context: Context, state: State, rows: Rows) -> Segments:
         """Log-odds of the mean probability over the draws."""
-        if self.evaluate == "means":
-            return context.learner.logits(state.models, rows)
         rng = streams.generator(context.seed, "sample-weights")
         mean, spread = state.models[state.held], softplus(state.raw[state.held])
         total = np.zeros(len(rows.y))
@@ -157,15 +144,3 @@ def softplus(raw: Weights) -> Weights:
 def raw_of(spread: Weights) -> Weights:
     """The inverse of softplus, without overflow."""
     return spread + np.log(-np.expm1(-spread))
-
-
-def pooled(mean: Weights, spread: Weights, weights: Weights, how: str) -> tuple[Weights, Weights]:
-    """(P,) mean and spread of the average of n Gaussians (n, P) with weights (n,)."""
-    if how == "conflation":
-        precision = weighted_mean(spread**-2, weights)
-        return weighted_mean(mean * spread**-2, weights) / precision, precision**-0.5
-    center = weighted_mean(mean, weights)
-    variance = weighted_mean(spread**2, weights)
-    if how == "mixture":
-        variance = variance + weighted_mean((mean - center) ** 2, weights)
-    return center, np.sqrt(variance)

@@ -1,14 +1,13 @@
 """DAC (Zec et al. 2022): peers drawn by how well their models do on a center's own rows.
 
 A center draws ``peers`` others from softmax(tau s_i), s_ij = 1 / loss of j's model on i's rows, 0 for those
-it knows nothing of; hears them; notes their scores; and averages its model with all of theirs, good or bad.
-Two-hop: of members that it has never drawn it takes over the score that the best of those heard has for them;
+it knows nothing of; receives them; records their scores; and averages its model with all of theirs.
+Two-hop: of members that it has never drawn it takes over the score that the best of these has for them;
 a row of n numbers travels with every model, and is booked as control bytes.
 
 ``schedule=rising`` (dac-var): tau rises from 1 to tau + 1. ``standardise`` compares z-scores of the scores a
 center has seen, the unknown counting as average: losses of hospitals differ by hundredths, and with tau = 30
-raw scores leave one choice. ``mix=score`` weighs models by their scores (DAC2); ``metric`` replaces 1 / loss
-by a cosine, of weights or of updates (FedSim).
+raw scores leave one choice.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core.arrays import Weights
 from abps.core.errors import RequestError
 from abps.core.ledger import Traffic
 from abps.lab.rivals import graphs
-from abps.lab.rivals.choosing import Judge, Links, drawn, in_place, losses, own_losses, trail_with
+from abps.lab.rivals.choosing import Judge, Links, drawn, in_place, losses, trail_with
 from abps.methods.base import Context, Floats, Ints, Kind, Models, tried
 from abps.methods.peers import PeerMethod, Preferences, Received, StepResult
 
@@ -48,7 +46,8 @@ class State(Models):
 class DAC(PeerMethod):
     """peers: how many a center hears.  tau: how much scores decide.  schedule: constant or rising.
 
-    two_hop: whether scores are passed on.  metric, mix, standardise: as above.  judge: the rows that judge.
+    two_hop: whether scores are passed on.  standardise: as above.  judge: the rows on which scores are
+    measured.
     links: pull, one way, as the authors do; mutual: the draws are proposals, and both sides hear each other.
     """
 
@@ -56,8 +55,6 @@ class DAC(PeerMethod):
     tau: float = 30.0
     schedule: Literal["constant", "rising"] = "constant"
     two_hop: bool = True
-    metric: Literal["loss", "weights", "updates"] = "loss"
-    mix: Literal["size", "score"] = "size"
     standardise: bool = False
     judge: Judge = "train"
     links: Links = "pull"
@@ -111,42 +108,15 @@ class DAC(PeerMethod):
     def learn(self, context: Context, state: State, trained: State, received: Received, t: int) -> StepResult:
         """Look at what arrived, and average with all of it."""
         to, by = received.receiver, received.sender
-        measured = self.scores(context, trained.models, received)
+        measured = inverse(losses(context, trained.models, received.arrived, to, by, self.judge))
         score, count = state.score.copy(), state.count.copy()
         score[to, by] = measured
         count[to, by] += 1
         if self.two_hop:
             sent = state.score[context.row[by]]  # as it was when the model was sent
             score = passed_on(score, count > 0, to, by, sent, context.self_mask)
-        weight = graphs.by_size(context, to, by)
-        if self.mix == "score":
-            given, own = np.maximum(measured, 0.0), self.own_scores(context, trained.models)
-            total = own + np.bincount(to, weights=given, minlength=context.r)
-            weight = given / np.maximum(total[to], 1e-300)
-        mixed = graphs.combine(trained.models, received.arrived, to, by, weight)
+        mixed = graphs.combine(trained.models, received.arrived, to, by, graphs.by_size(context, to, by))
         return StepResult(State(mixed, score, count))
-
-    def scores(self, context: Context, own: Weights, received: Received) -> Floats:
-        """(transfers,) the score of every model heard."""
-        if self.metric == "loss":
-            return inverse(
-                losses(context, own, received.arrived, received.receiver, received.sender, self.judge)
-            )
-        shared = received.arrived.shape[1]
-        base = (
-            context.learner.start[:shared] if self.metric == "updates" else np.zeros(shared, dtype=np.float32)
-        )
-        mine = own[received.receiver, :shared] - base
-        theirs = received.arrived[received.sender] - base
-        mine, theirs = mine.astype(np.float64), theirs.astype(np.float64)
-        length = np.linalg.norm(mine, axis=1) * np.linalg.norm(theirs, axis=1)
-        return np.asarray((mine * theirs).sum(axis=1) / np.maximum(length, 1e-8))
-
-    def own_scores(self, context: Context, own: Weights) -> Floats:
-        """(r,) the score of a center's own model."""
-        if self.metric != "loss":
-            return np.ones(context.r)
-        return inverse(own_losses(context, own, self.judge))
 
 
 def inverse(loss: Floats) -> Floats:

@@ -1,16 +1,14 @@
 """SCAFFOLD (Karimireddy et al. 2020): control variates take a center's own bias out of its steps.
 
 Every step follows g - c_i + c, where c_i is center i's gradient and c the mean over all centers. After a
-round c_i is renewed, either with the full gradient of its loss at the received model (the paper's option
-I) or from its displacement over steps and step size (option II). Option II reads the displacement as a
-sum of gradients, which it is with SGD only: an Adam step has the size of the learning rate whatever the
-gradient. Model and control variate travel both ways, so a round costs two of FedAvg's.
+round c_i is renewed with the full gradient of its loss at the received model (the paper's option I; option II
+reads the displacement as a sum of gradients, which it is with SGD only). Model and control variate travel
+both ways, so a round costs two of FedAvg's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -32,12 +30,8 @@ class State(Models):
 
 @dataclass(frozen=True)
 class Scaffold(StarMethod):
-    """control: gradient (option I) or displacement (option II, SGD only).  server_lr: the server's step.
+    """server_lr: the server's step.  weighting: size or uniform, of both means."""
 
-    weighting: size or uniform, of both means.
-    """
-
-    control: Literal["gradient", "displacement"] = "gradient"
     server_lr: float = 1.0
     weighting: Weighting = "size"
     codec: str = "fp32"
@@ -63,11 +57,6 @@ class Scaffold(StarMethod):
 
     def init(self, context: Context) -> State:
         """The common start, all control variates zero."""
-        if self.control == "displacement" and self.training.optimizer != "sgd":
-            raise RequestError(
-                "control=displacement reads steps as gradients, which needs optimizer=sgd; "
-                "set that, or control=gradient"
-            )
         start = context.common_start()
         return State(start, np.zeros_like(start), np.zeros_like(context.learner.start))
 
@@ -77,7 +66,8 @@ class Scaffold(StarMethod):
             return State(context.learner.train(state.models, t, PLAIN), state.own, state.common)
         corrected = Objective(shift=state.common - state.own)
         trained = context.learner.train(state.models, t, corrected)
-        return State(trained, self.renewed(context, state, trained), state.common)
+        renewed = context.learner.gradient(state.models, context.data.train)
+        return State(trained, renewed, state.common)
 
     @property
     def adds(self) -> Adding | None:
@@ -105,11 +95,3 @@ class Scaffold(StarMethod):
     def rest(self, context: Context, state: State, trained: State, t: int) -> State:
         """The control variates stay as they are."""
         return State(trained.models, state.own, state.common)
-
-    def renewed(self, context: Context, state: State, trained: Weights) -> Weights:
-        """(r, P) every center's control variate after the round."""
-        if self.control == "gradient":
-            return context.learner.gradient(state.models, context.data.train)
-        steps = self.training.epochs * -(-context.data.train.sizes // self.training.batch)
-        scale = (1.0 / (np.maximum(steps, 1) * self.training.lr)).astype(np.float32)
-        return state.own - state.common + (state.models - trained) * scale[:, None]
