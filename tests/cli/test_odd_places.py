@@ -100,7 +100,7 @@ def stand(*_):
         print("standing", flush=True)
         time.sleep(60)
 
-main.app = lambda: (lambda args, standalone_mode: stand())
+main.app = lambda: (lambda **_: stand())
 main.main()
 """
 

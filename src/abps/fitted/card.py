@@ -289,7 +289,7 @@ def _alone(fitted: FitResult, model: FittedModel) -> list[CardSection]:
         (f"together ({fitted.making.method})", decimal(found.together)),
         ("difference on its own patients", signed(found.measured)),
         ("estimated gain, with the evidence of all hospitals", gain_words(found.gain)),
-        ("probability of a gain", "–" if math.isnan(found.better) else f"{found.better:.0%}"),
+        ("probability of a gain", chance_words(found.better)),
     )
     words = _VERDICTS[found.verdict]
     events = fitted.evaluations[model.center].events
@@ -465,6 +465,17 @@ def score_words(score: ScoreInterval | None) -> str:
     if math.isnan(score.low):
         return decimal(score.value)
     return f"{score.value:.3f} ({score.low:.3f} to {score.high:.3f})"
+
+
+def chance_words(chance: float) -> str:
+    """A probability in percent, never quite 0 or 100.
+
+    >>> chance_words(0.9999), chance_words(0.874)
+    ('above 99%', '87%')
+    """
+    if math.isnan(chance):
+        return "–"
+    return "above 99%" if chance > 0.99 else "below 1%" if chance < 0.01 else f"{chance:.0%}"
 
 
 def gain_words(gain: ScoreInterval) -> str:
