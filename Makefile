@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test docs clean
+.PHONY: install demo quick test docs clean
 
 install: .venv/.installed
 
@@ -19,6 +19,15 @@ install: .venv/.installed
 demo: install
 	$(BIN)/abps demo
 	@echo "The report: abps-demo/report.html"
+
+# The edit loop: what is quick and needs neither a browser, nor a cluster, nor real networks.
+QUICK := tests/core tests/wire tests/privacy tests/evaluate tests/statistics tests/golden tests/test_names.py
+
+quick: .venv/.test-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/pytest -n auto --dist worksteal -m "not slow" $(QUICK)
 
 test: .venv/.test-installed
 	$(BIN)/ruff check .

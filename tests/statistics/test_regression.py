@@ -17,7 +17,7 @@ from scipy import integrate, optimize, stats
 
 from abps.core.errors import RequestError
 from abps.statistics.design import agree, complete_rows, parse_formula, restricted_cubic
-from abps.statistics.families import FAMILIES, Rows
+from abps.statistics.families import LIKELIHOODS, HospitalRows
 from abps.statistics.heterogeneity import reml, summarise
 from abps.statistics.newton import fit, robust_covariance
 from abps.statistics.regression import regress
@@ -60,7 +60,7 @@ def pooled(frame, label, formula=FORMULA, duration=None):
     for part in parts:
         x, offset = schema.build(part)
         time = None if duration is None else part[duration].to_numpy()
-        rows.append(Rows(x, part[label].to_numpy().astype(float), offset, time))
+        rows.append(HospitalRows(x, part[label].to_numpy().astype(float), offset, time))
     group = np.repeat(np.arange(len(rows)), [len(one.y) for one in rows])
     return rows, schema.names, np.concatenate([one.x for one in rows]), group
 
@@ -76,7 +76,7 @@ def pooled(frame, label, formula=FORMULA, duration=None):
 def test_a_common_intercept_is_the_pooled_fit(family, label, theirs):
     frame = made()
     rows, names, x, group = pooled(frame, label)
-    ours = fit(rows, names, FAMILIES[family])
+    ours = fit(rows, names, LIKELIHOODS[family])
     model = sm.GLM(frame[label].to_numpy(), sm.add_constant(x), family=theirs).fit(tol=1e-13)
     np.testing.assert_allclose(ours.beta, model.params, atol=1e-6)
     np.testing.assert_allclose(np.sqrt(np.diag(ours.covariance)), model.bse, atol=1e-6)
@@ -86,7 +86,7 @@ def test_a_common_intercept_is_the_pooled_fit(family, label, theirs):
     clustered = sm.GLM(frame[label].to_numpy(), sm.add_constant(x), family=theirs).fit(
         tol=1e-13, cov_type="cluster", cov_kwds={"groups": group}
     )
-    robust = robust_covariance(rows, ours, FAMILIES[family], "common")
+    robust = robust_covariance(rows, ours, LIKELIHOODS[family], "common")
     np.testing.assert_allclose(np.sqrt(np.diag(robust)), clustered.bse, atol=1e-6)
 
 
@@ -96,7 +96,7 @@ def test_a_common_intercept_is_the_pooled_fit(family, label, theirs):
 def test_intercepts_of_their_own_are_the_pooled_fit_with_a_column_per_hospital(family, label):
     frame = made(sd=0.5)
     rows, names, x, group = pooled(frame, label)
-    ours = fit(rows, names, FAMILIES[family], "fixed")
+    ours = fit(rows, names, LIKELIHOODS[family], "fixed")
     dummies = (group[:, None] == np.arange(len(rows))).astype(float)
     theirs = {"logistic": sm.families.Binomial(), "poisson": sm.families.Poisson()}
     model = sm.GLM(
@@ -110,7 +110,7 @@ def test_intercepts_of_their_own_are_the_pooled_fit_with_a_column_per_hospital(f
 def test_cox_is_lifelines_stratified_fit_with_ties():
     frame = made()
     rows, names, x, group = pooled(frame, "event", duration="time")
-    ours = fit(rows, names, FAMILIES["cox"])
+    ours = fit(rows, names, LIKELIHOODS["cox"])
     table = pd.DataFrame(x, columns=list(names)).assign(
         t=frame["time"].to_numpy(), e=frame["event"].to_numpy(), h=group
     )
@@ -125,7 +125,7 @@ def test_cox_is_lifelines_stratified_fit_with_ties():
 def test_random_intercepts_maximise_the_integrated_likelihood():
     frame = made(hospitals=15, rows=40, sd=0.8)
     rows, names, _, _ = pooled(frame, "died", "age + flag")
-    ours = fit(rows, names, FAMILIES["logistic"], "random")
+    ours = fit(rows, names, LIKELIHOODS["logistic"], "random")
 
     def minus(theta):
         total = 0.0
@@ -159,7 +159,7 @@ def test_order_and_grouping_of_hospitals_do_not_matter():
 def test_offsets_are_added_as_they_are():
     frame = made().with_columns(exposure=pl.col("days").log())
     rows, names, x, _ = pooled(frame, "visits", "age + flag + offset(exposure)")
-    ours = fit(rows, names, FAMILIES["poisson"])
+    ours = fit(rows, names, LIKELIHOODS["poisson"])
     model = sm.GLM(
         frame["visits"].to_numpy(), sm.add_constant(x), family=sm.families.Poisson(),
         offset=frame["exposure"].to_numpy(),
@@ -224,8 +224,8 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
         x = rng.normal(size=(600, 2))
         group = rng.integers(0, 6, 600)
         y = (rng.random(600) < 1 / (1 + np.exp(-(x @ [0.5, -0.3] - 0.5)))).astype(float)
-        rows = [Rows(x[group == g], y[group == g], np.zeros((group == g).sum())) for g in range(6)]
-        found = fit(rows, ("a", "b"), FAMILIES["logistic"])
+        rows = [HospitalRows(x[group == g], y[group == g], np.zeros((group == g).sum())) for g in range(6)]
+        found = fit(rows, ("a", "b"), LIKELIHOODS["logistic"])
         se = np.sqrt(np.diag(found.covariance))
         inside += int((np.abs(found.beta - [-0.5, 0.5, -0.3]) < 1.96 * se).sum())
         total += 3

@@ -34,6 +34,7 @@ def summary_table(result: Run) -> Table:
     table = Table(title=f"{result.method} on {result.data.name}, seed {result.seed}", show_header=False)
     more = {name: each.mean for name, each in result.measures.items() if name != result.measure}
     more = more or {"AUPRC": result.auprc.mean, "Brier": result.brier.mean}
+    all_bytes = result.bytes.directed + result.bytes.control
     rows = [
         (
             "centers",
@@ -43,11 +44,8 @@ def summary_table(result: Run) -> Table:
         (f"{result.measure}, mean over centers", f"{result.main.mean:.3f}"),
         ("… at the best validation round", f"{result.main.at_best_validation:.3f}"),
         (", ".join(more), ", ".join(f"{value:.3f}" for value in more.values())),
-        ("bytes (once per edge)", f"{result.bytes.edge:,} = {result.bytes.vs_fedavg:.3g} × FedAvg"),
-        (
-            "… per center and round",
-            f"{result.bytes.edge / max(1, result.rounds * result.data.centers) / 1000:.3g} kB",
-        ),
+        ("bytes, all in both directions", f"{all_bytes:,} = {result.bytes.all_vs_fedavg:.3g} × FedAvg"),
+        ("… per center", f"{all_bytes / result.data.centers / 1000:.3g} kB"),
         ("egress cost", f"${result.cost_usd:.4f}"),
         ("partners per center and round", f"{result.partners_mean:.2f}"),
     ]

@@ -18,7 +18,7 @@ from abps.core.errors import RequestError
 from abps.evaluate.calibration import calibration
 from abps.evaluate.net_benefit import at_threshold
 from abps.evaluate.roc import area
-from abps.statistics.heterogeneity import Heterogeneity, summarise
+from abps.statistics.heterogeneity import EffectHeterogeneity, summarise
 
 Floats = NDArray[np.float64]
 
@@ -43,11 +43,11 @@ class AtHospital:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ModelEvaluation:
     """Every model at every hospital, and by model the random-effects summary of log-odds of AUROC."""
 
     results: tuple[AtHospital, ...]
-    summaries: Mapping[str, Heterogeneity | None]
+    summaries: Mapping[str, EffectHeterogeneity | None]
     thresholds: tuple[float, ...]
     min_cell: int
 
@@ -81,7 +81,7 @@ def evaluate_models(
     hospital: Sequence[str],
     thresholds: Sequence[float] = (0.1, 0.2),
     min_cell: int = 10,
-) -> Evaluation:
+) -> ModelEvaluation:
     """Models by name, each with the (rows,) probabilities that it gives, against outcomes of 0 and 1."""
     outcome, names = np.asarray(y, dtype=np.float64), np.asarray(hospital, dtype=object)
     if not np.isin(outcome, (0.0, 1.0)).all():
@@ -97,7 +97,7 @@ def evaluate_models(
         ]
         results += own
         summaries[model] = _summary(own)
-    return Evaluation(tuple(results), summaries, tuple(thresholds), min_cell)
+    return ModelEvaluation(tuple(results), summaries, tuple(thresholds), min_cell)
 
 
 def _at(
@@ -126,7 +126,7 @@ def _at(
     )
 
 
-def _summary(own: Sequence[AtHospital]) -> Heterogeneity | None:
+def _summary(own: Sequence[AtHospital]) -> EffectHeterogeneity | None:
     good = [one for one in own if one.auroc is not None and one.auroc_se]
     if len(good) < 2:
         return None

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class HospitalRows:
     """One hospital's design (rows, p), outcome (rows,), offset (rows,) and, for Cox, times (rows,)."""
 
     x: Floats
@@ -40,13 +40,13 @@ class Sums:
         )
 
 
-class Family(Protocol):
+class Likelihood(Protocol):
     """A likelihood with canonical link; ``intercept``: whether its linear predictor has one."""
 
     name: str
     intercept: bool
 
-    def sums(self, rows: Rows, beta: Floats) -> Sums:
+    def sums(self, rows: HospitalRows, beta: Floats) -> Sums:
         """Log-likelihood, score and information of one hospital at the coefficients (p,)."""
         ...
 
@@ -69,13 +69,13 @@ class CanonicalGLM:
         """(rows,) linear predictors near the outcomes, from which weighted least squares begins."""
         raise NotImplementedError
 
-    def working(self, rows: Rows) -> tuple[Floats, Floats]:
+    def working(self, rows: HospitalRows) -> tuple[Floats, Floats]:
         """(rows,) working response and weight at the guess: the first step of iterated least squares."""
         eta = self.guess(rows.y)
         mean, variance = self.mean(eta)
         return eta - rows.offset + (rows.y - mean) / variance, variance
 
-    def sums(self, rows: Rows, beta: Floats) -> Sums:
+    def sums(self, rows: HospitalRows, beta: Floats) -> Sums:
         """Log-likelihood, score and information of one hospital."""
         eta = rows.x @ beta + rows.offset
         mean, variance = self.mean(eta)
@@ -83,7 +83,7 @@ class CanonicalGLM:
         return Sums(float(self.loglik(rows.y, eta).sum()), rows.x.T @ (rows.y - mean), information)
 
 
-class Logistic(CanonicalGLM):
+class LogisticLikelihood(CanonicalGLM):
     """Binary outcome; coefficients are log odds ratios."""
 
     name = "logistic"
@@ -103,7 +103,7 @@ class Logistic(CanonicalGLM):
         return np.log(p / (1.0 - p))
 
 
-class Poisson(CanonicalGLM):
+class PoissonLikelihood(CanonicalGLM):
     """Counts; coefficients are log rate ratios."""
 
     name = "poisson"
@@ -122,7 +122,7 @@ class Poisson(CanonicalGLM):
         return np.log(y + 0.1)
 
 
-class Linear(CanonicalGLM):
+class NormalLikelihood(CanonicalGLM):
     """A number with normal errors of unit variance; the residual variance is estimated afterwards."""
 
     name = "linear"
@@ -140,13 +140,13 @@ class Linear(CanonicalGLM):
         return y
 
 
-class Cox:
+class CoxLikelihood:
     """Time to an event; every hospital is a stratum with its own baseline hazard (Efron's ties)."""
 
     name = "cox"
     intercept = False
 
-    def sums(self, rows: Rows, beta: Floats) -> Sums:
+    def sums(self, rows: HospitalRows, beta: Floats) -> Sums:
         """Partial log-likelihood of one hospital, its score and information."""
         assert rows.time is not None
         order = np.argsort(-rows.time, kind="stable")  # the latest first: risk sets are running sums
@@ -184,4 +184,6 @@ class Cox:
         return Sums(loglik, score, information)
 
 
-FAMILIES: dict[str, Family] = {f.name: f for f in (Logistic(), Linear(), Poisson(), Cox())}
+LIKELIHOODS: dict[str, Likelihood] = {
+    f.name: f for f in (LogisticLikelihood(), NormalLikelihood(), PoissonLikelihood(), CoxLikelihood())
+}

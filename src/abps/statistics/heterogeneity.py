@@ -16,7 +16,7 @@ from abps.statistics.newton import Fit
 
 
 @dataclass(frozen=True)
-class Heterogeneity:
+class EffectHeterogeneity:
     """A summary of k hospitals' estimates of one effect.
 
     mean, low, high: of the average effect (95 %, Hartung-Knapp).  next_low, next_high: where the effect of a
@@ -54,7 +54,7 @@ def reml(estimates: Floats, variances: Floats) -> float:
     return tau2
 
 
-def summarise(estimates: Floats, variances: Floats) -> Heterogeneity:
+def summarise(estimates: Floats, variances: Floats) -> EffectHeterogeneity:
     """The random-effects summary of (k,) estimates with their variances; needs two hospitals.
 
     >>> round(summarise(np.array([0.1, 0.3, 0.2]), np.full(3, 0.01)).mean, 3)
@@ -73,7 +73,7 @@ def summarise(estimates: Floats, variances: Floats) -> Heterogeneity:
     wide = float("nan")
     if k > 2:
         wide = float(stats.t.ppf(0.975, k - 2) * np.sqrt(tau2 + 1.0 / w.sum()))
-    return Heterogeneity(
+    return EffectHeterogeneity(
         k,
         mean,
         se,

@@ -20,7 +20,7 @@ from numpy.polynomial.hermite import hermgauss
 
 from abps.core.errors import RequestError
 from abps.privacy import fixed_point
-from abps.statistics.families import CanonicalGLM, Family, Floats, Rows, Sums
+from abps.statistics.families import CanonicalGLM, Floats, HospitalRows, Likelihood, Sums
 
 #: Rounds after which a fit is given up, and the step, in standard errors, after which nothing changes any
 #: more: Newton's next step would be about its square.
@@ -45,11 +45,11 @@ LEAST_LOG_SD: Final = -3.9
 POINTS: Final = 15
 
 #: A hospital's part of the log-likelihood at some parameters.
-Part = Callable[[Rows, Floats], Sums]
+Part = Callable[[HospitalRows, Floats], Sums]
 
 
 @dataclass(frozen=True, eq=False)
-class Scale:
+class CommonScale:
     """Means and deviations (p,) of all hospitals' rows, the rows, and the sum of outcomes and exposures."""
 
     mean: Floats
@@ -104,10 +104,10 @@ class Exchange:
         return total[:k] * LIMB + total[k:] if wide else total
 
 
-def common_scale(rows: Sequence[Rows], exchange: Exchange, family: Family) -> Scale:
+def common_scale(rows: Sequence[HospitalRows], exchange: Exchange, family: Likelihood) -> CommonScale:
     """Means and deviations of all columns from sums."""
 
-    def part(one: Rows) -> Floats:
+    def part(one: HospitalRows) -> Floats:
         exposure = np.exp(np.clip(one.offset, -40, 40)).sum() if family.name == "poisson" else len(one.y)
         return np.concatenate(
             [one.x.sum(axis=0), (one.x**2).sum(axis=0), [len(one.y), one.y.sum(), exposure]]
@@ -119,10 +119,10 @@ def common_scale(rows: Sequence[Rows], exchange: Exchange, family: Family) -> Sc
     mean = total[:p] / n
     variance = np.maximum(total[p : 2 * p] / n - mean**2, 0.0)
     deviation = np.sqrt(variance)
-    return Scale(mean, deviation, float(n), float(total[-2]), float(total[-1]))
+    return CommonScale(mean, deviation, float(n), float(total[-2]), float(total[-1]))
 
 
-def standardised(rows: Rows, scale: Scale, intercept: bool) -> Rows:
+def standardised(rows: HospitalRows, scale: CommonScale, intercept: bool) -> HospitalRows:
     """The design in common deviations, with a column of ones in front where there is a common intercept."""
     x = (rows.x - scale.mean) / scale.deviation
     if intercept:
@@ -134,7 +134,7 @@ def profiled(family: CanonicalGLM) -> Part:
     """A hospital's part with its own intercept at its best: score and information of the other
     coefficients."""
 
-    def part(rows: Rows, beta: Floats) -> Sums:
+    def part(rows: HospitalRows, beta: Floats) -> Sums:
         p = rows.x.shape[1]
         if len(rows.y) == 0 or rows.y.min() == rows.y.max():  # nothing but its intercept explains it
             return Sums(0.0, np.zeros(p), np.zeros((p, p)))
@@ -169,7 +169,7 @@ def integrated(family: CanonicalGLM) -> Part:
     """
     nodes, weights = hermgauss(POINTS)
 
-    def part(rows: Rows, theta: Floats) -> Sums:
+    def part(rows: HospitalRows, theta: Floats) -> Sums:
         beta, sd = theta[:-1], float(np.exp(theta[-1]))
         eta = rows.x @ beta + rows.offset
         mode, curvature = 0.0, 1.0 / sd**2
@@ -202,7 +202,9 @@ def integrated(family: CanonicalGLM) -> Part:
     return part
 
 
-def fit(rows: Sequence[Rows], names: Sequence[str], family: Family, intercepts: str = "common") -> Fit:
+def fit(
+    rows: Sequence[HospitalRows], names: Sequence[str], family: Likelihood, intercepts: str = "common"
+) -> Fit:
     """The regression of all hospitals' rows.
 
     rows: a design for each hospital.  names: of its columns.  intercepts: common, fixed or random.
@@ -260,7 +262,7 @@ def fit(rows: Sequence[Rows], names: Sequence[str], family: Family, intercepts: 
     )
 
 
-def _start(family: Family, scale: Scale) -> float:
+def _start(family: Likelihood, scale: CommonScale) -> float:
     """The intercept without any column, as far as sums say."""
     rate = scale.outcomes / max(scale.exposure, 1e-12)
     if family.name == "logistic":
@@ -275,7 +277,7 @@ def _start(family: Family, scale: Scale) -> float:
 
 
 def _first_step(
-    rows: Sequence[Rows],
+    rows: Sequence[HospitalRows],
     family: CanonicalGLM,
     part: Part,
     null: Floats,
@@ -308,7 +310,7 @@ def _first_step(
 
 
 def _climb(
-    rows: Sequence[Rows], part: Part, start: Floats, exchange: Exchange, names: Sequence[str]
+    rows: Sequence[HospitalRows], part: Part, start: Floats, exchange: Exchange, names: Sequence[str]
 ) -> tuple[Floats, Sums, float]:
     """The maximum, the sums there, and the log-likelihood at the start."""
     theta, step = start, np.zeros_like(start)
@@ -338,7 +340,7 @@ def _direction(at: Sums) -> Floats:
     return np.asarray(vector @ ((vector.T @ at.score) / bounded))
 
 
-def _sums(rows: Sequence[Rows], part: Part, theta: Floats, exchange: Exchange) -> Sums:
+def _sums(rows: Sequence[HospitalRows], part: Part, theta: Floats, exchange: Exchange) -> Sums:
     """Totals of all hospitals: a log-likelihood, a score and half of a symmetric matrix each."""
     k = len(theta)
     half = np.triu_indices(k)
@@ -378,7 +380,7 @@ def _bounded(theta: Floats, at: Sums, names: Sequence[str]) -> None:
     )
 
 
-def _back(scale: Scale, intercept: bool) -> Floats:
+def _back(scale: CommonScale, intercept: bool) -> Floats:
     """(k, k) from coefficients of standardised columns to those of the columns."""
     inverse = np.diag(1.0 / scale.deviation)
     if not intercept:
@@ -391,7 +393,12 @@ def _back(scale: Scale, intercept: bool) -> Floats:
 
 
 def _by_hospital(
-    rows: Sequence[Rows], ready: Sequence[Rows], beta: Floats, family: Family, scale: Scale, intercept: bool
+    rows: Sequence[HospitalRows],
+    ready: Sequence[HospitalRows],
+    beta: Floats,
+    family: Likelihood,
+    scale: CommonScale,
+    intercept: bool,
 ) -> tuple[Floats, Floats]:
     """Scores and informations of the columns at the estimate, own intercept profiled out; original scale."""
     at = beta[1:] if intercept else beta
@@ -403,7 +410,7 @@ def _by_hospital(
 
 
 def robust_covariance(
-    rows: Sequence[Rows], fitted: Fit, family: Family, intercepts: str, exchange_bytes: int = 0
+    rows: Sequence[HospitalRows], fitted: Fit, family: Likelihood, intercepts: str, exchange_bytes: int = 0
 ) -> Floats:
     """(k, k) the covariance of the coefficients when rows of one hospital may be correlated (CR1).
 

@@ -18,8 +18,8 @@ from scipy import stats
 from abps import files
 from abps.core.errors import RequestError
 from abps.statistics.design import Formula, agree, complete_rows, parse_formula
-from abps.statistics.families import FAMILIES, Floats, Rows
-from abps.statistics.heterogeneity import Heterogeneity, hospital_estimates, summarise
+from abps.statistics.families import LIKELIHOODS, Floats, HospitalRows
+from abps.statistics.heterogeneity import EffectHeterogeneity, hospital_estimates, summarise
 from abps.statistics.newton import Fit, fit, robust_covariance
 
 #: What the exponential of a coefficient is called.
@@ -32,7 +32,7 @@ SCHEMA: Final = "abps.regression/1"
 
 
 @dataclass(frozen=True)
-class Effect:
+class EffectEstimate:
     """One coefficient: estimate, standard error, 95 % interval and Wald p; differences between hospitals."""
 
     name: str
@@ -41,11 +41,11 @@ class Effect:
     low: float
     high: float
     p: float
-    heterogeneity: Heterogeneity | None = None
+    heterogeneity: EffectHeterogeneity | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Regression:
+class RegressionResult:
     """The result of a regression over hospitals.
 
     lr, lr_p: likelihood-ratio test of all columns together.  sd: of random intercepts.
@@ -56,7 +56,7 @@ class Regression:
     intercepts: str
     robust: bool
     outcome: str
-    effects: tuple[Effect, ...]
+    effects: tuple[EffectEstimate, ...]
     rows: int
     events: int
     incomplete: int
@@ -161,7 +161,7 @@ def regress(
     duration: str | None = None,
     robust: bool = False,
     min_cell: int = 10,
-) -> Regression:
+) -> RegressionResult:
     """Effects with intervals from a table in which a column names the hospital of every row.
 
     The fit uses sums over hospitals alone and equals that of the pooled rows. label: 0 or 1, a count, a
@@ -194,8 +194,8 @@ def regress(
 
 
 def _family(family: str, intercepts: str, duration: str | None) -> Any:
-    if family not in FAMILIES:
-        raise RequestError(f"family {family!r}: choose {', '.join(FAMILIES)}")
+    if family not in LIKELIHOODS:
+        raise RequestError(f"family {family!r}: choose {', '.join(LIKELIHOODS)}")
     if (family == "cox") != (duration is not None):
         raise RequestError(
             "cox needs the column with times: --duration COL"
@@ -208,7 +208,7 @@ def _family(family: str, intercepts: str, duration: str | None) -> Any:
         raise RequestError("random intercepts are for logistic and poisson; choose --intercepts fixed")
     if intercepts not in ("common", "fixed", "random"):
         raise RequestError(f"intercepts {intercepts!r}: choose common, fixed or random")
-    return FAMILIES[family]
+    return LIKELIHOODS[family]
 
 
 def _roles_apart(formula: Formula, label: str, center: str, duration: str | None) -> None:
@@ -219,7 +219,7 @@ def _roles_apart(formula: Formula, label: str, center: str, duration: str | None
 
 def _rows(
     part: pl.DataFrame, built: tuple[Floats, Floats], label: str, duration: str | None, family: str
-) -> Rows:
+) -> HospitalRows:
     values = part[label]
     if not values.dtype.is_numeric() and values.dtype != pl.Boolean:
         raise RequestError(f"{label!r} holds text; write 0 and 1 (or numbers), the event as 1")
@@ -233,14 +233,14 @@ def _rows(
         time = part[duration].cast(pl.Float64).to_numpy()
         if (time <= 0).any():
             raise RequestError(f"{duration!r} has times that are not positive; leave those rows out")
-    return Rows(*(built[0], y, built[1]), time)
+    return HospitalRows(*(built[0], y, built[1]), time)
 
 
-def _events(rows: Rows, family: str) -> int:
+def _events(rows: HospitalRows, family: str) -> int:
     return int(rows.y.sum()) if family != "linear" else len(rows.y)
 
 
-def _large_enough(rows: Sequence[Rows], names: Sequence[str], family: str, min_cell: int) -> None:
+def _large_enough(rows: Sequence[HospitalRows], names: Sequence[str], family: str, min_cell: int) -> None:
     """Refuse designs that are too fine for the rows of all hospitals together."""
     total, p = sum(len(one.y) for one in rows), len(names)
     if total < 2 * (p + 1) or total < min_cell:
@@ -262,7 +262,9 @@ def _large_enough(rows: Sequence[Rows], names: Sequence[str], family: str, min_c
                 )
 
 
-def _notes(rows: Sequence[Rows], names: Sequence[str], intercepts: str, family: str) -> tuple[str, ...]:
+def _notes(
+    rows: Sequence[HospitalRows], names: Sequence[str], intercepts: str, family: str
+) -> tuple[str, ...]:
     if intercepts != "fixed" or family == "linear":
         return ()
     alike = [name for name, one in zip(names, rows) if one.y.min() == one.y.max()]
@@ -278,12 +280,12 @@ def _result(
     intercepts: str,
     robust: bool,
     label: str,
-    rows: Sequence[Rows],
+    rows: Sequence[HospitalRows],
     counts: Floats,
     names: tuple[str, ...],
     incomplete: int,
     notes: tuple[str, ...],
-) -> Regression:
+) -> RegressionResult:
     se = np.sqrt(np.diag(fitted.covariance))
     total = sum(len(one.y) for one in rows)
     freedom = np.inf
@@ -307,7 +309,7 @@ def _result(
             }
         z = fitted.beta[k] / se[k]
         effects.append(
-            Effect(
+            EffectEstimate(
                 name,
                 float(fitted.beta[k]),
                 float(se[k]),
@@ -319,7 +321,7 @@ def _result(
         )
     lr = 2.0 * (fitted.loglik - fitted.null) if family != "linear" else float("nan")
     columns = fitted.scores.shape[1]
-    return Regression(
+    return RegressionResult(
         family,
         intercepts,
         robust,
@@ -371,7 +373,7 @@ def _latex(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _page(result: Regression, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _page(result: RegressionResult, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
@@ -388,7 +390,7 @@ def _page(result: Regression, head: Sequence[str], rows: Sequence[Sequence[str]]
     )
 
 
-def summary(result: Regression) -> str:
+def summary(result: RegressionResult) -> str:
     """The fit in two sentences."""
     model = {"common": "one intercept", "fixed": "an intercept per hospital", "random": "random intercepts"}
     how = "stratified by hospital" if result.family == "cox" else model[result.intercepts]

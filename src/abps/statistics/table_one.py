@@ -24,7 +24,7 @@ SUPPRESSED = "<{}"
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """One line of the table: a column, or one of its levels, in words, overall and by hospital.
 
     difference: the largest absolute standardised difference between a hospital and the others (NaN: not
@@ -45,7 +45,7 @@ class TableOne:
     centers: tuple[str, ...]
     rows: tuple[str, ...]
     total: int
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
 
     def frame(self) -> pl.DataFrame:
         """One row per line, one column per hospital."""
@@ -77,7 +77,7 @@ def table_one(frame: pl.DataFrame, center: str, columns: Sequence[str] = (), min
     frame = frame.filter(pl.col(center).is_not_null()).sort(center, maintain_order=True)
     parts = frame.partition_by(center, maintain_order=True)
     names = tuple(str(part[center][0]) for part in parts)
-    lines: list[Line] = []
+    lines: list[TableLine] = []
     for column in chosen:
         values = frame[column]
         if values.dtype.is_numeric() and values.n_unique() > 2:
@@ -88,12 +88,12 @@ def table_one(frame: pl.DataFrame, center: str, columns: Sequence[str] = (), min
     return TableOne(names, rows, frame.height, tuple(lines))
 
 
-def _numeric(column: str, parts: list[pl.Series], min_cell: int) -> list[Line]:
+def _numeric(column: str, parts: list[pl.Series], min_cell: int) -> list[TableLine]:
     known = [part.drop_nulls().drop_nans().to_numpy() for part in parts]
     gaps = [len(part) - len(values) for part, values in zip(parts, known)]
     n = np.array([len(values) for values in known], dtype=float)
     if n.sum() < min_cell:
-        return [Line(column, "mean (SD)", "no values", ("",) * len(parts), float("nan"))]
+        return [TableLine(column, "mean (SD)", "no values", ("",) * len(parts), float("nan"))]
     total = np.array([values.sum() for values in known])
     squares = np.array([(values**2).sum() for values in known])
     low, high = min(v.min() for v in known if len(v)), max(v.max() for v in known if len(v))
@@ -109,13 +109,13 @@ def _numeric(column: str, parts: list[pl.Series], min_cell: int) -> list[Line]:
     compared = [i for i in range(len(n)) if shown[i] and n.sum() > n[i]]
     difference = _largest([_numeric_difference(n, total, squares, i) for i in compared])
     found = [
-        Line(column, "mean (SD)", _moments(n.sum(), total.sum(), squares.sum()), own, difference),
-        Line(column, "median [IQR]", _quantiles(counts.sum(axis=0), edges), tuple(spread), float("nan")),
+        TableLine(column, "mean (SD)", _moments(n.sum(), total.sum(), squares.sum()), own, difference),
+        TableLine(column, "median [IQR]", _quantiles(counts.sum(axis=0), edges), tuple(spread), float("nan")),
     ]
     return [*found, *_missing(column, gaps, [len(part) for part in parts], min_cell)]
 
 
-def _categorical(column: str, parts: list[pl.Series], min_cell: int) -> list[Line]:
+def _categorical(column: str, parts: list[pl.Series], min_cell: int) -> list[TableLine]:
     levels = sorted({value for part in parts for value in part.drop_nulls().unique()})
     if len(levels) > 30:
         raise RequestError(f"{column!r} has {len(levels)} levels; leave it out with --columns")
@@ -127,16 +127,18 @@ def _categorical(column: str, parts: list[pl.Series], min_cell: int) -> list[Lin
         enough = (count >= min_cell) & (n - count >= min_cell)
         differences = [_share_difference(count, n, int(i)) for i in np.flatnonzero(enough) if n.sum() > n[i]]
         overall = _share(count.sum(), n.sum(), min_cell)
-        found.append(Line(column, level, overall, own, _largest(differences)))
+        found.append(TableLine(column, level, overall, own, _largest(differences)))
     gaps = [part.null_count() for part in parts]
     return [*found, *_missing(column, gaps, [len(part) for part in parts], min_cell)]
 
 
-def _missing(column: str, gaps: Sequence[int], rows: Sequence[int], min_cell: int) -> list[Line]:
+def _missing(column: str, gaps: Sequence[int], rows: Sequence[int], min_cell: int) -> list[TableLine]:
     if not sum(gaps):
         return []
     own = tuple(_share(float(gap), float(n), min_cell) for gap, n in zip(gaps, rows))
-    return [Line(column, "missing", _share(float(sum(gaps)), float(sum(rows)), min_cell), own, float("nan"))]
+    return [
+        TableLine(column, "missing", _share(float(sum(gaps)), float(sum(rows)), min_cell), own, float("nan"))
+    ]
 
 
 def _count(n: int, min_cell: int) -> str:
