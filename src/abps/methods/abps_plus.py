@@ -223,6 +223,10 @@ class ABPSPlus(CoordinatedMethod):
             lists = [np.append(row, g) for row, g in zip(lists, state.clusters.number, strict=True)]
         return Upload.encode(lists, [form] * len(lists))
 
+    def _form(self, fields: Fields) -> Form:
+        """How an upload is written: four bytes a number under masks, which carry no scales."""
+        return (Field("single", fields.length),) if self.privacy.secure else fields.form
+
     def accepted_forms(self, context: Context, t: int) -> tuple[Form, ...]:
         """In the first exchange some centers send their curvature, and some do not."""
         if t != 1 or self.privacy.secure:
