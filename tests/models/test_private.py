@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from abps.core.errors import RequestError
 from abps.models import draws
@@ -120,4 +121,4 @@ def test_what_has_no_bound_is_refused():
     with pytest.raises(RequestError, match="set clip"):
         Training(noise_multiplier=1.0)
     with pytest.raises(RequestError, match="model=mlp"):
-        learners(Training(model="encoders", clip=1.0))
+        learners(Training(model=lambda width: torch.nn.Linear(width, 1), clip=1.0))

@@ -69,7 +69,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         help="Model that the method trains: mlp (the paper's network), linear, gam (additive, smooth terms), "
-        "encoders (sequences and images), or package.module:FACTORY. Default: the method's own."
+        "or package.module:FACTORY. Default: the method's own."
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder to write to.")]

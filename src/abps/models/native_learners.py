@@ -89,20 +89,6 @@ class NativeLearner(BaseLearner):
     ) -> None:
         """Logits of the mixtures ``which`` on their owners' rows, each from ``place`` on."""
 
-    @abstractmethod
-    def _settle(
-        self,
-        own: Weights,
-        others: Weights,
-        parts: Mixtures,
-        rows: Rows,
-        which: Ints,
-        place: Ints,
-        models: Weights,
-        out: Weights,
-    ) -> None:
-        """The mixtures ``which`` themselves, and their logits on their owners' rows, from ``place`` on."""
-
     @cached_property
     def plain(self) -> Learner:
         """The same model in PyTorch, for what is not compiled."""
@@ -198,18 +184,6 @@ class NativeLearner(BaseLearner):
         self.each(work, len(pieces))
         return answers
 
-    def settle(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> tuple[Weights, Segments]:
-        """(k, P) every mixture itself, and its logits on the rows of its owner."""
-        answers, pieces = self._room(rows, parts.owner)
-        models = np.empty((len(parts), own.shape[1]), dtype=np.float32)
-        mine, sent = compact(own), compact(others)
-
-        def work(k: int) -> None:
-            self._settle(mine, sent, parts, rows, pieces[k], answers.start, models, answers.values)
-
-        self.each(work, len(pieces))
-        return models, answers
-
     def _room(self, rows: Rows, owner: Ints) -> tuple[Segments, list[Ints]]:
         """Room for answers to the owners' rows, and the models in pieces that keep calls cheap and let all
         cores end at about the same time."""
@@ -274,21 +248,6 @@ class LinearLearner(NativeLearner):
     ) -> None:
         linear.mixed_answers(
             own, others, parts.plain(), which, rows.x, rows.start, place, self._mix, shaped(out)
-        )
-
-    def _settle(
-        self,
-        own: Weights,
-        others: Weights,
-        parts: Mixtures,
-        rows: Rows,
-        which: Ints,
-        place: Ints,
-        models: Weights,
-        out: Weights,
-    ) -> None:
-        linear.settle(
-            own, others, parts.plain(), which, rows.x, rows.start, place, self._mix, models, shaped(out)
         )
 
     def gradient(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Weights:

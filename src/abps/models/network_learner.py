@@ -139,21 +139,6 @@ class NetworkLearner(NativeLearner):
         where, memory = (rows.x, rows.start, place), (room.model, room.x, room.hidden)
         network.mixed_answers(own, others, parts.plain(), which, where, self.widths, memory, out)
 
-    def _settle(
-        self,
-        own: Weights,
-        others: Weights,
-        parts: Mixtures,
-        rows: Rows,
-        which: Ints,
-        place: Ints,
-        models: Weights,
-        out: Weights,
-    ) -> None:
-        room = self._memory()
-        where, memory = (rows.x, rows.start, place), (room.x, room.hidden)
-        network.settle(own, others, parts.plain(), which, where, self.widths, memory, models, out)
-
     def gradient(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Weights:
         """(models, P) gradient of model k's mean loss over all rows of center ``owner[k]``, no dropout."""
         self.look(rows)

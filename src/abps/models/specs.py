@@ -52,12 +52,6 @@ def _linear(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
     return Linear
 
 
-def _encoders(hidden: tuple[int, ...], dropout: float) -> ModelFactory:
-    from abps.models.modalities import encoders
-
-    return encoders(hidden, dropout)
-
-
 #: Few steps down the whole gradient, each as long as the center's own curvature allows.
 _CONVEX = {
     "optimizer": "descent",
@@ -78,11 +72,6 @@ MODELS: Final[dict[str, ModelSpec]] = {
         linear=True,
         layers=2,
         training=_CONVEX,
-    ),
-    "encoders": ModelSpec(
-        _encoders,
-        "an encoder per modality (table, sequences, images) and a shared trunk",
-        training={"hidden": (32,), "standardise": "common"},
     ),
 }
 

@@ -126,24 +126,12 @@ def answers(models, which, owner, x, start, place, mix, out):
 
 
 @compiled
-def settle(own, others, parts, which, x, start, place, mix, models, out):
-    """The mixtures ``which`` themselves, to rows of ``models`` (k, P), and their logits on owners' rows;
-    see ``mixtures.Mixtures`` for the parts."""
-    owner, keep, other, share, part = parts
-    for k in which:
-        mine, i = slice(part[k], part[k + 1]), owner[k]
-        _mix(own[i], others, keep[k], other[mine], share[mine], 0, models[k])
-        rows = x[start[i] : start[i + 1]]
-        _answer(models[k], rows, mix, out[place[k] : place[k] + len(rows)])
-
-
-@compiled
 def mixed_answers(own, others, parts, which, x, start, place, mix, out):
     """Logits of the mixtures ``which`` on their owners' rows."""
     owner, keep, other, share, part = parts
     model = np.empty(own.shape[1], dtype=np.float32)
     for k in which:
         mine, i = slice(part[k], part[k + 1]), owner[k]
-        _mix(own[i], others, keep[k], other[mine], share[mine], 0, model)
+        _mix(own[i], others, keep[k], other[mine], share[mine], model)
         rows = x[start[i] : start[i + 1]]
         _answer(model, rows, mix, out[place[k] : place[k] + len(rows)])

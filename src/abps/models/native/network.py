@@ -636,8 +636,8 @@ def answers(models, which, owner, x, start, place, widths, seats, hidden, out):
 
 
 @compiled
-def _average(mine, keep, rows, which, share, first, out):
-    """(count,) ``keep`` times mine plus the shares of some rows, from column ``first`` on.
+def _average(mine, keep, rows, which, share, out):
+    """(count,) ``keep`` times mine plus the shares of the leading columns of some rows.
 
     One pass over memory for up to three rows.
     """
@@ -647,36 +647,32 @@ def _average(mine, keep, rows, which, share, first, out):
         for p in range(count):
             out[p] = keep * mine[p]
         return
-    a, in_a = rows[which[0]][first : first + count], share[0]
+    a, in_a = rows[which[0]][:count], share[0]
     if many == 1:
         for p in range(count):
             out[p] = keep * mine[p] + in_a * a[p]
         return
-    b, in_b = rows[which[1]][first : first + count], share[1]
+    b, in_b = rows[which[1]][:count], share[1]
     if many == 2:
         for p in range(count):
             out[p] = keep * mine[p] + in_a * a[p] + in_b * b[p]
         return
-    c, in_c = rows[which[2]][first : first + count], share[2]
+    c, in_c = rows[which[2]][:count], share[2]
     for p in range(count):
         out[p] = keep * mine[p] + in_a * a[p] + in_b * b[p] + in_c * c[p]
     for q in range(3, many):
-        row, say = rows[which[q]][first : first + count], share[q]
+        row, say = rows[which[q]][:count], share[q]
         for p in range(count):
             out[p] += say * row[p]
 
 
 @compiled
-def _mix(own, others, keep, other, share, first, out):
-    """One model (P,) from parameter ``first`` on: its own times ``keep`` and what others sent.
-
-    What is not shared stays its own.
-    """
+def _mix(own, others, keep, other, share, out):
+    """One model (P,): its own times ``keep`` and what others sent; what is not shared stays its own."""
     shared = others.shape[1]
     # Slices: a loop over their whole length is compiled to vector instructions.
-    _average(own[first:shared], keep, others, other, share, first, out[first:shared])
-    private = max(first, shared)
-    rest, kept = out[private:], own[private:]
+    _average(own[:shared], keep, others, other, share, out[:shared])
+    rest, kept = out[shared:], own[shared:]
     for p in range(len(rest)):
         rest[p] = kept[p]
 
@@ -687,97 +683,23 @@ def mixed_models(own, others, parts, which, out):
     owner, keep, other, share, part = parts
     for k in which:
         mine = slice(part[k], part[k + 1])
-        _mix(own[owner[k]], others, keep[k], other[mine], share[mine], 0, out[k])
-
-
-@compiled
-def settle(own, others, parts, which, where, widths, memory, models, out):
-    """The models ``which`` themselves, to rows of ``models`` (k, P), and their logits on their owners' rows.
-
-    A model answers while it is in the cache.
-
-    where: the rows of all owners (x, start), and the first logit's place in ``out`` for each model.
-    memory: room for rows and layers.
-    """
-    owner, keep, other, share, part = parts
-    x, start, place = where
-    seats, hidden = memory
-    for k in which:
-        mine, i = slice(part[k], part[k + 1]), owner[k]
-        _mix(own[i], others, keep[k], other[mine], share[mine], 0, models[k])
-        rows = x[start[i] : start[i + 1]]
-        answer(models[k], rows, widths, seats, hidden, out[place[k] : place[k] + len(rows)])
-
-
-@compiled
-def _seat(seated, count, who):
-    """Where ``who`` sits among those seated so far, or ``count``."""
-    for k in range(count):
-        if seated[k] == who:
-            return k
-    return count
+        _mix(own[owner[k]], others, keep[k], other[mine], share[mine], out[k])
 
 
 @compiled
 def mixed_answers(own, others, parts, which, where, widths, memory, out):
     """Logits of models ``which`` that are mixed on the spot: see ``mixtures.Mixtures`` for the parts.
 
-    others: (n, shared), with at least the first layer.  where: the rows of all owners (x, start), and the
-    first logit's place in ``out`` for each model.  memory: room for a model (P,), for rows and for layers.
-
-    The first layer's products are linear in the weights. So for the models of one owner, which stand side by
-    side, those of its own and of what others sent are computed once, and only they are mixed.
+    where: the rows of all owners (x, start), and the first logit's place in ``out`` for each model.
+    memory: room for a model (P,), for rows and for layers.
     """
     owner, keep, other, share, part = parts
     x, start, place = where
     weights, seats, hidden = memory
-    inside, units = widths[0], widths[1]
-    matrix = units * inside
-    at = 0
-    while at < len(which):
-        i, end, most = owner[which[at]], at, 1
-        while end < len(which) and owner[which[end]] == i:
-            most = max(most, 1 + part[which[end] + 1] - part[which[end]])
-            end += 1
-        mine = x[start[i] : start[i + 1]]
-        if end - at <= most:
-            for k in which[at:end]:
-                these, here = slice(part[k], part[k + 1]), out[place[k] : place[k] + len(mine)]
-                if part[k] == part[k + 1]:
-                    answer(own[i], mine, widths, seats, hidden, here)
-                else:
-                    _mix(own[i], others, keep[k], other[these], share[these], 0, weights)
-                    answer(weights, mine, widths, seats, hidden, here)
-            at = end
-            continue
-        # Who is in these mixtures: the owner sits first.
-        total = 1
-        seated = np.empty(1 + part[which[end - 1] + 1] - part[which[at]], dtype=np.int64)
-        seated[0] = -1
-        for k in which[at:end]:
-            for q in range(part[k], part[k + 1]):
-                if _seat(seated, total, other[q]) == total:
-                    seated[total] = other[q]
-                    total += 1
-        products = np.empty((total, min(len(mine) + 3, ANSWERED_AT_ONCE) * units), dtype=np.float32)
-        for first in range(0, len(mine), ANSWERED_AT_ONCE):
-            asked = min(len(mine) - first, ANSWERED_AT_ONCE)
-            seen = _fours(mine[first : first + asked], seats)
-            rows = len(seen)
-            size = rows * units
-            for s in range(total):
-                model = own[i] if s == 0 else others[seated[s]]
-                product = products[s, :size].reshape((rows, units))
-                np.dot(seen, model[:matrix].reshape((units, inside)).T, product)
-            for k in which[at:end]:
-                these = slice(part[k], part[k + 1])
-                _mix(own[i], others, keep[k], other[these], share[these], matrix, weights)
-                seats_of = np.empty(part[k + 1] - part[k], dtype=np.int64)
-                for q in range(len(seats_of)):
-                    seats_of[q] = _seat(seated, total, other[part[k] + q])
-                _average(products[0], keep[k], products, seats_of, share[these], 0, hidden[:size])
-                _finish(weights, widths, rows, hidden, out[place[k] + first : place[k] + first + asked])
-        at = end
+    for k in which:
+        mine, these = x[start[owner[k]] : start[owner[k] + 1]], slice(part[k], part[k + 1])
+        _mix(own[owner[k]], others, keep[k], other[these], share[these], weights)
+        answer(weights, mine, widths, seats, hidden, out[place[k] : place[k] + len(mine)])
 
 
 @compiled
