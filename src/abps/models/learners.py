@@ -7,7 +7,6 @@ waits for a job loads no compiler.
 from __future__ import annotations
 
 from abps.core.arrays import Weights
-from abps.core.errors import RequestError
 from abps.data.outcome import BINARY, Outcome
 from abps.data.prepare import Prepared
 from abps.models.layout import Layout, linear_layout, linear_start
@@ -28,8 +27,8 @@ def learner_for(
     secret: added to the seed of private noise.  plain: PyTorch and autograd for every model, one center at a
     time: slow, and the oracle of compiled code.  device: where PyTorch computes.
     """
-    if not plain and device == "cpu":
-        if training.linear and (training.optimizer == "descent" or training.clip is not None):
+    if not plain and device == "cpu" and training.clip is None:
+        if training.linear and training.optimizer == "descent":
             from abps.models.native_learners import LinearLearner
 
             return LinearLearner(data, training, seed, secret=secret)
@@ -37,10 +36,6 @@ def learner_for(
             from abps.models.network_learner import NetworkLearner
 
             return NetworkLearner(data, training, seed, secret=secret)
-    if training.clip is not None and not (training.linear or training.model == "mlp"):
-        raise RequestError(
-            "clip: private training is for model=mlp, linear and gam; choose one of these, or leave clip out"
-        )
     from abps.models.modules import ModuleLearner
 
     return ModuleLearner(data, training, seed, secret=secret, device=device)

@@ -201,12 +201,19 @@ class ModuleLearner(BaseLearner):
 
     def _private_slope(self, x: Tensor, y: Tensor, used: Ints, noise: Tensor, w: Tensor) -> Tensor:
         """The noisy gradient of the rows that take part, divided by their expected number."""
-        t, total = self.training, torch.zeros_like(w)
+        t, model = self.training, self._model.at(w)
         assert t.clip is not None
-        for r in used:
-            one = self._slope(w, x[r : r + 1], y[r : r + 1])
-            total += one * min(1.0, t.clip / max(float(one.norm()), 1e-30))
-        return (total + t.noise_multiplier * t.clip * noise) / (t.sampling * len(y))
+
+        def loss(flat: Tensor, row: Tensor, answer: Tensor) -> Tensor:
+            z = torch.func.functional_call(model, self.layout.unflatten(flat), (row[None],))
+            return mean_loss(self.data.outcome, z, answer[None])
+
+        total, index = t.noise_multiplier * t.clip * noise, torch.from_numpy(used)
+        if not len(used):
+            return total / (t.sampling * len(y))
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(w, x[index], y[index])
+        cut = (t.clip / each.norm(dim=1).clamp_min(1e-30)).clamp_max(1.0)
+        return (cut @ each + total) / (t.sampling * len(y))
 
     def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""

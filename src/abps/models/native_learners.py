@@ -15,7 +15,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from abps.core import streams
 from abps.core.arrays import Weights, compact
 from abps.data.prepare import Rows
 from abps.models import draws
@@ -23,7 +22,7 @@ from abps.models.base import BaseLearner
 from abps.models.layout import linear_layout, linear_start
 from abps.models.metrics import Segments
 from abps.models.mixtures import Mixtures
-from abps.models.native import clipped, linear
+from abps.models.native import linear
 from abps.models.native.network import Terms
 from abps.models.outcomes import judged, rule, shaped
 from abps.models.threads import Crew
@@ -56,11 +55,6 @@ class NativeLearner(BaseLearner):
         self._idle = np.flatnonzero(self.data.train.sizes == 0)
         self._crew = Crew()
         self._shares = draws.shares(self.data.train.sizes, self._crew.cores)
-
-    @property
-    @abstractmethod
-    def widths(self) -> Ints:
-        """Inputs, hidden units, and the one output."""
 
     @abstractmethod
     def _takes(self, objective: Objective) -> bool:
@@ -121,16 +115,13 @@ class NativeLearner(BaseLearner):
     ) -> Callable[[], Weights]:
         """Let the centers train while the caller does something else; the result waits for their models."""
         what = LocalRound(round, objective, columns, self.training.epochs if epochs is None else epochs)
-        train = self._train
-        if self.training.clip is not None:
-            objective.check_private()
-            self.take_noisy_steps(round, what.epochs)
-            train = self._train_privately
-        elif not self._takes(objective):
+        if not self._takes(objective):
             return lambda: self.plain.train(w, round, objective, columns, epochs)
         before, after = held(w), np.empty(w.shape, dtype=np.float32)
         after[self._idle] = w[self._idle]
-        wait = self._crew.begin(lambda k: train(self._shares[k], before, after, what), len(self._shares))
+        wait = self._crew.begin(
+            lambda k: self._train(self._shares[k], before, after, what), len(self._shares)
+        )
 
         def finish() -> Weights:
             wait()
@@ -138,60 +129,32 @@ class NativeLearner(BaseLearner):
 
         return finish
 
-    def _train_privately(self, members: Ints, before: Weights, after: Weights, what: LocalRound) -> None:
-        """The private round of some centers (m,); writes their rows of ``after`` (n, P)."""
-        t, rows, size = self.training, self.data.train, before.shape[1]
-        assert t.clip is not None
-        ids, steps, seed = self.ids[members], t.private_steps(what.epochs), self.seed + self.secret
-        used = draws.private_rows(seed, ids, what.number, steps, int(rows.sizes[members].max()), t.sampling)
-        share = 1.0 / (t.sampling * np.maximum(rows.sizes, 1))
-        clipped.train(
-            members,
-            before,
-            after,
-            rows.x,
-            rows.y,
-            rows.start,
-            self.widths,
-            used,
-            share.astype(np.float32),
-            np.float32(t.clip),
-            np.float32(t.noise_multiplier * t.clip),
-            (t.optimizer == "adam", self.rates(what.number), self.decay(), *what.moving(size)),
-            tuple(terms_of(what.objective, self.data.size, size)),
-            (draws.private_keys(seed, ids, what.number, steps), streams.places(size)),
-        )
-
     def logits(self, w: Weights, rows: Rows, owner: Ints | None = None) -> Segments:
         """Logits of model k of ``w`` (models, P) on the rows of center ``owner[k]`` (default: k)."""
         self.look(rows)
         who = np.arange(len(w)) if owner is None else owner
-        models, (answers, pieces) = held(w), self._room(rows, who)
-        self.each(
-            lambda k: self._answer(models, rows, who, pieces[k], answers.start, answers.values), len(pieces)
-        )
-        return answers
+        models, (values, start, pieces) = held(w), self._room(rows, who)
+        self.each(lambda k: self._answer(models, rows, who, pieces[k], start, values), len(pieces))
+        return Segments(values, start)
 
     def mixture_logits(self, own: Weights, others: Weights, parts: Mixtures, rows: Rows) -> Segments:
         """Logits of every mixture on the rows of its owner."""
         self.look(rows)
-        answers, pieces = self._room(rows, parts.owner)
+        values, start, pieces = self._room(rows, parts.owner)
         mine, sent = compact(own), compact(others)
+        self.each(
+            lambda k: self._answer_mixed(mine, sent, parts, rows, pieces[k], start, values), len(pieces)
+        )
+        return Segments(values, start)
 
-        def work(k: int) -> None:
-            self._answer_mixed(mine, sent, parts, rows, pieces[k], answers.start, answers.values)
-
-        self.each(work, len(pieces))
-        return answers
-
-    def _room(self, rows: Rows, owner: Ints) -> tuple[Segments, list[Ints]]:
-        """Room for answers to the owners' rows, and the models in pieces that keep calls cheap and let all
-        cores end at about the same time."""
+    def _room(self, rows: Rows, owner: Ints) -> tuple[Weights, Ints, list[Ints]]:
+        """Room for answers to the owners' rows, where each model's begin, and the models in pieces that keep
+        calls cheap and let all cores end at about the same time."""
         start = np.concatenate([[0], np.cumsum(rows.sizes[owner])])
         outputs, count = self.data.outcome.outputs, len(owner)
         shape = (int(start[-1]),) if outputs == 1 else (int(start[-1]), outputs)
         pieces = max(1, min(count, 16 * self._crew.cores), -(-count // 256))
-        return Segments(np.empty(shape, np.float32), start), np.array_split(np.arange(count), pieces)
+        return np.empty(shape, np.float32), start, np.array_split(np.arange(count), pieces)
 
 
 class LinearLearner(NativeLearner):
@@ -202,11 +165,6 @@ class LinearLearner(NativeLearner):
         self.layout = linear_layout(self.data.width, self.data.outcome)
         self.start = linear_start(self.data.width, self.data.outcome)
         self._mix = self.data.outcome.mix
-
-    @property
-    def widths(self) -> Ints:
-        """Inputs and the one output."""
-        return np.array([self.data.width, 1])
 
     def _takes(self, objective: Objective) -> bool:
         return objective.simple
@@ -255,7 +213,7 @@ class LinearLearner(NativeLearner):
         who = np.arange(len(w)) if owner is None else owner
         answers = self.logits(w, rows, who)
         found = np.zeros((len(w), self.layout.size), dtype=np.float32)
-        for k in np.flatnonzero(rows.sizes[who]):
+        for k in np.flatnonzero(rows.sizes[who]).tolist():
             mine = slice(rows.start[who[k]], rows.start[who[k] + 1])
             ends = np.array([0, mine.stop - mine.start])
             _, slope = judged(self.data.outcome, answers[k], rows.y[mine], ends)

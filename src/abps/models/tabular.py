@@ -206,8 +206,8 @@ def fit_table(
     if count < 2:
         only = candidates[0]
         strength = 1.0 if outcome.binary else PENALTIES[0]
-        predict = only.fit(np.arange(len(y)), (strength,))[0]
-        return TableModel({only.name: 1.0}, float("nan"), predict(x), predict)
+        alone = only.fit(np.arange(len(y)), (strength,))[0]
+        return TableModel({only.name: 1.0}, float("nan"), alone(x), alone)
     fold = folds_of(patient, event, count, seed)
     left_out = [np.empty((len(one.strengths), len(y), outcome.outputs)) for one in candidates]
 
@@ -217,8 +217,11 @@ def fit_table(
             for s, predict in enumerate(candidate.fit(~out, tuple(candidate.strengths))):
                 found[s, out] = predict(x[out])
 
-    for_each = each or (lambda work, number: [work(k) for k in range(number)] and None)
-    for_each(one_fold, count)
+    if each is None:
+        for k in range(count):
+            one_fold(k)
+    else:
+        each(one_fold, count)
     shares = [
         _likelihoods(outcome, z, y, list(one.strengths.values())) for one, z in zip(candidates, left_out)
     ]
