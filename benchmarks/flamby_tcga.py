@@ -114,14 +114,14 @@ def measured(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Segments], 
         ):
             # A linear model and batches of eight: the plain loop is the faster one here.
             run = simulate(data, method, seed, rounds=rounds, engine="debug")
-            note(name, run.answers, data.test)
+            note(name, run.artifacts.answers, data.test)
         for name in OURS:
             config = configure(name, {"model": "linear"} if name == "fedavg" else {})
             how = config.training
             held = prepare(federation, seed, split=split, standardise=how.standardise, splines=how.splines)
             np.testing.assert_array_equal(held.test.y, data.test.y)
             run = simulate(held, config, seed)
-            note(f"{name}, our settings", run.answers, held.test)
+            note(f"{name}, our settings", run.artifacts.answers, held.test)
         print(f"seed {seed} done", file=sys.stderr, flush=True)
     return {name: np.array(values) for name, values in found.items()}, risks, data.test
 
