@@ -11,8 +11,9 @@ import abps
 from abps.cli.main import main
 from abps.core.errors import RequestError
 from abps.engine.output import PRIVACY, save
-from abps.lab.privacy_attacks import INFERRED, PrivacyAudit, Protection, area, audit, cut, exposed, fitting
+from abps.lab.privacy_attacks import Protection, area, audit, cut, exposed, fitting
 from abps.methods.settings import configure
+from abps.privacy.attack_findings import INFERRED, PrivacyAudit
 from abps.report.privacy import conclusions
 from federations import tiny
 

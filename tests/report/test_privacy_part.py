@@ -5,7 +5,7 @@ import json
 import pytest
 
 from abps.engine.output import PRIVACY
-from abps.lab.privacy_attacks import INFERRED, Finding, PrivacyAudit, kept
+from abps.privacy.attack_findings import INFERRED, Finding, PrivacyAudit, kept
 from abps.privacy.budget import Account, PrivacyLedger, Release
 from abps.report.build import parts_of
 from abps.report.privacy import conclusions, inferred, privacy_part, write

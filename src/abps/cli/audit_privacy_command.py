@@ -13,7 +13,7 @@ from abps.core.errors import RequestError
 
 if TYPE_CHECKING:
     from abps.data.federation import Federation
-    from abps.lab.privacy_attacks import PrivacyAudit
+    from abps.privacy.attack_findings import PrivacyAudit
     from abps.study.plan import PlannedRun
     from abps.study.records import StudyRecord
 
@@ -81,8 +81,9 @@ def _audit(
 ) -> PrivacyAudit:
     """The attacks on one run of a study."""
     from abps.data.prepare import prepare
-    from abps.lab.privacy_attacks import PrivacyAudit, audit, fitting, protections
+    from abps.lab.privacy_attacks import audit, fitting, protections
     from abps.methods.accounting import counting_of, with_noise
+    from abps.privacy.attack_findings import PrivacyAudit
 
     if run.data not in known:
         raise RequestError(f"the data of {run.label!r} are not what they were; run the study again")

@@ -18,8 +18,8 @@ from abps.evaluate.net_benefit import Share
 from abps.evaluate.roc import Area
 from abps.evaluate.subgroups import Part
 from abps.evaluate.verdicts import HospitalVerdict
-from abps.fitted.curves import ChartLine, Effect, above, chart, effects
-from abps.fitted.evaluation import Evaluation, ScoreInterval
+from abps.fitted.curves import ChartLine, ColumnEffect, above, chart, effects
+from abps.fitted.evaluation import ModelEvaluation, ScoreInterval
 from abps.fitted.fit import ALONE, FitResult
 from abps.fitted.model import FittedModel
 
@@ -91,7 +91,7 @@ def card(fitted: FitResult, model: FittedModel) -> list[CardSection]:
     ]
 
 
-def _both(fitted: FitResult, model: FittedModel) -> list[tuple[str, Evaluation]]:
+def _both(fitted: FitResult, model: FittedModel) -> list[tuple[str, ModelEvaluation]]:
     """The center's own rows, and those of all where there are others."""
     own = (model.center, fitted.evaluations[model.center])
     if fitted.federation.size == 1:
@@ -135,7 +135,7 @@ def _predicts(model: FittedModel) -> str:
 _COUNTED = {"classes": "of rarer classes", "continuous": "above the median"}
 
 
-def _scores(both: list[tuple[str, Evaluation]], model: FittedModel) -> CardSection:
+def _scores(both: list[tuple[str, ModelEvaluation]], model: FittedModel) -> CardSection:
     """Performance for an outcome that is not binary: its own scores."""
     names = list(both[0][1].measures)
     rows = [
@@ -251,7 +251,7 @@ def _making(fitted: FitResult, model: FittedModel) -> CardSection:
     return CardSection("How it was made", "12, 16, 21, 22", (Text(words), Text(again), Text(making.measured)))
 
 
-def _performance(both: list[tuple[str, Evaluation]]) -> CardSection:
+def _performance(both: list[tuple[str, ModelEvaluation]]) -> CardSection:
     rows = tuple(
         (name, number(e.rows), number(e.events), area_words(e.area), decimal(e.brier)) for name, e in both
     )
@@ -306,7 +306,7 @@ def _alone(fitted: FitResult, model: FittedModel) -> list[CardSection]:
     return [CardSection("Alone or together", "12, 23", (Text(words), table, Text(note)))]
 
 
-def _calibration(both: list[tuple[str, Evaluation]]) -> CardSection:
+def _calibration(both: list[tuple[str, ModelEvaluation]]) -> CardSection:
     rows = tuple(
         (
             name,
@@ -334,7 +334,7 @@ def _calibration(both: list[tuple[str, Evaluation]]) -> CardSection:
     return CardSection("Calibration", "12, 23", tuple(blocks))
 
 
-def _decisions(every: Evaluation) -> CardSection:
+def _decisions(every: ModelEvaluation) -> CardSection:
     rows = []
     for name, at in every.thresholds.items():
         shares = (at.called, at.sensitivity, at.specificity, at.positive_value, at.negative_value)
@@ -400,7 +400,7 @@ def adds_to(model: FittedModel) -> str:
     return "the log relative risk" if model.outcome.way == "cox" else "the log odds"
 
 
-def draw(effect: Effect, what: str = "the log odds") -> str:
+def draw(effect: ColumnEffect, what: str = "the log odds") -> str:
     """The curve of one column."""
     assert effect.curve is not None
     at, adds = effect.curve

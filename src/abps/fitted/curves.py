@@ -21,7 +21,7 @@ POINTS = 120
 
 
 @dataclass(frozen=True, eq=False)
-class Effect:
+class ColumnEffect:
     """What one column adds to the log odds.
 
     amount: of a yes/no column or a level, what it adds if it is so; of a number, by how much it moves the log
@@ -41,7 +41,7 @@ def is_additive(model: FittedModel) -> bool:
     return one_sum and model.network.outputs == 1
 
 
-def effects(model: FittedModel) -> list[Effect]:
+def effects(model: FittedModel) -> list[ColumnEffect]:
     """The effect of every encoded column, the largest first; nothing for a model that is no sum."""
     if not is_additive(model):
         return []
@@ -55,7 +55,7 @@ def effects(model: FittedModel) -> list[Effect]:
         file = "curve-" + re.sub(r"[^A-Za-z0-9]+", "-", f"{k}-{column.name}").strip("-")[:60]
         scale = scales.get(column.source)
         if column.kind != "number" or scale is None:
-            found.append(Effect(column.name, file, float(mine[0])))
+            found.append(ColumnEffect(column.name, file, float(mine[0])))
             continue
         if not scale.spread > 0:
             continue
@@ -66,7 +66,7 @@ def effects(model: FittedModel) -> list[Effect]:
         filled = (np.array([scale.fill]) - scale.center) / scale.spread
         adds = adds - (filled * mine[0] if terms is None else terms.of(filled) @ mine)
         knots = () if terms is None else tuple((terms.knots * scale.spread + scale.center).tolist())
-        found.append(Effect(column.name, file, float(np.ptp(adds)), (values, adds), knots))
+        found.append(ColumnEffect(column.name, file, float(np.ptp(adds)), (values, adds), knots))
     return sorted(found, key=lambda effect: (-abs(effect.amount), effect.name))
 
 

@@ -49,7 +49,7 @@ class ScoreInterval:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class ModelEvaluation:
     """rows, events; the area under the ROC curve; calibration; what acting at thresholds would bring.
 
     measures: for an outcome that is not binary, its scores by name, the main one first; it has nothing of
@@ -116,7 +116,7 @@ class HeldOutRows:
         probability = Segments(after, answers.start)
         return HeldOutRows(probability, rows, place, fold, tuple(mends), thresholds, chosen)
 
-    def evaluation(self, i: int | None = None) -> Evaluation:
+    def evaluation(self, i: int | None = None) -> ModelEvaluation:
         """How good the models are at center i, or on all rows."""
         start = self.rows.start
         part = slice(None) if i is None else slice(int(start[i]), int(start[i + 1]))
@@ -139,14 +139,14 @@ class HeldOutRows:
 
 def evaluate(
     probability: Floats, y: Floats, thresholds: Mapping[str, Floats], fold: NDArray[np.int64] | None = None
-) -> Evaluation:
+) -> ModelEvaluation:
     """Everything about (rows,) probabilities of (rows,) labels.
 
     thresholds: (rows,) by name, the one that each row is judged by.
     fold: (rows,) which model scored a row; only pairs of rows of one model count in the area.
     """
     y = np.asarray(y, dtype=np.float64)
-    return Evaluation(
+    return ModelEvaluation(
         rows=len(y),
         events=int(y.sum()),
         area=area(probability, y, fold=fold),
@@ -166,7 +166,7 @@ DRAWS = 200
 FEWEST = 5
 
 
-def evaluate_other(answers: Floats, rows: Rows, train: Rows, seed: int = 0) -> Evaluation:
+def evaluate_other(answers: Floats, rows: Rows, train: Rows, seed: int = 0) -> ModelEvaluation:
     """The scores of (rows, outputs) answers to the test rows of one center, or of all as one.
 
     train: the rows that weights for censoring, and Cox's baseline, come from.

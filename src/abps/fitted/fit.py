@@ -35,12 +35,12 @@ from abps.evaluate.survival import breslow, hazard_at
 from abps.fitted.alone import AdditiveAlone
 from abps.fitted.evaluation import (
     AloneComparison,
-    Evaluation,
     HeldOutRows,
+    ModelEvaluation,
     compare_alone,
 )
 from abps.fitted.inputs import ranges_of
-from abps.fitted.layers import Network, network_of
+from abps.fitted.layers import LayeredNetwork, network_of
 from abps.fitted.model import FittedModel
 from abps.methods.base import Method
 from abps.methods.catalog import name_of
@@ -87,8 +87,8 @@ class FitResult:
     federation: Federation
     making: Making
     models: tuple[FittedModel, ...]
-    evaluations: Mapping[str, Evaluation]
-    overall: Evaluation
+    evaluations: Mapping[str, ModelEvaluation]
+    overall: ModelEvaluation
     subgroups: Mapping[str, list[Part]]
     probabilities: pl.DataFrame
     alone: Mapping[str, AloneComparison] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class TrainedNetworks:
     """
 
     data: Prepared
-    networks: tuple[Network, ...]
+    networks: tuple[LayeredNetwork, ...]
     split: NDArray[np.int8]
 
 

@@ -24,7 +24,7 @@ from abps.core.errors import RequestError, nearest
 from abps.data.codebook import Codebook
 from abps.evaluate.calibration import Recalibration
 from abps.fitted.inputs import Range
-from abps.fitted.layers import Network
+from abps.fitted.layers import LayeredNetwork
 from abps.fitted.model import FittedModel
 
 SCHEMA = "abps.model/1"
@@ -135,7 +135,7 @@ def load_model(path: str | Path) -> FittedModel:
             label=content["label"],
             positive=content["positive"],
             book=Codebook.from_json(json.loads((folder / BOOK).read_text(encoding="utf-8"))),
-            network=Network.of(tensors, content["network"]),
+            network=LayeredNetwork.of(tensors, content["network"]),
             splines=bool(content["splines"]),
             recalibration=Recalibration(**content["recalibration"]),
             thresholds=content["thresholds"],

@@ -27,7 +27,7 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class LayeredNetwork:
     """Branches of layers that see the same inputs; their outputs are added."""
 
     branches: tuple[tuple[Layer, ...], ...]
@@ -72,9 +72,9 @@ class Network:
         return [[layer.relu for layer in branch] for branch in self.branches]
 
     @staticmethod
-    def of(tensors: Mapping[str, NDArray[np.float32]], shape: list[list[bool]]) -> Network:
+    def of(tensors: Mapping[str, NDArray[np.float32]], shape: list[list[bool]]) -> LayeredNetwork:
         """From numbers by name."""
-        return Network(
+        return LayeredNetwork(
             tuple(
                 tuple(
                     Layer(tensors[f"{b}.{k}.weight"], tensors[f"{b}.{k}.bias"], bool(relu))
@@ -85,7 +85,7 @@ class Network:
         )
 
 
-def network_of(module: nn.Module, weights: NDArray[np.float32]) -> Network:
+def network_of(module: nn.Module, weights: NDArray[np.float32]) -> LayeredNetwork:
     """A trained module as plain layers.  weights: (P,) the flat row of its parameters."""
     named = layout_of(module).unflatten(weights)
     if isinstance(module, MLP):
@@ -100,7 +100,7 @@ def network_of(module: nn.Module, weights: NDArray[np.float32]) -> Network:
             f"a model of the kind {type(module).__name__} cannot be written as plain layers yet; "
             "fit with mlp, linear or gam"
         )
-    return _checked(Network(branches), module, weights)
+    return _checked(LayeredNetwork(branches), module, weights)
 
 
 def _mlp(module: MLP, named: Mapping[str, NDArray[np.float32]], prefix: str) -> tuple[Layer, ...]:
@@ -111,7 +111,7 @@ def _mlp(module: MLP, named: Mapping[str, NDArray[np.float32]], prefix: str) -> 
     return (*hidden, Layer(named[f"{prefix}head.weight"], named[f"{prefix}head.bias"], False))
 
 
-def _checked(network: Network, module: nn.Module, weights: NDArray[np.float32]) -> Network:
+def _checked(network: LayeredNetwork, module: nn.Module, weights: NDArray[np.float32]) -> LayeredNetwork:
     """The layers, once they have answered like the module they were taken from."""
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(64, network.width)).astype(np.float32))
     module.eval()

@@ -17,7 +17,7 @@ from abps.data.outcome import Outcome
 from abps.data.splines import Design, design_of
 from abps.evaluate.calibration import Recalibration, expit
 from abps.fitted.inputs import Range, readable
-from abps.fitted.layers import Network
+from abps.fitted.layers import LayeredNetwork
 from abps.models.outcomes import foretold, risk
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ class FittedModel:
     label: str
     positive: str
     book: Codebook
-    network: Network
+    network: LayeredNetwork
     recalibration: Recalibration = field(default_factory=Recalibration)
     splines: bool = False
     thresholds: Mapping[str, float] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from abps import files
 from abps.core.errors import RequestError
 from abps.engine.output import PRIVACY
-from abps.lab.privacy_attacks import Finding, PrivacyAudit, keep, kept
+from abps.privacy.attack_findings import Finding, PrivacyAudit, keep, kept
 from abps.privacy.budget import PrivacyLedger, Recount, recount
 from abps.report.tables import Table, as_csv, as_markdown, number, signed
 from abps.study.records import StudyFolder

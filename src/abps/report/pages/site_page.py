@@ -15,7 +15,7 @@ from abps.sites.store.rows import RoundRow
 if TYPE_CHECKING:  # a page that is served while a job runs is made without figures
     from matplotlib.figure import Figure
 
-    from abps.fitted.evaluation import Evaluation
+    from abps.fitted.evaluation import ModelEvaluation
     from abps.report.drawing import Drawing
 
 #: Rounds in the table of a page that is looked at while a job runs.
@@ -33,7 +33,7 @@ class Now:
 def site_page(
     summary: Mapping[str, Any],
     rounds: Sequence[RoundRow],
-    evaluation: Evaluation | None = None,
+    evaluation: ModelEvaluation | None = None,
     card: str = "",
     why_no_model: str = "",
     now: Now | None = None,
