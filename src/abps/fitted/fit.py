@@ -189,7 +189,7 @@ def put_together(
 
 def networks_of(data: Prepared, config: Method, weights: Any, split: NDArray[np.int8]) -> TrainedNetworks:
     """Models (centers, P), or one for all (1, P), as networks."""
-    made = answering(config.training.factory, data.outcome, data.columns)
+    made = answering(config.training.factory, data.outcome)
     each = tuple(network_of(made(data.width), row) for row in weights)
     return TrainedNetworks(data, each * data.size if len(each) == 1 else each, split)
 

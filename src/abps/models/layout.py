@@ -29,11 +29,9 @@ else:
     ModelFactory = Callable[..., Any]
 
 
-def answering(factory: ModelFactory, outcome: Outcome, columns: tuple[str, ...] = ()) -> ModelFactory:
-    """The factory of models that answer for an outcome; one that asks for the names of columns gets them."""
+def answering(factory: ModelFactory, outcome: Outcome) -> ModelFactory:
+    """The factory of models that answer for an outcome."""
     known = inspect.signature(factory).parameters
-    if "columns" in known:
-        factory = functools.partial(factory, columns=columns)
     if outcome.binary:
         return factory
     if "outcome" in known:

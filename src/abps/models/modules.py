@@ -47,7 +47,7 @@ class ModuleLearner(BaseLearner):
         super().__post_init__()
         self.device = find_device(self.device)
         outcome, width = self.data.outcome, self.data.width
-        self.factory = answering(self.training.factory, outcome, self.data.columns)
+        self.factory = answering(self.training.factory, outcome)
         module = self.factory(width)
         self.layout = layout_of(module)
         self.start = initial_weights(self.factory, width, self.seed)
