@@ -35,7 +35,7 @@ from abps.data.codebook import Codebook, Column, SiteStatistics
 from abps.data.scales import summarise
 from abps.data.table import read_table
 from abps.engine.output import load_run
-from abps.methods.references import Regression
+from abps.methods.references import RegressionMemory
 from abps.methods.state_bytes import StateError, freeze, thaw
 from abps.privacy.budget import Account, PrivacyLedger, Release, recomputed
 from abps.sites.consent import sitefile
@@ -415,7 +415,7 @@ def targets(place: Path) -> list[Target]:
         "summarised": {"seed": 3, "bytes": {"a": 20, "b": 20}},
     }
     own = {"schema": "abps.site/1", **asdict(sitefile.SiteFile("a", "t.csv", "died", "studies"))}
-    remembered = freeze(Regression(rng.normal(size=6), rng.normal(size=6), 2, 3.5, 0.4))
+    remembered = freeze(RegressionMemory(rng.normal(size=6), rng.normal(size=6), 2, 3.5, 0.4))
     account = Account(3.0, 1e-5, (Release(1, "training", 1.0, 0.5, 3),))
     ledger = PrivacyLedger({"x": account}, ("nothing",)).to_json()
     hello = {"round": 1, "agreement": "a", "rows": 5, "edges": 0, "validation": {"1": 0.5}}
@@ -446,7 +446,7 @@ def targets(place: Path) -> list[Target]:
             bent_json,
         ),
         Target("sitefiles", (_bytes(own),), files.site, (RequestError,), 1, bent_json),
-        Target("states", (remembered,), lambda d: thaw(Regression, d), (StateError,), 2),
+        Target("states", (remembered,), lambda d: thaw(RegressionMemory, d), (StateError,), 2),
         Target("ledgers", (_bytes(ledger),), _json(recomputed), (RequestError,), 1, bent_json),
         Target("answers", (_bytes(hello), _bytes(sums)), _json(_answered), (), 3, bent_json),
         Target("results", (_bytes(_result()),), files.result, (RequestError,), 0.6, bent_json),

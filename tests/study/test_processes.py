@@ -17,7 +17,7 @@ from abps.study.execute import conduct
 from abps.study.plan import Request, Source, make_plan
 from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder
-from abps.study.workers.processes import Local, run_local, share_cores
+from abps.study.workers.processes import LocalExecutor, run_local, share_cores
 from abps.study.workers.worker import own_cores
 
 SMALL = Source("icu-synthetic:centers=8,stays=800")
@@ -75,7 +75,7 @@ def test_a_failing_run_is_reported_and_the_others_go_on(tmp_path, capsys):
 
 def test_workers_that_got_ready_are_used_and_others_are_ended(tmp_path):
     plan = make_plan(Request((SMALL,), ("fedavg",), (1,), 1))
-    with Local(jobs=2) as local:
+    with LocalExecutor(jobs=2) as local:
         local.get_ready(2)
         ready = list(local._ready.values())
         outcome = conduct(plan, tmp_path, local)

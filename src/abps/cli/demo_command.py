@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from abps.cli import options
-from abps.study.workers.processes import Local
+from abps.study.workers.processes import LocalExecutor
 
 #: The best alone, a plain federated regression, everybody, random pairs, the flagship, and the true groups.
 METHODS: Final = ("local-best", "glm-exact", "fedavg", "random-k1", "abps-plus", "group-oracle-k1")
@@ -48,7 +48,7 @@ def demo(
             highlight=False,
             markup=False,
         )
-    with Local(jobs) as local:
+    with LocalExecutor(jobs) as local:
         if not out.exists():
             local.get_ready(len(METHODS))
         # Imported while the workers get ready.

@@ -21,7 +21,7 @@ from abps.report.build import Report, Section
 from abps.report.study_tables import brief, spoken
 from abps.report.tables import number
 from abps.study.compare import load_study, run_study
-from abps.study.execute import Executor, Outcome
+from abps.study.execute import Executor, StudyOutcome
 from abps.study.plan import Plan, Request
 
 #: Columns of a table where there is no terminal.
@@ -62,7 +62,7 @@ def finish(
         raise typer.Exit(1)
 
 
-def summary(report: Report, outcome: Outcome | None = None) -> dict[str, Any]:
+def summary(report: Report, outcome: StudyOutcome | None = None) -> dict[str, Any]:
     """What came out, for machines."""
     content: dict[str, Any] = {"report": str(report.page), "absent": list(report.absent), "data": []}
     if report.tuned:

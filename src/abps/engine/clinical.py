@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from abps.evaluate.calibration import (
     Calibration,
-    Curve,
+    CalibrationCurve,
     Estimate,
     Recalibration,
     calibration,
@@ -268,7 +268,7 @@ def _share(share: Share) -> Interval:
     return _interval(share.value, share.low, share.high)
 
 
-def _points(curve: Curve | None) -> tuple[tuple[float, float], ...]:
+def _points(curve: CalibrationCurve | None) -> tuple[tuple[float, float], ...]:
     if curve is None:
         return ()
     return tuple((_short(a), _short(b)) for a, b in zip(curve.at.tolist(), curve.observed.tolist()))

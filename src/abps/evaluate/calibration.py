@@ -60,7 +60,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class CalibrationCurve:
     """A smooth calibration curve.  at: (k,) predicted probabilities.  observed, low, high: (k,).
 
     error: the mean distance between predicted and observed over all rows; worst: the 90th percentile of it.
@@ -123,7 +123,7 @@ def _estimate(value: float, variance: float) -> Estimate:
     return Estimate(float(value), float(value) - half, float(value) + half)
 
 
-def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> Curve | None:
+def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> CalibrationCurve | None:
     """The smooth curve: logistic regression on a restricted cubic spline of the log odds; None if too few.
 
     Three knots from 20 events and non-events on, four from 100, five from 300. Drawn between the 1st and the
@@ -146,7 +146,7 @@ def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> Curve | No
     middle = basis @ fit.coefficients
     half = norm.ppf(0.975) * np.sqrt(np.einsum("ij,jk,ik->i", basis, fit.covariance, basis))
     distance = np.abs(expit(_spline(predicted, knots) @ fit.coefficients) - p)
-    return Curve(
+    return CalibrationCurve(
         expit(grid),
         expit(middle),
         expit(middle - half),

@@ -25,7 +25,7 @@ MOST_LEVELS = 8
 
 
 @dataclass(frozen=True)
-class Part:
+class SubgroupPart:
     """One part of the cohort.  hidden: why its numbers are not shown; None if they are.
 
     Of a part that is not small itself the area may be shown although its counts are hidden.
@@ -38,7 +38,7 @@ class Part:
     hidden: str | None = None
 
 
-def subgroups(probability: Floats, y: Floats, names: Sequence[str | None]) -> list[Part]:
+def subgroups(probability: Floats, y: Floats, names: Sequence[str | None]) -> list[SubgroupPart]:
     """The parts by name, in the order of their names; rows without a name are "unknown".
 
     A small part is hidden. If it is the only one, the counts of the next smallest are hidden as well:
@@ -54,9 +54,9 @@ def subgroups(probability: Floats, y: Floats, names: Sequence[str | None]) -> li
         other = min((name for name in rows if name not in small), key=lambda name: (size[name], name))
         hidden[other] = f"not shown, so that {small[0]!r} does not follow from the total"
     return [
-        Part(name, None, None if name in small else area(p[mine], y[mine]), None, hidden[name])
+        SubgroupPart(name, None, None if name in small else area(p[mine], y[mine]), None, hidden[name])
         if name in hidden
-        else Part(name, size[name], area(p[mine], y[mine]), calibration(p[mine], y[mine]))
+        else SubgroupPart(name, size[name], area(p[mine], y[mine]), calibration(p[mine], y[mine]))
         for name, mine in rows.items()
     ]
 

@@ -20,7 +20,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class SurvivalCurve:
     """A step function that starts at one: ``value[k]`` from ``time[k]`` on."""
 
     time: Floats
@@ -57,7 +57,7 @@ def at_risk(time: Floats, event: Bools) -> tuple[Floats, Floats, Floats, Floats]
     return steps, (len(time) - first).astype(np.float64), died, left - died
 
 
-def kaplan_meier(time: Floats, event: Bools) -> Curve:
+def kaplan_meier(time: Floats, event: Bools) -> SurvivalCurve:
     """The chance to live longer than t.
 
     >>> kaplan_meier(np.array([1.0, 2.0, 3.0]), np.array([True, False, True])).value.round(3).tolist()
@@ -65,16 +65,16 @@ def kaplan_meier(time: Floats, event: Bools) -> Curve:
     """
     check_times(time, event)
     steps, watched, died, _ = at_risk(time, event)
-    return Curve(steps, np.cumprod(1.0 - died / watched, dtype=np.float64))
+    return SurvivalCurve(steps, np.cumprod(1.0 - died / watched, dtype=np.float64))
 
 
-def censoring(time: Floats, event: Bools) -> Curve:
+def censoring(time: Floats, event: Bools) -> SurvivalCurve:
     """The chance to be watched longer than t: Kaplan-Meier of the end of watching."""
     check_times(time, event)
     steps, watched, died, ended = at_risk(time, event)
     left = watched - died
     share = np.divide(ended, left, out=np.zeros_like(left), where=left > 0)
-    return Curve(steps, np.cumprod(1.0 - share, dtype=np.float64))
+    return SurvivalCurve(steps, np.cumprod(1.0 - share, dtype=np.float64))
 
 
 def concordance(time: Floats, event: Bools, risk: Floats) -> float:
@@ -106,7 +106,9 @@ def concordance(time: Floats, event: Bools, risk: Floats) -> float:
     return good / pairs if pairs else float("nan")
 
 
-def weighted_concordance(time: Floats, event: Bools, risk: Floats, watched: Curve, until: float) -> float:
+def weighted_concordance(
+    time: Floats, event: Bools, risk: Floats, watched: SurvivalCurve, until: float
+) -> float:
     """Uno's C: the same share, every pair by how rarely its first failure could be seen (squared), and only
     of failures before ``until``; it does not depend on who was watched how long.
 
@@ -124,7 +126,7 @@ def weighted_concordance(time: Floats, event: Bools, risk: Floats, watched: Curv
     return good / pairs if pairs else float("nan")
 
 
-def brier(time: Floats, event: Bools, survival: Floats, grid: Floats, watched: Curve) -> Floats:
+def brier(time: Floats, event: Bools, survival: Floats, grid: Floats, watched: SurvivalCurve) -> Floats:
     """(grid,) squared error of predicted survival at each time, weighted for censoring (Graf et al. 1999).
 
     survival: (rows, grid) predicted chances to live longer.  watched: by :func:`censoring`, on training rows.
@@ -145,7 +147,7 @@ def integrated(values: Floats, grid: Floats) -> float:
     return float(np.trapezoid(values, grid) / (grid[-1] - grid[0]))
 
 
-def auroc_at(time: Floats, event: Bools, risk: Floats, t: float, watched: Curve) -> float:
+def auroc_at(time: Floats, event: Bools, risk: Floats, t: float, watched: SurvivalCurve) -> float:
     """AUROC for "fails until t" against "lives longer", weighted for censoring; NaN with one kind only."""
     check_times(time, event)
     cases, controls = event & (time <= t), time > t
@@ -177,7 +179,7 @@ def partial_likelihood(time: Floats, event: Bools, score: Floats) -> tuple[float
     return float(loss), gradient
 
 
-def breslow(time: Floats, event: Bools, score: Floats) -> Curve:
+def breslow(time: Floats, event: Bools, score: Floats) -> SurvivalCurve:
     """Breslow's cumulative hazard of somebody with score zero, from log relative risks (rows,): ``value`` is
     what has come together by ``time``. The chance to live longer is exp(-value * exp(score)).
     """
@@ -187,17 +189,17 @@ def breslow(time: Floats, event: Bools, score: Floats) -> Curve:
     risk = np.exp(score[order].astype(np.float64))
     at_risk_now = np.cumsum(risk[::-1])[::-1][first]
     died = np.add.reduceat(event[order].astype(np.float64), first)
-    return Curve(steps, np.cumsum(died / at_risk_now))
+    return SurvivalCurve(steps, np.cumsum(died / at_risk_now))
 
 
-def hazard_at(curve: Curve, times: Floats) -> Floats:
+def hazard_at(curve: SurvivalCurve, times: Floats) -> Floats:
     """A cumulative hazard at times; zero before the first step."""
     return np.concatenate([[0.0], curve.value])[np.searchsorted(curve.time, times, side="right")]
 
 
 def common_curve(
     grid: Floats, watched: Sequence[Floats], died: Sequence[Floats], ended: Sequence[Floats], floor: int = 10
-) -> Curve:
+) -> SurvivalCurve:
     """Kaplan-Meier of several centers that publish counts on a common grid, and no times.
 
     watched, died, ended: per center (grid,) rows watched at the start of each interval, events and ends of
@@ -215,7 +217,7 @@ def common_curve(
             times.append(grid[k])
             values.append(value)
             lives, deaths = 1.0, 0.0
-    return Curve(np.array(times), np.array(values))
+    return SurvivalCurve(np.array(times), np.array(values))
 
 
 def grid_counts(time: Floats, event: Bools, grid: Floats) -> tuple[Floats, Floats, Floats]:

@@ -19,7 +19,7 @@ from abps.engine.clinical import chosen_cuts
 from abps.engine.result import Run
 from abps.evaluate.calibration import (
     Calibration,
-    Curve,
+    CalibrationCurve,
     Recalibration,
     calibration,
     expit,
@@ -31,7 +31,7 @@ from abps.evaluate.inference import average_gain, fold_inflation
 from abps.evaluate.measured import measured
 from abps.evaluate.net_benefit import AtThreshold, DecisionCurve, at_threshold, decision_curve
 from abps.evaluate.roc import Area, area
-from abps.evaluate.subgroups import Part, subgroups
+from abps.evaluate.subgroups import SubgroupPart, subgroups
 from abps.evaluate.verdicts import HospitalVerdict, events_needed, hospital_verdicts
 from abps.models.metrics import Segments
 from abps.models.outcome_scores import main_score, measures
@@ -61,7 +61,7 @@ class ModelEvaluation:
     area: Area
     brier: float
     calibration: Calibration
-    curve: Curve | None
+    curve: CalibrationCurve | None
     decisions: DecisionCurve | None
     thresholds: Mapping[str, AtThreshold]
     measures: Mapping[str, ScoreInterval] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class HeldOutRows:
         answers = answers[:, None] if answers.ndim == 1 else answers
         return evaluate_other(answers, self.rows if i is None else self.rows.only(i), self.rows)
 
-    def subgroups(self, names: Mapping[str, Sequence[str | None]]) -> dict[str, list[Part]]:
+    def subgroups(self, names: Mapping[str, Sequence[str | None]]) -> dict[str, list[SubgroupPart]]:
         """By column, performance per subgroup.  names: by column, the subgroup of every row of the table."""
         probability, y = self.answers.values.astype(np.float64), self.rows.y.astype(np.float64)
         return {

@@ -139,7 +139,7 @@ class PooledBest(TableReference):
 
 
 @dataclass(frozen=True, eq=False)
-class Regression:
+class RegressionMemory:
     """What the server of a federated regression remembers.
 
     w: (1 + columns,) coefficients that centers are asked about.  step: which penalty is being solved.
@@ -198,7 +198,7 @@ class GlmExact(StarMethod):
         """Nothing: it finds its own settings."""
         return {}
 
-    keeps = Regression
+    keeps = RegressionMemory
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -227,11 +227,11 @@ class GlmExact(StarMethod):
         """The round of the coefficients that a center is asked about."""
         return state.received
 
-    def answered(self, memory: Regression | None) -> int:
+    def answered(self, memory: RegressionMemory | None) -> int:
         """The round in which coefficients were sent last."""
         return 0 if memory is None else memory.asked
 
-    def over(self, memory: Regression | None) -> bool:
+    def over(self, memory: RegressionMemory | None) -> bool:
         """Whether the coefficients are final."""
         return memory is not None and memory.done
 
@@ -271,12 +271,12 @@ class GlmExact(StarMethod):
         memory = server.memory
         if memory is None:
             zero = np.zeros(width_of(len(total)))
-            memory = Regression(zero, zero)
+            memory = RegressionMemory(zero, zero)
         memory = replace(self.step(memory, total), asked=t)
         reply = np.concatenate([[-t if memory.done else t], memory.best if memory.done else memory.w])
         return (reply.astype(np.float32),), memory
 
-    def step(self, state: Regression, total: Floats) -> Regression:
+    def step(self, state: RegressionMemory, total: Floats) -> RegressionMemory:
         """What the server makes of the sums at the coefficients that it asked about."""
         penalty = self.penalties[state.step]
         loss = float(total[-4] + 0.5 * penalty * (state.w[1:] ** 2).sum())

@@ -26,7 +26,7 @@ from abps.data.federation import Federation
 from abps.engine.result import Accuracy, Run
 from abps.methods.base import Method
 from abps.methods.catalog import REFERENCES, find
-from abps.study.execute import Executor, Outcome, computed, conduct
+from abps.study.execute import Executor, StudyOutcome, computed, conduct
 from abps.study.plan import NONE, Plan, PlannedRun, Request, Source, expand_methods, make_plan
 from abps.study.progress import StudyProgress
 from abps.study.records import StudyFolder, StudyRecord, record_of
@@ -152,7 +152,7 @@ def run_study(
     given: Sequence[Federation] = (),
     elsewhere: bool = True,
     before: Callable[[Plan], None] | None = None,
-) -> Outcome:
+) -> StudyOutcome:
     """Plan a request, tune its methods if it asks for that, and compute what its folder lacks.
 
     words: the methods as they were asked for.  own, given: methods and federations that only this process

@@ -22,7 +22,7 @@ Executor = Callable[[StudyFolder, Sequence[PlannedRun], StudyProgress], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudyOutcome:
     """How a study ended."""
 
     planned: int
@@ -32,7 +32,7 @@ class Outcome:
     missing: tuple[PlannedRun, ...]
 
 
-def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -> Outcome:
+def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -> StudyOutcome:
     """Compute what a plan still lacks in the study's folder.
 
     elsewhere: the executor's processes are not this one, and need the data in the folder.
@@ -61,7 +61,7 @@ def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -
                     missing.append(run)
         if not missing:  # what is missing may still be computed elsewhere, from this copy
             data_cache.remove(study.cache)
-        return Outcome(
+        return StudyOutcome(
             planned=len(plan.runs),
             reused=len(plan.runs) - len(todo),
             computed=len(todo) - len(failed) - len(missing),

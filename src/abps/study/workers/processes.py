@@ -101,7 +101,7 @@ class _Worker:
                     stream.close()
 
 
-class Local:
+class LocalExecutor:
     """Computes runs in worker processes; they may get ready while the study is still being planned.
 
     jobs: processes at the same time; default: one per core.
@@ -112,7 +112,7 @@ class Local:
         self._heard: Received = queue.Queue()
         self._ready: dict[int, _Worker] = {}
 
-    def __enter__(self) -> Local:
+    def __enter__(self) -> LocalExecutor:
         return self
 
     def __exit__(
@@ -179,7 +179,7 @@ def run_local(
     study: StudyFolder, todo: Sequence[PlannedRun], progress: StudyProgress, jobs: int | None = None
 ) -> None:
     """Compute runs in worker processes that are started now."""
-    with Local(jobs) as local:
+    with LocalExecutor(jobs) as local:
         local(study, todo, progress)
 
 
