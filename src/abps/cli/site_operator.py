@@ -123,8 +123,7 @@ def submit(
     approval: Approval = 0.0,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the end; 0: do not wait.")] = 3600.0,
     to_the_end: Annotated[
-        bool,
-        typer.Option("--to-the-end", help="Submit job after job until all rounds are done."),
+        bool, typer.Option("--to-the-end", help="Submit job after job until all rounds are done.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the report of the job here.")] = None,
     as_json: options.Json = False,
