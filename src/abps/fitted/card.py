@@ -16,7 +16,7 @@ import numpy as np
 from abps.evaluate.calibration import Estimate
 from abps.evaluate.net_benefit import Share
 from abps.evaluate.roc import Area
-from abps.evaluate.subgroups import Part
+from abps.evaluate.subgroups import SubgroupPart
 from abps.evaluate.verdicts import HospitalVerdict
 from abps.fitted.curves import ChartLine, ColumnEffect, above, chart, effects
 from abps.fitted.evaluation import ModelEvaluation, ScoreInterval
@@ -502,7 +502,7 @@ def share_words(share: Share) -> str:
     return "–" if share.of == 0 else f"{share.value:.0%} ({share.low:.0%} to {share.high:.0%})"
 
 
-def part_words(part: Part) -> tuple[str, ...]:
+def part_words(part: SubgroupPart) -> tuple[str, ...]:
     """The cells of one subgroup."""
     if part.area is None:
         return part.name, "hidden", "hidden", part.hidden or "", ""

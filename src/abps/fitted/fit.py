@@ -30,7 +30,7 @@ from abps.engine.crossvalidation import FOLDS, cross_validate
 from abps.engine.result import Run, versions
 from abps.engine.simulate import Progress, simulate
 from abps.evaluate.calibration import Recalibration
-from abps.evaluate.subgroups import Part
+from abps.evaluate.subgroups import SubgroupPart
 from abps.evaluate.survival import breslow, hazard_at
 from abps.fitted.alone import AdditiveAlone
 from abps.fitted.evaluation import (
@@ -89,7 +89,7 @@ class FitResult:
     models: tuple[FittedModel, ...]
     evaluations: Mapping[str, ModelEvaluation]
     overall: ModelEvaluation
-    subgroups: Mapping[str, list[Part]]
+    subgroups: Mapping[str, list[SubgroupPart]]
     probabilities: pl.DataFrame
     alone: Mapping[str, AloneComparison] = field(default_factory=dict)
     evaluated: Run | None = None

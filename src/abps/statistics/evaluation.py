@@ -43,7 +43,7 @@ class AtHospital:
 
 
 @dataclass(frozen=True)
-class ModelEvaluation:
+class HospitalEvaluation:
     """Every model at every hospital, and by model the random-effects summary of log-odds of AUROC."""
 
     results: tuple[AtHospital, ...]
@@ -81,7 +81,7 @@ def evaluate_models(
     hospital: Sequence[str],
     thresholds: Sequence[float] = (0.1, 0.2),
     min_cell: int = 10,
-) -> ModelEvaluation:
+) -> HospitalEvaluation:
     """Models by name, each with the (rows,) probabilities that it gives, against outcomes of 0 and 1."""
     outcome, names = np.asarray(y, dtype=np.float64), np.asarray(hospital, dtype=object)
     if not np.isin(outcome, (0.0, 1.0)).all():
@@ -97,7 +97,7 @@ def evaluate_models(
         ]
         results += own
         summaries[model] = _summary(own)
-    return ModelEvaluation(tuple(results), summaries, tuple(thresholds), min_cell)
+    return HospitalEvaluation(tuple(results), summaries, tuple(thresholds), min_cell)
 
 
 def _at(
