@@ -16,7 +16,7 @@ from abps.sites.flare.app import FlareSite
 #: What is sent, in bytes.
 SIZE = 100 << 20
 
-for site in [each for each in gc.get_objects() if isinstance(each, FlareSite) and hasattr(each, "_job")]:
+for site in [each for each in gc.get_objects() if type(each) is FlareSite and hasattr(each, "_job")]:
     if site._job.site == "site-1":
         for proxy in site._peers.values():
             with contextlib.suppress(CollabCallError):
