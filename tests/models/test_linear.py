@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -305,3 +308,17 @@ def test_steps_cool_down():
     np.testing.assert_allclose(learner.steps(Objective(), 1), 2 * learner.steps(Objective(), 11), rtol=1e-6)
     with pytest.raises(RequestError, match="optimizer=descent alone"):
         Training(cooling=3.0)
+
+
+def test_linear_models_are_trained_without_pytorch():
+    script = (
+        "import sys\nsys.path.insert(0, 'tests')\nfrom federations import tiny\n"
+        "from abps.models.learners import learner_for\nfrom abps.models.training import Training\n"
+        "learner = learner_for(tiny((60, 40)), Training.of('linear'), 1)\n"
+        "print(learner.train(learner.start[None].repeat(2, 0), 1).any(), 'torch' in sys.modules)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "False"]
