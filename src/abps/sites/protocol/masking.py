@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -35,15 +35,8 @@ Floats = NDArray[np.float64]
 PURPOSE = "key of masked sums"
 
 
-class Write(Protocol):
-    """Writes a row of the log: its kind, how many bytes, why, in which round, and whether it leaves."""
-
-    def __call__(self, kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
-        """Write it down, on the disk if it leaves."""
-
-
-def _no_log(kind: EntryKind, size: int, why: str, number: int, sent: bool = True) -> None:
-    """Nothing is written down."""
+#: Writes a row of the log: (kind, bytes, why, round, sent=True); on the disk, if it leaves.
+Write = Callable[..., None]
 
 
 @dataclass
@@ -62,7 +55,7 @@ class Masking:
     _known: dict[str, bytes] = field(default_factory=dict)
     _member: Member | None = None
     _round: int = 0
-    write: Write = _no_log
+    write: Write = lambda *row, sent=True: None
     what: str = "round"
 
     def introduction(self) -> list[bytes]:
