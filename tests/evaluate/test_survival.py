@@ -33,34 +33,6 @@ def test_curves_and_concordance_are_those_of_lifelines(seed):
     assert s.concordance(time, event, risk) == pytest.approx(theirs, abs=1e-12)
 
 
-def test_the_partial_likelihood_is_that_of_lifelines():
-    import lifelines
-    import pandas as pd
-
-    time, event, _ = made(seed=3, ties=False)
-    x = np.random.default_rng(1).normal(size=(len(time), 2))
-    frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "t": time, "e": event})
-    fitted = lifelines.CoxPHFitter().fit(frame, "t", "e")
-    beta = fitted.params_.to_numpy()
-    loss, gradient = s.partial_likelihood(time, event, x @ beta)
-    assert -loss == pytest.approx(fitted.log_likelihood_, abs=1e-6)
-    np.testing.assert_allclose(x.T @ gradient, 0.0, atol=1e-4)
-
-
-@pytest.mark.parametrize("ties", [True, False])
-def test_the_gradient_of_the_partial_likelihood(ties):
-    time, event, score = made(30, 7, ties)
-    _, gradient = s.partial_likelihood(time, event, score)
-    step = 1e-6
-    for k in range(len(score)):
-        moved = score.copy()
-        moved[k] += step
-        up = s.partial_likelihood(time, event, moved)[0]
-        moved[k] -= 2 * step
-        down = s.partial_likelihood(time, event, moved)[0]
-        assert gradient[k] == pytest.approx((up - down) / (2 * step), abs=1e-5)
-
-
 def plain_concordance(time, event, risk):
     good = pairs = 0.0
     for i in range(len(time)):

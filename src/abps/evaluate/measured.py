@@ -54,12 +54,6 @@ class Measured:
         """What the first saves of the second's loss."""
         return paired_cells(self.rows, self.loss, first, second)
 
-    def own_cells(self, method: str) -> PairedCells:
-        """The level of one method as cells: its variance by patients is that of the measure itself."""
-        nothing = {**self.main.value, "": np.zeros(len(self.rows.y))}
-        values = RowValues(self.main.weight, nothing, self.main.order, self.main.support)
-        return paired_cells(self.rows, values, method, "")
-
 
 def measured(frames: Mapping[str, Sequence[pl.DataFrame]], centers: int) -> Measured:
     """The measures of methods, each with one frame per repeat (the same repeats in the same order).

@@ -160,25 +160,6 @@ def auroc_at(time: Floats, event: Bools, risk: Floats, t: float, watched: Surviv
     return float(np.sum(weight * (below + 0.5 * (up_to - below))) / (weight.sum() * len(others)))
 
 
-def partial_likelihood(time: Floats, event: Bools, score: Floats) -> tuple[float, Floats]:
-    """Cox's negative log partial likelihood (Breslow's ties) and its gradient in the scores (rows,)."""
-    order = np.argsort(-time, kind="stable")
-    shifted = score[order] - score.max()
-    weight = np.exp(shifted)
-    # Of rows with equal times the last holds the sum over all that are watched so long.
-    last = np.searchsorted(-time[order], -time[order], side="right") - 1
-    total = np.cumsum(weight)[last]
-    died = event[order]
-    loss = -np.sum((shifted - np.log(total))[died])
-    share = np.where(died, 1.0 / total, 0.0)
-    # A row is in the sum of every event at or before its own time.
-    first = np.searchsorted(-time[order], -time[order], side="left")
-    from_here = np.cumsum(share[::-1])[::-1]
-    gradient = np.empty_like(score)
-    gradient[order] = weight * from_here[first] - died
-    return float(loss), gradient
-
-
 def breslow(time: Floats, event: Bools, score: Floats) -> SurvivalCurve:
     """Breslow's cumulative hazard of somebody with score zero, from log relative risks (rows,): ``value`` is
     what has come together by ``time``. The chance to live longer is exp(-value * exp(score)).

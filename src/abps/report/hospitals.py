@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 from scipy.special import stdtrit
 
-from abps.engine.result import Run
 from abps.evaluate.verdicts import RELEVANT, HospitalVerdict
 from abps.report.analysis import SIMPLE, Comparison, MethodLine, MethodResult, Part
 from abps.report.repeat_means import RepeatCalibration, calibrations, mean_of
@@ -85,7 +84,6 @@ class HospitalStory:
     rested: Mapping[str, int] = field(default_factory=dict)
     rounds: int = 0
     megabytes: float = math.nan
-    dollars: float = math.nan
     own: float = math.nan
     common: float = math.nan
 
@@ -159,7 +157,7 @@ def hospitals_of(part: Part) -> tuple[HospitalStory, ...]:
     alone_level = nothing if alone is None else alone.level
     trail = _trail(lead.result)
     stories = _stories(trail, lead.result)
-    prices = _prices(trail, lead.result, part.centers)
+    sizes = _megabytes(trail, lead.result, part.centers)
     return tuple(
         HospitalStory(
             name,
@@ -169,8 +167,7 @@ def hospitals_of(part: Part) -> tuple[HospitalStory, ...]:
             tuple((r.label, float(r.level[k]), float(r.level[k] - alone_level[k])) for r in shown),
             **_scored(lead, name, k),
             **stories.get(name, {"rounds": sum(run.rounds for run in lead.result.runs)}),
-            megabytes=prices[k][0],
-            dollars=prices[k][1],
+            megabytes=sizes[k],
         )
         for k, name in enumerate(part.centers)
     )
@@ -252,18 +249,12 @@ def _stories(trail: pl.DataFrame, result: MethodResult) -> dict[str, dict[str, A
     return {name: {**story, "rounds": rounds} for name, story in stories.items()}
 
 
-def _prices(trail: pl.DataFrame, result: MethodResult, centers: Sequence[str]) -> list[tuple[float, float]]:
-    """(megabytes, dollars) of each hospital in one run: its share of all transfers.
+def _megabytes(trail: pl.DataFrame, result: MethodResult, centers: Sequence[str]) -> list[float]:
+    """What each hospital sends and receives in one run: its share of all transfers.
 
     An equal share where the trail names no pairs: all send alike.
     """
-    total = result.megabytes * len(centers)
-    cost = result.average(_dollars)
     met = _pairs(trail)
     often = dict(met.group_by("center").len().iter_rows()) if met.height else dict.fromkeys(centers, 1)
     whole = sum(often.values())
-    return [(total * often.get(name, 0) / whole, cost * often.get(name, 0) / whole) for name in centers]
-
-
-def _dollars(run: Run) -> float:
-    return run.cost_usd
+    return [result.megabytes * len(centers) * often.get(name, 0) / whole for name in centers]

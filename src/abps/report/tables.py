@@ -69,15 +69,6 @@ def times(value: float) -> str:
     return f"{value:.{digits}f}×"
 
 
-def money(dollars: float) -> str:
-    """A price; fractions of a cent are none.
-
-    >>> money(0.0004), money(1.5)
-    ('< $0.01', '$1.50')
-    """
-    return "< $0.01" if 0 < dollars < 0.01 else f"${dollars:.2f}"
-
-
 def volume(megabytes: float) -> str:
     """An amount of data in the unit that suits it.
 
@@ -97,13 +88,6 @@ def volume(megabytes: float) -> str:
 def percent(part: int | float, whole: int | float) -> str:
     """A share in per cent."""
     return f"{100 * part / whole:.0f} %" if whole else NOTHING
-
-
-def with_deviation(mean: float, deviation: float) -> str:
-    """Mean ± standard deviation over repeats."""
-    if not math.isfinite(mean):
-        return NOTHING
-    return number(mean) if not math.isfinite(deviation) else f"{number(mean)} ± {number(deviation)}"
 
 
 def plain(value: float) -> str:

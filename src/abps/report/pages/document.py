@@ -39,7 +39,6 @@ def render(template: str, **context: Any) -> str:
         "p": p_value,
         "figures": significant,
         "number": tables.number,
-        "money": tables.money,
         "signed": tables.signed,
         "times": tables.times,
         "volume": tables.volume,
