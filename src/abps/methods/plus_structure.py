@@ -173,9 +173,7 @@ def gate(state: PlusState, local: LocalRows, gains: Floats, squares: Floats) -> 
     gains, squares: (candidates,) sums over centers.
     """
     n = min(max(state.fit.centers, 2), MOST_JUDGES)
-    mean = gains / n
-    spread = np.sqrt(np.maximum(squares / n - mean**2, 1e-12))
-    z = mean / spread * np.sqrt(n)
+    z = structure.gain_z(gains, squares, n)
     best = int(np.argmax(z))
     if not z[best] > GATE_Z:
         return replace(state, clusters=ClusterState.none(local))

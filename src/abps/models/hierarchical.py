@@ -95,20 +95,10 @@ class CenterRows:
         start = np.concatenate([[0], np.cumsum(self.sizes[keep])])
         return CenterRows(self.x[rows], self.y[rows], start, self.family)
 
-    def predict(self, models: Floats) -> Floats:
-        """(rows, outputs) predictors from one model (terms, columns + 1) or one per center (n, ...)."""
-        if models.ndim == 2:
-            eta = self.x @ models[:, :-1].T.astype(self.x.dtype) + models[:, -1]
-        else:
-            eta = np.empty((len(self.y), models.shape[1]))
-            for i in range(self.n):
-                part = slice(self.start[i], self.start[i + 1])
-                eta[part] = self.x[part] @ models[i, :, :-1].T + models[i, :, -1]
+    def predict(self, model: Floats) -> Floats:
+        """(rows, outputs) predictors from one model (terms, columns + 1)."""
+        eta = self.x @ model[:, :-1].T.astype(self.x.dtype) + model[:, -1]
         return np.asarray(eta @ self.family.mix + self.family.baseline)
-
-    def losses(self, models: Floats) -> Floats:
-        """(n,) summed loss of every center's rows."""
-        return self.totals(self.family.loss(self.predict(models), self.y, self.start))
 
 
 @dataclass(frozen=True, eq=False)

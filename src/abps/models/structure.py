@@ -138,10 +138,12 @@ def held_out_gain(
     return gain
 
 
-def gain_z(gains: Floats) -> float:
-    """How many standard errors the mean gain (n,) of centers lies above zero."""
-    spread = float(gains.std())
-    return float(gains.mean() / spread * np.sqrt(len(gains))) if spread > 0 else 0.0
+def gain_z(total: Floats, squares: Floats, n: int) -> Floats:
+    """(candidates,) how many standard errors the mean gain of n centers lies above zero, from the sums of
+    gains and of their squares."""
+    mean = total / n
+    spread = np.sqrt(np.maximum(squares / n - mean**2, 1e-12))
+    return np.asarray(mean / spread * np.sqrt(n))
 
 
 @dataclass(frozen=True, eq=False)
