@@ -34,7 +34,7 @@ def summary_table(result: Run) -> Table:
     table = Table(title=f"{result.method} on {result.data.name}, seed {result.seed}", show_header=False)
     more = {name: each.mean for name, each in result.measures.items() if name != result.measure}
     more = more or {"AUPRC": result.auprc.mean, "Brier": result.brier.mean}
-    all_bytes = result.bytes.directed + result.bytes.control
+    all_bytes = result.bytes.all
     rows = [
         (
             "centers",

@@ -81,7 +81,8 @@ class ScoreSupport:
 class Bytes:
     """Bytes of the whole run; ``vs_fedavg`` is edge bytes over those of 50 fp32 rounds of FedAvg.
 
-    all_vs_fedavg: the same with control bytes.
+    all: every byte that leaves a center, in both directions.  all_vs_fedavg: edge and control bytes over the
+    same unit.
     """
 
     edge: int
@@ -89,6 +90,7 @@ class Bytes:
     control: int
     vs_fedavg: float
     all_vs_fedavg: float = math.nan
+    all: int = 0
 
 
 @dataclass(frozen=True)
@@ -429,7 +431,12 @@ def bytes_of(data: Prepared, spent: Traffic) -> Bytes:
     weights = sum(parameter.numel() for parameter in paper.parameters())
     unit = data.size * FEDAVG_ROUNDS * frame_size(codec("fp32"), weights)
     return Bytes(
-        spent.edge, spent.directed, spent.control, spent.edge / unit, (spent.edge + spent.control) / unit
+        spent.edge,
+        spent.directed,
+        spent.control,
+        spent.edge / unit,
+        (spent.edge + spent.control) / unit,
+        spent.directed + spent.control,
     )
 
 
