@@ -37,9 +37,8 @@ METHODS: dict[str, tuple[str, dict[str, str], bool]] = {
     "fedavg, trusted": ("fedavg", {"model": "gam", "aggregate": "trusted"}, True),
     "random-k1, undefended": ("random-k1", {"model": "gam"}, False),
     "random-k1": ("random-k1", {"model": "gam"}, True),
-    "abps-plus, undefended": ("abps-plus", {"along": "-1"}, False),
+    "abps-plus, undefended": ("abps-plus", {"robust": "no"}, False),
     "abps-plus": ("abps-plus", {}, True),
-    "abps-plus, heed=2": ("abps-plus", {"heed": "2"}, True),
 }
 
 ATTACKS = (

@@ -1,6 +1,6 @@
 """abps-plus beside its references on real federations and synthetic worlds: accuracy, bytes, exchanges.
 
-    python benchmarks/flagship.py --tables ../shared/data/hospitals --seeds 11,22,33 --out flagship.csv
+    python benchmarks/flagship.py --tables FOLDER --seeds 11,22,33 --out flagship.csv
     python benchmarks/flagship.py --worlds 8101,8102 --centers 230 --methods fedavg,abps-plus --out worlds.csv
 
 Every line of the CSV is one run. The table on the terminal has the mean over seeds (or worlds) of the mean

@@ -87,7 +87,7 @@ def sources() -> str:
 
 @functools.cache
 def _kept(chosen: str) -> str | None:
-    """The folder for machine code: where numba is told to, beside this package, or in the user's cache."""
+    """The folder for machine code: where numba is set to, beside this package, or in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     for place in [Path(chosen)] if chosen else [_PACKAGE / "__pycache__", Path(home)]:
         folder = place / f"abps-{sources()}"

@@ -464,8 +464,8 @@ def _by_cluster(
         mine = number == name
         some = mine & accepted
         total = own[some].sum(axis=0)
-        told = np.concatenate([total, [sizes[some].sum() / whole, float(some.sum())]])
-        packed = NumberList.of(told, form)
+        received = np.concatenate([total, [sizes[some].sum() / whole, float(some.sum())]])
+        packed = NumberList.of(received, form)
         messages |= dict.fromkeys(np.flatnonzero(mine).tolist(), packed)
     nothing = NumberList.of(np.array([float(accepted.sum())]), (Field("single", 1),))
     return Broadcast(nothing, messages, decisions)
@@ -530,14 +530,14 @@ def _apply_variances(context: Context, state: PlusState, broadcast: Broadcast) -
 def _apply_cluster_step(context: Context, state: PlusState, broadcast: Broadcast) -> PlusState:
     local: LocalRows = context.derived
     fields = message(Phase.CLUSTER_FIT, local)
-    told: dict[int, Counter[bytes]] = {}
+    received: dict[int, Counter[bytes]] = {}
     for member, name in zip(context.local_index.tolist(), state.clusters.number.tolist(), strict=True):
         values = broadcast.only(member)
         if len(values) != fields.length + 2:
             raise ValueError("a broadcast without the sums of this center's cluster")
-        told.setdefault(name, Counter())[values.tobytes()] += 1
+        received.setdefault(name, Counter())[values.tobytes()] += 1
     found = {}
-    for name, messages in told.items():  # in a simulation attackers here may have got other sums
+    for name, messages in received.items():  # in a simulation attackers here may have got other sums
         values = np.frombuffer(messages.most_common(1)[0][0])
         sums, (share, count) = fields.unpack(values), values[fields.length :]
         found[name] = (sums["score"] * state.scale, sums["losses"], float(share), int(count))

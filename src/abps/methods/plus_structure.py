@@ -120,14 +120,14 @@ def propose(context: Context, halves: HalfScores, local: LocalRows) -> dict[int,
     draw = streams.uniforms(context.seed, "sketch", 1, context.ids)
     fold = np.empty(context.n, dtype=np.int64)
     fold[np.argsort(draw, kind="stable")] = np.arange(context.n) % FOLDS
-    told, messages = fold_message(local), {}
+    form, messages = fold_message(local), {}
     number, count = halves.clusters()
     for k in range(FOLDS):
         loadings = halves.directions(fold != k).T
         for member in np.flatnonzero(fold == k).tolist():
             values: dict[str, Floats | float] = {"loadings": loadings}
             values |= {"cluster": float(number[member]), "clusters": float(count)}
-            messages[member] = NumberList.of(told.pack(values), told.form)
+            messages[member] = NumberList.of(form.pack(values), form.form)
     return messages
 
 
@@ -149,9 +149,9 @@ def take_proposal(context: Context, state: PlusState, own: list[Floats]) -> Plus
     for i, values in enumerate(own):
         if not len(values):
             continue
-        told = fields.unpack(values)
-        loadings[i] = told["loadings"].reshape(loadings.shape[1:]) / scale
-        number[i], count = int(told["cluster"][0]), int(told["clusters"][0])
+        unpacked = fields.unpack(values)
+        loadings[i] = unpacked["loadings"].reshape(loadings.shape[1:]) / scale
+        number[i], count = int(unpacked["cluster"][0]), int(unpacked["clusters"][0])
     clusters = replace(state.clusters, loadings=loadings, number=number, count=count)
     gains, common = np.zeros_like(state.own.gains), common_model(state, local)
     for i in np.flatnonzero(judges(context)[context.local_index]).tolist():

@@ -315,9 +315,9 @@ def told_rows(data: Prepared) -> tuple[Rows, Rows, NDArray[np.bool_]]:
     train, validation = data.train, data.validation
     if not data.min_cell:
         return train, validation, np.zeros(data.size, dtype=bool)
-    few, told = releasable_columns(data)
+    few, kept = releasable_columns(data)
     x, held = (
-        np.where(np.repeat(told, rows.sizes, axis=0), rows.x, np.float32(0.0)) for rows in (train, validation)
+        np.where(np.repeat(kept, rows.sizes, axis=0), rows.x, np.float32(0.0)) for rows in (train, validation)
     )
     return replace(train, x=x), replace(validation, x=held), few
 

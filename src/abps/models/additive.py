@@ -41,7 +41,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows,) logits, or (rows, outputs) of several."""
-        told = self.terms(x)
+        terms = self.terms(x)
         if self.mix.shape != (1, 1):
-            told = told @ torch.from_numpy(self.mix).to(told)
-        return self.intercept(told.squeeze(-1))
+            terms = terms @ torch.from_numpy(self.mix).to(terms)
+        return self.intercept(terms.squeeze(-1))

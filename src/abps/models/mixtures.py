@@ -1,4 +1,4 @@
-"""Many averages of models at once, told by their parts and not yet computed."""
+"""Many averages of models at once, given by their parts and not yet computed."""
 
 from __future__ import annotations
 

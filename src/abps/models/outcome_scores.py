@@ -100,9 +100,9 @@ def _deviation(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
 
 def _slope(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:
     """By how much outcomes rise where predictions rise by one: 1 is right, less is too bold."""
-    told = z.astype(np.float64) - z.mean(dtype=np.float64)
-    spread = float(told @ told)
-    return float(told @ y) / spread if spread > 0 and len(y) > 2 else float("nan")
+    centred = z.astype(np.float64) - z.mean(dtype=np.float64)
+    spread = float(centred @ centred)
+    return float(centred @ y) / spread if spread > 0 and len(y) > 2 else float("nan")
 
 
 def _below(outcome: Outcome, z: NDArray[Any], y: NDArray[Any]) -> float:

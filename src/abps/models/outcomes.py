@@ -69,18 +69,18 @@ def foretold(outcome: Outcome, z: NDArray[Any]) -> Floats:
 def risk(outcome: Outcome, z: NDArray[Any]) -> Floats:
     """(rows,) who fails earlier, or has the larger number: of hazards, the time that is not lived of the
     grid's span."""
-    told = foretold(outcome, z)
+    predicted = foretold(outcome, z)
     if outcome.way != "hazard":
-        return told
+        return predicted
     grid = np.array(outcome.grid)
-    whole = np.concatenate([np.ones((len(told), 1)), told[:, :-1]], axis=1)
+    whole = np.concatenate([np.ones((len(predicted), 1)), predicted[:, :-1]], axis=1)
     # Lived in an interval: about the mean of its two ends.
-    return -np.asarray((0.5 * (whole + told)) @ np.diff(grid, prepend=0.0))
+    return -np.asarray((0.5 * (whole + predicted)) @ np.diff(grid, prepend=0.0))
 
 
 def concordance(outcome: Outcome, z: NDArray[Any], y: NDArray[Any], start: NDArray[np.int64]) -> Floats:
     """(groups,) the share of pairs in the right order, 0.5 by chance: AUROC, its mean over the classes that a
-    group has (one against the rest), Harrell's C, or the same for numbers. NaN where nothing can be told."""
+    group has (one against the rest), Harrell's C, or the same for numbers. NaN where it is not defined."""
     if outcome.kind == "classes":
         chances = foretold(outcome, z)
         each = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import scipy.linalg  # noqa: F401  (its BLAS must be loaded before it can be told to use one thread)
+import scipy.linalg  # noqa: F401  (its BLAS must be loaded before it can be limited to one thread)
 from threadpoolctl import ThreadpoolController
 
 BLAS = ThreadpoolController().select(user_api="blas")

@@ -109,11 +109,11 @@ def _answer(w, x, mix, out):
     for k in range(outputs):
         out[:, k] = w[count * d + k]
     for m in range(count):
-        told = np.dot(x, w[m * d : (m + 1) * d])
+        term = np.dot(x, w[m * d : (m + 1) * d])
         for k in range(outputs):
             if mix[m, k] != 0.0:
                 for r in range(len(out)):
-                    out[r, k] += mix[m, k] * told[r]
+                    out[r, k] += mix[m, k] * term[r]
 
 
 @compiled
