@@ -325,6 +325,7 @@ def test_a_hospital_is_found_by_its_name_and_by_its_address(study, browser):
     page.goto((study.root / "report.html").resolve().as_uri() + "#unit%2003")
     assert page.locator("details.hospital[open] summary").inner_text().startswith("unit 03")
     page.locator("table.forest a").first.click()  # a row of the plot leads to its hospital
+    page.locator("details.hospital[open]").nth(1).wait_for()  # the page follows the address a moment later
     assert page.locator("details.hospital[open]").count() == 2
     assert complaints == [] and more == []
     page.close()
