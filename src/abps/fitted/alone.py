@@ -38,7 +38,7 @@ class AdditiveAlone(Method):
         local: LocalRows = context.derived
         rows, shape = local.rows, local.rows.shape
         nothing = CommonModel(np.zeros(shape), np.zeros(shape), 1.0)
-        group = local.penalty_group.reshape(shape)
+        group = local.group.reshape(shape)
         modes = [
             own_fit(rows.design(i), rows.outcomes(i), rows.family, group, nothing).model.ravel()
             for i in range(rows.n)

@@ -159,7 +159,7 @@ class ABPSPlus(CoordinatedMethod):
             np.zeros(q),
             np.eye(q),
             np.ones(q),
-            local.penalty_group,
+            local.group,
             np.zeros((terms, q)),
             np.full(terms, FIRST_INTERCEPT_VARIANCE),
             np.full(terms, 0.5),
@@ -310,7 +310,7 @@ class ABPSPlus(CoordinatedMethod):
             means = plus_updates.prior_means(state, local)
             return replace(state, models=as_models(means, local))
         if done in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
-            constant = local.variance_group < 0
+            constant = local.group < 0
             state = replace(state, variance=np.where(constant, state.variance, FIRST_VARIANCE))
         if done is Phase.GATE and state.clusters.fits:  # kept in case clusters turn out not to help
             bare = replace(state, clusters=state.clusters.without_fits)

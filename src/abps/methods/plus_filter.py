@@ -90,7 +90,7 @@ def _possible(
     elif phase in (Phase.COMMON_FIT, Phase.CLUSTER_FIT):
         fine &= (parts["losses"] >= 0).all(axis=1) & (parts["raw"][:, 0] >= 0)
     else:
-        count = np.bincount(local.variance_group[local.variance_group >= 0], minlength=local.groups)
+        count = np.bincount(local.group[local.group >= 0], minlength=local.groups)
         fine &= (parts["squares"] >= 0).all(axis=1) & (parts["shift_squares"] >= 0).all(axis=1)
         fine &= ((parts["dof"] >= -slack) & (parts["dof"] <= count * (1 + 0.01) + slack)).all(axis=1)
         fine &= ((parts["shift_dof"] >= -slack) & (parts["shift_dof"] <= 1 + slack)).all(axis=1)

@@ -51,13 +51,12 @@ class Phase(Enum):
 class LocalRows:
     """What follows from the data of the centers here.
 
-    rows: training and validation rows.  penalty_group: (q,) -1 for constants.  variance_group: (q,) the same
-    for deviations.  half: (rows,) which rows are in the first half of their center.
+    rows: training and validation rows.  group: (q,) coefficients that share a penalty and a variance, -1 for
+    constants.  half: (rows,) which rows are in the first half of their center.
     """
 
     rows: CenterRows
-    penalty_group: NDArray[np.int64]
-    variance_group: NDArray[np.int64]
+    group: NDArray[np.int64]
     half: NDArray[np.bool_]
 
     @property
@@ -74,12 +73,12 @@ class LocalRows:
     @cached_property
     def groups(self) -> int:
         """Groups of columns that share a variance."""
-        return int(self.variance_group.max()) + 1
+        return int(self.group.max()) + 1
 
     @cached_property
     def constants(self) -> NDArray[np.int64]:
         """(terms,) where the constants are."""
-        return np.flatnonzero(self.penalty_group < 0)
+        return np.flatnonzero(self.group < 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,22 +191,13 @@ def family_of(outcome: Outcome) -> Family:
     return kinds[outcome.way](mix, start)
 
 
-def column_groups(columns: tuple[str, ...], terms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(q,) which coefficients share a penalty, and which a variance between centers; -1 for constants.
-
-    Penalties: yes/no columns, straight parts and bends of numbers, for every term. Variances: a variable's
-    straight part, and its bends.
-    """
-    source = [name.partition(" ~")[0] for name in columns]
+def column_groups(columns: tuple[str, ...], terms: int) -> NDArray[np.int64]:
+    """(q,) which coefficients share a penalty and a variance between centers, -1 for constants: yes/no
+    columns, straight parts and bends of numbers, for every term."""
     part = [int(name.partition(" ~")[2] or 0) for name in columns]
-    seen = {name: k for k, name in enumerate(dict.fromkeys(source))}
-    variable = [2 * seen[name] + (order > 1) for name, order in zip(source, part, strict=True)]
-    both = []
-    for labels in (np.minimum(part, 2), np.array(variable)):
-        group = np.unique(labels, return_inverse=True)[1]
-        count = int(group.max()) + 1
-        both.append(np.concatenate([[*(group + t * count), -1] for t in range(terms)]).astype(np.int64))
-    return both[0], both[1]
+    group = np.unique(np.minimum(part, 2), return_inverse=True)[1]
+    count = int(group.max()) + 1
+    return np.concatenate([[*(group + t * count), -1] for t in range(terms)]).astype(np.int64)
 
 
 def local_rows(data: Prepared, order: Floats) -> LocalRows:
@@ -217,7 +207,7 @@ def local_rows(data: Prepared, order: Floats) -> LocalRows:
     family = family_of(own.outcome)
     rows = CenterRows(own.x, own.y.astype(np.float64), own.start, family)
     groups = column_groups(data.columns, len(family.mix))
-    return LocalRows(rows, *groups, structure.halves(rows, order))
+    return LocalRows(rows, groups, structure.halves(rows, order))
 
 
 def as_models(modes: Floats, local: LocalRows) -> Weights:

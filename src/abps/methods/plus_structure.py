@@ -187,7 +187,7 @@ def begin_fits(
     """Fits of the clusters that have a center here, from means (clusters, q) or from the common model."""
     q = local.q
     names = np.unique(clusters.number)
-    penalty = np.where(local.penalty_group >= 0, FIRST_CLUSTER_PENALTY, 1e-3)
+    penalty = np.where(local.group >= 0, FIRST_CLUSTER_PENALTY, 1e-3)
     fits = []
     for name in names.tolist():
         point = np.zeros(q) if means is None else means[name]

@@ -55,7 +55,7 @@ def after_start(
         state.fit,
         point=point,
         curvature=correlation * np.outer(size, size),
-        penalty=np.where(local.penalty_group >= 0, FIRST_PENALTY * float(sums["rows"][0]), 1e-3),
+        penalty=np.where(local.group >= 0, FIRST_PENALTY * float(sums["rows"][0]), 1e-3),
         middle=np.where(owner, sums["middle"] / np.repeat(weight, local.rows.shape[1]), 0.0),
         certainty=certainty,
         centers=int(n),
@@ -92,11 +92,11 @@ def after_variances(
     found = VarianceSums(
         sums["squares"], sums["dof"], sums["shift"], sums["shift_squares"], sums["shift_dof"]
     )
-    used = local.variance_group >= 0
+    used = local.group >= 0
     before = np.zeros(local.groups)
-    before[local.variance_group[used]] = state.variance[used]
+    before[local.group[used]] = state.variance[used]
     each, intercept = common_fit.variances(found, before)
-    variance = np.where(used, each[np.maximum(local.variance_group, 0)], 0.0)
+    variance = np.where(used, each[np.maximum(local.group, 0)], 0.0)
     variance[local.constants] = intercept
     fit = state.fit
     if move:
@@ -139,8 +139,8 @@ def own_posteriors(state: PlusState, local: LocalRows) -> OwnSums:
         found.append(each)
     deviation = np.stack([each.model.ravel() for each in found]) - means
     dof = np.stack([each.dof.ravel() for each in found])
-    used = local.variance_group >= 0
-    group = local.variance_group[used]
+    used = local.group >= 0
+    group = local.group[used]
 
     def by_group(values: Floats) -> Floats:
         return np.stack([np.bincount(group, row[used], local.groups) for row in values])
@@ -212,7 +212,7 @@ def keep_own(state: PlusState, local: LocalRows) -> PlusState:
     """
     rows, shape = local.rows, local.rows.shape
     means, outside = prior_means(state, local), without_own(state, local)
-    group = local.penalty_group.reshape(shape)
+    group = local.group.reshape(shape)
     common = CommonModel(state.fit.point.reshape(shape), np.zeros(shape), state.dispersion)
     modes, resting = state.own.modes.copy(), np.zeros(rows.n, dtype=bool)
     margin = REST_MARGIN + np.log(max(state.fit.centers, 1))
@@ -262,7 +262,7 @@ def partner_rows(context: Context, state: PlusState) -> Decisions:
         from_cluster = 0.0
         if clusters.fits:
             fit = clusters.fit_of(int(clusters.number[i]))
-            used = local.penalty_group >= 0
+            used = local.group >= 0
             left = fit.penalty * np.diag(np.linalg.inv(fit.curvature + np.diag(fit.penalty)))
             from_cluster = float(np.clip(1.0 - left[used].mean(), 0.0, 1.0))
             mine = np.flatnonzero((number == clusters.number[i]) & (np.arange(context.n) != member))

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: Dimensions of the subspace, and of the part of it in which clusters are sought.
-DIMENSIONS = 12
+DIMENSIONS = 6
 CLUSTER_DIMENSIONS = 5
 
 #: Directions with less than this share of the largest curvature are left out.
@@ -28,7 +28,7 @@ LEAST_CURVATURE = 0.01
 LONGEST = 2.0
 
 #: How far a tested subspace is trusted: each candidate has a number of dimensions and a scale of loadings.
-CANDIDATES = ((5, 0.35), (5, 0.7), (12, 1.0))
+CANDIDATES = ((5, 0.35), (5, 0.7), (6, 1.0))
 
 #: The most clusters.
 MOST_CLUSTERS = 24
