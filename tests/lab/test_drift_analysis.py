@@ -197,7 +197,7 @@ def test_wrong_questions(table: pl.DataFrame, change: dict[str, object], message
 
 
 def test_nothing_to_tell_early_from_late(table: pl.DataFrame) -> None:
-    with pytest.raises(RequestError, match="nothing to tell early from late"):
+    with pytest.raises(RequestError, match="nothing says which rows are early and which late"):
         analyse(table.drop("anchor_year_group"), Question("died"))
     one = table.filter(pl.col("anchor_year_group") == "2008 - 2010")
     with pytest.raises(RequestError, match="all rows are of one era"):
