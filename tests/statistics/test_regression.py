@@ -16,7 +16,8 @@ from lifelines import CoxPHFitter
 from scipy import integrate, optimize, stats
 
 from abps.core.errors import RequestError
-from abps.statistics.design import agree, complete_rows, parse_formula, restricted_cubic
+from abps.evaluate.calibration import restricted_cubic
+from abps.statistics.design import agree, complete_rows, parse_formula
 from abps.statistics.families import LIKELIHOODS, HospitalRows
 from abps.statistics.heterogeneity import reml, summarise
 from abps.statistics.newton import fit, robust_covariance

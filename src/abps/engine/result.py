@@ -92,6 +92,9 @@ class Bytes:
     all_vs_fedavg: float = math.nan
     all: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "all", self.directed + self.control)
+
 
 @dataclass(frozen=True)
 class RestShares:
@@ -436,7 +439,6 @@ def bytes_of(data: Prepared, spent: Traffic) -> Bytes:
         spent.control,
         spent.edge / unit,
         (spent.edge + spent.control) / unit,
-        spent.directed + spent.control,
     )
 
 

@@ -7,6 +7,7 @@ curve shows where it errs. All are logistic regressions on the model's own log o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,15 +138,15 @@ def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> Calibratio
     knots = np.quantile(predicted, _KNOTS[3 + int(fewest >= 100) + int(fewest >= 300)])
     if len(np.unique(knots)) < len(knots):
         return None  # a few different probabilities only
-    fit = fit_logistic(_spline(predicted, knots), y)
+    fit = fit_logistic(_with_one(predicted, knots), y)
     if not fit.converged:
         return None
     least, most = np.quantile(predicted, (0.01, 0.99)).tolist()
     grid = np.linspace(least, most, points)
-    basis = _spline(grid, knots)
+    basis = _with_one(grid, knots)
     middle = basis @ fit.coefficients
     half = norm.ppf(0.975) * np.sqrt(np.einsum("ij,jk,ik->i", basis, fit.covariance, basis))
-    distance = np.abs(expit(_spline(predicted, knots) @ fit.coefficients) - p)
+    distance = np.abs(expit(_with_one(predicted, knots) @ fit.coefficients) - p)
     return CalibrationCurve(
         expit(grid),
         expit(middle),
@@ -156,18 +157,24 @@ def smooth_curve(probability: Floats, y: Floats, points: int = 50) -> Calibratio
     )
 
 
-def _spline(x: Floats, knots: Floats) -> Floats:
-    """(rows, knots) one, x, and Harrell's restricted cubic terms: linear beyond the outermost knots."""
-    k = len(knots)
-    last, before = knots[-1], knots[-2]
-    scale = (last - knots[0]) ** 2
-    columns = [np.ones_like(x), x]
-    for j in range(k - 2):
-        term = np.maximum(x - knots[j], 0.0) ** 3
-        term -= np.maximum(x - before, 0.0) ** 3 * (last - knots[j]) / (last - before)
-        term += np.maximum(x - last, 0.0) ** 3 * (before - knots[j]) / (last - before)
-        columns.append(term / scale)
-    return np.column_stack(columns)
+def restricted_cubic(x: Floats, knots: Sequence[float] | Floats) -> Floats:
+    """(rows, knots - 1) a cubic spline that is linear beyond the outer knots (Harrell's form)."""
+    t = np.asarray(knots, dtype=np.float64)
+    last, before = t[-1], t[-2]
+    scale = (last - t[0]) ** 2
+
+    def cube(v: Floats) -> Floats:
+        return np.maximum(v, 0.0) ** 3
+
+    columns = [x]
+    for knot in t[:-2]:
+        bend = cube(x - knot) - cube(x - before) * (last - knot) / (last - before)
+        columns.append((bend + cube(x - last) * (before - knot) / (last - before)) / scale)
+    return np.stack(columns, axis=1)
+
+
+def _with_one(x: Floats, knots: Floats) -> Floats:
+    return np.column_stack([np.ones_like(x), restricted_cubic(x, knots)])
 
 
 def recalibration(probability: Floats, y: Floats, level: float = 0.05) -> Recalibration:

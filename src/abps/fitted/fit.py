@@ -138,7 +138,7 @@ def fit(
         last.rounds,
         seed,
         federation.size - 1,
-        last.bytes.directed + last.bytes.control,
+        last.bytes.all,
         last.partners_mean,
         f"Every patient was predicted by one of {folds} models that were trained without them "
         "(cross-fitting). The model in this folder was trained on all patients in the same way.",

@@ -134,7 +134,7 @@ def _row(description: Description, parts: Sequence[_Part], label: str) -> Row:
         *_difference(parts, label, POOLED),
         *_difference(parts, label, ALONE),
         _mean([float(w[k].mean()) for w, k in zip(worse, known)]) if worse else math.nan,
-        _mean([(run.bytes.directed + run.bytes.control) / run.data.centers / 1e3 for run in runs]),
+        _mean([run.bytes.all / run.data.centers / 1e3 for run in runs]),
         _mean([run.bytes.all_vs_fedavg for run in runs]),
         _mean([run.seconds for run in runs]),
     )

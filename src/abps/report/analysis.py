@@ -94,12 +94,12 @@ class MethodResult:
     @property
     def sends(self) -> bool:
         """Whether anything leaves a hospital."""
-        return self.average(lambda run: run.bytes.directed + run.bytes.control) > 0
+        return self.average(lambda run: run.bytes.all) > 0
 
     @property
     def megabytes(self) -> float:
         """Everything that one hospital sends and receives in a run, on average."""
-        return self.average(lambda run: (run.bytes.directed + run.bytes.control) / run.data.centers / 1e6)
+        return self.average(lambda run: run.bytes.all / run.data.centers / 1e6)
 
     @property
     def all_vs_fedavg(self) -> float:

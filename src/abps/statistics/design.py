@@ -16,6 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError, nearest
+from abps.evaluate.calibration import restricted_cubic
 
 Floats = NDArray[np.float64]
 
@@ -131,22 +132,6 @@ class Schema:
         if not factor.df:
             return values[:, None]
         return restricted_cubic(values, self.knots[factor.column, factor.df])
-
-
-def restricted_cubic(x: Floats, knots: Sequence[float]) -> Floats:
-    """(rows, knots - 1) a cubic spline that is linear beyond the outer knots (Harrell's form)."""
-    t = np.asarray(knots, dtype=np.float64)
-    last, before = t[-1], t[-2]
-    scale = (last - t[0]) ** 2
-
-    def cube(v: Floats) -> Floats:
-        return np.maximum(v, 0.0) ** 3
-
-    columns = [x]
-    for knot in t[:-2]:
-        bend = cube(x - knot) - cube(x - before) * (last - knot) / (last - before)
-        columns.append((bend + cube(x - last) * (before - knot) / (last - before)) / scale)
-    return np.stack(columns, axis=1)
 
 
 def agree(formula: Formula, frames: Sequence[pl.DataFrame], min_cell: int) -> tuple[Schema, int]:

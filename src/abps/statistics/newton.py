@@ -302,9 +302,7 @@ def _first_step(
         curvature = (x * weight[:, None]).T @ x
         parts.append(np.concatenate([[part(one, null).loglik], x.T @ (weight * response), curvature[half]]))
     total = exchange.total(parts, k)
-    curvature = np.zeros((k, k))
-    curvature[half] = total[1 + k :]
-    curvature = curvature + np.triu(curvature, 1).T
+    curvature = _symmetric(total[1 + k :], k)
     _identified(curvature, names)
     return np.asarray(np.linalg.lstsq(curvature, total[1 : 1 + k], rcond=1e-10)[0]), float(total[0])
 
@@ -348,10 +346,14 @@ def _sums(rows: Sequence[HospitalRows], part: Part, theta: Floats, exchange: Exc
     total = exchange.total(
         [np.concatenate([[each.loglik], each.score, each.information[half]]) for each in parts], k
     )
-    information = np.zeros((k, k))
-    information[half] = total[1 + k :]
-    information = information + np.triu(information, 1).T
-    return Sums(float(total[0]), total[1 : 1 + k], information)
+    return Sums(float(total[0]), total[1 : 1 + k], _symmetric(total[1 + k :], k))
+
+
+def _symmetric(upper: Floats, k: int) -> Floats:
+    """(k, k) the matrix with this upper half."""
+    whole = np.zeros((k, k))
+    whole[np.triu_indices(k)] = upper
+    return whole + np.triu(whole, 1).T
 
 
 def _identified(information: Floats, names: Sequence[str]) -> None:
@@ -410,7 +412,7 @@ def _by_hospital(
 
 
 def robust_covariance(
-    rows: Sequence[HospitalRows], fitted: Fit, family: Likelihood, intercepts: str, exchange_bytes: int = 0
+    rows: Sequence[HospitalRows], fitted: Fit, family: Likelihood, intercepts: str
 ) -> Floats:
     """(k, k) the covariance of the coefficients when rows of one hospital may be correlated (CR1).
 

@@ -73,7 +73,7 @@ class Study:
                 }
                 | {
                     "rounds": run.rounds,
-                    "bytes": run.bytes.directed + run.bytes.control,
+                    "bytes": run.bytes.all,
                     "settings": json.dumps(dict(planned.settings), default=str),
                 },
                 schema_overrides=dict.fromkeys(_scores(run), pl.Float64),
