@@ -108,8 +108,6 @@ def test_a_message_names_the_flags_of_the_command_that_was_called(capsys, tmp_pa
 
 
 def test_old_names_work_and_say_what_to_write_now(capsys, tmp_path):
-    code, _, err = call(capsys, "adapt", "--forget", "never", "--out", tmp_path)
-    assert code == 2 and "`abps adapt` is now `abps simulate-drift`" in err and "--forget" in err
     arguments = ["run", "--method", "local", *SMALL, "--out", tmp_path / "o", "--every", 2]
     code, _, err = call(capsys, *arguments)
     assert code == 2 and "--every is now --rounds-per-window" in err

@@ -356,7 +356,6 @@ def test_weights_are_a_confirmation(pair):
         ("group-oracle-k1", {}, "declared group"),
         ("gossip", {}, "does not run between sites: sites form pairs"),
         ("ifca", {}, "does not run between sites: a number"),
-        ("abps", {"forget": "alarm", "watch": "utility"}, "does not run between sites: alarms"),
         ("abps-pq-k1", {"budget": "400000"}, "does not run between sites: .*budget"),
         ("abps", {"kapa": 3}, "did you mean 'kappa'"),
         ("abpss", {}, "no method 'abpss'"),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from abps.checks.codec_checks import CheckFailure
 from abps.core import streams
 from abps.data.federation import Federation
-from abps.data.timeline import timeline
+from abps.data.prepare import prepare
 from abps.engine.result import Run
 from abps.engine.rounds import RunState
 from abps.engine.simulate import simulate
@@ -204,7 +204,7 @@ def it_can_be_written_down(trial: MethodTrial) -> str | None:
 
 
 def _prepared(trial: MethodTrial) -> Any:
-    return timeline(trial.federation, SEED, ROUNDS, trial.config.training.standardise).at(1)
+    return prepare(trial.federation, SEED, standardise=trial.config.training.standardise)
 
 
 def _models(run: Run) -> NDArray[np.float32]:

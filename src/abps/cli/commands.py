@@ -32,8 +32,6 @@ COMMANDS: Final = {
     "partition": "Divide a tidy table into centers; adds the column center (and group, where centers lie in "
     "one).",
     "drift": "Test a table for drift: vitals between eras, outcome between centers, windows against eras.",
-    "simulate-drift": "Simulate hospitals that change over time; compare methods that forget with one that "
-    "does not.",
     "theory": "Check the theorems and the lemma by simulation with known utilities; write a page with "
     "figures.",
     "audit-privacy": "Attack a study's exchanges by membership and attribute inference, with and without "
@@ -44,7 +42,6 @@ COMMANDS: Final = {
 }
 
 #: Old names that still work, for one release.
-RENAMED_COMMANDS: Final = {"adapt": "simulate-drift"}
 RENAMED_FLAGS: Final = {"--every": "--rounds-per-window", "--patience": "--wait-for-approval"}
 
 
@@ -81,9 +78,6 @@ def loaded(name: str) -> Any:
 def current(arguments: list[str]) -> tuple[list[str], list[str]]:
     """The arguments with today's names, and a deprecation line for every old one."""
     made, lines = list(arguments), []
-    if made and made[0] in RENAMED_COMMANDS:
-        old, made[0] = made[0], RENAMED_COMMANDS[made[0]]
-        lines.append(f"`abps {old}` is now `abps {made[0]}`; the old name works until the next release")
     for place, word in enumerate(made):
         flag, equals, value = word.partition("=")
         if flag in RENAMED_FLAGS:

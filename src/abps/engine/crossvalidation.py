@@ -89,8 +89,6 @@ def cross_validate(
     began = time.perf_counter()
     if folds < FEWEST_FOLDS:
         raise RequestError(f"folds={folds}: choose at least {FEWEST_FOLDS} (train, validation and test)")
-    if federation.era is not None:
-        raise RequestError(f"folds={folds}: choose a federation without windows of time, or leave folds out")
     config = configure(method)
     parts = groups_of(federation, subgroups)
     label = name or (method if isinstance(method, str) else name_of(method))

@@ -81,13 +81,6 @@ class RunState:
             method, context, method.init(context), ledger, server, attackers=attackers, spending=spending
         )
 
-    def on(self, context: Context, t: int) -> RunState:
-        """New data take the place of the old before round t."""
-        new = with_derived(self.method, context)
-        return replace(
-            self, context=new, state=self.method.moved(self.context, new, self.state, t), unpaid=True
-        )
-
     def round(self, t: int) -> tuple[RunState, RoundResult]:
         """One round t = 1, 2, …"""
         if self.spending is not None:
@@ -269,7 +262,6 @@ class RunState:
         said = bytes_of.directory(n, entries) if self.unpaid and entries else Traffic()
         if preferences.publishing:
             said += bytes_of.directory(n, preferences.publishing)
-        said += Traffic(control=preferences.announcing * (n - 1) * CONTROL_MESSAGE)
         if method.kind == "mutual":
             plan = peers.agree(method, context, preferences, t)
             said += bytes_of.pairs(len(plan.pairs), 0, plan.proposals)

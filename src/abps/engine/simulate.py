@@ -16,9 +16,8 @@ import numpy as np
 from abps.core import streams
 from abps.core.errors import RequestError, nearest
 from abps.data.federation import Federation
-from abps.data.prepare import Prepared
+from abps.data.prepare import Prepared, prepare
 from abps.data.subgroup_names import groups_of
-from abps.data.timeline import Timeline, timeline
 from abps.engine.attacks import Attack, Attackers, attackers_of
 from abps.engine.preparations import SHARED
 from abps.engine.private_run import ledger as ledger_of
@@ -85,11 +84,10 @@ def simulate(
     """
     began = time.perf_counter()
     request = _request(federation, method, seed, rounds, settings, model, options)
-    source = _timeline(request)
-    context, attackers = _context(request, source.at(1))
+    context, attackers = _context(request, _rows(request))
     # A core each: on products this small threads would wait for each other, and round otherwise.
     with BLAS.limit(limits=1):
-        played = _play(request, source, context, attackers)
+        played = _play(request, context, attackers)
     return replace(_result(request, played), seconds=round(time.perf_counter() - began, 3))
 
 
@@ -154,27 +152,45 @@ def _request(
 
 
 def _parts(federation: Federation | Prepared, columns: Sequence[str]) -> dict[str, list[str | None]]:
-    """By column, the subgroup of every row; nothing for rows that come in windows of time."""
-    if isinstance(federation, Federation) and federation.era is None and federation.outcome.binary:
+    """By column, the subgroup of every row."""
+    if isinstance(federation, Federation) and federation.outcome.binary:
         return groups_of(federation, columns)
     if columns:
         raise RequestError(
-            f"subgroups {', '.join(columns)} need a binary outcome without windows of time, and a "
-            "federation instead of rows already prepared; leave them out"
+            f"subgroups {', '.join(columns)} need a binary outcome, and a federation instead of rows "
+            "already prepared; leave them out"
         )
     return {}
 
 
-def _timeline(request: _Request) -> Timeline:
-    """The rows in force in every round."""
+def _rows(request: _Request) -> Prepared:
+    """The federation as numbers, as the method wants them."""
     federation, config, seed = request.federation, request.config, request.seed
-    counting = counting_of(config, seed)
-    if isinstance(federation, Federation) and federation.era is None and counting is None:
-        federation = SHARED.split(federation, seed, config)
-    how = config.training
-    return timeline(
-        federation, seed, config.stop.rounds, how.standardise, how.splines, config.privacy.min_cell, counting
-    )
+    how, min_cell, counting = config.training, config.privacy.min_cell, counting_of(config, seed)
+    if isinstance(federation, Federation):
+        if counting is None:
+            return SHARED.split(federation, seed, config)
+        return prepare(
+            federation,
+            seed,
+            standardise=how.standardise,
+            splines=how.splines,
+            min_cell=min_cell,
+            histograms=counting,
+        )
+    book = federation.book
+    made = "own" if book is None or book.statistics is None else "common"
+    if book is not None and (made, federation.splines) != (how.standardise, how.splines):
+        raise RequestError(
+            f"{federation.name} was not prepared with standardise={how.standardise!r}, "
+            f"splines={how.splines}, as the model needs it; prepare it so, or give the federation itself"
+        )
+    if federation.min_cell < min_cell:
+        raise RequestError(
+            f"{federation.name} has min_cell={federation.min_cell}, not {min_cell}; prepare it so, or give "
+            "the federation itself"
+        )
+    return federation
 
 
 def _context(request: _Request, data: Prepared) -> tuple[Context, Attackers | None]:
@@ -190,17 +206,12 @@ def _context(request: _Request, data: Prepared) -> tuple[Context, Attackers | No
     return Context(learner, data, ids, seed, config.stop.rounds), attackers
 
 
-def _play(request: _Request, source: Timeline, context: Context, attackers: Attackers | None) -> _Played:
+def _play(request: _Request, context: Context, attackers: Attackers | None) -> _Played:
     """All rounds, until the last or until the method stops."""
-    config, window = request.config, source.at(1)
+    config = request.config
     state, track = RunState.start(config, context, attackers), Track(context.data.centers)
     best = state.state
     for t in range(1, config.stop.rounds + 1):
-        if source.at(t) is not window:
-            if attackers is not None:
-                raise RequestError("attack: choose a federation that does not change while it is attacked")
-            window = source.at(t)
-            state = state.on(replace(context, data=window, learner=context.learner.on(window)), t)
         state, result = state.round(t)
         if track.add(state, result):
             best = state.state

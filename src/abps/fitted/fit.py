@@ -153,8 +153,6 @@ def _check_request(federation: Federation, subgroups: Sequence[str]) -> None:
         raise RequestError(
             f"subgroups need a binary outcome; this outcome is {federation.outcome.kind}; leave them out"
         )
-    if federation.era is not None:
-        raise RequestError("fit learns from all rows at once; leave the windows of time (eras) out")
     groups_of(federation, subgroups)
 
 

@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import rel_entr, stdtr
 
 from abps.core import streams
-from abps.lab.change_detection import two_sided_p
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +56,7 @@ def welch(first: ArrayLike, second: ArrayLike) -> Welch:
             t = (means[0] - means[1]) / math.sqrt(va + vb)
             share = va / (va + vb)  # squares of tiny variances would underflow; squares of shares do not
             df = 1.0 / (share**2 / (len(a) - 1) + (1.0 - share) ** 2 / (len(b) - 1))
-    return Welch(counts, means, sds, t, df, float(two_sided_p(t, df)))
+    return Welch(counts, means, sds, t, df, float(2.0 * stdtr(df, -abs(t))))
 
 
 def holm(p: ArrayLike) -> Floats:

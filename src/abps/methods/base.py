@@ -276,16 +276,6 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Alarm:
-    """A center's alarm of drift: its statistic, p-value (NaN for detectors without one) and round."""
-
-    center: int
-    statistic: str
-    p: float
-    round: int = 0
-
-
-@dataclass(frozen=True)
 class Privacy:
     """What protects patients besides keeping rows at home.
 
@@ -346,11 +336,6 @@ class Method:
         return Wire()
 
     @property
-    def announces(self) -> bool:
-        """Whether centers publish alarms of drift."""
-        return False
-
-    @property
     def belief_prior(self) -> tuple[float, float]:
         """The Beta prior of methods that keep evidence about peers."""
         return 0.0, 0.0
@@ -376,10 +361,6 @@ class Method:
     def derived(self, context: Context) -> Any:
         """What follows from the data here and from published metadata; recomputed when these change."""
         return None
-
-    def moved(self, before: Context, context: Context, state: Any, t: int) -> Any:
-        """The state when, before round t, new data replace the old; unchanged for most methods."""
-        return state
 
     def train(self, context: Context, state: Any, t: int, alone: bool) -> Any:
         """The state after what the centers here do by themselves in round t.

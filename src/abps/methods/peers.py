@@ -26,7 +26,7 @@ from abps.core.arrays import Weights
 from abps.core.ledger import Traffic
 from abps.core.matching import Answer, MatchingPlan, propose, unwanted
 from abps.core.selection import Selection
-from abps.methods.base import Alarm, Context, Decisions, Floats, Ints, Method, Wire
+from abps.methods.base import Context, Decisions, Floats, Ints, Method, Wire
 from abps.models.metrics import Segments
 
 
@@ -44,8 +44,7 @@ class Preferences:
     wanted: (r,) whether it had any candidate: a center that had some and asks none declines them all.
     plan: computes the matching directly, where there are too many centers to list their rankings.
     trail: the audit trail of a matching, or of pulls, which are all granted.
-    announcing: how many centers publish an alarm.  publishing: entries that every center publishes in this
-    round.
+    publishing: entries that every center publishes in this round.
     """
 
     rankings: Sequence[Any] = ()
@@ -53,7 +52,6 @@ class Preferences:
     wanted: NDArray[np.bool_] | None = None
     plan: Callable[[], MatchingPlan] | None = None
     trail: Callable[[MatchingPlan], Decisions] | None = None
-    announcing: int = 0
     publishing: int = 0
 
 
@@ -95,13 +93,12 @@ class PeerUtility:
 class StepResult:
     """The state after an exchange.
 
-    utility: of the peers, for a site's record.  alarms: raised in this round.
+    utility: of the peers, for a site's record.
     answers: the new models' predictions for their owners' validation and test rows, if they were computed.
     """
 
     state: Any
     utility: PeerUtility | None = None
-    alarms: tuple[Alarm, ...] = ()
     answers: tuple[Segments, Segments] | None = None
 
 
@@ -163,10 +160,6 @@ class PeerMethod(Method, ABC):
     def evidence(self, context: Context, state: Any) -> tuple[Ints, Floats, Floats, Floats]:
         """(member, for, against, count) of the members that the first center here has observed."""
         return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0)
-
-    def hear(self, state: Any, alarms: tuple[Alarm, ...]) -> Any:
-        """The state with alarms that take effect in the coming round."""
-        return state
 
 
 def agree(method: PeerMethod, context: Context, preferences: Preferences, t: int) -> MatchingPlan:

@@ -75,10 +75,6 @@ class TableReference(Reference):
         """Fit, once."""
         return state if state.tables else Fitted(self.fit(context))
 
-    def moved(self, before: Context, context: Context, state: Fitted, t: int) -> Fitted:
-        """New data: all is fitted anew."""
-        return Fitted()
-
     def fit(self, context: Context) -> tuple[TableModel, ...]:
         """The models of all tables."""
         raise NotImplementedError
@@ -344,10 +340,6 @@ class LocalStopped(Method):
         answers = context.learner.logits(trained, context.data.validation)
         return better(state, trained, log_loss(answers, labels_of(context.data.validation)))
 
-    def moved(self, before: Context, context: Context, state: Stopped, t: int) -> Stopped:
-        """Judged anew on the rows of the window in force."""
-        return replace(state, loss=np.full(context.r, np.inf))
-
 
 @dataclass(frozen=True)
 class CentralizedStopped(Centralized):
@@ -367,10 +359,6 @@ class CentralizedStopped(Centralized):
         answers, whole = self.logits(context, Models(trained), rows), np.array([0, len(rows.y)])
         loss = log_loss(Segments(answers.values, whole), Segments(rows.y, whole, rows.outcome))
         return better(state, trained, loss)
-
-    def moved(self, before: Context, context: Context, state: Stopped, t: int) -> Stopped:
-        """Judged anew on the rows of the window in force."""
-        return replace(state, loss=np.full(1, np.inf))
 
 
 def better(state: Stopped, trained: Weights, loss: Floats) -> Stopped:

@@ -13,18 +13,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from abps.core.errors import RequestError, nearest
-from abps.methods.abps import ABPS
 from abps.methods.base import Method, Wire
 from abps.methods.catalog import find
 from abps.models.layout import ModelFactory
 from abps.models.specs import find_model
-from abps.registry import imported
-
-#: Settings of a method's extension in the laboratory: naming one turns the extension on.
-_EXTENSIONS: Final = dict.fromkeys(
-    ("forget", "kept", "recall", "announce", "watch", "alarm_level", "block", "discount"),
-    "abps.lab.forgetting:adaptive",
-)
 
 #: Old names of settings, for one release.
 _RENAMED: Final = {"floor": "min_cell"}
@@ -43,8 +35,6 @@ def describe(config: Any) -> Any:
 
 def undescribed(config: Any, described: Mapping[str, Any]) -> Any:
     """A configuration with the settings that a result states of it (:func:`describe`)."""
-    if "memory" in described and not hasattr(config, "memory"):
-        config = imported(_EXTENSIONS["forget"])(config)
     changed: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         own, stated = getattr(config, f.name), described.get(f.name, {})
@@ -70,8 +60,6 @@ def names(config: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
     if not prefix:
         for path in list(found.values()):
             found.setdefault(path[-1], path)
-        if isinstance(config, ABPS):
-            found = {name: ("memory", name) for name in _EXTENSIONS} | found
         found = {old: found[new] for old, new in _RENAMED.items() if new in found} | found
     return found
 
@@ -82,8 +70,6 @@ def with_settings(config: Method, settings: Mapping[str, Any]) -> Method:
         name = _RENAMED.get(given, given)
         if name != given:
             warnings.warn(f"the setting {given} is now called {name}", DeprecationWarning, stacklevel=2)
-        if name.rpartition(".")[2] in _EXTENSIONS and isinstance(config, ABPS):
-            config = imported(_EXTENSIONS[name.rpartition(".")[2]])(config)
         known = names(config)
         if name not in known:
             short = sorted(key for key in known if "." not in key)

@@ -28,11 +28,7 @@ def write_federation(place: Path, federation: Federation) -> None:
     arrays: dict[str, Any] = {"label": federation.label, "center": federation.center}
     arrays |= {
         name: values
-        for name, values in (
-            ("patient", federation.patient),
-            ("time", federation.time),
-            ("era", federation.era),
-        )
+        for name, values in (("patient", federation.patient), ("time", federation.time))
         if values is not None
     }
     files.write_with(folder / "features.parquet", lambda part: federation.features.write_parquet(part))
@@ -52,7 +48,6 @@ def write_federation(place: Path, federation: Federation) -> None:
             "groups": None if federation.groups is None else list(federation.groups),
             "descriptors": list(federation.descriptors),
             "left_out": [[o.center, o.rows, o.reason] for o in federation.left_out],
-            "every": federation.every,
             "in_order": federation.in_order,
             "outcome": asdict(federation.outcome),
             "aside": _columns(federation.aside),
@@ -77,8 +72,6 @@ def read_federation(place: Path, fingerprint: str) -> Federation:
             groups=None if about["groups"] is None else tuple(about["groups"]),
             descriptors=tuple(about["descriptors"]),
             left_out=tuple(LeftOut(*o) for o in about["left_out"]),
-            era=arrays.get("era"),
-            every=about["every"],
             in_order=about["in_order"],
             outcome=msgspec.convert(about["outcome"], Outcome),
             aside=pl.read_parquet(folder / "aside.parquet") if about.get("aside") else None,

@@ -230,13 +230,12 @@ def identity(
 def folds_of(request: Request, words: Sequence[str], federation: Federation) -> int | None:
     """In how many folds a federation is scored; None: on the test rows of one split.
 
-    Unless the request says it: five. The paper's table keeps the paper's split; so do attacks, centers that
-    stay away, and federations with windows of time.
+    Unless the request says it: five. The paper's table keeps the paper's split; so do attacks and left-out centers.
     """
     if request.folds is not None:
         return None if request.folds == 1 else request.folds
     one_split = "paper" in words or request.attack is not None or request.leave_out
-    return None if one_split or federation.era is not None else FOLDS
+    return None if one_split else FOLDS
 
 
 def key_of(content: Mapping[str, Any]) -> str:
