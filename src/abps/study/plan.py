@@ -230,7 +230,7 @@ def identity(
 def folds_of(request: Request, words: Sequence[str], federation: Federation) -> int | None:
     """In how many folds a federation is scored; None: on the test rows of one split.
 
-    Unless the request says it: five. The paper's table keeps the paper's split; so do attacks and left-out centers.
+    Unless the request says it: five. The paper's table, attacks and left-out centers keep one split.
     """
     if request.folds is not None:
         return None if request.folds == 1 else request.folds
