@@ -14,11 +14,9 @@ from abps.core.errors import RequestError
 from abps.data.subgroup_names import groups_of
 from abps.engine.clinical import Clinical
 from abps.engine.crossvalidation import cross_validate
-from abps.engine.outsiders import absences
 from abps.engine.result import Run
 from abps.evaluate.calibration import expit
 from abps.evaluate.verdicts import HospitalVerdict
-from abps.methods.settings import configure
 from abps.report.build import parts_of
 from abps.report.clinical_part import clinical_part
 from abps.report.hospitals import hospitals_of
@@ -58,7 +56,7 @@ def study(federation, tmp_path_factory):
         settings={"model": "gam"},
         references=False,
         subgroups=["ward"],
-        leave_centers_out=3,
+        folds=1,
         out=tmp_path_factory.mktemp("study") / "s",
     )
     return found, found.report()
@@ -117,48 +115,22 @@ def test_folds_score_every_row_once_here_too(federation):
     assert np.array_equal(np.sort(run.artifacts.probabilities.place), np.arange(federation.rows))
 
 
-def test_the_others_model_is_tried_on_who_stayed_away(federation, study):
-    outside = run_of(study[0], "fedavg, from outside")
-    inside = run_of(study[0], "fedavg")
-    assert outside.scored.per_center_rows == inside.scored.per_center_rows  # paired: the same test rows
-    # What the others know of H5 is wrong: from outside it is told the contrary of what happens.
-    assert outside.auroc.per_center["H5"] < 0.4 < 0.6 < outside.auroc.per_center["H0"]
-    assert all(at.recalibration == "none" for at in outside.clinical.per_center.values())
-
-
-def test_nothing_of_an_outsider_reaches_the_model(federation):
-    """Turning over the outcome of who stays away leaves the others' model as it was, and no other one."""
-    label = federation.label.copy()
-    mine = federation.center == 2
-    label[mine] = 1 - label[mine]
-    config = configure("fedavg", {}, 2)
-    turns = [
-        list(absences(each, config, "fedavg", 11, 3))
-        for each in (federation, replace(federation, label=label))
-    ]
-    assert [turn.away.nonzero()[0].tolist() for turn in turns[0]] == [[0, 3], [1, 4], [2, 5]]
-    same = [np.array_equal(before.model, after.model) for before, after in zip(*turns)]
-    assert same == [False, False, True]
-
-
 def test_what_the_report_says(study):
     found, report = study
     page = report.page.read_text()
     (part,) = parts_of(found)
-    assert [line.result.label for line in part.lines] == ["local", "fedavg"]  # outsiders are no methods
+    assert [line.result.label for line in part.lines] == ["local", "fedavg"]
     clinic = clinical_part(part)
     assert clinic.label == "fedavg" and [d.name for d in clinic.drawings] == [
         "decisions",
         "calibration-curve",
     ]
-    for words in ("Clinical evaluation", "Decision curves", "A hospital that did not take part"):
+    for words in ("Clinical evaluation", "Decision curves"):
         assert words in page
     ward = [row for row in clinic.subgroups.rows if row[0] == "ward"]
     assert {row[1]: row[2] for row in ward}["rare"] == "hidden"
-    outsiders = {row[0]: row for row in clinic.outsiders.rows}
-    assert outsiders["H5"][5] == "loses" and "H5" in " ".join(clinic.outside)
     folder = report.page.parent / "tables"
-    assert {"thresholds.csv", "subgroups.csv", "outsiders.csv"} <= {path.name for path in folder.iterdir()}
+    assert {"thresholds.csv", "subgroups.csv"} <= {path.name for path in folder.iterdir()}
     events = pl.read_csv(folder / "centers.csv")["scored_events"]
     assert (events > 0).all()
 
@@ -183,8 +155,6 @@ def test_results_of_before_say_so(study):
     ("options", "words"),
     [
         ({"subgroups": ["wards"]}, "did you mean 'ward'"),
-        ({"leave_centers_out": 7}, "2 to 6 groups"),
-        ({"leave_centers_out": 3, "folds": 3}, "choose one of them"),
     ],
 )
 def test_what_cannot_be_asked_for(federation, options, words):

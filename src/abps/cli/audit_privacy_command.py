@@ -128,7 +128,7 @@ def _chosen(folder: Path, record: StudyRecord, method: str | None) -> list[Plann
 
     first: dict[str, PlannedRun] = {}
     for run in record.runs:
-        if not run.leave_out and sends_updates(run.config()):
+        if sends_updates(run.config()):
             first.setdefault(run.label, run)
     if not first:
         raise RequestError(f"{folder}: no method of this study sends models, so there is nothing to attack")

@@ -32,11 +32,10 @@ def compare(
         int | None,
         typer.Option(
             help="Score every patient out of so many folds, once for each seed; 1: the test rows of one "
-            "split. Default: 5, and 1 for the paper's table, attacks, left-out centers, windows of time."
+            "split. Default: 5, and 1 for the paper's table and attacks."
         ),
     ] = None,
     subgroups: options.Subgroups = "",
-    leave_centers_out: options.LeaveCentersOut = 0,
     attack: options.Attack = None,
     tune: Annotated[
         bool,
@@ -87,7 +86,7 @@ def compare(
     request = Request(
         sources, expand_methods(words), compared, rounds, options.settings(set_, model),
         read_vary(vary or []), REFERENCES if references else (), folds, attack, tuning,
-        split(subgroups), leave_centers_out,
+        split(subgroups),
     )  # fmt: skip
     slurm = Slurm(slurm_account, slurm_partition, slurm_minutes, slurm_memory, slurm_cores, slurm_deadline)
     compute: Executor = functools.partial(run_local, jobs=jobs)

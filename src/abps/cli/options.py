@@ -57,7 +57,6 @@ Subgroups = Annotated[
         help="Comma-separated columns: report accuracy per subgroup, besides sex and age.",
     ),
 ]
-LeaveCentersOut = Annotated[int, typer.Option(help="Leave-centers-out evaluation with K folds (0: none).")]
 Attack = Annotated[
     str | None,
     typer.Option(

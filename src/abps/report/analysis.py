@@ -40,7 +40,6 @@ from abps.evaluate.verdicts import (
     settles,
     verdict,
 )
-from abps.study.plan import AWAY
 
 Floats = NDArray[np.float64]
 
@@ -248,19 +247,6 @@ class MethodLine:
 
 
 @dataclass(frozen=True, eq=False)
-class OutsideLine:
-    """A method's model at hospitals that were left out.  inside: the method with all of them.
-
-    taking_part: what taking part adds.
-    """
-
-    result: MethodResult
-    inside: str
-    to_alone: Comparison | None
-    taking_part: Comparison
-
-
-@dataclass(frozen=True, eq=False)
 class Part:
     """Everything about one federation.
 
@@ -277,7 +263,6 @@ class Part:
     margin: float
     folds: int
     look: int
-    outside: tuple[OutsideLine, ...] = ()
 
     @property
     def measure(self) -> str:
@@ -304,10 +289,6 @@ class Part:
             return self.comparisons[first, second]
         found = self.comparisons.get((second, first))
         return None if found is None else found.reversed()
-
-    def outside_of(self, label: str) -> OutsideLine | None:
-        """A method at hospitals that were left out, if that was tried."""
-        return next((found for found in self.outside if found.inside == label), None)
 
     @property
     def repeats(self) -> int:
@@ -356,25 +337,18 @@ def analyse(
     data: About,
     runs: Mapping[str, Sequence[Run]],
     methods: Mapping[str, str],
-    outside: Mapping[str, Sequence[Run]] | None = None,
     margin: float = MARGIN,
     look: int = 1,
 ) -> Part:
     """The analysis of one federation.
 
-    runs: by label, in order.  methods: the method of every label.  outside: by label, runs in which every
-    center was left out once.
+    runs: by label, in order.  methods: the method of every label.
     """
     centers = tuple(
         sorted({name for found in runs.values() for run in found for name in run.main.per_center})
     )
-    beside = {outside_label(label): found for label, found in (outside or {}).items() if label in runs}
-    everything = {**runs, **beside}
-    scores = RowScores(everything, len(centers))
-    results = {
-        label: _result(label, methods.get(label, label), found, scores) for label, found in everything.items()
-    }
-    inside = [results[label] for label in runs]
+    scores = RowScores(runs, len(centers))
+    inside = [_result(label, methods.get(label, label), found, scores) for label, found in runs.items()]
     alone = next((name for name in ALONE if name in runs), None)
     page = page_method(inside)
     first = inside[0].runs[0]
@@ -396,29 +370,7 @@ def analyse(
         )
         for r in inside
     )
-    away = [label for label in (outside or {}) if label in runs]
-    from_outside = make.families(
-        [[(outside_label(label), alone) for label in away if alone is not None]]
-        + [[(label, outside_label(label)) for label in away]]
-    )
-    return replace(
-        part,
-        lines=lines,
-        outside=tuple(
-            OutsideLine(
-                results[outside_label(label)],
-                label,
-                from_outside.get((outside_label(label), alone or "")),
-                from_outside[label, outside_label(label)],
-            )
-            for label in away
-        ),
-    )
-
-
-def outside_label(label: str) -> str:
-    """How a method is called where every center was left out once."""
-    return f"{label}{AWAY}"
+    return replace(part, lines=lines)
 
 
 def _result(label: str, method: str, runs: Sequence[Run], scores: RowScores) -> MethodResult:

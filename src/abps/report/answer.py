@@ -85,7 +85,7 @@ def first_screen(part: Part, hospitals: Sequence[HospitalStory], brief: bool = F
         basis(part),
         title,
         lead,
-        tuple(sentence for sentence in (_simple(part), _outside(part), _look(part)) if sentence),
+        tuple(sentence for sentence in (_simple(part), _look(part)) if sentence),
         _shares(part.primary),
         tuple(card for card in cards if card),
         _rows(part),
@@ -163,14 +163,6 @@ def _simple(part: Part) -> str:
         f"A plain federated regression ({SIMPLE}) is not clearly different from {part.page}, {by}: take the "
         "simpler one unless you need more.",
     )
-
-
-def _outside(part: Part) -> str:
-    found = part.outside_of(part.page or "")
-    if found is None or found.to_alone is None:
-        return ""
-    gain = short_words(found.to_alone.gain)
-    return f"At hospitals that were left out, the others' model gains {gain} over alone."
 
 
 def _look(part: Part) -> str:

@@ -20,7 +20,7 @@ from abps.report.privacy import PrivacyPart, privacy_part
 from abps.report.tables import Table
 from abps.report.words import findings
 from abps.study.compare import Study
-from abps.study.plan import AWAY, slug
+from abps.study.plan import slug
 from abps.study.records import StudyFolder
 from abps.study.tuning import words_of
 
@@ -60,18 +60,13 @@ def parts_of(study: Study, margin: float = MARGIN, look: int = 1) -> list[Part]:
     for data in study.record.data:
         planned = [run for run in study.record.runs if run.data == data.fingerprint]
         methods = {run.label: run.method for run in planned}
-        inside: dict[str, list[Run]] = {run.label: [] for run in planned if not run.leave_out}
-        outside: dict[str, list[Run]] = {}
+        inside: dict[str, list[Run]] = {run.label: [] for run in planned}
         for run, result in study.runs:
-            if run.data != data.fingerprint:
-                continue
-            if run.leave_out:
-                outside.setdefault(run.label.removesuffix(AWAY), []).append(result)
-            else:
+            if run.data == data.fingerprint:
                 inside[run.label].append(result)
         finished = {label: found for label, found in inside.items() if found}
         if finished:
-            parts.append(analyse(data, finished, methods, outside, margin, look))
+            parts.append(analyse(data, finished, methods, margin, look))
     if not parts:
         where = f" in {study.root}" if study.root else ""
         why = f" ({study.absent[0]})" if study.absent else ""

@@ -6,8 +6,7 @@ because it is small stays hidden.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,12 +14,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from abps.engine.clinical import Clinical, Cut, Interval, Subgroup
-from abps.evaluate.verdicts import HospitalVerdict, Verdict
 from abps.report.analysis import MethodLine, MethodResult, Part
 from abps.report.drawing import EARLY, INK, LATE, QUIET, Drawing, blank, draw
 from abps.report.repeat_means import calibrations, mean_interval, mean_of
 from abps.report.tables import NOTHING, Table, number, signed
-from abps.report.words import gain_words, listed
+from abps.report.words import listed
 
 #: Names in a sentence; more are counted.
 MOST_NAMES = 5
@@ -31,8 +29,7 @@ HIDDEN = "too few rows or events to show"
 class ClinicalPart:
     """What the page shows.  absent: why there is nothing, where there is nothing.
 
-    label: the method that it is about.  tables, drawings: some may be missing.  outside: sentences about
-    hospitals that did not take part.
+    label: the method that it is about.  tables, drawings: some may be missing.
     """
 
     label: str
@@ -40,14 +37,12 @@ class ClinicalPart:
     sentences: tuple[str, ...] = ()
     cuts: Table | None = None
     subgroups: Table | None = None
-    outside: tuple[str, ...] = ()
-    outsiders: Table | None = None
     drawings: tuple[Drawing, ...] = ()
 
     @property
     def tables(self) -> list[Table]:
         """Those that there are."""
-        return [table for table in (self.cuts, self.subgroups, self.outsiders) if table is not None]
+        return [table for table in (self.cuts, self.subgroups) if table is not None]
 
 
 def clinical_part(part: Part) -> ClinicalPart:
@@ -67,17 +62,11 @@ def clinical_part(part: Part) -> ClinicalPart:
             "asked for again has it.",
         )
     shown = [line.result, *_others(part, label)]
-    outside = part.outside_of(label)
-    verdicts: dict[str, HospitalVerdict] = {}
-    if outside is not None and outside.to_alone is not None:
-        verdicts = dict(zip(part.centers, outside.to_alone.hospital_verdicts))
     return ClinicalPart(
         label,
         sentences=tuple(_sentences(part, line)),
         cuts=_cuts(shown),
         subgroups=_subgroups(shown),
-        outside=tuple(_outside_words(part, line, verdicts)),
-        outsiders=_outsiders(part, line, verdicts),
         drawings=tuple(_drawings(shown)),
     )
 
@@ -240,89 +229,6 @@ def _subgroups(shown: Sequence[MethodResult]) -> Table | None:
 
 def _parts_named(result: MethodResult, column: str, name: str) -> list[Subgroup]:
     return [s for run in result.runs for s in run.clinical.subgroups.get(column, ()) if s.name == name]
-
-
-# ---------------------------------------------------------------- hospitals that did not take part
-
-
-def _outside_words(part: Part, line: MethodLine, verdicts: Mapping[str, HospitalVerdict]) -> list[str]:
-    label = line.result.label
-    outside = part.outside_of(label)
-    if outside is None:
-        return [
-            "Not tried in this study: with --leave-centers-out 5 (abps compare, another folder) hospitals "
-            "are left out in five groups, one after the other, and the others' model is tried on them."
-        ]
-    said = [
-        f"Every hospital was left out once, and the mean of the others' {label} models was tried on its test "
-        "rows as it is: nothing was fitted to the hospital."
-    ]
-    levels = f"AUROC {number(outside.result.mean)} from outside, {number(line.result.mean)} taking part"
-    alone = part.find(part.alone)
-    if alone is not None and outside.to_alone is not None:
-        levels += f", {number(alone.mean)} alone"
-        says = {
-            Verdict.BETTER: "The others' model serves a left-out hospital better than its own rows alone",
-            Verdict.WORSE: "The others' model serves a left-out hospital worse than its own rows alone",
-            Verdict.EQUAL: "The others' model serves a left-out hospital as well as its own rows alone",
-        }.get(
-            outside.to_alone.verdict,
-            "Inconclusive whether the others' model or its own rows serve a left-out hospital better",
-        )
-        said.append(f"{says}: {levels}; against alone {gain_words(outside.to_alone.gain)}.")
-        for verdict, words in (
-            (HospitalVerdict.GAINS, "Clearly better served from outside than alone"),
-            (HospitalVerdict.LOSES, "Clearly worse served from outside than alone"),
-        ):
-            found = [name for name, each in verdicts.items() if each is verdict]
-            if found:
-                said.append(f"{words}: {_names(found)}.")
-    else:
-        said.append(f"{levels}.")
-    said.append(f"What taking part adds to staying outside: {gain_words(outside.taking_part.gain)}.")
-    return said
-
-
-def _outsiders(part: Part, line: MethodLine, verdicts: Mapping[str, HospitalVerdict]) -> Table | None:
-    """Every hospital as an outsider.  verdicts: by hospital, against training alone."""
-    outside = part.outside_of(line.result.label)
-    if outside is None:
-        return None
-    alone = part.find(part.alone) if part.alone else None
-    rows = []
-    for k, name in enumerate(part.centers):
-        events = mean_of(run.scored.per_center_events.get(name, math.nan) for run in outside.result.runs)
-        area = mean_interval(
-            Interval(
-                run.auroc.per_center.get(name, math.nan),
-                run.scored.per_center_low.get(name, math.nan),
-                run.scored.per_center_high.get(name, math.nan),
-            )
-            for run in outside.result.runs
-        )
-        found = calibrations(outside.result, name)
-        levels = [_level(result, k) for result in (alone, line.result) if result is not None]
-        rows.append(
-            (
-                name, number(events, 1), within(area, 3), *levels,
-                verdicts[name].value if name in verdicts else NOTHING,
-                within(found.before.in_the_large) if found is not None else NOTHING,
-            )
-        )  # fmt: skip
-    heads = ["hospital that stayed away", "events", "AUROC from outside"]
-    heads += [f"AUROC, {part.alone}"] if alone is not None else []
-    heads += [f"AUROC, {line.result.label}", f"against {part.alone or 'alone'}", "level (0 is right)"]
-    return Table(
-        "outsiders",
-        "Every hospital as one that did not take part",
-        tuple(heads),
-        tuple(rows),
-        ("Test rows, means over repeats; intervals (DeLong, 95 %) as wide as one repeat leaves them.",),
-    )
-
-
-def _level(result: MethodResult, k: int) -> str:
-    return number(float(result.level[k]))
 
 
 # ---------------------------------------------------------------- figures

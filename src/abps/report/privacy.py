@@ -134,7 +134,7 @@ def _accounts(study: Study, part: Part) -> tuple[Table | None, tuple[str, ...]]:
     seen: dict[str, list[tuple[PrivacyLedger, Recount]]] = {}
     doubts = []
     for planned, run in study.runs:
-        if planned.data != part.data.fingerprint or planned.leave_out:
+        if planned.data != part.data.fingerprint:
             continue
         try:
             data = _ledger(study.root, planned, run)

@@ -79,7 +79,6 @@ class Study:
                 schema_overrides=dict.fromkeys(_scores(run), pl.Float64),
             ).with_columns(pl.col(pl.Float64).fill_nan(None))
             for planned, run in self.runs
-            if not planned.leave_out
         ]
         return pl.concat(parts, how="diagonal") if parts else pl.DataFrame()
 
@@ -180,7 +179,6 @@ def compare(
     folds: int | None = None,
     tune: bool | Sequence[int] = False,
     subgroups: Sequence[str] = (),
-    leave_centers_out: int = 0,
 ) -> Study:
     """Run methods in folds and repeats and hold them against each other.
 
@@ -196,7 +194,6 @@ def compare(
     tune: first try every method's grid on other seeds (two, or those named) and run with what does best there
     on validation rows.
     subgroups: columns by which accuracy is shown, besides sex and age where they are found.
-    leave_centers_out: also evaluate the others' model at hospitals that are left out, in so many groups.
     """
     federations = (federation,) if isinstance(federation, Federation) else tuple(federation)
     words, own = _named(methods)
@@ -211,7 +208,6 @@ def compare(
         folds,
         tune=tuning_seeds(tune, seeds),
         subgroups=tuple(subgroups),
-        leave_out=leave_centers_out,
     )
     if jobs is not None and (out is None or own):
         raise RequestError(f"jobs={jobs}: other processes need a folder (out) and methods that have a name")

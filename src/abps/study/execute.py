@@ -8,7 +8,6 @@ from pathlib import Path
 
 from abps.data.federation import Federation
 from abps.engine.crossvalidation import compute
-from abps.engine.outsiders import stay_away
 from abps.engine.result import Run
 from abps.engine.simulate import Progress
 from abps.methods.base import Method
@@ -73,9 +72,7 @@ def conduct(plan: Plan, out: Path, executor: Executor, elsewhere: bool = True) -
 def computed(
     run: PlannedRun, federation: Federation, config: Method, progress: Progress | None = None
 ) -> Run:
-    """The result of a planned run: on one split, in folds, or with every center left out once."""
-    if run.leave_out:
-        return stay_away(federation, config, run.seed, run.leave_out, progress, run.method, run.subgroups)
+    """The result of a planned run: on one split, or in folds."""
     how = (run.folds, progress, run.method, run.attack, run.subgroups)
     return compute(federation, config, run.seed, *how)
 

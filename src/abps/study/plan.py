@@ -21,7 +21,6 @@ from abps.data.subgroup_names import groups_of, with_only
 from abps.data.table import load
 from abps.engine.attacks import parse as parse_attack
 from abps.engine.crossvalidation import FOLDS
-from abps.engine.outsiders import check_turns
 from abps.methods.base import Method
 from abps.methods.catalog import CATALOG, find
 from abps.methods.settings import configure, describe, names
@@ -36,9 +35,6 @@ PAPER_ROWS: Final = (
 
 #: What `--methods paper` means: the rows, the upper bound, and the controls that the paper lacks.
 PAPER: Final = (*PAPER_ROWS, "centralized", "random-k1", "random-k3", "group-oracle-k1")
-
-#: What is said behind a method's name of runs in which every center stayed away once.
-AWAY: Final = ", from outside"
 
 #: Methods that need a declared group for every center.
 NEEDS_GROUPS: Final = ("group-oracle-k1",)
@@ -72,7 +68,6 @@ class Request:
     attack: members that attack, in every run but the references'.
     tune: seeds on which every method's grid is tried before; none: methods run as they are.
     subgroups: columns by which accuracy is shown, besides sex and age.
-    leave_out: in how many groups centers also stay away in turn, of every method that exchanges; 0: not.
     """
 
     sources: tuple[Source, ...]
@@ -86,7 +81,6 @@ class Request:
     attack: str | None = None
     tune: tuple[int, ...] = ()
     subgroups: tuple[str, ...] = ()
-    leave_out: int = 0
 
     def __post_init__(self) -> None:
         if not self.methods:
@@ -98,11 +92,6 @@ class Request:
                 raise RequestError(f"seed {seed}: choose whole numbers from 0")
         if self.attack is not None:
             parse_attack(self.attack)
-        for other in ("folds", "attack"):
-            if self.leave_out and getattr(self, other) not in (None, 1):
-                raise RequestError(
-                    f"centers that stay away with {other}={getattr(self, other)}: choose one of them"
-                )
         for what, values in (("seed", self.seeds), ("method", self.methods)):
             twins = [v for v in values if values.count(v) > 1]
             if twins:
@@ -134,7 +123,6 @@ class PlannedRun:
 
     label: how tables call the method: its name, and the varied settings after it.
     data: the federation's fingerprint.  key: a digest of everything that decides the result.
-    leave_out: every center is scored as one that stayed away, in so many groups; 0: all take part.
     """
 
     label: str
@@ -147,7 +135,6 @@ class PlannedRun:
     folds: int | None = None
     attack: str | None = None
     subgroups: tuple[str, ...] = ()
-    leave_out: int = 0
 
     @property
     def folder(self) -> str:
@@ -204,14 +191,12 @@ def identity(
     folds: int | None = None,
     attack: str | None = None,
     subgroups: Sequence[str] = (),
-    leave_out: int = 0,
 ) -> dict[str, Any]:
     """Everything that decides a run's result: the version of the package, the settings, and the data.
 
     A method of one's own counts by its source, where that can be read.
     """
-    asked: dict[str, Any] = {"folds": folds, "attack": attack}
-    asked |= {"subgroups": list(subgroups) or None, "leave_out": leave_out or None}
+    asked: dict[str, Any] = {"folds": folds, "attack": attack, "subgroups": list(subgroups) or None}
     more = {name: value for name, value in asked.items() if value is not None}
     kind = type(config)
     if kind.__module__.partition(".")[0] != "abps":
@@ -230,11 +215,11 @@ def identity(
 def folds_of(request: Request, words: Sequence[str], federation: Federation) -> int | None:
     """In how many folds a federation is scored; None: on the test rows of one split.
 
-    Unless the request says it: five. The paper's table, attacks and left-out centers keep one split.
+    Unless the request says it: five. The paper's table and attacks keep one split.
     """
     if request.folds is not None:
         return None if request.folds == 1 else request.folds
-    one_split = "paper" in words or request.attack is not None or request.leave_out
+    one_split = "paper" in words or request.attack is not None
     return None if one_split else FOLDS
 
 
@@ -281,8 +266,6 @@ def make_plan(
         if request.subgroups:
             groups_of(federation, request.subgroups)
         federations[fingerprint] = federation = with_only(federation, request.subgroups)
-        if request.leave_out:
-            check_turns(federation, request.leave_out)
         folds = folds_of(request, words, federation)
         methods = list(request.methods)
         for name in NEEDS_GROUPS:
@@ -304,14 +287,6 @@ def make_plan(
                 how = (folds, request.attack, request.subgroups)
                 key = key_of(identity(method, config, fingerprint, seed, *how))
                 runs.append(PlannedRun(label, method, settings, request.rounds, seed, fingerprint, key, *how))
-                if request.leave_out and config.kind != "alone":
-                    away = (None, None, request.subgroups, request.leave_out)
-                    key = key_of(identity(method, config, fingerprint, seed, *away))
-                    runs.append(
-                        PlannedRun(
-                            f"{label}{AWAY}", method, settings, request.rounds, seed, fingerprint, key, *away
-                        )
-                    )
         for seed, method in itertools.product(request.seeds, references):
             # A reference that is fitted at once knows no rounds.
             rounds = None if getattr(find(method), "fitted", False) else request.rounds

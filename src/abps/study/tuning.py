@@ -92,9 +92,7 @@ def tuning_plan(plan: Plan, own: Mapping[str, Method] = NONE) -> Plan:
                 )
     if not runs:
         raise RequestError("none of the methods has anything to tune; leave tuning out")
-    inner = replace(
-        request, seeds=request.tune, tune=(), references=(), folds=None, subgroups=(), leave_out=0
-    )
+    inner = replace(request, seeds=request.tune, tune=(), references=(), folds=None, subgroups=())
     return Plan(inner, plan.federations, tuple(runs))
 
 

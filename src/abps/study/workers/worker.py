@@ -63,7 +63,7 @@ class Runner:
 
         try:
             config = run.config(self._own)
-            how = (run.folds, run.attack, run.subgroups, run.leave_out)
+            how = (run.folds, run.attack, run.subgroups)
             content = identity(run.method, config, run.data, run.seed, *how)
             if key_of(content) != run.key:
                 raise RuntimeError(
