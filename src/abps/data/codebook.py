@@ -450,6 +450,19 @@ def encode_column(
     )
 
 
+def encode_rows(book: Codebook, features: pl.DataFrame) -> NDArray[np.float32]:
+    """(rows, columns) new rows by a codebook with its scales."""
+    nobody, none = np.zeros(features.height, np.int32), np.zeros(features.height, np.bool_)
+    scales = {} if book.statistics is None else book.statistics.scales
+    return np.stack(
+        [
+            encode_column(column, features[column.source], nobody, none, 1, scales.get(column.source))
+            for column in book.columns
+        ],
+        axis=1,
+    )
+
+
 def standardised(
     values: NDArray[np.float64], center: NDArray[np.int32], train: NDArray[np.bool_], n: int
 ) -> NDArray[np.float32]:

@@ -51,7 +51,7 @@ def federation(
             raise RequestError("one frame per center: the names are the centers; leave center out")
         frame, label, center = _stack(data, label, feature_names)
     else:
-        frame = _frame(data, feature_names)
+        frame = frame_of(data, feature_names)
     given: dict[str, Any] = {"label": label, "center": center, "patient": patient, **more}
     for role in ARRAYS:
         value = given.get(role)
@@ -91,7 +91,7 @@ def _stack(
                 raise RequestError("one pair of arrays per center: give (X, y)")
             labels.append(np.asarray(part[1]))
             part = part[0]
-        frames.append(_frame(part, feature_names))
+        frames.append(frame_of(part, feature_names))
     if labels and len(labels) < len(frames):
         raise RequestError("some centers have a pair (X, y) and others a frame; give the same for all")
     if labels and label is not None:
@@ -115,7 +115,7 @@ def _stack(
     return whole, np.concatenate(labels) if labels else label, column
 
 
-def _frame(data: Any, feature_names: Sequence[str] | None) -> pl.DataFrame:
+def frame_of(data: Any, feature_names: Sequence[str] | None = None) -> pl.DataFrame:
     """Any table as a polars frame."""
     if isinstance(data, pl.LazyFrame):
         return data.collect()
@@ -144,7 +144,7 @@ def _frame(data: Any, feature_names: Sequence[str] | None) -> pl.DataFrame:
 def _from_columns(columns: Mapping[str, Any], count: int) -> pl.DataFrame:
     if len(columns) < count:
         raise RequestError("two columns have the same name; rename one")
-    made = [_series(name, values) for name, values in columns.items()]
+    made = [column_of(name, values) for name, values in columns.items()]
     sizes = {len(series) for series in made}
     if len(sizes) > 1:
         raise RequestError(
@@ -153,7 +153,7 @@ def _from_columns(columns: Mapping[str, Any], count: int) -> pl.DataFrame:
     return pl.DataFrame(made)
 
 
-def _series(name: str, values: Any) -> pl.Series:
+def column_of(name: str, values: Any) -> pl.Series:
     """A column of any library; mixed types become text, and missing values of all kinds become null."""
     if isinstance(values, pl.Series):
         return values.alias(name)
@@ -184,7 +184,7 @@ def _is_missing(value: Any) -> bool:
 
 def _with_column(frame: pl.DataFrame, role: str, values: Any) -> tuple[pl.DataFrame, str]:
     """The frame with an array as a column, and the column's name."""
-    series = _series(_free(role, frame.columns), values)
+    series = column_of(_free(role, frame.columns), values)
     if len(series) != frame.height:
         raise RequestError(f"{role} has {len(series)} values for {frame.height} rows; give one value per row")
     return frame.with_columns(series), series.name

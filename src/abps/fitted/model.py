@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from abps.core.errors import RequestError
-from abps.data.codebook import Codebook, encode_column
+from abps.data.codebook import Codebook, encode_rows
 from abps.data.outcome import Outcome
 from abps.data.splines import Design, design_of
 from abps.evaluate.calibration import Recalibration, expit
@@ -74,14 +74,7 @@ class FittedModel:
 
     def encode(self, features: pl.DataFrame) -> NDArray[np.float32]:
         """(rows, inputs) from columns as the codebook asks for them."""
-        nobody = np.zeros(features.height, dtype=np.int32)
-        none = np.zeros(features.height, dtype=np.bool_)
-        scales = {} if self.book.statistics is None else self.book.statistics.scales
-        blocks = [
-            encode_column(column, features[column.source], nobody, none, 1, scales.get(column.source))
-            for column in self.book.columns
-        ]
-        x = np.stack(blocks, axis=1)
+        x = encode_rows(self.book, features)
         return x if self.design is None else self.design.of(x)
 
     def log_odds(self, features: pl.DataFrame) -> Floats:
