@@ -8,6 +8,7 @@ study = abps.compare(fed, ["local-best", "fedavg", "abps-plus"], seeds=[11, 22, 
 study.frame(), study.table(), study.report("my-report")
 fitted = abps.fit(fed, "abps-plus")
 fitted.models[0].predict_proba(new_rows)
+abps.ABPSClassifier().fit(X, y, groups=hospital).predict_proba(new_X, groups=new_hospital)
 """
 
 from __future__ import annotations
@@ -22,29 +23,36 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from abps.core.errors import RequestError as RequestError
     from abps.data.federation import Federation as Federation
+    from abps.data.memory import check as check
     from abps.data.memory import federation as federation
     from abps.data.table import load as load
     from abps.data.table import read_table as read_table
     from abps.engine.output import load_run as load_run
     from abps.engine.result import Run as Run
     from abps.engine.simulate import simulate as simulate
+    from abps.fitted.estimator import ABPSClassifier as ABPSClassifier
     from abps.fitted.fit import fit as fit
     from abps.fitted.folder import load_model as load_model
+    from abps.lab.benchmark import benchmark as benchmark
     from abps.methods.base import Method as Method
     from abps.methods.catalog import CATALOG as CATALOG
     from abps.methods.catalog import find as find
+    from abps.statistics.regression import regress as regress
     from abps.study.compare import Study as Study
     from abps.study.compare import compare as compare
     from abps.study.compare import load_study as load_study
 
 #: What the package offers, and where it lies.
 _OFFERED = {
+    "ABPSClassifier": "abps.fitted.estimator",
     "CATALOG": "abps.methods.catalog",
     "Federation": "abps.data.federation",
     "Method": "abps.methods.base",
     "RequestError": "abps.core.errors",
     "Run": "abps.engine.result",
     "Study": "abps.study.compare",
+    "benchmark": "abps.lab.benchmark",
+    "check": "abps.data.memory",
     "compare": "abps.study.compare",
     "federation": "abps.data.memory",
     "find": "abps.methods.catalog",
@@ -54,6 +62,7 @@ _OFFERED = {
     "load_run": "abps.engine.output",
     "load_study": "abps.study.compare",
     "read_table": "abps.data.table",
+    "regress": "abps.statistics.regression",
     "simulate": "abps.engine.simulate",
 }
 

@@ -119,7 +119,8 @@ GOOD = np.random.default_rng(0).normal(size=(200, 2))
         (GOOD, {"label": np.zeros(3), "center": ["a"] * 200}, "label has 3 values for 200 rows"),
         (GOOD, {"label": np.arange(200) % 2, "center": ["a"] * 200}, "one hospital only: 'a'"),
         (GOOD[:, 0], {"label": np.arange(200) % 2, "center": ["a"] * 200}, "is no table"),
-        ("stays.csv", {"label": "y", "center": "c"}, "is no table"),
+        ("stays.csv", {"label": "y", "center": "c"}, "stays.csv"),
+        ("stays.csv", {"label": GOOD[:, 0], "center": "c"}, "name the columns"),
         (GOOD, {"label": "y", "center": "c", "feature_names": ["a"]}, "1 different names for 2 columns"),
         (GOOD, {"label": "x9", "center": "x1"}, "there is no column 'x9' for label"),
         ({"a": [1, 2], "b": [1]}, {"label": "a", "center": "b"}, "1 and 2"),
@@ -142,3 +143,11 @@ def test_wrong_requests_are_one_sentence(data, options, says):
 def test_read_table_points_to_federation_for_a_frame():
     with pytest.raises(RequestError, match=r"use abps\.federation"):
         abps.read_table(frame(), "died", "hospital")
+
+
+def test_a_path_is_read_and_checked_like_a_frame(tmp_path):
+    frame().write_csv(tmp_path / "t.csv")
+    made = abps.federation(tmp_path / "t.csv", label="died", center="hospital")
+    assert made.fingerprint() == abps.read_table(tmp_path / "t.csv", "died", "hospital").fingerprint()
+    found = abps.check(frame(), label="died", center="hospital")
+    assert found.rows == 400 and any(repair.column == "lactate" for repair in found.repairs)

@@ -47,14 +47,13 @@ def regress(
     """
     from rich.table import Table
 
-    from abps.data.table import read_frame
     from abps.statistics import regression
 
     text = formula or " + ".join(options.split(columns))
     if not text:
         raise RequestError("name the columns: --formula 'age + sex', or --columns age,sex")
     result = regression.regress(
-        read_frame(data),
+        data,
         label,
         center,
         text,

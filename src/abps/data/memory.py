@@ -1,21 +1,23 @@
 """Federations from data in memory: pandas, polars, PyArrow, NumPy arrays, or one frame per center.
 
-The same checks and repairs as for files (:mod:`abps.data.table`).
+The same checks and repairs as for files (:mod:`abps.data.table`), which may be given too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from abps.core.errors import RequestError
+from abps.data.check import TableCheck
 from abps.data.federation import Federation
 from abps.data.reading import RawTable
 from abps.data.roles import Roles
-from abps.data.table import MIN_STAYS, checked
+from abps.data.table import MIN_STAYS, checked, read_frame, read_table
 
 #: Roles that may be given as an array instead of the name of a column.
 ARRAYS = ("label", "center", "patient", "time", "group", "duration")
@@ -34,8 +36,8 @@ def federation(
 ) -> Federation:
     """A federation from data in memory.
 
-    data: a pandas or polars frame, a PyArrow table, a mapping of columns, a NumPy array (rows, features), or
-    a mapping from each center's name to its frame (or to its arrays ``(X, y)``).
+    data: a pandas or polars frame, a PyArrow table, a mapping of columns, a NumPy array (rows, features), a
+    mapping from each center's name to its frame (or to its arrays ``(X, y)``), or the path of a file.
     label, center, patient: the name of a column, or an array (rows,); no center for one frame per center.
     feature_names: the columns of an array.
     more: time, group, duration (names or arrays), drop, keep, positive, outcome, eras, every, as in
@@ -46,6 +48,10 @@ def federation(
     >>> federation(X, label=X[:, 0] + rng.normal(size=300) > 0, center=hospital, name="toy")
     <Federation toy: 3 centers, 300 stays, 2 features, 46.7 % positive>
     """
+    if isinstance(data, str | Path):
+        if not isinstance(label, str | None) or not isinstance(center, str | None):
+            raise RequestError(f"{data}: name the columns label= and center= of a file")
+        return read_table(data, label or "", center or "", min_stays, patient=patient, **more)
     if isinstance(data, Mapping) and _has_parts(data):
         if center is not None:
             raise RequestError("one frame per center: the names are the centers; leave center out")
@@ -65,6 +71,20 @@ def federation(
     if frame.height == 0:
         raise RequestError(f"{name} has no rows; give a table with rows")
     return checked(RawTable(frame, "a table in memory"), Roles.of(**given), name, min_stays)
+
+
+def check(data: Any, label: Any = None, center: Any = None, **more: Any) -> TableCheck:
+    """What is in a table, what will be used and what looks wrong; arguments as in :func:`federation`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> stays = {"died": rng.integers(0, 2, 300), "age": rng.normal(60, 9, 300), "id": np.arange(300)}
+    >>> found = check({**stays, "hospital": ["a", "b", "c"] * 100}, label="died", center="hospital")
+    >>> len(found.centers), [column.name for column in found.unused]
+    (3, ['id'])
+    """
+    notes = federation(data, label, center, **more).notes
+    assert notes is not None
+    return notes
 
 
 def _has_parts(data: Mapping[Any, Any]) -> bool:
@@ -116,7 +136,9 @@ def _stack(
 
 
 def frame_of(data: Any, feature_names: Sequence[str] | None = None) -> pl.DataFrame:
-    """Any table as a polars frame."""
+    """Any table as a polars frame; a path is read."""
+    if isinstance(data, str | Path):
+        return read_frame(Path(data))
     if isinstance(data, pl.LazyFrame):
         return data.collect()
     if isinstance(data, pl.DataFrame):

@@ -15,11 +15,14 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
+from abps.core.errors import RequestError, nearest
+from abps.data.federation import Federation
 from abps.engine.result import Run
 from abps.evaluate.inference import average_gain, fold_inflation
 from abps.evaluate.measured import Measured, measured
-from abps.lab.suite import Description, make_federation
+from abps.lab.suite import Description, make_federation, suite
 from abps.study.compare import Study, compare
+from abps.study.plan import slug
 
 #: What differences are taken to: all rows in one place, and the best that a hospital does alone.
 POOLED, ALONE = "pooled-best", "local-best"
@@ -72,7 +75,7 @@ def run_benchmark(
     methods: Sequence[str],
     seeds: Sequence[int],
     folder: Path | None,
-    out: Path,
+    out: Path | None,
     model: str = "gam",
     folds: int = 5,
     jobs: int | None = None,
@@ -90,13 +93,50 @@ def run_benchmark(
         for own in worlds:
             name = description.name if description.real else f"{description.name}-{own[0]}"
             progress(f"{name}: {len(asked)} methods, {len(own)} repeat(s), {folds} folds")
-            federation, place = make_federation(description, folder, own[0]), out / "studies" / name
+            federation = make_federation(description, folder, own[0])
+            place = None if out is None else out / "studies" / name
             study = compare(
                 federation, asked, own, model=model, folds=folds, out=place, jobs=jobs, references=BESIDE
             )
             parts.append(_part(study, folds))
         rows += _rows(description, parts)
     return rows
+
+
+def benchmark(
+    federations: Mapping[str, Federation] | Sequence[str],
+    methods: Sequence[str],
+    seeds: Sequence[int] = (11, 22, 33),
+    *,
+    out: Path | str | None = None,
+    data_folder: Path | str | None = None,
+    model: str = "gam",
+    folds: int = 5,
+    jobs: int | None = None,
+) -> pl.DataFrame:
+    """Methods on several federations: one line per method and federation, with differences to pooled rows and
+    to hospitals alone, bytes, harm and time.
+
+    federations: by name, or names of the package's suite (``data_folder`` holds the real tables of that).
+    model: what every method shares.  out: a folder that keeps the runs; ``jobs`` processes need one.
+    """
+    place = None if out is None else Path(out)
+    if not isinstance(federations, Mapping):
+        known, folder = suite(), None if data_folder is None else Path(data_folder)
+        for name in federations:
+            if name not in known:
+                raise RequestError(f"there is no federation {name!r} in the suite{nearest(name, known)}")
+        chosen = [known[name] for name in federations]
+        return to_frame(run_benchmark(chosen, methods, seeds, folder, place, model, folds, jobs))
+    rows: list[Row] = []
+    asked = [method for method in methods if method not in BESIDE]
+    for name, federation in federations.items():
+        here = None if place is None else place / "studies" / slug(name)
+        study = compare(
+            federation, asked, seeds, model=model, folds=folds, out=here, jobs=jobs, references=BESIDE
+        )
+        rows += _rows(Description(name), [_part(study, folds)])
+    return to_frame(rows)
 
 
 def _part(study: Study, folds: int) -> _Part:

@@ -17,6 +17,7 @@ from scipy import stats
 
 from abps import files
 from abps.core.errors import RequestError
+from abps.data.memory import frame_of
 from abps.statistics.design import Formula, agree, complete_rows, parse_formula
 from abps.statistics.families import LIKELIHOODS, Floats, HospitalRows
 from abps.statistics.heterogeneity import EffectHeterogeneity, hospital_estimates, summarise
@@ -152,7 +153,7 @@ class RegressionResult:
 
 
 def regress(
-    frame: pl.DataFrame,
+    table: Any,
     label: str,
     center: str,
     formula: str | Formula,
@@ -164,11 +165,20 @@ def regress(
 ) -> RegressionResult:
     """Effects with intervals from a table in which a column names the hospital of every row.
 
-    The fit uses sums over hospitals alone and equals that of the pooled rows. label: 0 or 1, a count, a
-    number, or for Cox the event. duration: time to the event or to the end of observation. robust: standard
-    errors that allow for correlation within hospitals. min_cell: rows and events that every level needs in
-    all hospitals.
+    The fit uses sums over hospitals alone and equals that of the pooled rows. table: a pandas or polars frame,
+    a mapping of columns, or the path of a file. label: 0 or 1, a count, a number, or for Cox the event.
+    duration: time to the event or to the end of observation. robust: standard errors that allow for
+    correlation within hospitals. min_cell: rows and events that every level needs in all hospitals.
+
+    >>> rng = np.random.default_rng(0)
+    >>> age = rng.normal(size=900)
+    >>> died = (age + rng.logistic(size=900) > 1).astype(int)
+    >>> stays = {"age": age, "died": died, "hospital": ["a", "b", "c"] * 300}
+    >>> found = regress(stays, "died", "hospital", "age").frame()
+    >>> found["effect"].to_list(), found["estimate"].round(2).to_list()
+    (['intercept', 'age'], [-1.03, 0.87])
     """
+    frame = frame_of(table)
     chosen = _family(family, intercepts, duration)
     parsed = parse_formula(formula) if isinstance(formula, str) else formula
     _roles_apart(parsed, label, center, duration)
