@@ -151,7 +151,7 @@ class ABPSClassifier(ClassifierMixin, BaseEstimator):
     def _read(
         self, X: Any, groups: Any, y: Any = "no_validation"
     ) -> tuple[pl.DataFrame, NDArray[Any] | None]:
-        """The features of X, and (rows,) their hospitals, if they are named.  y: given when X is learned from.
+        """The features of X, and (rows,) their hospitals, where named.  y: when X is learned from.
 
         scikit-learn checks arrays; of frames it checks names, and columns may hold text.
         """

@@ -165,7 +165,7 @@ def regress(
 ) -> RegressionResult:
     """Effects with intervals from a table in which a column names the hospital of every row.
 
-    The fit uses sums over hospitals alone and equals that of the pooled rows. table: a pandas or polars frame,
+    The fit uses sums over hospitals and equals that of the pooled rows. table: a pandas or polars frame,
     a mapping of columns, or the path of a file. label: 0 or 1, a count, a number, or for Cox the event.
     duration: time to the event or to the end of observation. robust: standard errors that allow for
     correlation within hospitals. min_cell: rows and events that every level needs in all hospitals.
