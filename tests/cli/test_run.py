@@ -104,14 +104,11 @@ def test_a_message_names_the_flags_of_the_command_that_was_called(capsys, tmp_pa
     arguments = ["run", "--method", "local", *SMALL, "--out", tmp_path / "o", "--min-stays", 0]
     assert "abps: --min-stays 0: choose at least 1" in call(capsys, *arguments)[2]
     assert as_flags("min_stays=0: no", flags_of(["methods"])) == "min_stays=0: no"
-    assert flags_of(["run"])["every"] == flags_of(["run"])["rounds_per_window"] == "--rounds-per-window"
 
 
-def test_old_names_work_and_say_what_to_write_now(capsys, tmp_path):
-    arguments = ["run", "--method", "local", *SMALL, "--out", tmp_path / "o", "--every", 2]
-    code, _, err = call(capsys, *arguments)
-    assert code == 2 and "--every is now --rounds-per-window" in err
-    assert "abps: --rounds-per-window 2: name the windows with" in err
+def test_an_old_flag_works_and_says_what_to_write_now(capsys):
+    code, _, err = call(capsys, "run", "--patience", 2)
+    assert code == 2 and "--patience is now --wait-for-approval" in err
 
 
 def test_a_file_as_out_and_a_damaged_result_are_refused(capsys, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tarfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -13,8 +12,6 @@ import pytest
 
 from abps.cohorts import heart, physionet2012, vitals
 from abps.core.errors import RequestError
-from abps.data.table import federate
-from abps.data.timeline import timeline
 
 from . import oracles
 
@@ -186,18 +183,3 @@ def test_heart_disease(data: Data, tmp_path: Path) -> None:
         (tmp_path / f"processed.{name}.data").write_text("63,1,1\n")
     with pytest.raises(RequestError, match="14 numbers"):
         heart.build(tmp_path)
-
-
-def test_the_sets_are_windows_of_time(cohort: physionet2012.Cohort) -> None:
-    """Training and evaluation on the set in force: a, then b, then c."""
-    roles = replace(cohort.roles, eras="set", drop=("stay",))
-    federation = federate(cohort.table, roles, "physionet2012")
-    assert federation.eras == 3 and "set" not in federation.features.columns
-    windows = timeline(federation, 11, 48)
-    assert windows.starts == (1, 17, 33)
-    for t, name in ((1, "a"), (16, "a"), (17, "b"), (48, "c")):
-        data = windows.at(t)
-        deaths = sum(float(part.y.sum()) for part in (data.train, data.validation, data.test))
-        of_set = cohort.table.filter(pl.col("set") == name)
-        assert deaths == of_set["died"].sum()
-        assert sum(len(part.y) for part in (data.train, data.validation, data.test)) == of_set.height

@@ -89,7 +89,6 @@ REFUSED = [
     (lambda f: f, {"label": "died", "outcome": "surviv"}, "no outcome 'surviv'.*survival"),
     (lambda f: f, {"label": "kind", "outcome": "classes", "positive": "mild"}, "has no event"),
     (lambda f: f, {"label": "stay", "outcome": "continuous:pinball=2"}, "between 0 and 1"),
-    (lambda f: f, {"label": "died", "duration": "days", "time": "z", "eras": "3"}, "windows of time"),
 ]
 
 

@@ -42,7 +42,7 @@ COMMANDS: Final = {
 }
 
 #: Old names that still work, for one release.
-RENAMED_FLAGS: Final = {"--every": "--rounds-per-window", "--patience": "--wait-for-approval"}
+RENAMED_FLAGS: Final = {"--patience": "--wait-for-approval"}
 
 
 class Commands(TyperGroup):

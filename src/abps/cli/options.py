@@ -102,16 +102,6 @@ Outcome = Annotated[
 Duration = Annotated[
     str | None, typer.Option(help="Survival: column with the time to the event or to censoring.")
 ]
-Eras = Annotated[
-    str | None,
-    typer.Option(
-        help="Learn from one window of time after the other: a column that orders the windows, or the number "
-        "of windows to cut --time into."
-    ),
-]
-RoundsPerWindow = Annotated[
-    int | None, typer.Option(help="Rounds on each window of --eras. Default: the same number for each.")
-]
 MinStays = Annotated[
     int | None, typer.Option(help="Smallest center that takes part. Default for your own table: 50.")
 ]
@@ -132,8 +122,6 @@ class DataOptions:
     positive: Positive = None
     outcome: Outcome = None
     duration: Duration = None
-    eras: Eras = None
-    rounds_per_window: RoundsPerWindow = None
     min_stays: MinStays = None
     strict: Strict = False
 
@@ -148,8 +136,6 @@ class DataOptions:
             time=self.time,
             group=self.group,
             drop=split(self.drop),
-            eras=self.eras,
-            every=self.rounds_per_window,
             keep=split(self.keep),
             positive=self.positive,
             outcome=self.outcome,

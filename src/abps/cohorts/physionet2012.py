@@ -364,7 +364,7 @@ def _dictionary(options: PhysionetOptions) -> list[Variable]:
         Variable(
             "careunit", "context", "", "ICU type: coronary (CCU), cardiac surgery recovery (CSRU), MICU, SICU"
         ),
-        Variable("set", "context", "", "set of the challenge: a, b or c; for windows of time (eras=set)"),
+        Variable("set", "context", "", "set of the challenge: a, b or c"),
         Variable("stay", "identifier", "", "RecordID"),
         Variable("age", "feature", "years", "age (90 for all above)"),
         Variable("sex", "feature", "F/M", "gender"),

@@ -54,7 +54,7 @@ class ColumnCheck:
     """One column of the table.
 
     type: number, yes/no, category, date, empty or other.  role: label, center, patient, time, group,
-    windows, dropped, or feature.  why: why a column is not used (or used in spite of a finding).
+    dropped, or feature.  why: why a column is not used (or used in spite of a finding).
     missing: the share of rows without a value, after repairs.
     """
 

@@ -48,8 +48,6 @@ class Federation:
     time: (rows,) years, or None.
     groups: one declared group per center (for the oracle control), or None.
     descriptors: binary features whose prevalence a center publishes in its metadata vector.
-    era: (rows,) the window of time a stay belongs to, 0, 1, …, or None if all are there from the start.
-    every: rounds from one window to the next; None: the rounds of a run divide evenly over the windows.
     in_order: the order of rows is part of the data (a generator made it); that of a file never is.
     notes: what was noticed and repaired when the table was read; not part of the content.
     outcome: what the label is.
@@ -66,8 +64,6 @@ class Federation:
     groups: tuple[str, ...] | None = None
     descriptors: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-    era: NDArray[np.int16] | None = None
-    every: int | None = None
     in_order: bool = False
     notes: TableCheck | None = None
     outcome: Outcome = BINARY
@@ -82,11 +78,6 @@ class Federation:
     def rows(self) -> int:
         """The number of stays in them."""
         return len(self.label)
-
-    @property
-    def eras(self) -> int:
-        """The number of windows."""
-        return 1 if self.era is None else int(self.era.max()) + 1
 
     def about(self) -> About:
         """The federation in a few numbers."""
@@ -139,7 +130,6 @@ class Federation:
             center=self.center[rows],
             patient=part(self.patient),
             time=part(self.time),
-            era=part(self.era),
         )
 
     def fingerprint(self) -> str:
@@ -150,8 +140,6 @@ class Federation:
         for column in (self.label, self.center, self.patient, self.time):
             digest.update(b"-" if column is None else np.ascontiguousarray(column).tobytes())
         digest.update(repr((self.centers, self.groups, self.descriptors)).encode())
-        if self.era is not None:
-            digest.update(np.ascontiguousarray(self.era).tobytes() + repr(self.every).encode())
         if not self.outcome.binary:
             digest.update(repr(self.outcome).encode())
         if self.in_order:

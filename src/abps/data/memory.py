@@ -40,7 +40,7 @@ def federation(
     mapping from each center's name to its frame (or to its arrays ``(X, y)``), or the path of a file.
     label, center, patient: the name of a column, or an array (rows,); no center for one frame per center.
     feature_names: the columns of an array.
-    more: time, group, duration (names or arrays), drop, keep, positive, outcome, eras, every, as in
+    more: time, group, duration (names or arrays), drop, keep, positive, outcome, as in
     :func:`abps.read_table`.
 
     >>> rng = np.random.default_rng(0)

@@ -21,8 +21,6 @@ class RoleOptions(TypedDict, total=False):
     time: str | None
     group: str | None
     drop: Collection[str]
-    eras: str | None
-    every: int | None
     keep: Collection[str]
     positive: str | None
     outcome: str | None
@@ -33,8 +31,6 @@ class RoleOptions(TypedDict, total=False):
 class Roles:
     """Which columns of a table are not features, and what they are instead.
 
-    eras: a column that orders stays into windows of time, or into how many the time column is cut.
-    every: rounds from one window to the next.
     keep: columns to learn from although they look like an identifier, a date or a copy of the label.
     positive: the label's value that counts as the event; None: stated rules decide.
     outcome: what the label is (:mod:`abps.data.outcome`); None: survival with a duration, else binary.
@@ -47,8 +43,6 @@ class Roles:
     time: str | None = None
     group: str | None = None
     drop: tuple[str, ...] = ()
-    eras: str | None = None
-    every: int | None = None
     keep: tuple[str, ...] = ()
     positive: str | None = None
     outcome: str | None = None
@@ -63,16 +57,10 @@ class Roles:
             plain[name] = (given,) if isinstance(given, str) else tuple(given)
         return Roles(label, center, **plain)
 
-    def columns(self, known: Collection[str] | None = None) -> dict[str, str]:
-        """By role, the column that was named.
-
-        known: the table's columns; then windows that are a number of cuts of the time column are not one.
-        """
-        names = ("label", "center", "patient", "time", "group", "duration", "eras")
-        found = {name: str(getattr(self, name)) for name in names if getattr(self, name)}
-        if known is not None and self.eras and self.eras not in known and self.eras.isdigit():
-            del found["eras"]
-        return found
+    def columns(self) -> dict[str, str]:
+        """By role, the column that was named."""
+        names = ("label", "center", "patient", "time", "group", "duration")
+        return {name: str(getattr(self, name)) for name in names if getattr(self, name)}
 
 
 def read_provenance(path: Path) -> dict[str, Any] | None:

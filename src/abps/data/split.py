@@ -110,10 +110,10 @@ def content_of(
 def canonical_order(federation: Federation) -> NDArray[np.int64]:
     """(rows,) the rows of a federation in an order that does not depend on the file.
 
-    By center, then patient, window, time and content; rows alike in all of these are interchangeable.
+    By center, then patient, time and content; rows alike in all of these are interchangeable.
     """
     content = content_of(federation.features, federation.label, federation.time)
-    known: tuple[NDArray[Any] | None, ...] = (federation.time, federation.era, federation.patient)
+    known: tuple[NDArray[Any] | None, ...] = (federation.time, federation.patient)
     return np.lexsort((content, *(key for key in known if key is not None), federation.center))
 
 
@@ -140,8 +140,6 @@ def assign_splits(federation: Federation, seed: int, shared_patients: bool = Fal
     """(rows,) 0 training, 1 validation, 2 test: stratified by label in each center, one split a patient.
 
     The strata are patients with and without a positive stay in the center (of several classes: the last).
-    With windows of time, every window is split by itself, a patient in that of the first stay: a row that is
-    held out in one window is held out in all.
     shared_patients: whether other centers, unseen here, may know the same patients.
     """
     split = np.zeros(federation.rows, dtype=np.int8)
@@ -157,16 +155,11 @@ def assign_splits(federation: Federation, seed: int, shared_patients: bool = Fal
         stratum_of = np.zeros(len(patients), dtype=np.int64)
         np.maximum.at(stratum_of, unit, strata[rows])
         fixed = np.isin(patients, placed, assume_unique=True)
-        first = np.zeros(len(patients), dtype=np.int64)
-        if federation.era is not None:
-            first[:] = federation.eras
-            np.minimum.at(first, unit, federation.era[rows])
         part = by_key(patients, seed)
-        for era in np.unique(first):
-            for stratum in range(int(strata.max(initial=1)), -1, -1):
-                members = (stratum_of == stratum) & (first == era)
-                free = rng.permutation(np.flatnonzero(members & ~fixed))
-                part[free] = np.repeat(np.arange(3, dtype=np.int8), _left(members, fixed, part))
+        for stratum in range(int(strata.max(initial=1)), -1, -1):
+            members = stratum_of == stratum
+            free = rng.permutation(np.flatnonzero(members & ~fixed))
+            part[free] = np.repeat(np.arange(3, dtype=np.int8), _left(members, fixed, part))
         split[rows] = part[unit]
     return split
 

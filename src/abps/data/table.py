@@ -62,7 +62,7 @@ def read_table(
     """A federation from a CSV, Excel or Parquet file.
 
     Roles that are not given are those that a file of ``abps cohort`` or ``abps partition`` carries.
-    more: patient, time, group, drop, keep, positive, outcome, duration, eras, every (see :class:`Roles`).
+    more: patient, time, group, drop, keep, positive, outcome, duration (see :class:`Roles`).
     """
     if not isinstance(path, str | Path):
         raise RequestError(
@@ -216,9 +216,7 @@ def find_column(frame: pl.DataFrame, name: str, role: str) -> str:
 
 def resolve(frame: pl.DataFrame, roles: Roles) -> Roles:
     """The roles with every column named as the table spells it; a sentence where there is none."""
-    found: dict[str, Any] = {
-        role: find_column(frame, name, role) for role, name in roles.columns(frame.columns).items()
-    }
+    found: dict[str, Any] = {role: find_column(frame, name, role) for role, name in roles.columns().items()}
     for role in ("drop", "keep"):
         found[role] = tuple(find_column(frame, name, role) for name in getattr(roles, role))
     return replace(roles, **found)
@@ -244,11 +242,9 @@ def _assemble(
     """
     values, outcome = label.values, label.outcome
     centers_of = center_names(frame[roles.center], roles.center)
-    _check_windows(roles, outcome)
-    era = None if roles.eras is None else _eras(frame, roles)
     if min_stays < 1:
         raise RequestError(f"min_stays={min_stays}: choose at least 1")
-    kept, left_out = _who_takes_part(centers_of, values, outcome, min_stays, era)
+    kept, left_out = _who_takes_part(centers_of, values, outcome, min_stays)
     centers = tuple(sorted(kept))
     if len(centers) < 2:
         raise RequestError(_too_few_centers(name, roles.center, centers, left_out))
@@ -280,8 +276,6 @@ def _assemble(
         centers=centers,
         groups=groups,
         left_out=tuple(left_out),
-        era=None if era is None else era[chosen],
-        every=roles.every,
         aside=_unused_columns(frame, roles, features.columns),
         notes=notes,
     )
@@ -329,18 +323,6 @@ def make_federation(
     )
 
 
-def _check_windows(roles: Roles, outcome: Outcome) -> None:
-    """Refuse windows of time that contradict each other or the outcome."""
-    if roles.every is not None and (roles.every < 1 or roles.eras is None):
-        why = "a window lasts at least 1 round" if roles.every < 1 else "name the windows with eras"
-        raise RequestError(f"every={roles.every}: {why}")
-    if roles.eras is not None and not outcome.binary:
-        raise RequestError(
-            f"eras={roles.eras} with outcome={outcome.kind}: windows of time are for binary outcomes; leave "
-            "one of the two out"
-        )
-
-
 def _too_few_centers(name: str, column: str, able: Sequence[str], left_out: Sequence[LeftOut]) -> str:
     """Why there is no federation: one hospital only, or all but one are too small."""
     many = len(able) + len(left_out)
@@ -360,7 +342,7 @@ def _too_few_centers(name: str, column: str, able: Sequence[str], left_out: Sequ
 
 def _unused_columns(frame: pl.DataFrame, roles: Roles, used: Sequence[str]) -> pl.DataFrame | None:
     """The columns that are not learned from and show neither identity nor outcome."""
-    never = {roles.label, roles.duration, roles.center, roles.patient, roles.time, roles.eras, *used}
+    never = {roles.label, roles.duration, roles.center, roles.patient, roles.time, *used}
     names = [name for name in frame.columns if name not in never]
     return frame.select(names) if names else None
 
@@ -371,7 +353,7 @@ def column_checks(
     """Type, role and use of every column of the table."""
     role_of = dict.fromkeys(roles.drop, "dropped")
     for role, name in reversed(roles.columns().items()):
-        role_of[name] = "windows" if role == "eras" else role
+        role_of[name] = role
     checks = []
     for column in frame.get_columns():
         role = role_of.get(column.name, "feature")
@@ -426,22 +408,8 @@ def _who_takes_part(
     label: NDArray[Any],
     outcome: Outcome,
     min_stays: int,
-    era: NDArray[np.int16] | None,
 ) -> tuple[list[str], list[LeftOut]]:
-    """Names of the centers that can take part (with windows of time: in each of them), and the others."""
-    if era is not None:
-        could: list[list[str]] = []
-        why: dict[str, LeftOut] = {}
-        for e in range(int(era.max()) + 1):
-            rows = era == e
-            kept, left = _who_takes_part(centers_of[rows], label[rows], outcome, min_stays, None)
-            could.append(kept)
-            absent = set(np.unique(centers_of).tolist()) - set(kept) - {o.center for o in left}
-            left += [LeftOut(name, 0, "no row") for name in sorted(absent)]
-            for each in left:
-                why.setdefault(each.center, replace(each, reason=f"{each.reason} in window {e + 1}"))
-        everywhere = set.intersection(*map(set, could))
-        return sorted(everywhere), [why[name] for name in sorted(why)]
+    """Names of the centers that can take part, and the others."""
     names, code = np.unique(centers_of, return_inverse=True)
     kept, left_out = [], []
     for k, name in enumerate(names.tolist()):
@@ -509,31 +477,6 @@ def _years(column: pl.Series, name: str) -> NDArray[np.float64]:
     if years.null_count() == len(years):
         raise RequestError(f"the time column {name!r} has no values; leave time out")
     return years.fill_null(years.mean()).to_numpy()
-
-
-def _eras(frame: pl.DataFrame, roles: Roles) -> NDArray[np.int16]:
-    """(rows,) the window of every row: the order of a column's values, or the time column cut evenly."""
-    assert roles.eras is not None
-    if roles.eras not in frame.columns and roles.eras.isdigit():
-        count = int(roles.eras)
-        if roles.time is None:
-            raise RequestError(f"eras={count} cuts the time column into windows; name the time column")
-        if count < 2:
-            raise RequestError(f"eras={count}: a change needs at least 2 windows")
-        years = _years(frame[roles.time], roles.time)
-        # Windows of equal numbers of rows; rows of one moment stay together.
-        cuts = np.quantile(years, np.arange(1, count) / count)
-        code = np.searchsorted(cuts, years, side="right")
-    else:
-        column = frame[find_column(frame, roles.eras, "eras")]
-        if column.null_count():
-            raise RequestError(f"eras={roles.eras}: no value in {column.null_count()} row(s); fill them in")
-        code = np.unique(column.to_numpy(), return_inverse=True)[1]
-    if len(np.unique(code)) != code.max() + 1 or code.max() == 0:
-        raise RequestError(f"eras={roles.eras}: the rows fall into {len(np.unique(code))} window(s)")
-    if code.max() > 1000:
-        raise RequestError(f"eras={roles.eras}: {code.max() + 1} windows; a window needs many rows")
-    return code.astype(np.int16)
 
 
 def _group_of(

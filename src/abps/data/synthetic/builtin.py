@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import polars as pl
@@ -17,7 +17,6 @@ from abps.core.errors import RequestError, nearest
 from abps.data.roles import Roles
 from abps.data.synthetic.fedprox_synthetic import FedproxSynthetic
 from abps.data.synthetic.icu import IcuSynthetic
-from abps.data.synthetic.icu_stream import IcuStream
 from abps.data.synthetic.survival_synthetic import SurvivalSynthetic
 
 #: name -> the dataclass whose fields are its knobs, and the roles of its columns.
@@ -25,7 +24,6 @@ _ICU = Roles(label="died", center="center", patient="patient", time="admission_y
 Knobs = IcuSynthetic | FedproxSynthetic | SurvivalSynthetic
 BUILTIN: dict[str, tuple[type[Knobs], Roles]] = {
     "icu-synthetic": (IcuSynthetic, _ICU),
-    "icu-stream": (IcuStream, replace(_ICU, eras="era")),
     "fedprox-synthetic": (FedproxSynthetic, Roles(label="y", center="center")),
     "survival-synthetic": (
         SurvivalSynthetic,
@@ -68,8 +66,7 @@ def parse_builtin(spec: str) -> tuple[Knobs, Roles]:
         if knob in values:
             raise RequestError(f"{name}: the knob {knob!r} is set twice; set it once")
         values[knob] = _value(name, knob, text, hints[knob])
-    knobs = kind(**values)
-    return knobs, replace(roles, every=knobs.every) if isinstance(knobs, IcuStream) else roles
+    return kind(**values), roles
 
 
 def _value(name: str, knob: str, text: str, hint: Any) -> Any:
